@@ -1,4 +1,4 @@
-"""TokenAugmenter: a small stateful wrapper of ``draw`` and ``apply``."""
+"""TokenAugmenter, a small stateful wrapper of ``draw`` and ``apply``."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Augmenter(Generic[T]):
         return self._config
 
     def update_augmentations(self, step_stream: T) -> None:
-        """Draw permutations, scalars and crops for this batch; they stay until the next update.
+        """Draw permutations, scalars and crops for this batch; later calls use them until the next update.
 
         Raises:
             ConfigError: A needed number of actions or states is unknown, a crop is larger than the image, or the batch
@@ -73,7 +73,7 @@ class Augmenter(Generic[T]):
         self._calls = 0
 
     def next_draws(self, step_stream: T) -> Draws:
-        """Return the draws for the next call, for ``apply``, also inside ``jax.jit``; each call draws new masks.
+        """Return the draws of the next call, to pass to ``apply`` (also inside ``jax.jit``); each call draws new masks.
 
         Raises:
             StateError: ``update_augmentations`` has not been called.
@@ -83,7 +83,7 @@ class Augmenter(Generic[T]):
         refuse_traced("next_draws")
         if not self._updates:
             raise StateError("augmenter: expected update_augmentations(batch) before the first call, found none")
-        if self._shared is None:  # a state was loaded
+        if self._shared is None:  # a state was loaded before
             self._shared = self._draw(fields, self._updates - 1)
         shape, shared = self._shared
         if (found := self._shape(fields)) != shape:
@@ -99,7 +99,7 @@ class Augmenter(Generic[T]):
 
         Raises:
             StateError, SchemaError: See ``next_draws``.
-            DataError: An action, done code or state is out of range, and is checked.
+            DataError: An action, done code or state is out of range, and codes are checked.
         """
         if not self._config.active:
             return step_stream
@@ -118,11 +118,11 @@ class Augmenter(Generic[T]):
         )
 
     def state_dict(self) -> dict[str, int]:
-        """Return the state that is needed to continue: integers, equal in every framework."""
+        """Return the state for resuming: integers, which are equal in every framework."""
         return {"seed": self._seed, "updates": self._updates, "calls": self._calls}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where ``state`` was taken, with its seed.
+        """Continue from the position and seed in ``state``.
 
         Raises:
             StateError: ``state`` is not a state of an augmenter; the augmenter has not changed.
@@ -161,7 +161,7 @@ class Augmenter(Generic[T]):
         return Key(self._seed, Purpose.AUGMENT, update, call)
 
     def _read(self, step_stream: T) -> Mapping[str, Any]:
-        """Return the arrays of a batch by field."""
+        """Return a batch's arrays by field."""
         raise NotImplementedError
 
     def _write(self, step_stream: T, changed: Mapping[str, Any]) -> T:
@@ -193,10 +193,11 @@ class TokenAugmenter(Augmenter[dict[str, npt.NDArray[Any]]]):
         max_num_actions: Number of actions; 0: the number in ``augment``, or the number of columns of ``q_star``.
         max_num_obs_discrete: Number of states of ``obs_discrete``; 0: the number in ``augment``.
         device: None or "cpu".
-        seed: In ``[0, 2**64)``.
-        image_shape: ``(H, W, C)`` of a flattened ``obs_image`` that is cropped, or of several fields by name.
-        validate: Whether actions, done codes and states out of range raise DataError; None: True.
-        batch_dims: 2, or 1 for batches ``[B, ...]`` without steps, as from a source with ``windows=``.
+        seed: An integer in ``[0, 2**64)``.
+        image_shape: Shape ``(H, W, C)`` of a flattened ``obs_image``, or of several fields by name; needed to crop.
+        validate: Whether actions, done codes and states that are out of range raise DataError; None: True.
+        batch_dims: Number of batch axes: 2, or 1 for batches ``[B, ...]`` without steps, as from a source with
+            ``windows=``.
 
     Raises:
         ConfigError: An argument has a wrong type.

@@ -1,4 +1,4 @@
-"""Configuration of augmentation, immutable and validated; each augmentation of fields draws its random numbers."""
+"""Immutable, validated configuration of augmentation; each augmentation of fields draws its own random numbers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def check_number(where: str, value: Any) -> float:
 
 
 def check_kind(where: str, value: Any, kind: Any, *, optional: bool = False) -> None:
-    """Raise ConfigError unless ``value`` is of ``kind``, or None if ``optional``."""
+    """Raise ConfigError unless ``value`` is of type ``kind``, or None if ``optional``."""
     if not (isinstance(value, kind) or (optional and value is None)):
         name = getattr(kind, "__name__", str(kind))
         raise ConfigError(f"{where}: expected {name}{' or None' if optional else ''}, found {value!r}")
@@ -49,10 +49,10 @@ def check_kind(where: str, value: Any, kind: Any, *, optional: bool = False) -> 
 
 @dataclass(frozen=True)
 class AugmentScalarSpec:
-    """The distribution of a random scalar for each batch: uniform on ``[low, high)`` if both are given, else Gaussian.
+    """Distribution of a random scalar for each batch: uniform on ``[low, high)`` if both are given, else Gaussian.
 
     Args:
-        mean: Mean of the Gaussian; not needed and not used if ``low`` and ``high`` are given.
+        mean: Mean of the Gaussian; ignored if ``low`` and ``high`` are given.
         std: Standard deviation of the Gaussian, at least 0; with 0 the scalar is ``mean``.
         low: Lowest value of the uniform distribution.
         high: End of the uniform distribution, exclusive; with ``low == high`` the scalar is that value.
@@ -118,7 +118,7 @@ There = Callable[[Names], list[str]]
 Drawn = dict[str, dict[str, Any]]
 
 MASKED_AS = {"time": -1}
-"""Masked values by field, for fields whose masked value is not 0."""
+"""Value of masked steps by field, for fields in which it is not 0."""
 
 
 @dataclass(frozen=True)
@@ -164,17 +164,17 @@ class PermuteFields:
 
 @dataclass(frozen=True)
 class ScaleFields:
-    """``x * scale + shift`` for floating-point fields, with the same two scalars for all; drawn once for each batch.
+    """``x * scale + shift`` for floating-point fields, with the same two scalars for all fields, drawn once per batch.
 
     Args:
         fields: Names of the fields.
         scale, shift: Distributions of the scalars; None: 1 and 0.
-        endpoints: Instead of both, two pairs ``(number, its result)``. With ``((0, -1), (255, 1))``, 0 becomes -1, 255
-            becomes 1, and 127.5 becomes 0; nothing is random.
+        endpoints: Instead of ``scale`` and ``shift``, two pairs ``(number, result)`` for a fixed linear map. With
+            ``((0, -1), (255, 1))``, 0 becomes -1, 255 becomes 1, and 127.5 becomes 0.
 
     Raises:
-        ConfigError: No field is given, or a field twice; no change is given; endpoints are given beside a scale or a
-            shift, or are two pairs of one number.
+        ConfigError: No field is given, or a field is given twice; no change is given; endpoints are given together with
+            a scale or shift, or both pairs have the same number.
     """
 
     fields: Names
@@ -199,9 +199,9 @@ class ScaleFields:
 
     @property
     def line(self) -> tuple[float, float] | None:
-        """Scale and shift of the straight line through the endpoints; None without endpoints.
+        """Scale and shift of the line through the endpoints; None without endpoints.
 
-        From 0 to -1 and from 255 to 1, the scale is 2 / 255, and the shift -1.
+        For 0 to -1 and 255 to 1, the scale is 2 / 255 and the shift is -1.
         """
         if self.endpoints is None:
             return None
@@ -223,16 +223,17 @@ class ScaleFields:
 class ImageFields:
     """Random crops and pixel changes of image fields; all fields of one ``ImageFields`` share the same draws.
 
-    Cameras in one ``ImageFields`` move together, and must have images of one size; cameras in separate ones move
-    independently.
+    Cameras in one ``ImageFields`` move together, and must have images of one size; cameras in different ``ImageFields``
+    move independently.
 
     Args:
         fields: Names of the fields.
         crop: A ``RandomShift`` or ``RandomCrop``; None: no crop.
-        scale, shift: ``pixel * scale + shift``, rounded half to even, clamped to 0..255, drawn once for each batch.
+        scale, shift: Distributions for ``pixel * scale + shift``, drawn once per batch; results are rounded half to
+            even and clamped to 0..255.
 
     Raises:
-        ConfigError: No field is given, or a field twice, or no change is given.
+        ConfigError: No field is given, a field is given twice, or no change is given.
     """
 
     fields: Names
@@ -257,7 +258,7 @@ class ImageFields:
         return {option: spec for option, spec in both.items() if spec is not None}
 
     def draw(self, stream: Stream, shape: tuple[int, int], there: There, image_shape: ImageShapes) -> Drawn:
-        """Draw crops and pixel values, the same for each field that the batch has."""
+        """Draw crops and pixel values, which are the same for all fields of the batch."""
         names, crop = there(self.fields), None
         drawn = {option: spec.draw(stream(f"pixels {option}")) for option, spec in self.scalars.items()}
         pixels = pixel_table(drawn.get("scale", 1.0), drawn.get("shift", 0.0)) if drawn else None
@@ -272,16 +273,19 @@ class ImageFields:
 
 @dataclass(frozen=True)
 class MaskFields:
-    """Fields that are masked together at random steps: all of them, or none; drawn anew for every step and view.
+    """Fields that are masked together at random steps: at a step, all of them are masked or none.
+
+    Masks are drawn for every step and view.
 
     Args:
         fields: Names of the fields.
         probability: Probability that a step is masked.
-        value: The masked value, a number that all the fields hold; NaN only for floating-point fields. None: 0, and -1
-            for ``time``.
+        value: The masked value, a number that fits all fields; NaN only for floating-point fields. None: 0, and -1 for
+            ``time``.
 
     Raises:
-        ConfigError: No field is given, or a field twice; the probability is outside ``[0, 1]``; the value is invalid.
+        ConfigError: No field is given, a field is given twice, the probability is outside ``[0, 1]``, or the value is
+            invalid.
     """
 
     fields: Names
@@ -319,14 +323,16 @@ class MaskFields:
 ByField = PermuteFields | ScaleFields | ImageFields | MaskFields
 """The types of augmentations of named fields."""
 
-# Every option has its own streams, so that enabling one does not change the others. The numbers are part of the random
-# stream: new ones are added, old ones never change. The streams of masks begin at 16.
+# Every option has its own random streams, so that enabling an option does not change other draws. These numbers are
+# part of the random stream: new options get new numbers, and old numbers never change. The streams of masks begin at
+# 16.
 _SCALARS = {"reward": {"scale": 0, "shift": 1}, "obs": {"scale": 2, "shift": 3}}
 _IMAGES = {"pixels scale": 4, "pixels shift": 5, "crop rows": 9, "crop columns": 10}
 _PERMUTED = {"permute_action": 6, "permute_done": 7, "permute_obs_discrete": 8}
 _MASKS = 16
 _STREAMS = 256
-# Streams of augmentations by name begin far behind the streams of all options; each stream has this many calls.
+# First number of the streams of augmentations by name, far behind the streams of all options; and the number of calls
+# of a stream.
 _NAMED_STREAMS = 1 << 63
 _CALLS_OF_NAMED = 1 << 32
 
@@ -349,7 +355,7 @@ class Change(NamedTuple):
             key: Determines the random numbers.
             call: The number of the call, for masks; otherwise 0.
             shape: ``(B, S)`` of the whole batch.
-            there: Returns those of the given fields that the batch has.
+            there: Returns the fields of the batch among given fields.
             image_shape: See ``draw``.
         """
         return self.what.draw(partial(self._stream, key, call), shape, there, image_shape)
@@ -372,7 +378,7 @@ def permutations(key: Key, rows: int, size: int) -> npt.NDArray[np.int64]:
 
 
 def _bernoulli(key: Key, probability: float, count: int) -> npt.NDArray[np.bool_]:
-    """Return random bools ``[count]``, True with ``probability`` to within ``2**-33``."""
+    """Return random bools ``[count]``, True with ``probability`` up to an error of ``2**-33``."""
     # Two 32-bit numbers from each word, in the same order on every machine.
     words = key.bits(-(-count // 2)).astype("<u8", copy=False).view("<u4")[:count]
     threshold = round(probability * 2**32)
@@ -380,7 +386,7 @@ def _bernoulli(key: Key, probability: float, count: int) -> npt.NDArray[np.bool_
 
 
 def check_by_field(where: str, given: object) -> tuple[ByField, ...]:
-    """Return the by-field augmentations as a tuple; ConfigError for other types."""
+    """Return the by-field augmentations as a tuple; raise ConfigError for other types."""
     one = isinstance(given, ByField)
     if one or not isinstance(given, Collection) or not all(isinstance(part, ByField) for part in given):
         wanted = "a list of PermuteFields, ScaleFields, ImageFields and MaskFields"
@@ -425,21 +431,21 @@ def _endpoints(where: str, given: Any) -> tuple[tuple[float, float], tuple[float
 
 
 PermuteAction = Literal[False, "input", "target", "both"]
-"""The fields that are permuted with actions: none, `action`, the columns of `q_star`, or both together."""
+"""Fields that are permuted with actions: none, `action`, the columns of `q_star`, or both."""
 PERMUTED: Mapping[PermuteAction, tuple[str, ...]] = {
     False: (),
     "input": ("action",),
     "target": ("q_star",),
     "both": ("action", "q_star"),
 }
-"""The fields of each permutation option."""
+"""Fields of each permutation option."""
 
 _DONE_CODES = next(len(field.labels) for field in STANDARD_FIELDS if field.name == "done")
 
 
 @dataclass(frozen=True)
 class _PermuteOption(PermuteFields):
-    """The permutation of the option ``option``; its size comes from the option ``number``, and 0 means unknown."""
+    """The permutation of the option ``option``; its size comes from the option ``number``, where 0 means unknown."""
 
     option: str = ""
     number: str = ""
@@ -448,7 +454,7 @@ class _PermuteOption(PermuteFields):
         pass
 
     def draw(self, stream: Stream, shape: tuple[int, int], there: There, image_shape: ImageShapes) -> Drawn:
-        """See ``PermuteFields.draw``; raises ConfigError if the size is needed and unknown."""
+        """Draw one permutation for each sequence; raise ConfigError if the size is needed and unknown."""
         if not self.size and there(self.fields):
             raise ConfigError(f"{self.option}: expected {self.number} of at least 1, found 0")
         return super().draw(stream, shape, there, image_shape)
@@ -458,10 +464,11 @@ class _PermuteOption(PermuteFields):
 class AugmentMaskProbConfig:
     """The probability of masking a field at a step, independently of all other fields and steps.
 
-    Masked values become 0, masked values of ``time`` become -1. Fields that a batch lacks are ignored.
+    Masked values become 0; masked values of ``time`` become -1. Fields that a batch lacks are ignored.
 
     Args:
-        action, reward, xformed_reward, done, time, q_star, obs_continuous, obs_discrete, obs_image: Probabilities.
+        action, reward, xformed_reward, done, time, q_star, obs_continuous, obs_discrete, obs_image: Probability of
+            masking this field.
 
     Raises:
         ConfigError: A probability is outside ``[0, 1]``.
@@ -494,25 +501,26 @@ class AugmentTokensConfig:
     standard fields and ignore fields that a batch lacks; ``by_field`` is for fields of any name, which must exist.
 
     Args:
-        scale_reward, shift_reward: ``reward * scale + shift``. Changes only ``reward``: not ``xformed_reward``, and
-            not ``q_star``, whose values keep the scale of the unscaled rewards.
+        scale_reward, shift_reward: Distributions for ``reward * scale + shift``. Only ``reward`` changes, not
+            ``xformed_reward``, and not ``q_star``, whose values keep the scale of the original rewards.
         scale_xformed_reward: Whether the same scale and shift also apply to ``xformed_reward``.
-        scale_obs, shift_obs: ``obs_continuous * scale + shift``.
-        scale_obs_image, shift_obs_image: ``obs_image * scale + shift``, rounded half to even, clamped to 0..255.
+        scale_obs, shift_obs: Distributions for ``obs_continuous * scale + shift``.
+        scale_obs_image, shift_obs_image: Distributions for ``obs_image * scale + shift``, rounded half to even and
+            clamped to 0..255.
         permute_action: Permutes the codes of actions: "input" (``action``), "target" (the columns of ``q_star``) or
             "both", which keeps ``q_star[action]`` unchanged at every step. False: no permutation.
-        permute_done: Whether the codes 0, 1, 2 of ``done`` are permuted.
-        permute_obs_discrete: Whether the states of ``obs_discrete`` are permuted.
+        permute_done: Whether to permute the codes 0, 1, 2 of ``done``.
+        permute_obs_discrete: Whether to permute the states of ``obs_discrete``.
         crop_obs_image: A ``RandomShift`` or ``RandomCrop`` for ``obs_image``.
         mask_prob: Masking probabilities by field.
         by_field: Augmentations of named fields: any number of ``PermuteFields``, ``ScaleFields``, ``ImageFields`` and
-            ``MaskFields``. The draws of each depend on the seed, the index and its fields, not on the other
+            ``MaskFields``. The draws of an augmentation depend only on the seed, the index and its fields, not on other
             augmentations.
-        deliver_masks: Whether a batch also gets ``<field>_mask``, bool ``[B, S]``, True where masked, for every field
-            that is masked with a probability above 0.
+        deliver_masks: Whether a batch also has ``<field>_mask``, bool ``[B, S]``, True at masked steps, for every field
+            with a masking probability above 0.
         max_num_actions: Number of actions; 0: the number in the data or from the caller.
         max_num_obs_discrete: Number of states of ``obs_discrete``; 0: the number from the caller.
-        enabled: Whether any augmentation happens.
+        enabled: Whether to augment at all.
 
     Raises:
         ConfigError: A value has an unexpected type or range, or a field has the same augmentation twice.
@@ -556,7 +564,7 @@ class AugmentTokensConfig:
 
     @memo
     def changes(self) -> tuple[Change, ...]:
-        """All augmentations, first those of options; without augmentations that change nothing."""
+        """All augmentations that change something, those of options first."""
         codes, columns = (tuple({name} & {*PERMUTED[self.permute_action]}) for name in ("action", "q_star"))
         permuted = (
             _PermuteOption(self.max_num_actions, codes, columns, "permute_action", "max_num_actions"),
@@ -580,12 +588,12 @@ class AugmentTokensConfig:
         return (*found, *map(Change, by_name))
 
     def _scalars(self, option: str) -> dict[str, Any]:
-        """Return the scale and the shift of an option, without those that change nothing."""
+        """Return the scale and the shift of an option; None in place of one that changes nothing."""
         given = {"scale": (getattr(self, f"scale_{option}"), 1.0), "shift": (getattr(self, f"shift_{option}"), 0.0)}
         return {part: spec for part, (spec, same) in given.items() if spec is not None and not spec.is_always(same)}
 
     def of(self, kind: type[C]) -> list[C]:
-        """The augmentations of one kind, from options and by name."""
+        """Return the augmentations of one kind, from options and by name."""
         return [one.what for one in self.changes if isinstance(one.what, kind)]
 
     def _fields_of(self, kind: type[C]) -> list[str]:
@@ -618,7 +626,7 @@ class AugmentTokensConfig:
         """
         for name in self.named if self.enabled else ():
             if name not in fields:
-                from mouse_core.store.fields import meant_among  # loaded only for the error
+                from mouse_core.store.fields import meant_among  # imported only for the error
 
                 raise ConfigError(
                     f"augment: by_field: expected fields among {list(fields)}, found {name!r}"
@@ -631,7 +639,7 @@ class AugmentTokensConfig:
         return self.enabled and bool(self.changes)
 
     def with_sizes(self, *, max_num_actions: int = 0, max_num_obs_discrete: int = 0) -> AugmentTokensConfig:
-        """Return a copy with the given numbers of actions and states; 0 keeps the present number."""
+        """Return a copy with the given numbers of actions and states; 0 keeps the current number."""
         return replace(
             self,
             max_num_actions=max_num_actions or self.max_num_actions,

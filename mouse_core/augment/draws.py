@@ -17,11 +17,11 @@ class Draws(NamedTuple):
     Args:
         affine: By field, the scale and shift of its values.
         permutations: By field, int64 ``[B, n]``: code ``c`` of row ``b`` becomes ``permutation[b, c]``.
-        masks: By field, bool ``[B, S]``, True where values are masked; these masks are not delivered.
-        delivered_masks: The same for masks that are delivered with the batch. (Two attributes instead of a flag: under
-            ``jax.jit`` a flag would be a traced value, while the structure of a pytree is static.)
+        masks: By field, bool ``[B, S]``, True at masked steps; these masks are not delivered.
+        delivered_masks: The same for masks that are delivered with the batch. (Two attributes are used instead of a
+            flag, because under ``jax.jit`` a flag would be a traced value, while the structure of a pytree is static.)
         columns: By field, int64 ``[B, n]``: the values in column ``c`` of row ``b`` move to column ``columns[b, c]``.
-        fills: By masked field, the value ``[]`` of masked steps; by default 0, and -1 for ``time``.
+        fills: By masked field, the scalar value of masked steps; by default 0, and -1 for ``time``.
         images: By field, the changes of its images.
     """
 
@@ -79,7 +79,7 @@ def draw_shared(
     fields: Collection[str] | None = None,
     image_shape: ImageShapes = None,
 ) -> Draws:
-    """Return the draws that all views of a batch share: all except the masks. See ``draw``."""
+    """Return the draws that all views of a batch share, that is, all except the masks. See ``draw``."""
     return NO_DRAWS._replace(**_drawn(config, key, 0, shape, fields, image_shape, masks=False))
 
 

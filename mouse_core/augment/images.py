@@ -19,22 +19,22 @@ from mouse_core.spec import check_count
 Array = Any
 
 PerImage = Literal["sequence", "step"]
-"""Whether all images of a sequence share one random number, or each step has its own."""
+""""sequence": all images of a sequence share one random number; "step": each step has its own."""
 
 
 def check_choice(where: str, value: Any, choices: tuple[Any, ...]) -> None:
     """Raise ConfigError if ``value`` is not one of ``choices``."""
-    # The types must be equal, too: 0 == False, but 0 must not pass for False.
+    # The types must be equal too: 0 == False in Python, but 0 is not accepted for False.
     if not any(type(value) is type(choice) and value == choice for choice in choices):
         raise ConfigError(f"{where}: expected one of {list(choices)}, found {value!r}")
 
 
 @dataclass(frozen=True)
 class RandomShift:
-    """Random shift of images by up to ``pad`` pixels each way: the border is repeated, then the old size is cropped.
+    """Random shift of images by up to ``pad`` pixels in each direction; pixels of the border are repeated.
 
-    The augmentation of DrQ (Kostrikov, Yarats and Fergus, "Image Augmentation Is All You Need: Regularizing Deep
-    Reinforcement Learning from Pixels", ICLR 2021), with 4 pixels for images of 84x84.
+    This is the augmentation of DrQ (Kostrikov, Yarats and Fergus, "Image Augmentation Is All You Need: Regularizing
+    Deep Reinforcement Learning from Pixels", ICLR 2021), with 4 pixels for images of 84x84.
 
     Args:
         pad: Pixels, at least 1.
@@ -54,14 +54,14 @@ class RandomShift:
 
 @dataclass(frozen=True)
 class RandomCrop:
-    """A window of ``height`` by ``width`` pixels, cut from a random place of the image.
+    """A crop of ``height`` by ``width`` pixels at a random position of the image.
 
-    The augmentation of RAD (Laskin, Lee, Stooke, Pinto, Abbeel and Srinivas, "Reinforcement Learning with Augmented
-    Data", NeurIPS 2020), there from 100x100 to 84x84.
+    This is the augmentation of RAD (Laskin, Lee, Stooke, Pinto, Abbeel and Srinivas, "Reinforcement Learning with
+    Augmented Data", NeurIPS 2020), there from 100x100 to 84x84.
 
     Args:
-        height: Rows of the window.
-        width: Columns of the window.
+        height: Number of rows of the crop.
+        width: Number of columns of the crop.
         per: "sequence": all images of a sequence have one crop; "step": each image has its own.
 
     Raises:
@@ -92,7 +92,7 @@ def arange(xp: Any, values: Array, count: int) -> Array:
     return xp.arange(count, device=values.device) if is_torch_array(values) else xp.arange(count)
 
 
-# If the last axis is longer than this, images need ``image_shape``: the last axis may be the width.
+# If the last axis is longer than this, images need ``image_shape``, because the last axis may be the width.
 _MOST_CHANNELS = 4
 
 Empty = Callable[[tuple[int, ...], np.dtype[Any]], npt.NDArray[Any]]
@@ -114,7 +114,7 @@ class Crop(NamedTuple):
     """The rows and columns of a crop: ``out[y, x] = image[rows[y], columns[x]]``.
 
     Args:
-        rows: int64 ``[B, T, H']``, where T is 1 (one crop a sequence) or S (one a step).
+        rows: int64 ``[B, T, H']``, where T is 1 (one crop per sequence) or S (one crop per step).
         columns: int64 ``[B, T, W']``.
     """
 
@@ -187,7 +187,7 @@ def change_images(
     empty: Empty,
     field: str = "obs_image",
 ) -> Array:
-    """Crop images ``[B, S, H, W, C]`` (or flattened, or ``[B, S, K, ...]`` with offsets) and map their pixels."""
+    """Crop images ``[B, S, H, W, C]`` (or flattened, or ``[B, S, K, ...]`` with offsets) and replace pixel values."""
     if crop is not None:
         check_rows(field, images, len(crop.rows))
         axes, pixels_each = images.shape[:-1], 0 if image_shape is None else math.prod(image_shape)
@@ -211,7 +211,7 @@ def change_images(
 
 
 def _cropped(images: Array, crop: Crop, empty: Empty) -> Array:
-    """Return ``crop_images`` for steps with one or several images, ``[B, S, K, H, W, C]``; a step has one crop."""
+    """Return ``crop_images`` for steps with K images, ``[B, S, K, H, W, C]``, which share the crop of the step."""
     if images.ndim == 5:
         return crop_images(images, crop, empty)
     batch, length, offsets, *image = images.shape
@@ -234,7 +234,7 @@ def crop_images(images: Any, crop: Crop, empty: Empty = np.empty) -> Any:
 
     Args:
         images: ``[B, S, H, W, C]``, of any dtype; NumPy, torch or JAX.
-        crop: Arrays of the same kind; see ``Crop``.
+        crop: The rows and columns, arrays of the same framework; see ``Crop``.
         empty: Returns memory for a new NumPy array.
 
     Returns:
@@ -252,7 +252,7 @@ def crop_images(images: Any, crop: Crop, empty: Empty = np.empty) -> Any:
 
 
 def _copy_parts(images: npt.NDArray[Any], crop: Crop, empty: Empty) -> npt.NDArray[Any]:
-    """Crop by copying rectangles: rows and columns are ranges, clipped at the borders of the image."""
+    """Crop by copying rectangles; rows and columns must be ranges, clipped at the borders of the image."""
     batch, length, height, width, channels = images.shape
     times = crop.rows.shape[1]
     height_out, width_out = crop.rows.shape[2], crop.columns.shape[2]
@@ -286,7 +286,7 @@ def _copy_parts(images: npt.NDArray[Any], crop: Crop, empty: Empty) -> npt.NDArr
 
 
 def _first(places: npt.NDArray[np.int64]) -> list[int]:
-    """Return the begin of each range before clipping at 0."""
+    """Return the begin of each range, before it was clipped at 0."""
     places = places.reshape(-1, places.shape[-1])
     before = np.maximum((places == 0).sum(axis=1) - 1, 0)
     first: list[int] = (places[np.arange(len(places)), before] - before).tolist()
@@ -314,7 +314,7 @@ def _map_pixels(images: Array, table: Array, empty: Empty) -> Array:
     table = xp.astype(table, images.dtype)
     if is_numpy_array(images) and not floating:
         mapped = empty(images.shape, images.dtype)
-        # NumPy converts indices to 64 bits: row by row, that needs little memory.
+        # NumPy converts indices to 64 bits; row by row, this needs little memory.
         for source, target in zip(images, mapped, strict=True):
             np.take(table, source, out=target, mode="clip")
         return mapped

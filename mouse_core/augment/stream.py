@@ -1,4 +1,4 @@
-"""Augmentation inside a batch source: one batch becomes its views; draws depend on seed and index only."""
+"""Augmentation inside a batch source: one batch becomes several views; draws depend only on seed and index."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class StreamAugment:
         config: The augmentations, with the needed numbers of actions and states.
         views: Number of views of a batch.
         arriving: The fields of a batch before augmentation.
-        computed: The dtypes in which numbers are scaled and shifted, by field: the dtypes of ``arriving`` without
-            replacements for a framework. So every framework gets the same numbers, rounded to its dtypes.
-        batch_dims: 2, or 1 for batches ``[B, ...]`` without steps.
+        computed: The dtypes in which numbers are scaled and shifted, by field. They are the dtypes of ``arriving``
+            without replacements for a framework, so that every framework gets the same numbers, rounded to its dtypes.
+        batch_dims: Number of batch axes: 2, or 1 for batches ``[B, ...]`` without steps.
         offsets: The fields whose shape begins with an axis of offsets.
         memory: Allocates large new arrays.
     """
@@ -53,7 +53,7 @@ class StreamAugment:
     memory: ArrayMemory = field(default_factory=lambda: ArrayMemory(_POOL_FROM), compare=False, repr=False)
 
     def arriving_dtypes(self, dtypes: DTypes) -> dict[str, np.dtype[np.generic]]:
-        """Return the dtypes to gather in, given the ``dtypes`` without augmentation."""
+        """Return the dtypes in which fields must be gathered, given the ``dtypes`` without augmentation."""
         found = dict(dtypes)
         for name in found:
             if name in self._scaled:
@@ -75,10 +75,10 @@ class StreamAugment:
 
     @property
     def _recoded(self) -> set[str]:
-        """Fields whose permuted codes may not fit into the narrower dtype that holds the stored codes."""
+        """Fields whose permuted codes may not fit in the narrower dtype of the stored codes."""
         config = self.config
         coded = {name for one in config.of(PermuteFields) for name in one.codes}
-        if config.permute_done:  # every dtype holds the codes of done
+        if config.permute_done:  # the codes of done fit in every dtype
             coded -= {"done"}
         return coded | {name for one in config.of(MaskFields) for name in one.fields if one.fill_of(name) != 0}
 
@@ -132,7 +132,7 @@ class StreamAugment:
             ``views`` batches.
 
         Raises:
-            DataError: A code is out of range, or a dtype cannot hold a number.
+            DataError: A code is out of range, or a number does not fit in its dtype.
         """
         (batch,) = arrived
         if self.batch_dims == 1:
@@ -198,8 +198,8 @@ def stream_augment(
 
     Raises:
         ConfigError: An augmentation does not fit these fields: a needed number of actions or states is unknown, a dtype
-            does not suit, a crop is larger than the images, a named field is missing, or the name of a delivered mask
-            is taken.
+            is unsuitable, a crop is larger than the images, a named field is missing, or a field already has the name
+            of a delivered mask.
     """
     check_count("views", views)
     config = AugmentTokensConfig(enabled=False) if config is None else config
@@ -215,7 +215,7 @@ def stream_augment(
     _check_named(config, arriving, masks)
     augment = StreamAugment(config, int(views), arriving, computed, batch_dims, frozenset(offsets))
     _check_fields(augment)
-    # Find errors now, on a batch of one step, instead of in a worker at the first batch.
+    # Augment a batch of one step now, so that errors are raised here instead of in a worker at the first batch.
     stored = augment.arriving_dtypes({name: field.stored_dtype for name, field in arriving.items()})
     axes = (1, 1)[:batch_dims]
     step = {name: np.zeros((*axes, *field.shape), stored[name]) for name, field in arriving.items()}
@@ -237,7 +237,7 @@ def _check_named(config: AugmentTokensConfig, arriving: Mapping[str, FieldSpec],
 
 
 def _check_fields(augment: StreamAugment) -> None:
-    """Raise ConfigError for errors that no array shows: masks with the name of a field, vectors instead of codes."""
+    """Raise ConfigError for errors that arrays do not show: masks with the name of a field, vectors instead of codes."""
     config, arriving = augment.config, augment.arriving
     by_name = (one for one in config.by_field if isinstance(one, ImageFields))
     for name in (name for one in by_name for name in one.fields):

@@ -1,4 +1,4 @@
-"""Applying draws to a batch: pure functions over the array API, for NumPy, torch and JAX (also under ``jax.jit``).
+"""Applies draws to a batch: pure functions on the array API, for NumPy, torch and JAX (also under ``jax.jit``).
 
 Values are bit-identical in all frameworks, except subnormal numbers, which XLA flushes to zero on the CPU.
 """
@@ -46,19 +46,20 @@ def apply(
     Args:
         batch: Arrays ``[B, S, ...]`` by field, of NumPy, torch (on any device) or JAX (also traced by ``jax.jit``).
         draws: The result of ``draw`` for this batch's ``(B, S)``; its arrays are moved to the batch's device.
-        image_shape: ``(H, W, C)`` of a flattened ``obs_image`` that is cropped, or of several fields by name; not
-            needed for ``[B, S, H, W, C]``.
-        validate: Whether codes out of range (actions, done, states) raise DataError. None: yes for NumPy arrays and for
-            torch tensors on the CPU, otherwise no, because on a device the check waits for all queued work. An
-            unchecked code stays unchanged. Under ``jax.jit`` codes cannot be checked.
-        batch_dims: 2, or 1 for arrays ``[B, ...]`` without steps; then draws are for ``(B, 1)``.
+        image_shape: Shape ``(H, W, C)`` of a flattened ``obs_image``, or of several fields by name; needed to crop
+            flattened images, but not ``[B, S, H, W, C]``.
+        validate: Whether codes out of range (actions, done, states) raise DataError. None: codes are checked in NumPy
+            arrays and in torch tensors on the CPU, but not on a device, where the check would wait for all queued work.
+            Unchecked codes that are out of range stay unchanged. Under ``jax.jit`` codes cannot be checked.
+        batch_dims: Number of batch axes: 2, or 1 for arrays ``[B, ...]`` without steps; the draws are then for ``(B,
+            1)``.
 
     Returns:
         A dict, in which delivered masks are named ``<field>_mask``; the same object ``batch`` if nothing changes.
 
     Raises:
-        DataError: A code is out of range; the message names field, value and place.
-        SchemaError: The shape or dtype of a field does not suit its augmentation.
+        DataError: A code is out of range; the message names field, value and position.
+        SchemaError: The shape or dtype of a field does not fit its augmentation.
     """
     check_choice("augment: batch_dims", batch_dims, (1, 2))
     given = with_steps(batch) if batch_dims == 1 else batch
@@ -70,7 +71,7 @@ def apply(
 
 
 def with_steps(batch: Mapping[str, Array]) -> dict[str, Array]:
-    """Return arrays ``[B, ...]`` as ``[B, 1, ...]``: a batch without steps becomes one with windows of one step."""
+    """Return arrays ``[B, ...]`` as ``[B, 1, ...]``: a batch without steps becomes a batch of windows of one step."""
     return {name: values[:, None] for name, values in batch.items()}
 
 
@@ -92,7 +93,7 @@ def transform(
 
     Args:
         batch, draws, image_shape, validate: See ``apply``.
-        own: Fields whose arrays no other object uses: they may be modified.
+        own: Fields whose arrays no other object uses, so that they may be modified.
         empty: Returns memory for new NumPy arrays.
     """
     changed = {}
@@ -140,7 +141,7 @@ def mask(
 
 
 def check_masked_as(field: str, fill: Any, values: Array) -> None:
-    """Raise SchemaError unless the dtype of a field can hold ``fill``."""
+    """Raise SchemaError unless ``fill`` fits in the dtype of a field."""
     xp, number = namespace(values), np.asarray(fill).item()
     if xp.isdtype(values.dtype, "real floating"):
         bounds = xp.finfo(values.dtype)
@@ -164,7 +165,7 @@ def _fill(values: Array, hidden: Array, fill: Any, empty: Empty | None) -> Array
             filled = (empty or np.empty)(values.shape, values.dtype)
             filled[...] = values
         if filled.flags.c_contiguous and filled.size:
-            # By the index of the step: twice as fast as by the mask if a step holds many values.
+            # Indexing by step is twice as fast as indexing by the mask if a step has many values.
             filled.reshape(hidden.size, -1)[np.flatnonzero(hidden)] = fill
         else:
             filled[hidden] = fill
@@ -192,7 +193,7 @@ def _rename(field: str, codes: Array, permutation: Array, validate: bool | None)
         raise SchemaError(f"augment: {field}: expected a dtype that holds 0..{size - 1}, found {codes.dtype}")
     permutation = array_like(permutation, codes)
     rows = xp.reshape(arange(xp, codes, codes.shape[0]), (-1, *(1,) * (codes.ndim - 1)))
-    # The default integers: int64, or int32 in JAX without x64. Codes that they cannot hold become negative.
+    # The default integer dtype: int64, or int32 in JAX without x64. Codes that do not fit become negative.
     places = xp.astype(codes, rows.dtype)
     table = xp.reshape(xp.astype(permutation, codes.dtype, copy=False), (-1,))
     if _is_on_host(codes) if validate is None else validate:
@@ -229,7 +230,7 @@ def _permute_columns(field: str, values: Array, permutation: Array, empty: Empty
             f"augment: {field}: expected [B, S, {size}] for {size} codes, found shape {tuple(values.shape)}"
         )
     if is_numpy_array(values):
-        # One index for each column of a row, over S values: 5 times faster than one index for each value.
+        # One index for each column of a row, for S values each, is 5 times faster than one index for each value.
         moved = empty(values.shape, values.dtype)
         places = np.arange(rows)[:, None], np.asarray(permutation)
         by_column = moved.reshape(rows, -1, size).transpose(0, 2, 1)
@@ -251,11 +252,12 @@ def _scale_and_shift(field: str, values: Array, affine: Affine, *, own: bool) ->
     scale, shift = (None if part is None else _scalar(xp, values, part) for part in affine)
     fresh = own and is_numpy_array(values)
     if scale is not None:
-        # Memory that was written before causes no page faults.
+        # Memory that was written to before causes no page faults.
         scaled = np.multiply(values, scale, out=values) if fresh else values * scale
         if shift is not None and is_jax_array(values):
-            # XLA would fuse the two operations into one, which rounds once instead of twice: under jit a third of the
-            # results would differ from NumPy's. XLA cannot see that this line changes nothing, so it does not fuse.
+            # XLA would fuse the two operations into one, which rounds once instead of twice, so that under jit a third
+            # of the results would differ from NumPy's. This line changes no value, but XLA cannot know that, and does
+            # not fuse.
             scaled = xp.where(xp.isnan(values), values, scaled)
         values, fresh = scaled, True
     if shift is None:

@@ -1,6 +1,6 @@
 """Specs of batches (fields with dtype and shape, and alignment), and specs of values (``Bounded``, ``Composite``, ...).
 
-This module defines the specs of batches. The specs of values are in modules of their own, imported on first use.
+This module defines the specs of batches. The specs of values are in other modules, imported at the first use.
 """
 
 from __future__ import annotations
@@ -45,13 +45,15 @@ if TYPE_CHECKING:
     from mouse_core.spec.domain import Domain as Domain
 
 Alignment = Literal["arrived", "outgoing"]
-"""The transition that a row's action, reward and done belong to: the one that led to the row's observation
-("arrived"), or the one that begins there ("outgoing")."""
+"""The transition that a row's action, reward and done belong to: the transition that led to the row's observation
+("arrived"), or the transition that begins at it ("outgoing").
+"""
 
 
 Layout = Literal["stored", "mouse"]
-"""How columns are delivered: "stored", each by its own name, in its dtype and shape; "mouse", the columns of MOUSE's
-documents as the fields of ``STANDARD_FIELDS``."""
+"""How columns become fields: "stored" delivers each column by its own name, in its dtype and shape; "mouse" delivers
+the columns of MOUSE's documents as the fields of ``STANDARD_FIELDS``.
+"""
 
 
 def check_alignment(alignment: str | None, default: Alignment | None = None) -> Alignment:
@@ -68,26 +70,27 @@ class Field:
     Args:
         name: The field's name in a batch.
         column: The column's name in the stored data; by default the field's name.
-        dtype: The delivered dtype; by default the stored one (uint8 for images).
-        vector_dtype: The delivered dtype where the column holds vectors; by default ``dtype``.
+        dtype: The delivered dtype; by default the stored dtype (uint8 for images).
+        vector_dtype: The delivered dtype if the column has vectors; by default ``dtype``.
         shape: The per-step shape; by default the shape of the column's type, or of its first value. With shape ``()``,
             a vector of one value is read as a number; if also ``max_ndim`` is above 0, longer vectors keep their shape.
-        fill: Value that replaces a null; by default a null is an error.
-        pad: Value that fills rows shorter than ``shape``; by default a row of another width is an error.
+        fill: Value that replaces a null; by default a null raises an error.
+        pad: Value that fills rows shorter than ``shape``; by default a row of another width raises an error.
         bounds: Lowest and highest allowed value, both included; by default any. Images hold 0..255, or 0..65535 if
             ``bounds`` exceed 255 or, without ``bounds``, if ``dtype`` is uint16 (depth images).
-        required: Whether a store without the column is an error; otherwise the field is absent.
-        max_ndim: Most dimensions of a row's values; by default the number of dimensions of ``shape``, or any.
-        min_ndim: Fewest dimensions of a step; with 1, a number is read as a vector of one value.
+        required: Whether a store without the column raises an error; otherwise the field is absent.
+        max_ndim: Largest number of dimensions of a row's values; by default the number of dimensions of ``shape``, or
+            any.
+        min_ndim: Smallest number of dimensions of a step; with 1, a number is read as a vector of one value.
         dim: Without ``shape``: number of values of a vector, or number of codes. Codes ``0..dim - 1`` are allowed,
             unless ``bounds`` or ``min_ndim`` are set. ``DatasetStore`` sets ``dim`` from its own options.
         labels: Names of the codes from 0, for messages.
         image: Whether values are images: encoded (``{bytes, path}``) or arrays ``[H, W]`` or ``[H, W, C]`` of pixels;
             delivered flattened. ``shape`` is ``(H, W, C)``, by default of the first image. Video frames are resized to
-            it.
+            ``shape``.
         flat: Whether an image is delivered flattened, ``[H * W * C]``; otherwise it is delivered as ``[H, W, C]``.
         transition: Whether values belong to a transition, like an action and its reward, and not to an observation. By
-            default as in the standard field of this name. The option ``windows=`` of sources depends on it.
+            default as in the standard field of this name. The option ``windows=`` of sources uses this attribute.
         crop: The part of a video frame that is delivered, before resizing: ``(top, left, height, width)``.
         decoder: The ``mouse_core.video.Decoder`` for video frames. Metadata of datasets do not contain it.
     """
@@ -142,7 +145,7 @@ class Field:
 
     @property
     def row_shape(self) -> tuple[int, ...] | None:
-        """The shape of a row if the field alone determines it; None if the column does."""
+        """The shape of a row, if the field alone determines it; None if the column determines it."""
         return None if self.shape == () and self.max_ndim else self.shape
 
     @property
@@ -231,7 +234,7 @@ LAYOUTS: Mapping[Layout, tuple[Field, ...]] = {
         for field in _COMMON
     ),
 }
-"""Default fields by layout. "stored" has the fields of the columns that every store needs, and no other."""
+"""Default fields by layout. "stored" has only the fields of the columns that every store needs."""
 
 
 # The option of a store that sets ``dim`` of a field without a ``dim``.
@@ -241,10 +244,11 @@ DIMS = tuple(dict.fromkeys(_DIM_OF.values()))
 
 
 def merge_fields(fields: Iterable[Field], dims: Mapping[str, int | None], layout: Layout = "mouse") -> dict[str, Field]:
-    """Merge ``fields`` into those of a layout: a field replaces the one of its name, or is added at the end.
+    """Merge ``fields`` into the fields of a layout: a field replaces the one of the same name, or is added at the end.
 
-    A field that replaces a standard one keeps at least its ``min_ndim``, and its labels if it has the same bounds and
-    no labels. A field without ``dim`` gets its dimension from ``dims``, by the names of ``DIMS``.
+    A field that replaces a standard field has at least the standard ``min_ndim``; it also takes the standard labels if
+    it has the same bounds and no labels. A field without ``dim`` gets its dimension from ``dims``, by the names of
+    ``DIMS``.
     """
     merged = {standard.name: standard for standard in LAYOUTS[layout]}
     for given in fields:
@@ -260,7 +264,7 @@ def merge_fields(fields: Iterable[Field], dims: Mapping[str, int | None], layout
 
 
 def codes_called(field: Field, word: str) -> tuple[int, ...]:
-    """Return the codes whose label contains a word: "task" is in code 1 of ``("alive", "task terminal")``."""
+    """Return the codes whose label contains a word: for "task" in ``("alive", "task terminal")``, code 1."""
     return tuple(code for code, label in enumerate(field.labels) if word in label.replace(",", " ").split())
 
 
@@ -309,7 +313,7 @@ class Spec(Mapping[str, FieldSpec]):
             windows, ``[T]``.
 
     Raises:
-        ConfigError: Another alignment or number of axes, or a field whose name differs from its key.
+        ConfigError: The alignment or number of axes is invalid, or a field's name differs from its key.
     """
 
     fields: Mapping[str, FieldSpec] = field(default_factory=dict)

@@ -1,7 +1,7 @@
-"""Specs of one array: of numbers, of categories as codes or one-hot vectors, of objects, and of any of several specs.
+"""Specs of one array: numbers, categories as codes or one-hot vectors, objects, and unions of several specs.
 
-``Leaf`` is the base of all of them. A subclass defines which values are outside of its domain, which value is the
-nearest, how values are drawn, and the allowed values of each place.
+``Leaf`` is the base class of these specs. A subclass defines which values are outside of its domain, which value is the
+nearest, how values are drawn, and the allowed values of each element.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Leaf(Domain):
         raise NotImplementedError
 
     def _expected(self, place: tuple[int, ...]) -> str:
-        """Describe the expected value at a place of a step, for messages."""
+        """Describe the expected value of an element of a step, for messages."""
         raise NotImplementedError
 
     def _nearest(self, array: Array) -> Array:
@@ -70,7 +70,7 @@ class Leaf(Domain):
         raise NotImplementedError
 
     def _alternatives(self) -> list[Array]:
-        """Return the allowed values of each place of a step, place by place."""
+        """Return the allowed values of each element of a step, element by element."""
         raise NotImplementedError
 
     # --- common to all leaves ---------------------------------------------------------------------------------------
@@ -89,7 +89,7 @@ class Leaf(Domain):
         """Return the same domain with another dtype of values.
 
         Raises:
-            ConfigError: A dtype that does not hold the domain.
+            ConfigError: The dtype cannot represent all values of the domain.
         """
         return dataclasses.replace(self, dtype=dtype)  # type: ignore[type-var]
 
@@ -102,26 +102,26 @@ class Leaf(Domain):
 
     @property
     def limits(self) -> tuple[Any, Any] | None:
-        """Lowest and highest value, if the domain is the same interval at every place; else None."""
+        """Lowest and highest value, if the domain is the same interval for every element; else None."""
         return None
 
     def contains_numbers(self, values: Any) -> bool:
-        """Whether the domain contains all numbers, of any dtype; raises DataError for values that are not numbers."""
+        """Whether the domain contains all numbers, of any dtype; raise DataError for values that are not numbers."""
         return self._are_inside(self._as_array(values, any_numbers=True))
 
     def contains_rows(self, values: Any) -> Array:
-        """Return which rows are in the domain, for numbers of any dtype: booleans ``[*batch]``.
+        """Return a mask of the rows in the domain, bool ``[*batch]``, for numbers of any dtype.
 
         Args:
             values: ``[*batch, *shape]``.
 
         Raises:
-            DataError: Values that are not numbers, or another shape.
+            DataError: The values are not numbers, or have another shape.
         """
         return self._fits_by_row(self._as_array(values, any_numbers=True))
 
     def why_not_numbers(self, values: Any) -> str | None:
-        """Return why some number is not in the domain, or None; like ``why_not``, for numbers of any dtype."""
+        """Return the reason why a number is not in the domain, or None; as ``why_not``, for numbers of any dtype."""
         try:
             return self._why_not(self._as_array(values, any_numbers=True))
         except DataError as error:
@@ -131,7 +131,7 @@ class Leaf(Domain):
         """Return the nearest values in the domain, ``[*batch, *shape]`` in its dtype, for numbers of any dtype.
 
         Raises:
-            DataError: Values that are not numbers, or another shape.
+            DataError: The values are not numbers, or have another shape.
         """
         return self._nearest(self._as_array(values, any_numbers=True))
 
@@ -139,7 +139,7 @@ class Leaf(Domain):
         """Convert numbers of any dtype to the dtype of the domain.
 
         Raises:
-            DataError: Values outside the domain, or values that its dtype does not hold.
+            DataError: A value is outside the domain, or does not fit its dtype.
         """
         array = self._converted(self._as_array(values, any_numbers=True))
         self.check(array)
@@ -149,7 +149,7 @@ class Leaf(Domain):
         """Check that values are in the domain and return them unchanged.
 
         Raises:
-            DataError: A value outside the domain.
+            DataError: A value is outside the domain.
         """
         self.check(values)
         return self._as_array(values)
@@ -161,18 +161,18 @@ class Leaf(Domain):
             most: Highest allowed number of values.
 
         Raises:
-            ConfigError: More than ``most`` values, or infinitely many.
+            ConfigError: There are more than ``most`` values, or infinitely many.
         """
         number = check_most(self, most)
         values = self._alternatives()
-        # Of places with 2 and 3 values, step 4 has value 1 at the first place and value 1 at the second.
+        # Example: with elements of 2 and 3 values, step 4 has value 1 for the first and value 1 for the second element.
         places = np.unravel_index(np.arange(number), [len(one) for one in values]) if values else ()
         columns = [one[rows] for one, rows in zip(values, places, strict=True)]
         stacked = np.stack(columns, -1) if columns else np.empty((number, 0))
         return stacked.reshape(number, *self.shape).astype(self.dtype)
 
     def _as_array(self, values: Any, *, any_numbers: bool = False) -> Array:
-        """Return values as an array in the domain's dtype, or in any; raises DataError for another dtype or shape."""
+        """Return values as an array in the domain's dtype, or in any dtype; raise DataError if they do not fit."""
         try:
             array = as_array(values)
         except (ValueError, TypeError, RuntimeError) as error:
@@ -208,7 +208,7 @@ class Leaf(Domain):
         return not self._outside(array).any()
 
     def _fits_by_row(self, array: Array) -> Array:
-        """Return which rows are in the domain, ``[*batch]``."""
+        """Return a mask of the rows in the domain, ``[*batch]``."""
         outside = self._outside(array)
         rows = array.ndim - len(self.shape)
         return np.asarray(~outside.any(axis=tuple(range(rows, outside.ndim))))
@@ -220,13 +220,13 @@ class Leaf(Domain):
         return all(alike(getattr(self, name), getattr(other, name)) for name in names)
 
     def __hash__(self) -> int:
-        # The first values of arrays suffice. Equal numbers have equal hashes, also 0.0 and -0.0.
+        # Only the first values of arrays are hashed. Equal numbers have equal hashes, also 0.0 and -0.0.
         arrays = [getattr(self, name) for name in self._ARRAYS]
         firsts = tuple(tuple(one.flat[:8].tolist()) for one in arrays if isinstance(one, np.ndarray))
         return hash((type(self).__name__, self.shape, str(self.dtype), self.device, firsts))
 
     def __reduce__(self) -> Any:
-        # Through the constructor, as arrays from a pickle would be writable.
+        # Created by the constructor, because arrays from a pickle would be writable.
         return type(self), tuple(getattr(self, field.name) for field in dataclasses.fields(self))  # type: ignore[arg-type]
 
     def __repr__(self) -> str:
@@ -247,7 +247,7 @@ def set_all(spec: Leaf, **values: Any) -> None:
 
 
 def leaf_dtype(dtype: Any, kinds: str, *, where: str) -> np.dtype[Any]:
-    """Return a dtype of one of ``kinds`` ("biuf") in native byte order; raises ConfigError for others."""
+    """Return a dtype of one of ``kinds`` ("biuf") in native byte order; raise ConfigError for other dtypes."""
     try:
         checked = named_dtype(dtype)
     except TypeError as error:
@@ -260,7 +260,7 @@ def leaf_dtype(dtype: Any, kinds: str, *, where: str) -> np.dtype[Any]:
 
 
 def spread(values: Any, shape: Shape, *, where: str) -> Array:
-    """Return values as an array for every place of a shape, private to the spec; raises ConfigError for others."""
+    """Return values as a private array of ``shape``; raise ConfigError if they do not fit."""
     array = np.asarray(values)
     if array.flags.writeable and array.ndim:
         array = array.copy()
@@ -274,10 +274,10 @@ def spread(values: Any, shape: Shape, *, where: str) -> Array:
 def as_array(values: Any) -> Array:
     """Return values as an array, lists of large integers as uint64.
 
-    NumPy converts ``[0, 2**64 - 1]`` to float64, which does not hold the second number.
+    NumPy would convert ``[0, 2**64 - 1]`` to float64, which cannot represent the second number.
 
     Raises:
-        RowError: A mask hides a value, or a value of pyarrow is null.
+        RowError: A value is masked, or a value of pyarrow is null.
     """
     if not isinstance(values, list | tuple):
         return to_numpy(values)
@@ -296,13 +296,13 @@ def leaf_shape(shape: Any, *, where: str, most_common: Shape = ()) -> Shape:
 
 
 def value_at(array: Array, place: tuple[int, ...]) -> Any:
-    """Return the value for a place of a step, from an array of ``spread``."""
+    """Return the value for an element of a step, from an array of ``spread``."""
     value = array[tuple(min(number, size - 1) for number, size in zip(place, array.shape, strict=False))]
     return value.item() if isinstance(value, np.generic) else value
 
 
 def check_most(spec: Domain, most: int) -> int:
-    """Return the number of values of a domain; raises ConfigError for more than ``most``."""
+    """Return the number of values of a domain; raise ConfigError for more than ``most``."""
     number = spec.cardinality
     if isinstance(number, float) or number > most:
         raise ConfigError(f"enumerate: expected at most {most} values, found {number} of {spec!r:.200}")
@@ -310,7 +310,7 @@ def check_most(spec: Domain, most: int) -> int:
 
 
 def count_product(counts: Array, shape: Shape) -> int | float:
-    """Return the product of the numbers of values at each place of a step."""
+    """Return the product of the numbers of values of all elements of a step."""
     if is_dynamic(shape):
         return math.inf
     uniform = uniform_value(counts)
@@ -339,10 +339,10 @@ def shown(value: Any) -> str:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class NonTensor(Leaf):
-    """Any objects, such as texts.
+    """The spec of any objects, such as texts.
 
-    With shape ``()``, a value is any object, and a batch a list or an array of objects. With another shape, values are
-    arrays of objects.
+    With shape ``()``, a value is any object, and a batch is a list or an array of objects. With another shape, values
+    are arrays of objects.
 
     Args:
         shape: Shape of a step; a size of -1 is dynamic.
@@ -350,7 +350,7 @@ class NonTensor(Leaf):
         device: A label for adapters.
 
     Raises:
-        ConfigError: An invalid shape.
+        ConfigError: The shape is invalid.
     """
 
     shape: Any = ()
@@ -378,7 +378,7 @@ class NonTensor(Leaf):
         """Check the shape of values and return them unchanged; ``encode`` and ``decode`` do the same.
 
         Raises:
-            DataError: Values of another shape.
+            DataError: The values have another shape.
         """
         self.check(values)
         return values
@@ -438,11 +438,11 @@ def _nested_sizes(values: Any, most: int) -> tuple[int, ...]:
     return sizes
 
 
-_FEW = 256  # up to this many values, comparing each is faster than finding the lowest and highest
+_FEW = 256  # number of values up to which comparing each one is faster than finding the lowest and highest
 
 
 class _Box(Leaf):
-    """Numbers with a lowest and a highest value at each place."""
+    """Numbers with a lowest and a highest value for each element."""
 
     def __post_init__(self) -> None:
         where = type(self).__name__
@@ -468,7 +468,7 @@ class _Box(Leaf):
 
     @property
     def limits(self) -> tuple[Any, Any] | None:
-        """Lowest and highest value, if the domain is the same interval at every place; else None."""
+        """Lowest and highest value, if the domain is the same interval for every element; else None."""
         low, high = self._bounds()
         return None if any((*low.strides, *high.strides)) or not low.size else (low.flat[0].item(), high.flat[0].item())
 
@@ -477,7 +477,7 @@ class _Box(Leaf):
         if array.dtype != self.dtype and number_kind(array.dtype) == "f":
             if self.is_discrete:
                 return np.asarray(~((array >= low) & (array <= high) & (array == np.rint(array))))
-            # Compare in the less precise dtype: 0.7 in float64 is within a bound of 0.7 in float32.
+            # Compared in the less precise dtype, so that 0.7 in float64 is within a bound of 0.7 in float32.
             with np.errstate(over="ignore"):
                 if array.dtype.itemsize > self.dtype.itemsize:
                     array = array.astype(self.dtype)
@@ -504,7 +504,7 @@ class _Box(Leaf):
         low, high = self._bounds()
         if array.dtype == self.dtype and self.is_discrete:
             return np.asarray(np.minimum(np.maximum(array, low), high))
-        # Compare before the conversion: a value that does not fit the dtype is beyond a bound.
+        # Compared before the conversion, because a value that does not fit the dtype is beyond a bound.
         wide = np.asarray(array, np.float64) if number_kind(array.dtype) == "f" else array
         if self.is_discrete and wide.dtype.kind == "f":
             wide = np.rint(wide)
@@ -527,15 +527,15 @@ class Bounded(_Box):
     """Numbers between two bounds, both included: floats or integers, depending on ``dtype``.
 
     Args:
-        low: Lowest value, or an array with one for each place; may be infinite.
-        high: Highest value, or an array with one for each place; may be infinite.
+        low: Lowest value, or an array with the lowest value of each element; may be infinite.
+        high: Highest value, or an array with the highest value of each element; may be infinite.
         shape: Shape of a step; by default the shape of the bounds. A size of -1 is dynamic.
         dtype: Dtype of values; by default the dtype of array bounds, and float32 for Python numbers. Bounds are rounded
-            to it.
+            to this dtype.
         device: A label for adapters.
 
     Raises:
-        ConfigError: A bound that is not a number or that an integer dtype does not hold, or ``low`` above ``high``.
+        ConfigError: A bound is not a number, or does not fit an integer dtype, or ``low`` is above ``high``.
     """
 
     low: Any
@@ -560,7 +560,7 @@ class Bounded(_Box):
             raise ConfigError(f"{where}: expected bounds of one shape, found {low.shape} and {high.shape}") from error
         shape = leaf_shape(self.shape, where=where, most_common=both)
         low, high = (_as_bound(one, dtype, where) for one in (low, high))
-        if not bool((low <= high).all()):  # before they are spread over the places of an image
+        if not bool((low <= high).all()):  # before they are repeated for all pixels of an image
             raise ConfigError(f"{where}: expected low to be at most high, found {self.low!r:.80} and {self.high!r:.80}")
         low, high = (_compact(spread(one, shape, where=where)) for one in (low, high))
         set_all(self, low=low, high=high, shape=shape, dtype=dtype)
@@ -577,7 +577,7 @@ class Bounded(_Box):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Unbounded(_Box):
-    """All numbers of a dtype, including NaN and infinities.
+    """The spec of all numbers of a dtype, including NaN and infinities.
 
     Args:
         shape: Shape of a step; a size of -1 is dynamic.
@@ -585,7 +585,7 @@ class Unbounded(_Box):
         device: A label for adapters.
 
     Raises:
-        ConfigError: An invalid shape or dtype.
+        ConfigError: The shape or dtype is invalid.
     """
 
     shape: Any = ()
@@ -619,7 +619,7 @@ class Unbounded(_Box):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Binary(_Box):
-    """Zeros and ones, as in gymnasium's ``MultiBinary``.
+    """The spec of zeros and ones, as in gymnasium's ``MultiBinary``.
 
     Args:
         shape: Shape of a step; a size of -1 is dynamic.
@@ -627,7 +627,7 @@ class Binary(_Box):
         device: A label for adapters.
 
     Raises:
-        ConfigError: An invalid shape or dtype.
+        ConfigError: The shape or dtype is invalid.
     """
 
     shape: Any = ()
@@ -636,7 +636,7 @@ class Binary(_Box):
 
     @property
     def is_discrete(self) -> bool:
-        """True, also for a floating dtype, as there are two values."""
+        """True, even for a floating dtype, as there are only two values."""
         return True
 
     def _bounds(self) -> tuple[Array, Array]:
@@ -665,7 +665,7 @@ def _as_numbers(value: Any, where: str) -> Array:
 
 
 def _compact(bounds: Array) -> Array:
-    """Replace equal bounds by a repeated one, which takes less memory and is compared faster."""
+    """Replace equal bounds by one repeated value, which takes less memory and is compared faster."""
     same = bounds.size > 0 and any(bounds.strides) and bool((bounds == bounds.flat[0]).all())
     return np.broadcast_to(bounds.reshape(-1)[:1].reshape(()), bounds.shape) if same else bounds
 
@@ -691,7 +691,7 @@ def _as_bound(array: Array, dtype: np.dtype[Any], where: str) -> Array:
 
 
 class _Categories(Leaf):
-    """Values from numbers of categories; a mask may allow only some categories."""
+    """Base class of specs of categories; a mask may allow only some categories."""
 
     mask: Any
     nvec: Any
@@ -700,26 +700,26 @@ class _Categories(Leaf):
         """Return the spec with another mask.
 
         Args:
-            mask: Booleans as in the constructor; None allows all codes.
+            mask: The mask, as in the constructor; None allows all codes.
 
         Raises:
-            ConfigError: A mask of another shape, or a place without an allowed code.
+            ConfigError: The mask has another shape, or an element has no allowed code.
         """
         return replace(self, mask=mask)  # type: ignore[type-var]
 
 
 class _Codes(_Categories):
-    """Codes from 0 at each place."""
+    """Base class of specs of codes from 0 for each element."""
 
     @property
     def cardinality(self) -> int | float:
-        """Number of different values of a step: the product over its places."""
+        """Number of different values of a step: the product over its elements."""
         counts = self.nvec if self.mask is None else self.mask.sum(-1)
         return count_product(np.asarray(counts), self.shape)
 
     @property
     def limits(self) -> tuple[Any, Any] | None:
-        """Lowest and highest code, if all codes between are allowed at every place; else None."""
+        """Lowest and highest code, if all codes between them are allowed for every element; else None."""
         same = uniform_value(self.nvec) if self.mask is None else None
         return None if same is None else (0, same - 1)
 
@@ -755,17 +755,17 @@ class _Codes(_Categories):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Categorical(_Codes):
-    """Codes from 0 to ``n - 1``, as in gymnasium's ``Discrete``.
+    """The spec of codes from 0 to ``n - 1``, as in gymnasium's ``Discrete``.
 
     Args:
         n: Number of codes.
-        shape: Shape of a step, with a code at each place; a size of -1 is dynamic.
+        shape: Shape of a step, in which each element is a code; a size of -1 is dynamic.
         dtype: Dtype of codes: an integer dtype, or booleans for two codes.
-        mask: Allowed codes, booleans ``[*shape, n]``, or ``[n]`` for all places; by default all codes.
+        mask: Mask of allowed codes, bool ``[*shape, n]``, or ``[n]`` for all elements; by default all codes.
         device: A label for adapters.
 
     Raises:
-        ConfigError: An invalid number, shape or dtype, or a place without an allowed code.
+        ConfigError: A number, shape or dtype is invalid, or an element has no allowed code.
     """
 
     n: int
@@ -794,18 +794,18 @@ class Categorical(_Codes):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class MultiCategorical(_Codes):
-    """Several codes, each with its own number of codes, as in gymnasium's ``MultiDiscrete``.
+    """The spec of several codes with different numbers of codes, as in gymnasium's ``MultiDiscrete``.
 
     Args:
-        nvec: Number of codes at each place; repeated along further dimensions at the front of ``shape``.
+        nvec: Number of codes of each element; repeated along further dimensions at the front of ``shape``.
         shape: Shape of a step; by default the shape of ``nvec``. A size of -1 is dynamic.
         dtype: Dtype of codes: an integer dtype.
-        mask: Allowed codes, booleans ``[*shape[:-1], sum(nvec)]``, concatenated over the last axis of ``shape``. Or
-            ``[*shape, max(nvec)]``, as the attribute ``mask`` has them. By default all codes.
+        mask: Mask of allowed codes, bool ``[*shape[:-1], sum(nvec)]``, concatenated over the last axis of ``shape``; or
+            ``[*shape, max(nvec)]``, like the attribute ``mask``. By default all codes are allowed.
         device: A label for adapters.
 
     Raises:
-        ConfigError: An invalid number, shape or dtype, or a place without an allowed code.
+        ConfigError: A number, shape or dtype is invalid, or an element has no allowed code.
     """
 
     nvec: Any
@@ -833,7 +833,7 @@ class MultiCategorical(_Codes):
         """Return the spec of the same categories as concatenated one-hot vectors, ``[*shape[:-1], sum(nvec)]``.
 
         Raises:
-            ConfigError: Numbers of codes that differ between rows of ``nvec``.
+            ConfigError: The numbers of codes differ between rows of ``nvec``.
         """
         rows = self.nvec.reshape(-1, self.nvec.shape[-1]) if self.nvec.ndim else self.nvec.reshape(1, 0)
         if not rows.size or not bool((rows == rows[0]).all()):
@@ -846,7 +846,7 @@ class MultiCategorical(_Codes):
 
 
 class _Hot(_Categories):
-    """One-hot vectors of ``nvec`` values, concatenated."""
+    """Base class of specs of concatenated one-hot vectors of ``nvec`` values."""
 
     def categorical(self) -> Any:
         """Return the spec of the same categories as codes."""
@@ -879,7 +879,7 @@ class _Hot(_Categories):
             values: Codes of ``categorical()``, of any integer dtype.
 
         Raises:
-            DataError: Codes outside the domain.
+            DataError: A code is outside the domain.
         """
         return self._hot(self.categorical().encode(values))
 
@@ -887,7 +887,7 @@ class _Hot(_Categories):
         """Convert one-hot vectors to codes, in int64.
 
         Raises:
-            DataError: Vectors outside the domain.
+            DataError: A vector is outside the domain.
         """
         self.check(values)
         return self._codes(self._as_array(values))
@@ -899,7 +899,7 @@ class _Hot(_Categories):
             most: Highest allowed number of values.
 
         Raises:
-            ConfigError: More than ``most`` values, or infinitely many.
+            ConfigError: There are more than ``most`` values, or infinitely many.
         """
         check_most(self, most)
         return self._hot(self.categorical().enumerate(most=most))
@@ -933,17 +933,17 @@ class _Hot(_Categories):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class OneHot(_Hot):
-    """One-hot vectors: one of ``n`` values is 1, the others are 0.
+    """The spec of one-hot vectors: one of ``n`` values is 1, the others are 0.
 
     Args:
         n: Number of values of a vector.
-        shape: Shape of a step, ``[..., n]``; by default ``[n]``. A size of -1 before the last is dynamic.
+        shape: Shape of a step, ``[..., n]``; by default ``[n]``. A size of -1 before the last axis is dynamic.
         dtype: Dtype of values.
-        mask: Values that may be 1, booleans of ``shape``, or ``[n]`` for all vectors; by default all.
+        mask: Mask of the values that may be 1, bool of ``shape``, or ``[n]`` for all vectors; by default all values.
         device: A label for adapters.
 
     Raises:
-        ConfigError: An invalid number, shape or dtype, or a vector without an allowed 1.
+        ConfigError: A number, shape or dtype is invalid, or a vector has no value that may be 1.
     """
 
     n: int
@@ -978,18 +978,19 @@ class OneHot(_Hot):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class MultiOneHot(_Hot):
-    """Concatenated one-hot vectors.
+    """The spec of concatenated one-hot vectors.
 
     Args:
         nvec: Number of values of each one-hot vector.
-        shape: Shape of a step, ``[..., sum(nvec)]``; by default ``[sum(nvec)]``. A size of -1 before the last is
+        shape: Shape of a step, ``[..., sum(nvec)]``; by default ``[sum(nvec)]``. A size of -1 before the last axis is
             dynamic.
         dtype: Dtype of values.
-        mask: Values that may be 1, booleans of ``shape``, or ``[sum(nvec)]`` for all; by default all.
+        mask: Mask of the values that may be 1, bool of ``shape``, or ``[sum(nvec)]`` for all vectors; by default all
+            values.
         device: A label for adapters.
 
     Raises:
-        ConfigError: An invalid number, shape or dtype, or a one-hot vector without an allowed 1.
+        ConfigError: A number, shape or dtype is invalid, or a one-hot vector has no value that may be 1.
     """
 
     nvec: Any
@@ -1010,7 +1011,7 @@ class MultiOneHot(_Hot):
         dtype = leaf_dtype(self.dtype, "biuf", where=where)
         set_all(self, nvec=nvec, shape=shape, dtype=dtype, mask=_check_mask(self.mask, shape, where))
         if self.mask is not None:
-            self.categorical()  # raises ConfigError for a part without an allowed 1
+            self.categorical()  # raises ConfigError if a vector has no value that may be 1
 
     def categorical(self, dtype: Any = np.int64) -> MultiCategorical:
         """Return the spec of the same categories as codes, of shape ``[*shape[:-1], len(nvec)]``."""
@@ -1022,7 +1023,7 @@ class MultiOneHot(_Hot):
 
 
 def _allowed(mask: Array, codes: Array) -> Array:
-    """Return which codes a mask ``[..., n]`` allows; codes outside ``0..n - 1`` are not allowed."""
+    """Return a mask of the codes that ``mask``, ``[..., n]``, allows; codes outside ``0..n - 1`` are not allowed."""
     n = mask.shape[-1]
     inside = (codes >= 0) & (codes < n)
     numbers = np.where(inside, codes, 0).astype(np.int64)
@@ -1036,7 +1037,7 @@ def _code_of_rank(mask: Array, ranks: Array) -> Array:
 
 
 def _nearest_code(mask: Array, codes: Array) -> Array:
-    """Return the nearest allowed code for each code; the lower one of two."""
+    """Return the nearest allowed code for each code; if two are equally near, the lower one."""
     n = mask.shape[-1]
     numbers = np.arange(n)
     before = np.maximum.accumulate(np.where(mask, numbers, -2 * n), -1)
@@ -1064,14 +1065,14 @@ def _padded_mask(mask: Array, nvec: Array, most: int, *, where: str) -> Array:
 
 
 def _check_n(n: Any, where: str) -> int:
-    """Return the number of codes; raises ConfigError unless it is an integer from 1."""
+    """Return the number of codes; raise ConfigError unless it is an integer from 1."""
     if not is_whole(n) or n < 1:
         raise ConfigError(f"{where}: expected n as an integer from 1, found {n!r:.80}")
     return int(n)
 
 
 def _check_nvec(nvec: Any, where: str) -> Array:
-    """Return numbers of codes as an array; raises ConfigError unless they are integers from 1."""
+    """Return numbers of codes as an array; raise ConfigError unless they are integers from 1."""
     try:
         numbers = np.asarray(nvec)
     except ValueError as error:
@@ -1082,7 +1083,7 @@ def _check_nvec(nvec: Any, where: str) -> Array:
 
 
 def _code_dtype(dtype: Any, most: int, where: str) -> np.dtype[Any]:
-    """Return a dtype; raises ConfigError unless it holds ``most`` codes."""
+    """Return a dtype; raise ConfigError unless it can represent ``most`` codes."""
     checked = leaf_dtype(dtype, "biu", where=where)
     highest = 1 if checked.kind == "b" else int(np.iinfo(checked).max)
     if most - 1 > highest:
@@ -1091,7 +1092,7 @@ def _code_dtype(dtype: Any, most: int, where: str) -> np.dtype[Any]:
 
 
 def _hot_shape(shape: Any, n: int, where: str) -> Shape:
-    """Return a shape; raises ConfigError unless its last size is the number of codes."""
+    """Return a shape; raise ConfigError unless its last size is the number of codes."""
     checked = leaf_shape(shape, where=where, most_common=(n,))
     if not checked or checked[-1] != n:
         raise ConfigError(f"{where}: expected a shape that ends in {n}, found {checked}")
@@ -1099,7 +1100,7 @@ def _hot_shape(shape: Any, n: int, where: str) -> Shape:
 
 
 def _as_booleans(mask: Any, where: str) -> Array:
-    """Return a mask as an array; raises ConfigError unless it has booleans."""
+    """Return a mask as an array; raise ConfigError unless it has booleans."""
     array = np.asarray(mask)
     if array.dtype.kind != "b" or not array.ndim:
         raise ConfigError(f"{where}: expected a mask of booleans, found {mask!r:.80}")
@@ -1107,7 +1108,7 @@ def _as_booleans(mask: Any, where: str) -> Array:
 
 
 def _check_mask(mask: Any, shape: Shape, where: str) -> Array | None:
-    """Return a mask for every place, None for a shape without places; raises ConfigError for places without a code."""
+    """Return a mask for every element (None without elements); raise ConfigError if an element has no allowed code."""
     if mask is None:
         return None
     array = spread(_as_booleans(mask, where), shape, where=f"{where}: mask")
@@ -1123,11 +1124,11 @@ class Choice(Leaf):
     A ``NonTensor`` in ``choices`` has its example as its only value.
 
     Args:
-        choices: At least one spec of one array, all of one shape and dtype.
+        choices: The specs, at least one, each of one array, with one common shape and dtype.
         device: A label for adapters.
 
     Raises:
-        ConfigError: No spec, an object that is not a spec of one array, or specs of different shapes or dtypes.
+        ConfigError: There is no spec, an object is not a spec of one array, or specs have different shapes or dtypes.
     """
 
     choices: Any
@@ -1166,7 +1167,7 @@ class Choice(Leaf):
         """Return the same choices with another dtype of values.
 
         Raises:
-            ConfigError: A dtype that does not hold one of the choices.
+            ConfigError: The dtype cannot represent all values of a choice.
         """
         return replace(self, choices=tuple(one.astype(dtype) for one in self.choices))
 
@@ -1178,7 +1179,7 @@ class Choice(Leaf):
         """Return the nearest value of any choice, row by row; values of a choice are returned unchanged.
 
         Raises:
-            DataError: Values of another kind or shape, or an object that is not a choice.
+            DataError: The values have another kind or shape, or an object is not a choice.
         """
         if self._is_of_objects:
             self.check(values)
@@ -1196,8 +1197,8 @@ class Choice(Leaf):
             values: Numbers of choices, ``[*batch]``.
 
         Raises:
-            ConfigError: A choice with several values.
-            DataError: A number out of range.
+            ConfigError: A choice has several values.
+            DataError: A number is out of range.
         """
         numbers = to_numpy(values)
         if numbers.dtype.kind not in "iu" or bool(((numbers < 0) | (numbers >= len(self.choices))).any()):
@@ -1213,18 +1214,18 @@ class Choice(Leaf):
         """Convert values to the number of the first choice that contains each row, int64 ``[*batch]``.
 
         Raises:
-            DataError: A value that is in no choice.
+            DataError: A value is in no choice.
         """
         return self._numbers(values if self._is_of_objects else self.choices[0]._as_array(values))
 
     def enumerate(self, *, most: int = MOST_VALUES) -> Any:
-        """Return all values of the first choice, then those of the second, and so on.
+        """Return all values of the first choice, then all values of the second choice, and so on.
 
         Args:
             most: Highest allowed number of values.
 
         Raises:
-            ConfigError: More than ``most`` values, or infinitely many.
+            ConfigError: There are more than ``most`` values, or infinitely many.
         """
         check_most(self, most)
         parts = [one._filled(0, (1,)) if isinstance(one, NonTensor) else one.enumerate() for one in self.choices]
@@ -1241,7 +1242,7 @@ class Choice(Leaf):
         return np.broadcast_to(choice.enumerate()[0], (*batch, *self.shape))
 
     def _numbers(self, values: Any) -> Array:
-        """Return the number of each row's choice; raises DataError for a row in no choice."""
+        """Return the number of each row's choice; raise DataError for a row in no choice."""
         if self._is_of_objects:
             numbers = self._numbers_of_objects(values)
         else:

@@ -1,8 +1,8 @@
 """Specs of nested fields by name, stacks of specs, and the specs of batches.
 
-Equal specs stack to a spec of their own kind, which is expanded. Specs that differ stack to ``Stacked``, which keeps
-each spec. An index, ``reshape`` or another operation on axes then has to find out which spec is where. ``Stacked``
-applies the operation to an array of the specs' numbers and reads the answer from the result.
+Equal specs stack to a spec of the same kind, which is expanded. Different specs stack to ``Stacked``, which keeps each
+spec. For an index, ``reshape`` or another operation on axes, ``Stacked`` applies the operation to an array of the
+specs' numbers; the resulting array shows the position of each spec.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Composite(Domain, Mapping[str, Any]):
         device: A label for adapters; by default entries keep their own labels.
 
     Raises:
-        ConfigError: An invalid name, an entry that is not a spec, or an entry of another shape.
+        ConfigError: A name is invalid, an entry is not a spec, or an entry has another shape.
     """
 
     entries: Any = field(default_factory=dict)
@@ -123,7 +123,7 @@ class Composite(Domain, Mapping[str, Any]):
         """Return the spec with entries added or replaced; a ``Composite`` is merged into an entry of the same name.
 
         Raises:
-            ConfigError: An invalid name, an entry that is not a spec, or an entry of another shape.
+            ConfigError: A name is invalid, an entry is not a spec, or an entry has another shape.
         """
         entries = dict(self.entries)
         for key, one in fields.items():
@@ -134,7 +134,7 @@ class Composite(Domain, Mapping[str, Any]):
         """Return the spec without some entries.
 
         Raises:
-            MissingFieldError: A name without an entry.
+            MissingFieldError: A name has no entry.
         """
         entries = dict(self.entries)
         for key in keys:
@@ -167,11 +167,12 @@ class Composite(Domain, Mapping[str, Any]):
             most: Highest allowed number of combinations.
 
         Raises:
-            ConfigError: More than ``most`` combinations, or infinitely many.
+            ConfigError: There are more than ``most`` combinations, or infinitely many.
         """
         number = check_most(self, most)
         counts = [one.cardinality for one in self.entries.values()]
-        # Of fields with 2 and 3 values, combination 4 has value 1 of the first field and value 1 of the second.
+        # Example: with fields of 2 and 3 values, combination 4 has value 1 of the first field and value 1 of the
+        # second.
         places = np.unravel_index(np.arange(number), counts) if counts else ()
         entries = zip(self.entries.items(), places, strict=True)
         return {name: _rows(one.enumerate(most=most), rows) for (name, one), rows in entries}
@@ -185,7 +186,7 @@ class Composite(Domain, Mapping[str, Any]):
         """Return the same domains with another dtype of values.
 
         Raises:
-            ConfigError: A dtype that does not hold one of the domains.
+            ConfigError: The dtype cannot represent all values of one of the domains.
         """
         return replace(self, entries={name: one.astype(dtype) for name, one in self.entries.items()})
 
@@ -268,7 +269,7 @@ def is_name(key: object) -> TypeGuard[str | tuple[str, ...]]:
 
 
 def _put(entries: dict[str, Domain], names: tuple[str, ...], spec: Any, shape: Shape) -> None:
-    """Add a spec to ``entries`` under a path of names; a ``Composite`` is merged with an entry of that name."""
+    """Add a spec to ``entries`` under a path of names; merge a ``Composite`` with an existing entry of that name."""
     first, *rest = names
     present = entries.get(first)
     if rest:
@@ -284,7 +285,7 @@ def _put(entries: dict[str, Domain], names: tuple[str, ...], spec: Any, shape: S
 
 
 def _value(values: Any, key: FieldKey) -> Any:
-    """Return a field of nested dicts, TensorDicts, dataclasses or named tuples; raises MissingFieldError if absent."""
+    """Return a field of nested dicts, TensorDicts, dataclasses or named tuples; raise MissingFieldError if absent."""
     value = values
     for name in path_of(key):
         record = as_record(value)
@@ -307,11 +308,11 @@ def from_batch(batch: Any, *, batch_dims: int = 2) -> Composite:
 
     Args:
         batch: Nested dicts of arrays.
-        batch_dims: Number of axes before those of a step: 2 for ``[B, S, ...]``.
+        batch_dims: Number of axes before the axes of a step: 2 for ``[B, S, ...]``.
 
     Raises:
-        ConfigError: A field with fewer axes.
-        SchemaError: A batch without fields.
+        ConfigError: A field has fewer axes.
+        SchemaError: The batch has no fields.
     """
     entries: dict[FieldKey, Domain] = {}
     for key, values in flatten(batch).items():
@@ -327,10 +328,10 @@ def from_batch(batch: Any, *, batch_dims: int = 2) -> Composite:
 
 
 def of_fields(fields: Iterable[Any], columns: Mapping[str, Any]) -> Composite:
-    """Return the spec of one step of a batch with these fields, without fields that have a value per sequence.
+    """Return the spec of one step of a batch with these fields, except fields with one value per sequence.
 
-    A field has the spec of its column where that has as many values and the field's dtype holds them. Any other field
-    is ``Unbounded``.
+    A field has the spec of its column, if this spec has the same number of values and they fit the field's dtype. Any
+    other field is ``Unbounded``.
 
     Args:
         fields: A ``FieldSpec`` for each field.
@@ -344,25 +345,25 @@ def of_fields(fields: Iterable[Any], columns: Mapping[str, Any]) -> Composite:
         entries[one.name] = Unbounded(one.shape, one.dtype)
         is_array = spec is not None and spec.dtype != object and -1 not in spec.shape
         if is_array and math.prod(spec.shape) == math.prod(one.shape):
-            with suppress(ConfigError):  # the field's shape or dtype does not hold the column's values
+            with suppress(ConfigError):  # the column's values do not fit the field's shape or dtype
                 entries[one.name] = spec.reshape(one.shape).astype(one.dtype)
     return Composite(entries)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Stacked(Domain):
-    """Specs that differ, one for each place of a dimension. ``stack_specs`` returns it where specs differ.
+    """Different specs, one for each index along a dimension, from ``stack_specs``.
 
-    A stack is *dense* if its specs have the same names, shapes and dtypes: values are arrays with one dimension more.
-    Values of any other stack are a tuple with the values of each spec.
+    A stack is *dense* if its specs have the same names, shapes and dtypes: values are then arrays with one more
+    dimension. Values of any other stack are a tuple with the values of each spec.
 
     Args:
-        specs: At least one spec: all of one array, one dtype and one number of dimensions, or all ``Composite`` of one
-            shape.
+        specs: The specs, at least one: all specs of one array with one dtype and number of dimensions, or all
+            ``Composite`` with one shape.
         axis: The new dimension of ``shape``.
 
     Raises:
-        ConfigError: No spec, or specs that cannot be stacked.
+        ConfigError: There is no spec, or the specs cannot be stacked.
     """
 
     specs: Any
@@ -391,13 +392,13 @@ class Stacked(Domain):
 
     @property
     def device(self) -> str | None:  # type: ignore[override]
-        """The device, which all specs share."""
+        """The common device of all specs."""
         device: str | None = self.specs[0].device
         return device
 
     @property
     def is_dense(self) -> bool:
-        """Whether values are arrays with one dimension more, and not a tuple with the values of each spec."""
+        """Whether values are arrays with one more dimension, not tuples with the values of each spec."""
         first = _layout(self.specs[0])
         return first is not None and all(_layout(one) == first for one in self.specs[1:])
 
@@ -426,10 +427,10 @@ class Stacked(Domain):
         """Convert external values to values of the domain, spec by spec.
 
         Args:
-            values: A list or tuple with the values for each spec, or values as ``project`` takes them.
+            values: A list or tuple with the values for each spec, or values in the form that ``project`` accepts.
 
         Raises:
-            DataError: Values that stand for nothing in the domain.
+            DataError: A value has no counterpart in the domain.
         """
         if isinstance(values, tuple | list) and len(values) == len(self.specs):
             return self._joined([one.encode(part) for one, part in zip(self.specs, values, strict=True)])
@@ -439,26 +440,26 @@ class Stacked(Domain):
         """Convert values to a tuple with the external values of each spec: the inverse of ``encode``.
 
         Raises:
-            DataError: Values that are not in the domain.
+            DataError: A value is not in the domain.
         """
         return tuple(one.decode(part) for one, part in zip(self.specs, self._parts(values), strict=True))
 
     def enumerate(self, *, most: int = MOST_VALUES) -> Any:
-        """Return all combinations of the specs' values; those of the last spec vary fastest.
+        """Return all combinations of the specs' values; the values of the last spec vary fastest.
 
         Args:
             most: Highest allowed number of combinations.
 
         Raises:
-            ConfigError: More than ``most`` combinations, or infinitely many.
+            ConfigError: There are more than ``most`` combinations, or infinitely many.
         """
         return self._joined(list(self._by_number().enumerate(most=most).values()))
 
     def expand(self, shape: int | Shape) -> Self:
-        """Return the stack repeated to a shape that ends in ``self.shape``, with -1 for sizes that differ.
+        """Return the stack repeated to a shape that ends with ``self.shape``, where -1 stands for sizes that differ.
 
         Raises:
-            ConfigError: A shape that ends in other sizes.
+            ConfigError: The shape ends with other sizes.
         """
         sizes = zip(reversed(self.shape), reversed(check_shape(shape, where="expand")), strict=False)
         if any(size == -1 and wanted != -1 for size, wanted in sizes):
@@ -473,7 +474,7 @@ class Stacked(Domain):
         """Return the same domains with another dtype of values.
 
         Raises:
-            ConfigError: A dtype that does not hold one of the domains.
+            ConfigError: The dtype cannot represent all values of one of the domains.
         """
         return replace(self, specs=tuple(one.astype(dtype) for one in self.specs))
 
@@ -492,9 +493,10 @@ class Stacked(Domain):
             one._check_static(what)
 
     def _changed(self, change: Change, *, where: str) -> Any:
-        # Three specs of shape (2,), stacked along axis 1, have the axes (2, 3): the numbers [[0, 1, 2]] lie along
-        # axis 1 and are repeated along axis 0. The index [:, [2, 0]] takes [[2, 0]] of them: places 0 and 1 of the
-        # result hold specs 2 and 0. Each spec, expanded to (2, 3), is indexed alike, and `_placed` picks from those.
+        # Example: three specs of shape (2,), stacked along axis 1, have the shape (2, 3). The numbers of the specs,
+        # [[0, 1, 2]], lie along axis 1 and are repeated along axis 0. The index [:, [2, 0]] selects the numbers [[2,
+        # 0]]: specs 2 and 0 lie at positions 0 and 1 of the result. Each spec is expanded to (2, 3) and indexed in the
+        # same way, and `_placed` selects from the results.
         n = len(self.specs)
         numbers = np.arange(n).reshape((1,) * self.axis + (n,) + (1,) * (len(self._axes()) - self.axis - 1))
         _, arrays = operate(self._axes(), {"numbers": numbers}, change, where=where)
@@ -502,7 +504,7 @@ class Stacked(Domain):
         return _placed(np.asarray(arrays["numbers"]), [one._changed(change, where=where) for one in whole])
 
     def _parts(self, values: Any) -> list[Any]:
-        """Return the values for each spec, or raise DataError."""
+        """Return the values for each spec; raise DataError if they do not fit."""
         n = len(self.specs)
         if not self.is_dense:
             if not isinstance(values, tuple | list) or len(values) != n:
@@ -553,17 +555,17 @@ class Stacked(Domain):
 
 
 def stack_specs(specs: Sequence[Any], axis: int = 0) -> Any:
-    """Stack specs along a new dimension: equal specs to a spec of their own kind, others to ``Stacked``.
+    """Stack specs along a new dimension: equal specs become a spec of the same kind, others ``Stacked``.
 
-    ``unbind`` returns the specs again.
+    ``unbind`` reverses this.
 
     Args:
-        specs: At least one spec: all of one array, one dtype and one number of dimensions, or all ``Composite`` of one
-            shape.
+        specs: The specs, at least one: all specs of one array with one dtype and number of dimensions, or all
+            ``Composite`` with one shape.
         axis: The new dimension of the shape.
 
     Raises:
-        ConfigError: No spec, or specs that cannot be stacked.
+        ConfigError: There is no spec, or the specs cannot be stacked.
     """
     stacked = Stacked(tuple(specs), axis)
     first = stacked.specs[0]
@@ -573,7 +575,7 @@ def stack_specs(specs: Sequence[Any], axis: int = 0) -> Any:
 
 
 def contains_lazy(spec: Domain) -> bool:
-    """Whether a spec is, or has as an entry, a ``Stacked``."""
+    """Whether a spec is a ``Stacked`` or has one as an entry."""
     if isinstance(spec, Composite):
         return any(contains_lazy(one) for one in spec.entries.values())
     return isinstance(spec, Stacked)
@@ -592,8 +594,8 @@ def check_no_exclusive_keys(spec: Domain) -> bool:
 def consolidate(spec: Any) -> Any:
     """Give the specs of every ``Stacked`` in a spec the same fields, by adding empty fields.
 
-    An empty field has size 0 in each dimension behind the shape of its ``Composite``. It is a ``NonTensor``, or an
-    ``Unbounded`` of the dtype that the field has in another spec. A field without such dimensions is not empty.
+    An added field is a ``NonTensor``, or an ``Unbounded`` with the field's dtype in another spec. It is empty: its size
+    is 0 in each dimension behind the shape of its ``Composite``. (Without such dimensions, the field is not empty.)
     """
     if isinstance(spec, Composite):
         return replace(spec, entries={name: consolidate(one) for name, one in spec.entries.items()})
@@ -603,14 +605,14 @@ def consolidate(spec: Any) -> Any:
 
 
 def _names(spec: Any) -> set[str]:
-    """Return the fields of a spec; of a stack, those of all its specs."""
+    """Return the fields of a spec; for a stack, the fields of all its specs."""
     if isinstance(spec, Stacked):
         return set.intersection(*map(_names, spec.specs))
     return set(spec.entries) if isinstance(spec, Composite) else set()
 
 
 def _with_all_fields(specs: list[Any]) -> list[Any]:
-    """Add the fields that another spec has; specs of one array are returned unchanged."""
+    """Add the fields of another spec; return specs of one array unchanged."""
     if not all(isinstance(one, Composite) for one in specs):
         return specs
     examples: dict[str, Any] = {}
@@ -653,7 +655,7 @@ def _check_stackable(specs: tuple[Any, ...]) -> None:
 
 
 def _is_nested(spec: Any) -> bool:
-    """Whether values have fields: those of a ``Composite``, and of a stack of ``Composite``."""
+    """Whether values of a spec have fields, as for a ``Composite`` or a stack of ``Composite``."""
     return isinstance(spec, Composite) or (isinstance(spec, Stacked) and _is_nested(spec.specs[0]))
 
 
@@ -663,10 +665,10 @@ def _with_size(shape: Shape, axis: int, n: int) -> Shape:
 
 
 def _placed(numbers: Array, specs: list[Any]) -> Any:
-    """Return the spec that equals ``specs[numbers[place]]`` at each place."""
+    """Return the spec that equals ``specs[numbers[index]]`` at each index."""
     if not numbers.size or bool((numbers == numbers.flat[0]).all()):
         return specs[int(numbers.flat[0]) if numbers.size else 0]
-    # Split along the first axis along which the numbers differ, and stack the results along it.
+    # Split along the first axis on which the numbers differ, and stack the results along this axis.
     axis = next(axis for axis in range(numbers.ndim) if bool((numbers != numbers.take([0], axis)).any()))
     index: Callable[[int], Any] = lambda place: (*(slice(None),) * axis, place)  # noqa: E731
     places = map(index, range(numbers.shape[axis]))
@@ -708,7 +710,7 @@ def _part(layout: Any, values: Any, axis: int, number: int, n: int) -> Any:
         array = as_array(values)
     except (ValueError, TypeError, RuntimeError) as error:
         raise DataError(f"expected numbers in the host's memory, found {values!r:.80} ({error})") from error
-    place = axis - len(layout[0]) - 1  # from the end, as batch axes are in front
+    place = axis - len(layout[0]) - 1  # counted from the end, because batch axes are in front
     if array.ndim < -place or array.shape[place] != n:
         raise DataError(f"expected {n} places along axis {place}, found {array.shape}")
     return array.take(number, place)
@@ -730,7 +732,7 @@ _KINDS: dict[str, Any] = {
         *(NonTensor, Choice, Composite, Stacked),
     )
 }
-# Limits for untrusted files: an array for a huge stated shape would exhaust the memory.
+# Limits for untrusted files, because an array for a huge stated shape would exhaust the memory.
 _MOST_VALUES, _DEEPEST = 1 << 28, 64
 
 
@@ -741,13 +743,13 @@ def from_json(content: Any) -> Any:
         content: The JSON object, or its text.
 
     Raises:
-        DataError: Content that ``to_json`` did not write, or a newer version of it.
+        DataError: The content was not written by ``to_json``, or by a newer version of it.
     """
     return _spec(without_version(content, VERSION, "spec"), 0)
 
 
 def _spec(content: Any, depth: int) -> Domain:
-    """Return the spec of a JSON object; ``depth`` is the number of specs around it."""
+    """Return the spec of a JSON object; ``depth`` is the number of enclosing specs."""
     if depth > _DEEPEST:
         raise DataError(f"spec: expected at most {_DEEPEST} specs one within another")
     if not isinstance(content, Mapping):
@@ -776,7 +778,7 @@ def _spec_of_type(name: Any, arguments: dict[str, Any], depth: int) -> Domain:
         arguments[several] = tuple(_spec(one, depth + 1) for one in arguments[several])
     for bound in arguments.keys() & {"low", "high"}:
         arguments[bound] = _numbers(arguments[bound])
-    if "mask" in arguments:  # the constructor spreads it over all codes of all places
+    if "mask" in arguments:  # the constructor repeats it for all codes of all elements
         codes = np.max(np.asarray(arguments.get("n", arguments.get("nvec"))), initial=1)
         _check_size([*(shape or ()), int(codes)])
     spec: Domain = kind(**arguments)

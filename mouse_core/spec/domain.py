@@ -1,8 +1,8 @@
-"""The base of all specs of values, and operations on their shapes, and random draws.
+"""The base class of all specs of values, operations on shapes, and random draws.
 
-A spec is the set of values that one step may have, its domain. Operations on axes (``reshape``, indices, ...) are one
+A spec is the set of values that one step may have, its domain. Operations on axes (``reshape``, indices, ...) share one
 mechanism: a ``Change`` is a function that reshapes, indexes or repeats the first ``ndim`` axes of an array and keeps
-the axes behind them. ``operate`` applies it to a shape and to the arrays of a spec, such as bounds and masks.
+all later axes. ``operate`` applies a change to a shape and to the arrays of a spec, such as bounds and masks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Change = Callable[[Array, int], Array]
 
 
 def check_shape(shape: Any, *, where: str, dynamic: bool = True) -> Shape:
-    """Return a shape as a tuple of sizes from 0, or -1 for dynamic dimensions; raises ConfigError for others."""
+    """Return a shape as a tuple of sizes from 0, or -1 for dynamic dimensions; raise ConfigError for invalid shapes."""
     sizes = (shape,) if is_whole(shape) else shape
     if not isinstance(sizes, str | bytes):
         try:
@@ -50,7 +50,7 @@ def is_dynamic(shape: Shape) -> bool:
 
 
 def fits(array_shape: Shape, shape: Shape) -> bool:
-    """Whether ``array_shape`` ends in ``shape``, where a dynamic dimension takes any size."""
+    """Whether ``array_shape`` ends with ``shape``, where a dynamic dimension matches any size."""
     ending = array_shape[len(array_shape) - len(shape) :] if len(array_shape) >= len(shape) else None
     return ending is not None and all(expected in (-1, size) for size, expected in zip(ending, shape, strict=True))
 
@@ -63,10 +63,11 @@ def compact(shape: Shape) -> Shape:
 def operate(
     shape: Shape, arrays: Mapping[str, Array | None], change: Change, *, where: str
 ) -> tuple[Shape, dict[str, Array | None]]:
-    """Apply a change to a shape, and to arrays whose shapes begin with it (size 1 along dynamic dimensions).
+    """Apply a change to a shape, and to arrays whose shapes begin with this shape (size 1 along dynamic dimensions).
 
-    During the change, a dynamic dimension has a size that no other dimension has, 1009 for example. In the result,
-    the dimension of this size is the dynamic one: with a new axis, (1009, 3) becomes (1, 1009, 3), and so (1, -1, 3).
+    During the change, a dynamic dimension has a unique size, for example 1009. In the result, the dimension of this
+    size is dynamic. Example: (-1, 3) is changed as (1009, 3); a new axis gives (1, 1009, 3), so the result is (1, -1,
+    3).
 
     Raises:
         ConfigError: The shape does not allow the change.
@@ -113,7 +114,7 @@ def _inferred(sizes: Shape, target: Shape) -> Shape:
 
 
 def squeezed(shape: Shape, axis: int | None) -> Change:
-    """Remove a dimension of size 1, or all of them."""
+    """Remove a dimension of size 1, or all dimensions of size 1."""
     if axis is None:
         axes = tuple(number for number, size in enumerate(shape) if size == 1)
     else:
@@ -129,7 +130,7 @@ def unsqueezed(shape: Shape, axis: int) -> Change:
 
 
 def expanded(shape: Shape, to: Any) -> Change:
-    """Repeat to a shape that ends in this one; sizes of 1 and dynamic sizes may change, -1 keeps a size."""
+    """Repeat to a shape that ends with this shape; sizes of 1 and dynamic sizes may change, -1 keeps a size."""
     target = check_shape(to, where="expand")
     before = len(target) - len(shape)
     if before < 0:
@@ -148,7 +149,7 @@ def expanded(shape: Shape, to: Any) -> Change:
 
 
 def check_axis(axis: Any, ndim: int, *, where: str) -> int:
-    """Return an axis as a number from 0; raises ConfigError for an axis out of range."""
+    """Return an axis as a number from 0; raise ConfigError for an axis out of range."""
     if not is_whole(axis) or not -ndim <= axis < ndim:
         raise ConfigError(f"{where}: expected an axis from {-ndim} to {ndim - 1}, found {axis!r}")
     return int(axis) % ndim
@@ -158,7 +159,7 @@ def check_index(index: Any, shape: Shape) -> tuple[Any, ...]:
     """Return an index as a tuple with an entry for every dimension.
 
     Raises:
-        ConfigError: An index that the shape does not allow, or one that takes only a part of a dynamic dimension.
+        ConfigError: The shape does not allow the index, or the index selects only a part of a dynamic dimension.
     """
     parts = [_index_part(part) for part in (index if isinstance(index, tuple) else (index,))]
     used = sum(_width(part) for part in parts)
@@ -215,7 +216,7 @@ def key_of(seed: int | Key, path: tuple[str | int, ...] = ()) -> Key:
 def whole_numbers(key: Key, low: Array, high: Array, shape: tuple[int, ...]) -> Array:
     """Draw integers uniformly from ``low..high``, both included, in the dtype of ``low``.
 
-    Each comes from 128 random bits, so that probabilities differ by less than 2**-64 for any range.
+    Each integer comes from 128 random bits, so that probabilities differ by less than 2**-64 for any range.
 
     Args:
         key: Key of the draw.
@@ -261,7 +262,7 @@ def real_numbers(key: Key, low: Array, high: Array, shape: tuple[int, ...], dtyp
         low: Lowest values; broadcasts to ``shape``.
         high: Highest values; broadcasts to ``shape``.
         shape: Shape of the result.
-        dtype: Dtype of the result, which holds the bounds exactly.
+        dtype: Dtype of the result; it must represent the bounds exactly.
     """
     size = math.prod(shape)
     first, last = low.astype(np.float64), high.astype(np.float64)
@@ -275,12 +276,12 @@ def real_numbers(key: Key, low: Array, high: Array, shape: tuple[int, ...], dtyp
 
 
 def _between(uniform: Array, low: Array, high: Array) -> Array:
-    # Not low + u * (high - low), where the difference of large numbers is infinite.
+    # Not computed as low + u * (high - low), because the difference of large numbers may be infinite.
     return np.asarray(low * (1.0 - uniform) + high * uniform)
 
 
 def _without_bounds(uniform: Array, low: Array, high: Array) -> Array:
-    """Return normal numbers without finite bounds, exponential ones with one, and uniform ones with two."""
+    """Return normal numbers without finite bounds, exponential numbers with one, and uniform numbers with two."""
     below, above = np.isinf(low), np.isinf(high)
     first, last = np.where(below, 0.0, low), np.where(above, 0.0, high)
     decay, normal = as_exponential(uniform[..., 0]), as_normal(uniform[..., 0], uniform[..., 1])
@@ -307,7 +308,7 @@ MOST_VALUES = 1 << 20
 
 
 class Domain:
-    """The set of values that one step may have: base of ``Bounded``, ``Categorical``, ``Composite`` and other specs.
+    """The set of values that one step may have: base class of ``Bounded``, ``Categorical``, ``Composite`` and others.
 
     A spec is immutable and hashable, and equals any spec with the same content. ``shape`` is the shape of one step; a
     size of -1 is dynamic, which allows any size. Values have any number of batch axes in front: ``[*batch, *shape]``.
@@ -341,16 +342,17 @@ class Domain:
         raise NotImplementedError
 
     def _each(self, method: str, values: Any) -> Any:
-        """Call a method of each spec in this one, with its part of the values."""
+        """Call a method of each spec inside this spec, with its part of the values."""
         raise NotImplementedError
 
     def project(self, values: Any) -> Any:
         """Return the nearest values in the domain; values in the domain are returned unchanged.
 
-        ``Composite`` converts field by field, also in ``encode`` and ``decode``, and leaves out additional fields.
+        A ``Composite`` converts each field by itself, also in ``encode`` and ``decode``, and leaves out additional
+        fields.
 
         Raises:
-            DataError: Values of another kind or shape.
+            DataError: The values have another kind or shape.
         """
         return self._each("project", values)
 
@@ -358,7 +360,7 @@ class Domain:
         """Convert external values to values of the domain: Python numbers, or codes for ``OneHot``.
 
         Raises:
-            DataError: Values that stand for nothing in the domain.
+            DataError: A value has no counterpart in the domain.
         """
         return self._each("encode", values)
 
@@ -366,7 +368,7 @@ class Domain:
         """Convert values of the domain to external values: the inverse of ``encode``.
 
         Raises:
-            DataError: Values that are not in the domain.
+            DataError: A value is not in the domain.
         """
         return self._each("decode", values)
 
@@ -377,7 +379,7 @@ class Domain:
             most: Highest allowed number of values.
 
         Raises:
-            ConfigError: More than ``most`` values, or infinitely many.
+            ConfigError: There are more than ``most`` values, or infinitely many.
         """
         raise NotImplementedError
 
@@ -389,53 +391,55 @@ class Domain:
         return len(self.shape)
 
     def sample(self, seed: int | Key, batch: int | Shape = ()) -> Any:
-        """Draw random values, ``[*batch, *shape]``, the same for a seed on every machine and in every framework.
+        """Draw random values, ``[*batch, *shape]``; a seed gives the same values on all machines and in all frameworks.
 
         Integers and categories are uniform for any range: probabilities differ by less than 2**-64. Floats are uniform
         between finite bounds, exponential from the finite bound if the other is infinite, and normal without finite
-        bounds. Each field of a ``Composite`` has a random key of its own name: adding a field changes no other field.
-        A longer batch begins with the rows of a shorter one.
+        bounds. The random key of a ``Composite``'s field depends on the field's name, so adding a field does not change
+        other fields. A longer batch begins with the rows of a shorter one.
 
         Args:
             seed: An integer in ``[0, 2**64)``, or a key of ``mouse_core.randomness``.
             batch: Shape of the batch.
 
         Raises:
-            ConfigError: An invalid seed or shape, or dynamic dimensions. ``expand`` gives dynamic dimensions a size.
+            ConfigError: The seed or shape is invalid, or the spec has dynamic dimensions, to which ``expand`` gives a
+                size.
         """
         self._check_static("sample")
         return self._draw(key_of(seed), (), check_shape(batch, where="batch", dynamic=False))
 
     def zeros(self, batch: int | Shape = ()) -> Any:
-        """Return zeros, ``[*batch, *shape]``, also if the domain has no zero.
+        """Return zeros, ``[*batch, *shape]``, even if zero is not in the domain.
 
         Raises:
-            ConfigError: An invalid shape, or dynamic dimensions. ``expand`` gives dynamic dimensions a size.
+            ConfigError: The shape is invalid, or the spec has dynamic dimensions, to which ``expand`` gives a size.
         """
         self._check_static("zeros")
         return self._filled(0, check_shape(batch, where="batch", dynamic=False))
 
     def ones(self, batch: int | Shape = ()) -> Any:
-        """Return ones, ``[*batch, *shape]``, also if the domain has no one.
+        """Return ones, ``[*batch, *shape]``, even if one is not in the domain.
 
         Raises:
-            ConfigError: An invalid shape, or dynamic dimensions. ``expand`` gives dynamic dimensions a size.
+            ConfigError: The shape is invalid, or the spec has dynamic dimensions, to which ``expand`` gives a size.
         """
         self._check_static("ones")
         return self._filled(1, check_shape(batch, where="batch", dynamic=False))
 
     def why_not(self, values: Any) -> str | None:
-        """Return why some value is not in the domain, or None: expected, found, and the place.
+        """Return the reason why a value is not in the domain (expected, found, and its position), or None.
 
-        Arrays have the dtype of the spec; Python numbers fit it. A ``Composite`` names the field, ignores additional
-        fields, and expects the same batch shape of all its fields.
+        Arrays must have the dtype of the spec; Python numbers must fit it. A ``Composite`` names the field, ignores
+        additional fields, and expects the same batch shape of all its fields.
         """
         return self._problem(values)[0]
 
     def contains(self, values: Any) -> bool:
-        """Whether all values are in the domain, including dtype and shape; ``why_not`` returns the reason.
+        """Whether all values are in the domain and have its dtype and shape; ``why_not`` returns the reason if not.
 
-        ``values in spec`` is the same, except that a ``Composite`` takes texts and tuples of texts as names of fields.
+        ``values in spec`` gives the same result, except that a ``Composite`` takes texts and tuples of texts as names
+        of fields.
         """
         return self.why_not(values) is None
 
@@ -450,20 +454,20 @@ class Domain:
             where: Prefix of the message.
 
         Raises:
-            DataError: A value outside the domain, with the message of ``why_not``.
+            DataError: A value is outside the domain; the message is that of ``why_not``.
         """
         reason = self.why_not(values)
         if reason is not None:
             raise DataError(f"{where}: {reason}" if where else reason)
 
     def reshape(self, shape: int | Shape) -> Self:
-        """Return the spec in another shape. One size may be -1, which is inferred.
+        """Return the spec in another shape. One size may be -1; it is inferred.
 
         For a spec with dynamic dimensions, each -1 is a dynamic dimension. The last axis of ``OneHot`` and
         ``MultiOneHot`` stays the last axis.
 
         Raises:
-            ConfigError: A shape with another number of values.
+            ConfigError: The shape has another number of values.
         """
         return self._changed(reshaped(self._axes(), self._free(shape, "reshape")), where="reshape")
 
@@ -471,7 +475,7 @@ class Domain:
         """Return the spec without dimension ``axis`` if its size is 1; by default without all dimensions of size 1.
 
         Raises:
-            ConfigError: An axis out of range.
+            ConfigError: The axis is out of range.
         """
         return self._changed(squeezed(self._axes(), axis), where="squeeze")
 
@@ -479,18 +483,18 @@ class Domain:
         """Return the spec with a new dimension ``axis`` of size 1.
 
         Raises:
-            ConfigError: An axis out of range.
+            ConfigError: The axis is out of range.
         """
         return self._changed(unsqueezed(self._axes(), axis), where="unsqueeze")
 
     def expand(self, shape: int | Shape) -> Self:
-        """Return the spec repeated to a shape that ends in ``self.shape``.
+        """Return the spec repeated to a shape that ends with ``self.shape``.
 
         Sizes of 1 and dynamic sizes may become other sizes; -1 keeps a size. The shape includes the last axis of
         ``OneHot`` and ``MultiOneHot``.
 
         Raises:
-            ConfigError: A shape that ends in other sizes.
+            ConfigError: The shape ends with other sizes.
         """
         return self._changed(expanded(self._axes(), self._free(shape, "expand")), where="expand")
 
@@ -498,7 +502,7 @@ class Domain:
         """Return the specs along a dimension, each without that dimension: the inverse of ``stack_specs``.
 
         Raises:
-            ConfigError: An axis out of range, or a dynamic dimension.
+            ConfigError: The axis is out of range, or the dimension is dynamic.
         """
         axes = self._axes()
         number = check_axis(axis, len(axes), where="unbind")
@@ -510,7 +514,7 @@ class Domain:
         return iter(self.unbind(0))
 
     def __getitem__(self, index: Any) -> Any:
-        """Return the spec of indexed values; raises SpecIndexError, a ConfigError, for an index out of range."""
+        """Return the spec of indexed values; raise SpecIndexError (a ConfigError) for an index out of range."""
         try:
             parts = check_index(index, self._axes())
             return self._changed(lambda array, ndim: array[parts], where="index")
@@ -528,7 +532,7 @@ class Domain:
         """Return the same domain with another dtype of values.
 
         Raises:
-            ConfigError: A dtype that does not hold the domain.
+            ConfigError: The dtype cannot represent all values of the domain.
         """
         raise NotImplementedError
 
@@ -536,7 +540,7 @@ class Domain:
         """Return the spec as a JSON object with a version, for ``from_json``.
 
         Raises:
-            ConfigError: An example of a ``NonTensor`` that JSON cannot represent.
+            ConfigError: JSON cannot represent the example of a ``NonTensor``.
         """
         return {"version": VERSION, **content_of(self)}
 
@@ -551,7 +555,7 @@ class Domain:
             raise ConfigError(f"{what}: expected sizes for all dimensions, found {self.shape}; expand() gives them")
 
     def _free(self, shape: Any, where: str) -> Shape:
-        """Return ``shape`` without the axes that belong to one value; raises ConfigError if those differ."""
+        """Return ``shape`` without the axes that belong to one value; raise ConfigError if these axes differ."""
         target = check_shape(shape, where=where)
         fixed = self.shape[len(self._axes()) :]
         ending = target[len(target) - len(fixed) :] if len(target) >= len(fixed) else None
@@ -567,7 +571,7 @@ def content_of(spec: Domain) -> dict[str, Any]:
     """Return the type and the attributes of a spec that are not None.
 
     Raises:
-        ConfigError: An example of a ``NonTensor`` that JSON cannot represent.
+        ConfigError: JSON cannot represent the example of a ``NonTensor``.
     """
     content: dict[str, Any] = {"type": type(spec).__name__}
     for attribute in dataclasses.fields(spec):  # type: ignore[arg-type]
@@ -587,17 +591,17 @@ def _check_example(example: Any) -> None:
 
 
 def _own(value: Any) -> Any:
-    """Return a spec, or an array, of which a uniform one is its value, for JSON; None for other attributes."""
+    """Return a spec or an array for JSON (a uniform array as its single value); None for other attributes."""
     if isinstance(value, Domain):
         return content_of(value)
     if isinstance(value, np.ndarray):
-        uniform = uniform_value(value) if value.size else 1  # any value is right for no places
+        uniform = uniform_value(value) if value.size else 1  # an array without elements may have any value
         return as_json(value.tolist() if uniform is None else uniform)
     return None
 
 
 def uniform_value(array: Array) -> Any:
-    """Return the Python value that an array has at every place; None for several values, or no places."""
+    """Return the Python value that all elements of an array have; None for several values, or no elements."""
     if not array.size:
         return None
     first = array.flat[0]

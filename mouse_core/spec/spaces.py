@@ -1,4 +1,4 @@
-"""Convert specs from and to gymnasium's spaces and dm_env's specs, and from LeRobot's features."""
+"""Converts specs from and to gymnasium's spaces and dm_env's specs, and from LeRobot's features."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def from_gymnasium(space: Any, *, where: str = "space") -> Any:
         where: Prefix of messages.
 
     Raises:
-        ConfigError: A space whose values have no fixed shape, such as ``Sequence``, ``Graph`` and ``OneOf``.
+        ConfigError: The values of a space have no fixed shape, as in ``Sequence``, ``Graph`` and ``OneOf``.
     """
-    described = isinstance(space, Mapping) and not hasattr(space, "spaces")  # gymnasium's Dict is a mapping, too
+    described = isinstance(space, Mapping) and not hasattr(space, "spaces")  # gymnasium's Dict is also a mapping
     kind = str(space.get("type")) if described else type(space).__name__
     get: Callable[[str, Any], Any] = space.get if described else lambda name, default: getattr(space, name, default)
     if kind in ("Dict", "Tuple"):
@@ -84,8 +84,8 @@ def to_gymnasium(spec: Any) -> Any:
     """Convert a spec to a gymnasium space: integers of shape ``()`` to ``Discrete``, a ``Composite`` to ``Dict``.
 
     Raises:
-        ConfigError: A spec without a corresponding space: with a mask or dynamic dimensions, ``NonTensor``, ``Choice``,
-            ``Stacked``, and ``OneHot`` and ``MultiOneHot``, whose ``categorical()`` has a space.
+        ConfigError: A spec has no corresponding space: specs with a mask or dynamic dimensions, ``NonTensor``,
+            ``Choice``, ``Stacked``, ``OneHot`` and ``MultiOneHot``. For the last two, convert ``categorical()``.
         ImportError: Gymnasium is not installed.
     """
     try:
@@ -124,7 +124,7 @@ def from_lerobot(features: Mapping[str, Any]) -> Composite:
     Numbers are ``Unbounded``, booleans ``Binary``, camera images ``Bounded`` from 0 to 255, texts ``NonTensor``.
 
     Raises:
-        ConfigError: A feature without a valid dtype and shape.
+        ConfigError: A feature has no valid dtype and shape.
     """
     entries: dict[str, Domain] = {}
     for name, feature in features.items():
@@ -156,7 +156,7 @@ def from_dm_env(spec: Any, *, where: str = "spec") -> Any:
         where: Prefix of messages.
 
     Raises:
-        ConfigError: Another object.
+        ConfigError: The object is none of these.
     """
     if isinstance(spec, Mapping | list | tuple):
         items = spec.items() if isinstance(spec, Mapping) else enumerate(spec)
@@ -182,8 +182,8 @@ def to_dm_env(spec: Any, *, name: str | None = None) -> Any:
         name: Name of the dm_env spec; entries of a ``Composite`` keep their names.
 
     Raises:
-        ConfigError: A spec without a corresponding dm_env spec: with a mask or dynamic dimensions, ``Choice``,
-            ``Stacked``, and ``OneHot`` and ``MultiOneHot``, whose ``categorical()`` has one.
+        ConfigError: A spec has no corresponding dm_env spec: specs with a mask or dynamic dimensions, ``Choice``,
+            ``Stacked``, ``OneHot`` and ``MultiOneHot``. For the last two, convert ``categorical()``.
         ImportError: dm_env is not installed.
     """
     try:
