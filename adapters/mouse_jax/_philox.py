@@ -18,14 +18,14 @@ _WEYL = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
 _ROUNDS = 10
 
 SHUFFLED_UP_TO = 1 << 14
-"""The largest number of elements that ``mouse_core.randomness.Order`` shuffles as a whole."""
-# The rounds of ``Order`` for more elements, and the constants of SplitMix64.
+"""Largest number of elements for which ``mouse_core.randomness.Order`` is a stored shuffle."""
+# Number of rounds of ``Order`` for more elements, and the constants of SplitMix64.
 _ORDER_ROUNDS = 8
 _MIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 
 def permutation(seed: jax.Array, epoch: jax.Array, n: int, *, call: int = 0) -> jax.Array:
-    """Return the order of ``n`` rows in an epoch, as ``mouse_core.rollouts.permutation`` does.
+    """Return the order of ``n`` rows in an epoch, equal to ``mouse_core.rollouts.permutation``.
 
     Args:
         seed: The halves of the seed, uint32 ``[2]``, high first.
@@ -45,13 +45,13 @@ def permutation(seed: jax.Array, epoch: jax.Array, n: int, *, call: int = 0) -> 
 
 
 def integers(bits: Pair, high: jax.Array) -> jax.Array:
-    """Convert random words to integers in ``[0, high)``, as ``Key.integers`` does for the same words.
+    """Convert random words to integers in ``[0, high)``, with the same results as ``Key.integers``.
 
     ``Key.integers`` converts a word's upper 53 bits, m, to the float64 ``m * 2**-53``, multiplies it by ``high`` and
-    truncates. The product is first rounded to 53 bits: a product within half a unit of its last place below an integer
-    becomes that integer. This function computes the product exactly. Its integer part q, of b bits, leaves 53 - b bits
-    for the fraction, so the product is rounded up to q + 1 where the fraction is at least ``1 - 2**(b - 54)``; a tie
-    goes to q + 1, too, which is even in its last place.
+    truncates. The product is first rounded to 53 bits: if it lies less than half a unit of its last place below an
+    integer, it becomes this integer. This function computes the product exactly. Its integer part q has b bits, which
+    leaves 53 - b bits for the fraction. So the float64 product is rounded up to q + 1 if the fraction is at least ``1 -
+    2**(b - 54)``. A tie is rounded to q + 1 too, which is even in its last place.
 
     Args:
         bits: The two halves of the words, uint32 ``[n]`` each.
@@ -61,14 +61,14 @@ def integers(bits: Pair, high: jax.Array) -> jax.Array:
         int32 ``[n]``.
     """
     factor = high.astype(jnp.uint32)
-    # 2**11 * m * high in three words: q is the first of them, the fraction the other two.
+    # 2**11 * m * high in three words: q is the first word, the fraction is the other two.
     carry, last = _product(bits[1] & jnp.uint32(0xFFFFF800), factor)
     whole, middle = _product(bits[0], factor)
     whole, middle = _added((whole, middle), (jnp.zeros_like(whole), carry))
-    # 1 minus the fraction, minus 2**-64: below 2**(b + 10 - 64) if the product is rounded up.
+    # 1 minus the fraction, minus 2**-64. It is below 2**(b + 10 - 64) if the product is rounded up.
     lacking = ~middle, ~last
     shift = 42 - jax.lax.clz(whole)
-    # Of the two shifts, only the one below 32 bits is used.
+    # Only the shift by less than 32 bits is used.
     near = jnp.where(shift >= 32, lacking[0] >> (shift - 32), lacking[0] | (lacking[1] >> shift))
     rounded = whole + (near == 0).astype(jnp.uint32)
     return jnp.minimum(rounded, factor - 1).astype(jnp.int32)
@@ -82,13 +82,13 @@ def words(seed: jax.Array, purpose: Purpose, index: jax.Array, n: int, *, call: 
 def nothing(*numbers: jax.Array) -> jax.Array:
     """Return zero, uint32 ``[]``, which ``jax.shard_map`` treats as varying over shards if one of ``numbers`` varies.
 
-    In ``jax.shard_map``, values that a loop carries must be varying from the beginning.
+    In ``jax.shard_map``, the values that a loop carries must be varying from the beginning.
     """
     return jnp.asarray(sum(number.astype(jnp.uint32) * jnp.uint32(0) for number in numbers), jnp.uint32)
 
 
 def shuffled(seed: jax.Array, purpose: Purpose, index: jax.Array, n: jax.Array, *, most: int) -> jax.Array:
-    """Return the elements of an ``Order`` that is shuffled as a whole, for ``in_order``: int32 ``[min(most, 16384)]``.
+    """Return the elements of an ``Order`` that is a stored shuffle, for ``in_order``: int32 ``[min(most, 16384)]``.
 
     Args:
         seed, purpose, index: The key of the order, as in ``words``.
@@ -98,7 +98,7 @@ def shuffled(seed: jax.Array, purpose: Purpose, index: jax.Array, n: jax.Array, 
     size = min(most, SHUFFLED_UP_TO)
     place = jnp.arange(size, dtype=jnp.int32)
     high, low = words(seed, purpose, index, size)
-    # A smaller ``n`` has the first words of a larger one.
+    # A smaller ``n`` uses the first words of a larger ``n``.
     return jax.lax.sort((place >= n, high, low, place), num_keys=3, is_stable=True)[3]
 
 
@@ -173,7 +173,7 @@ def _bits(seed: jax.Array, epoch: jax.Array, n: int, call: int, purpose: Purpose
     number = jnp.asarray(epoch).astype(jnp.uint32)
     none = nothing(seed[0], number)
     zero = jnp.zeros(blocks, jnp.uint32) + none
-    # NumPy increments the counter before it computes: the first block is number 1.
+    # NumPy increments the counter before it computes a block, so the first block has number 1.
     counter: list[Pair] = [
         (zero, zero + jnp.arange(1, blocks + 1, dtype=jnp.uint32)),
         (zero + jnp.uint32(call >> 32), zero + jnp.uint32(call & 0xFFFFFFFF)),
@@ -181,7 +181,7 @@ def _bits(seed: jax.Array, epoch: jax.Array, n: int, call: int, purpose: Purpose
         (zero, zero),
     ]
     keys: list[Pair] = [(seed[0] + none, seed[1] + none), (none, none + jnp.uint32(purpose))]
-    # A loop: XLA would merge unrolled rounds into one expression, and recompute every value for each use.
+    # A loop, because XLA would merge unrolled rounds into one expression, and recompute every value for each use.
     counter, _ = jax.lax.fori_loop(0, _ROUNDS, _round, (counter, keys))
     high, low = (jnp.stack([word[half] for word in counter], axis=1).reshape(-1)[:n] for half in (0, 1))
     return high, low

@@ -1,9 +1,9 @@
 """Chats, and pairs for DPO and reward models, as padded batches of JAX arrays.
 
-The functions take the arguments of the same functions in ``mouse_core.text.chat``, and two more. ``device`` is the
-device of the arrays, by default JAX's default device. ``sharding`` distributes every array over devices of this
-process. Arrays are int32 without x64. A jitted step compiles again for every new shape; ``pad_to_multiple_of`` reduces
-the number of shapes.
+The functions take the arguments of the functions with the same names in ``mouse_core.text.chat``, and two more.
+``device`` is the device of the arrays, by default JAX's default device. ``sharding`` distributes every array over
+devices of this process. Arrays are int32 without x64. A jitted step compiles again for every new shape;
+``pad_to_multiple_of`` reduces the number of shapes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _placed(
 ) -> dict[str, jax.Array]:
     try:
         placed: dict[str, jax.Array] = as_jax(arrays, target)
-    except DataError:  # a number that does not fit
+    except DataError:  # a number does not fit
         raise
     except ValueError as error:
         shapes = {name: list(values.shape) for name, values in arrays.items()}

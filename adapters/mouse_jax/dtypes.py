@@ -1,4 +1,4 @@
-"""Dtypes that JAX holds instead of 64-bit numbers, random keys and seeds, and whether values are known or traced."""
+"""Replacements of 64-bit dtypes, random keys and seeds, and checks whether values are known or traced."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ REPLACED_DTYPES: Mapping[np.dtype[Any], np.dtype[Any]] = MappingProxyType(
         np.dtype(np.float64): np.dtype(np.float32),
     }
 )
-"""The delivered dtype for each dtype that JAX cannot hold without x64."""
+"""The delivered dtype for each dtype that JAX lacks without x64."""
 
 
 def replaced_dtypes() -> dict[np.dtype[Any], np.dtype[Any]]:
     """Return ``REPLACED_DTYPES``, or an empty mapping with x64 enabled, for ``BatchSource(replace_dtypes=...)``.
 
-    JAX itself narrows silently, so that 2**40 + 5 becomes 5. A source with this table raises an error for the value.
+    JAX itself narrows numbers silently, so that 2**40 + 5 becomes 5. A source with this mapping raises an error
+    instead.
     """
     return {} if x64_enabled() else dict(REPLACED_DTYPES)
 
 
 def x64_enabled() -> bool:
-    """Whether JAX holds 64-bit numbers in this thread: by ``jax_enable_x64``, or inside ``jax.enable_x64(True)``."""
+    """Whether JAX has 64-bit numbers in this thread: by ``jax_enable_x64``, or inside ``jax.enable_x64(True)``."""
     return bool(jax.dtypes.canonicalize_dtype(np.int64) == np.int64)
 
 
 def is_key(dtype: Any) -> bool:
-    """Whether a dtype is the dtype of JAX's random keys, which are no numbers."""
+    """Whether a dtype is the dtype of JAX's random keys, which are not numbers."""
     return bool(jnp.issubdtype(dtype, jax.dtypes.prng_key))
 
 
@@ -49,7 +50,7 @@ def as_key(value: jax.Array) -> jax.Array:
         return value
     try:
         key: jax.Array = jax.random.wrap_key_data(value)
-    except (TypeError, ValueError):  # other keys are the default, with other data
+    except (TypeError, ValueError):  # no data of a key of JAX's default implementation
         return value
     return key
 
@@ -98,7 +99,7 @@ def seed_halves(seed: Any) -> jax.Array:
     """Return the halves of a seed or a random key, uint32 ``[2]``, high first; the argument may be traced.
 
     Raises:
-        ConfigError: The seed is no random key, and no integer in ``[0, 2**64)``, if the value is known.
+        ConfigError: The seed is neither a random key nor, if its value is known, an integer in ``[0, 2**64)``.
     """
     if isinstance(seed, jax.Array):
         seed = as_key(seed)

@@ -1,10 +1,10 @@
 """Examples of rollout groups as JAX arrays: padded, packed or concatenated, and in streams by rank.
 
-``pad``, ``pack`` and ``concatenate`` take the arguments of the same functions in ``mouse_core.groups``, and two more.
-``device`` is the device of the arrays, by default JAX's default device. ``sharding`` distributes arrays ``[B, L]`` over
-devices of this process; columns with a value per turn or example are distributed along ``B``. Without x64, dtypes have
-at most 32 bits. A jitted step compiles again for every new length and number of rows; fix them with ``length``,
-``num_rows`` and ``capacity``.
+``pad``, ``pack`` and ``concatenate`` take the arguments of the functions with the same names in ``mouse_core.groups``,
+and two more. ``device`` is the device of the arrays, by default JAX's default device. ``sharding`` distributes arrays
+``[B, L]`` over devices of this process; columns with a value per turn or example are distributed along ``B``. Without
+x64, dtypes have at most 32 bits. A jitted step compiles again for every new length and number of rows; fix them with
+``length``, ``num_rows`` and ``capacity``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _placed(
             for name, values in own.items()
         ]
     try:
-        # On a host, JAX may share the memory, which is never modified later.
+        # On a host, JAX may share the memory; it is never modified later.
         placed = jax.device_put(list(own.values()), where, may_alias=True)
     except ValueError as error:
         raise ConfigError(
@@ -45,7 +45,7 @@ def _placed(
 
 
 def _common(shape: tuple[int, ...], tokens: tuple[int, ...]) -> int:
-    """Return the number of leading axes that an array shares with the tokens."""
+    """Return the number of leading axes that an array has in common with the tokens."""
     common = 0
     for size, other in zip(shape, tokens, strict=False):
         if size != other:
@@ -55,7 +55,7 @@ def _common(shape: tuple[int, ...], tokens: tuple[int, ...]) -> int:
 
 
 def _layout(sharding: Sharding, common: int) -> Sharding:
-    """Return the sharding of an array from the sharding of tokens, for its shared leading axes."""
+    """Return the sharding of an array: the sharding of the tokens for its common leading axes."""
     if not isinstance(sharding, NamedSharding) or len(sharding.spec) <= common:
         return sharding
     spec: Any = PartitionSpec(*sharding.spec[:common])  # type: ignore[no-untyped-call]
@@ -67,13 +67,13 @@ def _of_examples(arrays: Arrays, target: Any, examples: Sequence[RLExample]) -> 
 
 
 pad = on_device(groups.pad, _of_examples)
-"""Put one example into each row, padded at the end; see ``mouse_core.groups.pad``."""
+"""Pad examples to rows of one length, one example per row; see ``mouse_core.groups.pad``."""
 
 pack = on_device(groups.pack, _of_examples)
-"""Put several examples into each row, one after another; see ``mouse_core.groups.pack``."""
+"""Pack several examples into each row, one after another; see ``mouse_core.groups.pack``."""
 
 concatenate = on_device(groups.concatenate, _of_examples)
-"""Put all examples one after another, without padding; see ``mouse_core.groups.concatenate``."""
+"""Concatenate all examples without padding; see ``mouse_core.groups.concatenate``."""
 
 
 class RolloutStream(groups.RolloutStream):
@@ -83,13 +83,13 @@ class RolloutStream(groups.RolloutStream):
     ``mouse_core.groups.RolloutStream``.
 
     Args:
-        batches, max_tokens: As in ``mouse_core.groups.RolloutStream``.
+        batches, max_tokens: The same arguments as in ``mouse_core.groups.RolloutStream``.
         device: The device of the arrays; None: JAX's default device.
         sharding: The sharding of arrays ``[B, L]`` over devices of this process; None: arrays are on ``device``.
         **options: The other arguments of ``mouse_core.groups.RolloutStream``.
 
     Raises:
-        ConfigError: As ``mouse_core.groups.RolloutStream``; or the device does not exist, or ``device`` and
+        ConfigError: An error of ``mouse_core.groups.RolloutStream``; or the device does not exist, or ``device`` and
             ``sharding`` are both given.
     """
 

@@ -1,4 +1,4 @@
-"""Conversion of a batch source to a grain dataset, for custom pipelines."""
+"""Converts a batch source to a grain dataset, for custom pipelines."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ from mouse_core.prefetch import Source
 def to_grain(source: Source) -> grain.MapDataset:
     """Return the batches of a source as a ``grain.MapDataset``, for pipelines of grain's transformations.
 
-    Element ``i`` is ``source[i]``, a dict of NumPy arrays, across epochs without end: each epoch is followed by the
-    next one, in a new order. An iterator's state ``{"next_index": i}`` counts batches, as the ``state_dict()`` of a
-    loader does.
+    Element ``i`` is ``source[i]``, a dict of NumPy arrays. The dataset is endless: each epoch is followed by the next
+    epoch, in a new order. An iterator's state ``{"next_index": i}`` counts batches, as the ``state_dict()`` of a loader
+    does.
 
-    Elements are whole batches, and grain reads 500 elements ahead by default. Use
-    ``to_iter_dataset(grain.ReadOptions(num_threads=2,
-    prefetch_buffer_size=4))``. Without x64 JAX narrows 64-bit numbers silently; ``BatchSource(...,
-    replace_dtypes=mouse_jax.replaced_dtypes())`` narrows them with a check.
+    Each element is a batch, and grain reads 500 elements ahead by default. To limit this, use
+    ``to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=4))``. Without x64 JAX narrows 64-bit
+    numbers silently; ``BatchSource(..., replace_dtypes=mouse_jax.replaced_dtypes())`` narrows them with a check.
 
-    ``mp_prefetch`` fails in programs that do not parse flags with absl; this function marks absl's flags as parsed, if
-    they are not.
+    ``mp_prefetch`` would fail in programs that do not parse flags with absl, so this function marks absl's flags as
+    parsed.
 
     Args:
         source: The source of batches: a ``BatchSource``, or another ``mouse_core.prefetch.Source``.
@@ -43,7 +42,10 @@ def to_grain(source: Source) -> grain.MapDataset:
 
 
 class _Endless:
-    """Random access for grain, which takes an index modulo the length: the true length would repeat the first epoch."""
+    """Random access for grain.
+
+    Grain takes an index modulo the length, so the true length would repeat the first epoch.
+    """
 
     def __init__(self, source: Source) -> None:
         self._source = source

@@ -1,4 +1,4 @@
-"""RowMap for JAX: pytrees of jax.Array in and out."""
+"""RowMap for JAX, which accepts and returns pytrees of jax.Array."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mouse_jax.trees import as_arrays, as_jax
 class RowMap(maps.RowMap):
     """``mouse_core.maps.RowMap`` that accepts and returns pytrees of ``jax.Array``.
 
-    Rows are kept in the host's memory, and calls are made outside of ``jax.jit``. The same rows have the same indices
+    Rows are kept in the host's memory. Call the methods outside of ``jax.jit``. The same rows get the same indices as
     in NumPy and torch. Without x64 (``jax_enable_x64``), 64-bit values and indices have the dtypes in
     ``REPLACED_DTYPES``.
 

@@ -12,25 +12,26 @@ from mouse_core import ConfigError
 
 
 def global_mean(values: Any, mask: Any = None, *, count: Any = None, axis_name: Any = None) -> jax.Array:
-    """The mean of ``values`` where ``mask`` is True, over all parts of the batch: ``sum(mask * values) / sum(mask)``.
+    """Return the masked mean of ``values`` over all parts of the batch: ``sum(mask * values) / sum(mask)``.
 
-    The mean is exact also if parts have different numbers of windows or steps, or none. The mean of the means of the
-    parts is not exact: a step in a part with few steps weighs more, which changes the gradient by 1 to 3% with usual
-    episodes, and by up to 12%.
+    The mean is exact even if parts have different numbers of windows or steps, or none. A mean over the means of the
+    parts would not be exact, because a step in a part with few steps would have more weight. This would change the
+    gradient by 1 to 3% with usual episodes, and by up to 12%.
 
     In ``jax.jit``, arrays that are sharded over devices or processes (from a loader with ``sharding=``, or from
     ``jax.make_array_from_process_local_data``) are one batch: without ``axis_name``, loss and gradient equal those of a
     single device. In ``jax.pmap`` and ``jax.shard_map``, pass the axis over which the batch is split: the loss is the
-    same on all devices, and ``jax.lax.pmean(gradient, axis_name)`` is the gradient of the whole batch. For parameters
-    that ``jax.lax.pcast`` has made varying, ``psum`` is the gradient, as JAX then adds no gradients automatically.
+    same on all devices, and ``jax.lax.pmean(gradient, axis_name)`` is the gradient of the whole batch. If
+    ``jax.lax.pcast`` made the parameters varying, use ``psum`` for the gradient, as JAX then does not add gradients
+    automatically.
 
     Args:
         values: Floats ``[b, ...]``, for example a loss for each step ``[b, S]``.
-        mask: The values that count, bool, or the weights of the values. The shape is a prefix of the shape of
-            ``values``: ``[b]`` or ``[b, S]``. Values that do not count are ignored, also NaN. None: all values count.
+        mask: Mask of the values that count, bool, or weights of the values. Its shape is a prefix of the shape of
+            ``values``: ``[b]`` or ``[b, S]``. All other values are ignored, even NaN. None: all values count.
         count: The divisor in place of the sum of this call's mask: the sum of the masks of all micro-batches of a step,
-            over all parts. Each call then returns its part of the mean; sum the gradients of the micro-batches. Without
-            a mask, the number of elements of ``values`` in all micro-batches and parts.
+            over all parts. Each call then returns its part of the mean, and the gradients of the micro-batches must be
+            summed. Without a mask, it is the number of elements of ``values`` in all micro-batches and parts.
         axis_name: The mapped axis, or several, over which the batch is split; None: ``values`` are the whole batch.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Placement of batches in JAX: on one device, or by a sharding over devices of one or several processes."""
+"""Places batches on one device, or by a sharding over devices of one or several processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jax.sharding import Sharding
 
 from mouse_core import BatchSource, ConfigError
 
-# The number of bytes whose copy takes half as long as ``device_put`` of the six arrays of a usual batch.
+# Number of bytes whose copy takes half as long as ``device_put`` of the six arrays of a usual batch.
 _MOST_COPIED = 1 << 20
 
 
@@ -24,8 +24,8 @@ class Placement:
 
     Args:
         target: A device or a sharding; None: JAX's default device, to which arrays are not committed.
-        parts: The rows of a whole batch that this process needs, as shards ``(rank, count)`` of one count, in ascending
-            order. None: the rows of the source.
+        parts: The parts of a complete batch that this process needs, as shards ``(rank, count)`` with one count, in
+            ascending order. None: the source's own rows.
     """
 
     target: jax.Device | Sharding | None = None
@@ -43,7 +43,7 @@ class Placement:
         """Return the sources of this process's rows.
 
         Raises:
-            ConfigError: As ``check_layout``.
+            ConfigError: An error of ``check_layout``.
         """
         check_layout(self.target, source)
         if self.parts is None:
@@ -65,7 +65,8 @@ class Placement:
         if recurring and self.target is None and self.on_host and _copying_will_do(arrays):
             copied: list[jax.Array] = _copied(list(arrays))
             return copied
-        # On a host, JAX may share the memory, which is never modified later; ``may_alias`` halves the time of the call.
+        # On a host, JAX may share the memory, because it is never modified later; ``may_alias`` halves the time of the
+        # call.
         placed: list[jax.Array] = jax.device_put(list(arrays), self.target, may_alias=True)
         return placed
 
@@ -82,8 +83,8 @@ def _copied(arrays: list[jax.Array]) -> list[jax.Array]:
 def _copying_will_do(arrays: Sequence[npt.NDArray[Any]]) -> bool:
     """Whether a compiled function may copy arrays to JAX's default device, and is faster than ``device_put``.
 
-    ``device_put`` takes 50 us for each array, mostly in Python, and copies nothing. Both results are equal, unless a
-    setting of JAX applies to compiled functions or their arguments.
+    ``device_put`` takes 50 us for each array, mostly in Python, and copies nothing. Both ways give equal results,
+    unless a setting of JAX affects compiled functions or their arguments.
     """
     config: Any = jax.config
     return (
@@ -100,12 +101,12 @@ def find_placement(device: jax.Device | str | None, sharding: Sharding | None, s
     Args:
         device: A device of this process, a platform ("cpu", "gpu"), or a platform with a number ("gpu:1"); None: JAX's
             default device.
-        sharding: The sharding of whole batches; None: batches are on ``device``.
+        sharding: The sharding of complete batches; None: batches are on ``device``.
         source: The source of batches.
 
     Raises:
-        ConfigError: The device does not exist; device and sharding are both given; the source has a shard beside the
-            sharding; the sharding has no device of this process; or as in ``check_layout``.
+        ConfigError: The device does not exist; device and sharding are both given; the source has a shard in addition
+            to the sharding; the sharding has no device of this process; or an error of ``check_layout``.
     """
     target = find_target(device, sharding)
     if sharding is None:
@@ -117,10 +118,10 @@ def find_placement(device: jax.Device | str | None, sharding: Sharding | None, s
 
 
 def find_target(device: jax.Device | str | None, sharding: Sharding | None) -> jax.Device | Sharding | None:
-    """Return the device or the sharding; None: JAX's default device.
+    """Return the device or the sharding; None for JAX's default device.
 
     Raises:
-        ConfigError: The device does not exist, both arguments are given, or ``sharding`` is no sharding.
+        ConfigError: The device does not exist, both arguments are given, or ``sharding`` is not a sharding.
     """
     if sharding is None:
         return find_device(device)
@@ -132,10 +133,10 @@ def find_target(device: jax.Device | str | None, sharding: Sharding | None) -> j
 
 
 def on_device(function: Callable[..., Any], place: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``function`` of the core with the arguments ``device`` and ``sharding``; see ``find_target``.
+    """Return a function of the core with the additional arguments ``device`` and ``sharding``; see ``find_target``.
 
     Args:
-        function: Returns NumPy arrays for some examples, its first argument.
+        function: Returns NumPy arrays for examples, which are its first argument.
         place: Called with the arrays, the device or sharding, and the examples; returns the result.
     """
 
@@ -157,7 +158,7 @@ def on_device(function: Callable[..., Any], place: Callable[..., Any]) -> Callab
 
 
 def check_layout(target: object, source: BatchSource) -> None:
-    """Check that a sharding divides every batch of an epoch, also a short last one.
+    """Check that a sharding divides every batch of an epoch evenly, including a short last batch.
 
     Raises:
         ConfigError: The sharding does not divide the shape of a field; the message names the field.
@@ -180,13 +181,12 @@ def check_layout(target: object, source: BatchSource) -> None:
 
 
 def _axes(source: BatchSource, rows: int) -> tuple[int, ...]:
-    """Return the leading axes of ``rows`` windows, in front of the axes of fields."""
+    """Return the sizes of the leading axes of ``rows`` windows, in front of the axes of fields."""
     return (rows, source.sequence_length)[: source.spec.batch_dims]
 
 
 def _own_parts(sharding: Sharding, source: BatchSource) -> tuple[tuple[int, int], ...]:
-    """Return the rows of this process's devices as shards: one shard if the rows are contiguous, else one for each
-    device.
+    """Return the rows of this process's devices as shards: one shard if they are contiguous, else one for each device.
 
     Padded batches always have one shard for each device, as each shard is padded separately.
     """
@@ -204,9 +204,7 @@ def _own_parts(sharding: Sharding, source: BatchSource) -> tuple[tuple[int, int]
 
 
 def _parts_of(sharding: Sharding, source: BatchSource) -> int:
-    """Return the number of parts into which a sharding divides the windows of a batch; ConfigError if it cannot divide
-    them.
-    """
+    """Return the number of parts into which a sharding divides a batch's windows; raise ConfigError if it cannot."""
     devices = len(sharding.device_set)
     try:
         return devices // sharding.shard_shape(_axes(source, devices))[0]
@@ -217,7 +215,7 @@ def _parts_of(sharding: Sharding, source: BatchSource) -> int:
 
 
 def find_device(device: jax.Device | str | None) -> jax.Device | None:
-    """Return the device; None: JAX's default device. ConfigError if the device does not exist."""
+    """Return the device, or None for JAX's default device; raise ConfigError if the device does not exist."""
     if device is None:
         return None
     if isinstance(device, jax.Device):

@@ -35,15 +35,15 @@ Arrays = dict[str, npt.NDArray[Any]]
 class ArrayMaker:
     """Creates a batch from its index, in two stages.
 
-    Threads use the thread-local settings of JAX of the thread that created this object.
+    All threads use the thread-local settings of JAX from the thread that created this object.
 
     Args:
         sources: The sources of the shards that this process needs.
         placement: The placement of batches.
         spec: The spec of delivered batches.
-        x64: Whether JAX holds 64-bit numbers.
+        x64: Whether JAX has 64-bit numbers.
         default_device: JAX's default device, if it is set.
-        rows: The number of this process's rows in a whole batch.
+        rows: Number of this process's rows in a complete batch.
     """
 
     sources: tuple[BatchSource, ...]
@@ -56,7 +56,8 @@ class ArrayMaker:
     def gather(self, index: int) -> Any:
         """Return this process's rows of batch ``index``, in new memory that is never modified later.
 
-        On a host, rows have the delivered dtypes; else the stored dtypes, so that fewer bytes are transferred.
+        On a host, rows have the delivered dtypes. For other devices they have the stored dtypes, so that fewer bytes
+        are transferred.
         """
         if self.placement.on_host:
             parts = [source[index] for source in self.sources]
@@ -65,7 +66,7 @@ class ArrayMaker:
         return parts[0] if len(parts) == 1 else _joined(parts)
 
     def transfer(self, gathered: Any) -> Any:
-        """Convert a gathered batch to JAX arrays, placed and in the delivered dtypes."""
+        """Convert a gathered batch to JAX arrays with the requested placement and the delivered dtypes."""
         views: tuple[Arrays, ...] = gathered if isinstance(gathered, tuple) else (gathered,)
         rows = [values for view in views for values in view.values()]
         with settings(self.x64, self.default_device):
@@ -81,9 +82,7 @@ class ArrayMaker:
         return {k: v if v.dtype.kind == kinds[k].kind else v.astype(kinds[k]) for k, v in gathered.items()}
 
     def rows_of(self, index: int) -> npt.NDArray[np.int64]:
-        """Return the numbers of the gathered rows in the whole batch; -1 for a padded row, which belongs to another
-        shard.
-        """
+        """Return the number of each gathered row in the complete batch; -1 for padded rows, which have other shards."""
         rows = []
         for source in self.sources:
             plan, (rank, count) = source.plan(index), source.shard
@@ -106,14 +105,14 @@ def array_maker(source: BatchSource, *, placement: Placement, x64: bool, default
     """
     sources = placement.sources(source)
     rows = sum(-(-own.batch_size // own.shard[1]) for own in sources)
-    if source.spec.is_packed:  # padded to one size, or of varying sizes that rarely recur
+    if source.spec.is_packed:  # batches are padded to one size, or have varying sizes that rarely recur
         rows = 0 if isinstance(source.packed, bool) else source.packed
     make = ArrayMaker(sources, placement, source.spec, x64, default_device, rows)
     return Staged(make.gather, make.transfer, make.delivered, None if placement.parts is None else make.rows_of)
 
 
 def whole_maker(source: Any, *, target: jax.Device | Sharding | None, x64: bool, default_device: Any) -> Staged:
-    """Return the function from an index to a batch of whole arrays, from a replay buffer or a custom source.
+    """Return the function from an index to a complete batch of a replay buffer or a custom source.
 
     Args:
         source: A ``BufferSource``, or a custom source.
@@ -137,7 +136,7 @@ def whole_maker(source: Any, *, target: jax.Device | Sharding | None, x64: bool,
 
 
 def thread_settings() -> dict[str, Any]:
-    """Return the settings of JAX in this thread that other threads do not inherit."""
+    """Return the thread-local settings of JAX in this thread, which other threads do not inherit."""
     config: Any = jax.config
     return {"x64": x64_enabled(), "default_device": config.jax_default_device}
 
@@ -162,28 +161,28 @@ def _joined(parts: list[Any]) -> Any:
 
 
 _CLOSE_SECONDS = 0.25
-# Seconds that the interpreter's exit waits for batches that are being created.
+# Seconds that the interpreter's exit waits for unfinished batches.
 _EXIT_SECONDS = 2.0
 
 
 class GrainPrefetcher(Prefetcher[Any]):
     """Computes ``make(i)`` for ``i = first, first + 1, ...`` in threads of grain.
 
-    Apart from returned items, at most ``ahead`` items, but at least two, exist at a time, including items in progress.
+    Besides returned items, at most ``ahead`` items (but at least two) exist at a time, including items in progress.
 
     Args:
         make: Computes an item; must be thread-safe, and must not refer to this object.
         first: The first index.
         workers: Number of threads, at least 1. At most half of ``ahead`` threads are used, as each thread has one item
             in progress and one that waits.
-        ahead: The most items that are in progress or waiting beyond the requested item, at least 1.
+        ahead: Largest number of items in progress or waiting behind the requested item, at least 1.
     """
 
     def __init__(self, make: Callable[[int], Any], first: int, *, workers: int, ahead: int) -> None:
         self._work = _Work(make, first, workers, ahead)
         super().__init__(first, self._work.next)
         weakref.finalize(self, self._work.abandon).atexit = False
-        # Runs before JAX ends its backends, and before modules are torn down, after which grain cannot be closed.
+        # Runs before JAX ends its backends, and before modules are removed, after which grain cannot be closed.
         atexit.register(self._work.exit)
 
     @property
@@ -196,12 +195,12 @@ class GrainPrefetcher(Prefetcher[Any]):
         self._work.stop()
 
 
-# grain drops elements that are None.
+# grain leaves out elements that are None.
 _STOPPED: Outcome[Any] = Made(None)
 
 
 class _Work:
-    """State that the threads share. Threads refer to this object, and never to the prefetcher."""
+    """The common state of the threads. Threads refer only to this object, never to the prefetcher."""
 
     def __init__(self, make: Callable[[int], Any], first: int, workers: int, ahead: int) -> None:
         self._make = make
@@ -228,7 +227,7 @@ class _Work:
         if not self._enter():
             return None
         try:
-            # Separate references, as stop() drops those of the object.
+            # Separate references, because stop() deletes the attributes of the object.
             iterators = self._iterators
             self._taken += 1
             outcome: Outcome[Any] = next(iterators[(self._taken - 1) % len(iterators)])
@@ -253,11 +252,11 @@ class _Work:
 
     @property
     def ready(self) -> int:
-        """The number of computed outcomes that were not taken."""
+        """Number of computed outcomes that were not taken yet."""
         return max(0, sum(making.made for making in self._makings) - self._taken)
 
     def _enter(self) -> bool:
-        """Whether the object is still open; if so, count the caller as inside."""
+        """Return whether the object is still open; if so, count the caller as inside."""
         with self._changed:
             if self._stopped:
                 return False
@@ -273,8 +272,8 @@ class _Work:
     def stop(self) -> None:
         """End the threads and drop everything; may be called twice, and does nothing in a forked child.
 
-        grain's own close waits for the element in progress, without limit, and never wakes a caller that waits in
-        another thread. After a stop, every element is ``_STOPPED`` at once, and grain is closed when no caller is
+        grain's own close waits without limit for the element in progress, and never wakes a caller that waits in
+        another thread. After ``stop``, every element is immediately ``_STOPPED``, and grain is closed when no caller is
         inside.
         """
         if self._mark_stopped():
@@ -284,12 +283,12 @@ class _Work:
                 self._end_later()
 
     def abandon(self) -> None:
-        """Close from the garbage collector, which may run at any line of any thread: never wait."""
+        """Close without waiting; called by the garbage collector, which may run at any line of any thread."""
         if self._mark_stopped():
             self._end_later()
 
     def exit(self) -> None:
-        """Close at the interpreter's exit, also if another thread is closing.
+        """Close at the interpreter's exit, even if another thread is closing the object.
 
         A thread that returns from compiled code after the end of the interpreter would abort the process.
         """
@@ -304,8 +303,8 @@ class _Work:
     def _mark_stopped(self) -> bool:
         """Mark the object as stopped; return whether the caller has to end the threads."""
         if os.getpid() != self._process:
-            # Locks may have been held when the process was forked. The registration at exit keeps this alive, so that
-            # the garbage collector does not close grain's iterator either.
+            # The locks may have been held when the process was forked. The registration at exit keeps this object
+            # alive, so that the garbage collector does not close grain's iterator either.
             return False
         with self._changed:
             if self._stopped:
@@ -337,7 +336,7 @@ class _Work:
 
 
 class _Making:
-    """The outcomes at every ``step``-th position, as an iterator with the state that grain requires."""
+    """An iterator over the outcomes at every ``step``-th position, with the state that grain requires."""
 
     def __init__(self, work: _Work, position: int, step: int) -> None:
         self._work = work
@@ -354,7 +353,7 @@ class _Making:
 
     @property
     def made(self) -> int:
-        """The number of items computed so far."""
+        """Number of items computed so far."""
         return self._position // self._step
 
     def get_state(self) -> int:
@@ -365,25 +364,25 @@ class _Making:
 
 
 class PrefetchBatchifier(Batchifier[dict[str, jax.Array]]):
-    """Delivers batches as dicts of ``jax.Array`` ``[B, S, ...]``, created ahead in a grain pipeline, in index order.
+    """Delivers batches in order as dicts of ``jax.Array`` ``[B, S, ...]``; a grain pipeline prefetches them.
 
     Without x64 (``jax_enable_x64``), 64-bit fields are converted to the dtypes in ``REPLACED_DTYPES``, which ``spec``
     shows; a value that does not fit raises an error. The setting of x64 is read when the loader is created.
 
     At most ``prefetch + 1`` batches exist in the pipeline at a time, and delivered batches never change.
 
-    Every loader has the other arguments; see ``mouse_core.prefetch.Batchifier``.
+    For the arguments of all loaders, see ``mouse_core.prefetch.Batchifier``.
 
     Args:
         num_workers: Number of threads that create batches and transfer them to the device (at most half of
             ``prefetch``), and of processes that decode encoded images; with 0 the calling thread does both. The stream
-            does not depend on it.
+            of batches does not depend on this number.
         pin_memory: Ignored.
         device: A ``jax.Device``, a platform ("cpu", "gpu"), or a platform with a number ("gpu:1"); None: JAX's default
             device, or the device of the replay buffer's batches.
-        sharding: The sharding of a whole batch over the devices of one or several processes, in place of a device; for
-            example ``NamedSharding(mesh, P("data"))``. Each process gathers only the rows of its devices, and
-            ``source`` is the source of the whole batch. The processes check that they agree, as with ``shard="auto"``,
+        sharding: The sharding of a complete batch over the devices of one or several processes, in place of a device;
+            for example ``NamedSharding(mesh, P("data"))``. Each process gathers only the rows of its devices, and
+            ``source`` must deliver complete batches. The processes check that they agree, as with ``shard="auto"``,
             which may be combined with a sharding.
 
     Raises:
@@ -396,7 +395,7 @@ class PrefetchBatchifier(Batchifier[dict[str, jax.Array]]):
 
     @property
     def replaced_dtypes(self) -> Mapping[np.dtype[Any], np.dtype[Any]]:
-        """Return the dtypes that JAX does not hold in this thread, and the dtypes that are delivered in their place."""
+        """Return the dtypes that JAX lacks in this thread, with the dtypes that are delivered in their place."""
         return replaced_dtypes()
 
     def delivery(
@@ -417,7 +416,8 @@ class PrefetchBatchifier(Batchifier[dict[str, jax.Array]]):
             target = find_target(device, sharding)
         whole = partial(whole_maker, target=target, **thread_settings())
         if isinstance(source, BufferSource):
-            # The caller's thread draws batch by batch; grain would request batches that are not drawn yet.
+            # The caller's thread draws batch by batch, so no threads of grain are used, which would request batches too
+            # early.
             return Delivery(whole)
         if isinstance(target, Sharding) and not target.is_fully_addressable:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""ReplayBuffer for JAX: pytrees in, pytrees of jax.Array out."""
+"""ReplayBuffer for JAX, which accepts pytrees and returns pytrees of jax.Array."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class ReplayBuffer(_InJax, buffer.ReplayBuffer):
     Rows may be nested dicts, tuples, named tuples and dataclasses of JAX or NumPy arrays or of numbers; dataclasses are
     returned as dicts. Batches are dicts of ``jax.Array``, nested as the rows are. The draws equal the draws of NumPy
     and torch for the same seed. Rows are kept in the host's memory. Every batch has new memory that is never modified,
-    since JAX may share that memory.
+    because JAX may share this memory.
 
     Without x64 (``jax_enable_x64``) 64-bit fields are converted to the dtypes in ``REPLACED_DTYPES``; a value that does
     not fit raises an error. Transforms receive NumPy arrays, before this conversion.
 
     Args:
-        storage, sampler, transform, batch_size, seed, and others: See ``mouse_core.replay.ReplayBuffer``.
+        storage, sampler, transform, batch_size, seed, and others: The arguments of ``mouse_core.replay.ReplayBuffer``.
         device: The device of batches: a ``jax.Device``, a sharding, a platform ("cpu", "gpu"), or a platform with a
             number ("gpu:1"); None: JAX's default device.
 

@@ -1,9 +1,9 @@
-"""Returns and advantages as scans: ``mouse_core.rollouts.returns`` for long rollouts under ``jax.jit``.
+"""Returns and advantages as scans, for long rollouts under ``jax.jit``; see ``mouse_core.rollouts.returns``.
 
-Arguments, formulas and results equal those of the functions of the same names in ``mouse_core.rollouts``, which JAX can
-trace, too. A trace of those functions contains the operations once for each row. These functions are one
+Arguments, formulas and results equal those of the functions with the same names in ``mouse_core.rollouts``. JAX can
+trace the core's functions too, but then compiles their operations once for each row. The functions here use one
 ``jax.lax.scan``, which compiles in the same time for any number of rows. ``n_step_returns`` needs no scan, and is the
-function of ``mouse_core.rollouts``.
+core's function.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Rollouts as a pytree, and pure functions for ``jax.jit``: ``init``, ``append``, ``compute_returns``,
-``mini_batches``.
+"""Rollouts as pytrees, and pure functions for ``jax.jit``: ``init``, ``append``, ``compute_returns``, ``mini_batches``.
 
 Fields, formulas and, for the same seed, the order of rows equal those of ``mouse_core.rollouts.RolloutStorage``. Checks
 of values (whether the rollout is full, whether rewards are finite) run only outside of ``jax.jit``, where values are
-known; inside, a row beyond the last one is dropped.
+known. Inside ``jax.jit``, rows beyond the last one are dropped.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ for _kind in (AmpStates, MiniBatch):
 
 
 class JaxArrays(HostArrays):
-    """Unconverted arrays of JAX or NumPy, whose values may be traced."""
+    """Access to arrays of JAX or NumPy without conversion; their values may be traced."""
 
     def array(self, value: Any) -> Any:
         """Return a value as an array."""
@@ -73,12 +72,12 @@ class Layout:
 
     @property
     def checks(self) -> StepChecks:
-        """The layout of a step."""
+        """The checks of a step's fields."""
         return StepChecks(dict(self.fields), self.num_envs, self.spec, JaxArrays())
 
     @property
     def spec(self) -> Spec:
-        """The spec of the arrays, with the dtypes that JAX holds."""
+        """The spec of the arrays, with the dtypes that JAX has."""
         replaced, spec = replaced_dtypes(), stored_spec(dict(self.fields))
         held = {name: one.replace(dtype=replaced.get(one.dtype, one.dtype)) for name, one in spec.items()}
         return Spec(held, spec.alignment, spec.batch_dims)
@@ -87,7 +86,7 @@ class Layout:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Rollout:
-    """A rollout: the pytree that the functions of this module take and return.
+    """A rollout, the pytree that the functions of this module take and return.
 
     Args:
         arrays: Fields ``[T, N, ...]``, including masks.
@@ -96,7 +95,7 @@ class Rollout:
         epoch: Number of read epochs of mini-batches, uint32 ``[]``.
         computed: Whether returns are computed for the present rows, bool ``[]``.
         seed: The halves of the seed, uint32 ``[2]``.
-        layout: The constants; static.
+        layout: The constants, which are static in ``jax.jit``.
     """
 
     arrays: dict[str, jax.Array]
@@ -118,7 +117,7 @@ class Rollout:
 def checked_hidden(rollout: Rollout, given: Any, step: int | None) -> Any:
     """Return the hidden states to write, in the structure of the rollout's states; None without states.
 
-    (None, None) stands for the states of a policy before its first step, which are zeros.
+    (None, None) means the zero states of a policy before its first step.
     """
     held = rollout.hidden_states
     pair = isinstance(given, tuple | list) and len(given) == 2
@@ -145,19 +144,19 @@ def checked_hidden(rollout: Rollout, given: Any, step: int | None) -> Any:
             row.append(policy_states.tree_map(zeros, arrays, path=path))
         else:
             row.append(policy_states.tree_map(check, arrays, states, path=path))
-    # A pair of the same type, as one ``tree.map`` runs over both.
+    # A pair of the same type, because one ``tree.map`` runs over both.
     return type(held)(row)
 
 
 def check_full(rollout: Rollout, caller: str) -> None:
-    """Raise RolloutError if the rollout is known to lack rows."""
+    """Raise RolloutError if values are known and the rollout lacks rows."""
     step = known(rollout.step)
     if step is not None and step != rollout.layout.num_transitions_per_env:
         raise RolloutError(f"{caller}: expected {rollout.layout.num_transitions_per_env} rows, found {step}")
 
 
 def check_readable(rollout: Rollout, caller: str) -> None:
-    """Raise RolloutError if the rollout is known to lack rows or returns."""
+    """Raise RolloutError if values are known and the rollout lacks rows or returns."""
     check_full(rollout, caller)
     if "values" in rollout.arrays and known(rollout.computed) == 0:
         raise RolloutError(f"{caller}: expected returns, found none for these rows; compute_returns first")
@@ -197,12 +196,12 @@ def _take_rows(*args: Any, histories: tuple[tuple[str, int], ...], **options: An
 
 
 take_rows: Callable[..., MiniBatch] = _take_rows
-"""``take_mini_batch``, compiled; ``histories`` are pairs of a field and a number of frames."""
+"""Return ``take_mini_batch``, compiled; ``histories`` are pairs of a field and a number of frames."""
 
 take_environments: Callable[..., MiniBatch] = jax.jit(
     take_recurrent_mini_batch, static_argnames=("num_trajectories", "hidden_axis")
 )
-"""``take_recurrent_mini_batch``, compiled."""
+"""Return ``take_recurrent_mini_batch``, compiled."""
 
 
 def _put_rows(arrays: Any, rows: Any, step: jax.Array) -> Any:
@@ -214,7 +213,7 @@ def _put_rows(arrays: Any, rows: Any, step: jax.Array) -> Any:
 
 
 put_rows: Callable[..., Any] = jax.jit(_put_rows)
-"""(fields, hidden states) with the rows of one step; a step beyond the last one changes nothing."""
+"""Return fields and hidden states after writing the rows of one step; a step beyond the last one changes nothing."""
 
 
 Batches = Iterator[MiniBatch] | tuple[MiniBatch, ...]
@@ -247,18 +246,18 @@ def init(
     """Create an empty rollout.
 
     Args:
-        num_envs, num_transitions_per_env, fields, seed, amp_cfg, hidden_axis: As in
+        num_envs, num_transitions_per_env, fields, seed, amp_cfg, hidden_axis: The same arguments as in
             ``mouse_core.rollouts.RolloutStorage``; ``motion_mimic_fields`` returns the fields of its preset. Every
             field is allocated, so optional fields need a mask. The seed may be traced: ``jax.vmap`` then creates
-            rollouts of many seeds, each with the same order of rows as alone. A negative seed raises an error if its
-            value is known; a traced one counts modulo 2**32, or 2**64 in int64.
+            rollouts for many seeds, each with the order of rows of a single rollout with this seed. A negative seed
+            raises an error if its value is known; a traced seed is taken modulo 2**32, or 2**64 for int64.
         hidden_states: ``(actor, critic)`` of one step, with the shapes and dtypes to allocate; None: no states.
 
     Returns:
         A pytree with memory for T steps.
 
     Raises:
-        ConfigError: An argument that cannot be used.
+        ConfigError: An argument is invalid.
         SchemaError: ``hidden_states`` has another number of environments.
     """
     check_count("num_envs", num_envs)
@@ -293,13 +292,14 @@ def append(rollout: Rollout, transition: Transition | Mapping[str, Any]) -> Roll
 
     Args:
         rollout: A rollout.
-        transition: As in ``RolloutStorage.add_transitions``. If the rollout has hidden states, None for the states of
-            the actor or the critic stands for zeros, in the first row or if the number of the row is traced.
+        transition: The transition, as in ``RolloutStorage.add_transitions``. If the rollout has hidden states, None for
+            the states of the actor or critic means zeros; this is allowed in the first row, or if the row number is
+            traced.
 
     Raises:
         RolloutFullError: No row is left; under ``jax.jit`` the step is dropped instead.
-        SchemaError, MissingFieldError, DataError: As in ``RolloutStorage.add_transitions``; values are checked where
-            they are known and on the CPU.
+        SchemaError, MissingFieldError, DataError: An error of ``RolloutStorage.add_transitions``; values are checked
+            only if they are known and on the CPU.
     """
     layout = rollout.layout
     step = known(rollout.step)
@@ -314,16 +314,17 @@ def append(rollout: Rollout, transition: Transition | Mapping[str, Any]) -> Roll
 
 
 def clear(rollout: Rollout) -> Rollout:
-    """Return the rollout without rows; the order of rows still differs in every epoch."""
+    """Return the rollout without rows; later epochs still have new orders of rows."""
     return replace(rollout, step=jnp.int32(0), computed=jnp.asarray(False))
 
 
 def get_statistics(rollout: Rollout) -> tuple[jax.Array, jax.Array]:
-    """Return the mean length of trajectories, which end at the latest with the rollout, and the mean reward, ``[]``
-    each, or ``[K]`` of vector rewards.
+    """Return the mean length of trajectories, ``[]``, and the mean reward, ``[]`` or ``[K]``.
+
+    Trajectories end with the rollout at the latest.
 
     Raises:
-        RolloutError: The rollout is known to have no row.
+        RolloutError: The number of rows is known to be 0.
     """
     if known(rollout.step) == 0:
         raise RolloutError("get_statistics: expected at least one row, found none")
@@ -343,17 +344,17 @@ def compute_returns(
     time_outs: Any = None,
     final_values: Any = None,
 ) -> Rollout:
-    """Return the rollout with ``returns`` and ``advantages``, by generalized advantage estimation, computed by a scan.
+    """Return the rollout with ``returns`` and ``advantages`` by generalized advantage estimation, computed in a scan.
 
     Args:
         rollout: A full rollout.
-        last_values, time_outs, final_values: As in ``RolloutStorage.compute_returns``.
+        last_values, time_outs, final_values: The same arguments as in ``RolloutStorage.compute_returns``.
         gamma, lam: Numbers from 0 to 1; may be traced.
-        normalize_advantage: As in ``RolloutStorage.compute_returns``; static.
+        normalize_advantage: The same option as in ``RolloutStorage.compute_returns``; static in ``jax.jit``.
 
     Raises:
-        RolloutError, ConfigError, SchemaError, DataError, MissingFieldError: As ``RolloutStorage.compute_returns``, if
-            values are known.
+        RolloutError, ConfigError, SchemaError, DataError, MissingFieldError: An error of
+            ``RolloutStorage.compute_returns``, if values are known.
     """
     layout = rollout.layout
     check_full(rollout, "compute_returns")
@@ -378,8 +379,8 @@ def compute_returns(
 def permutation(rollout: Rollout, offset: Any = 0) -> jax.Array:
     """Return the order of the rows in the epoch ``offset`` epochs after the current one, int32 ``[T * N]``.
 
-    In a scan over epochs, whose number is ``offset``, reshape it to ``[num_mini_batches, -1]`` and scan over that with
-    ``mini_batch``; then ``advance`` the rollout.
+    In a scan over epochs, pass the epoch's number as ``offset``, reshape the order to ``[num_mini_batches, -1]``, and
+    call ``mini_batch`` in a scan over its rows. Afterwards, ``advance`` the rollout.
     """
     layout = rollout.layout
     epoch = rollout.epoch + jnp.asarray(offset).astype(jnp.uint32)
@@ -397,10 +398,10 @@ def mini_batch(rollout: Rollout, rows: jax.Array, *, histories: Mapping[str, int
     Args:
         rollout: A full rollout, with returns if it has values.
         rows: Flat row numbers ``step * N + env``, int32 ``[B]``.
-        histories: By field, the number H of last frames that are delivered, too.
+        histories: By field, the number H of most recent frames to deliver as well.
 
     Raises:
-        RolloutError, ConfigError: As ``mini_batches``.
+        RolloutError, ConfigError: An error of ``mini_batches``.
     """
     histories = check_histories(histories, rollout.arrays)
     check_readable(rollout, "mini_batch")
@@ -421,14 +422,15 @@ def mini_batches(
 
     Args:
         rollout: A full rollout, with returns if it has values.
-        num_mini_batches, num_epochs, drop_last, histories: As in ``RolloutStorage.mini_batch_generator``; static.
+        num_mini_batches, num_epochs, drop_last, histories: The same options as in
+            ``RolloutStorage.mini_batch_generator``; static in ``jax.jit``.
 
     Returns:
         The rollout after these epochs, and an iterator over the mini-batches, which are pytrees; under ``jax.jit`` a
         tuple of them.
 
     Raises:
-        RolloutError: The rollout is known to lack rows or returns.
+        RolloutError: Values are known, and the rollout lacks rows or returns.
         ConfigError: A number is out of range, or ``histories`` names an unknown field.
     """
     check_count("num_epochs", num_epochs)
@@ -450,21 +452,21 @@ def recurrent_mini_batches(
     shuffle: bool = False,
     num_trajectories: int | None = None,
 ) -> tuple[Rollout, Batches]:
-    """Return mini-batches of trajectories, as ``RolloutStorage.recurrent_mini_batch_generator`` does.
+    """Return mini-batches of trajectories, equal to those of ``RolloutStorage.recurrent_mini_batch_generator``.
 
     Args:
         rollout: A full rollout, with returns if it has values.
-        num_mini_batches, num_epochs, drop_last, shuffle: As in ``RolloutStorage.recurrent_mini_batch_generator``;
-            static.
-        num_trajectories: K, the number of trajectories in a mini-batch; surplus trajectories are empty. None: the
-            actual number, which differs between mini-batches, so each mini-batch is compiled; under ``jax.jit``, where
-            the number is unknown, T times the number of environments.
+        num_mini_batches, num_epochs, drop_last, shuffle: The same options as in
+            ``RolloutStorage.recurrent_mini_batch_generator``; static in ``jax.jit``.
+        num_trajectories: Number of trajectories in a mini-batch, K; surplus trajectories are empty. None: the actual
+            number, which differs between mini-batches, so that each mini-batch is compiled. Under ``jax.jit``, where
+            the number is unknown, None means T times the number of environments.
 
     Returns:
         The rollout after these epochs, and an iterator over the mini-batches; under ``jax.jit`` a tuple of them.
 
     Raises:
-        RolloutError, ConfigError: As ``mini_batches``.
+        RolloutError, ConfigError: An error of ``mini_batches``.
     """
     check_count("num_epochs", num_epochs)
     check_readable(rollout, "recurrent_mini_batches")
@@ -497,5 +499,5 @@ def recurrent_mini_batches(
 
 def _delivered(rollout: Rollout, batches: Iterator[MiniBatch]) -> Batches:
     """Return an iterator over the mini-batches; or, under ``jax.jit``, all of them as a tuple."""
-    # Under jax.vmap over seeds, only the seed may be traced.
+    # Under jax.vmap over seeds, the seed may be the only traced value.
     return batches if are_known(*jax.tree.leaves(rollout), anywhere=True) else tuple(batches)

@@ -1,4 +1,4 @@
-"""Draw values of specs as JAX arrays, and describe them by shapes and dtypes."""
+"""Draws values of specs as JAX arrays, and describes them by shapes and dtypes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def shape_dtypes(spec: Domain, batch: int | tuple[int, ...] = (), *, sharding: S
         sharding: Sharding of all arrays.
 
     Raises:
-        ConfigError: Dynamic dimensions, which ``expand`` gives a size, or a ``NonTensor``, which JAX cannot hold.
+        ConfigError: The spec has dynamic dimensions, to which ``expand`` gives a size; or a ``NonTensor``, which JAX
+            lacks.
     """
     front = tuple(batch) if isinstance(batch, tuple | list) else (batch,)
     replaced = replaced_dtypes()
@@ -51,7 +52,7 @@ def sample(
     device: jax.Device | str | None = None,
     sharding: Sharding | None = None,
 ) -> Any:
-    """Draw random values of a spec as JAX arrays, equal to those of ``spec.sample``.
+    """Draw random values of a spec as JAX arrays, equal to the values of ``spec.sample``.
 
     Args:
         spec: The spec. A ``Composite`` returns nested dicts.
@@ -61,8 +62,8 @@ def sample(
         sharding: Sharding of the arrays, instead of a device.
 
     Raises:
-        ConfigError: Invalid arguments of ``spec.sample``, or a device that does not exist.
-        DataError: Without x64, a number that 32 bits do not hold.
+        ConfigError: An argument of ``spec.sample`` is invalid, or the device does not exist.
+        DataError: Without x64, a number does not fit in 32 bits.
     """
     where = device if device is not None or sharding is not None else spec.device
     return as_jax(spec.sample(seed, batch), find_target(where, sharding))

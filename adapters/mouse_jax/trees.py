@@ -1,4 +1,4 @@
-"""Conversion of nested rows and batches between pytrees of jax.Array and trees of NumPy arrays."""
+"""Converts nested rows and batches between pytrees of jax.Array and trees of NumPy arrays."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def as_arrays(rows: Any) -> Any:
     """Convert JAX arrays in rows to NumPy arrays on the host, and dataclasses to dicts.
 
     Raises:
-        SchemaError: Rows contain random keys, which NumPy lacks.
+        SchemaError: Rows contain random keys, which NumPy does not have.
     """
     if isinstance(rows, jax.Array):
         if is_key(rows.dtype):
@@ -42,17 +42,17 @@ def as_arrays(rows: Any) -> Any:
 
 
 def as_jax(batch: Any, target: jax.Device | Sharding | None) -> Any:
-    """Convert arrays of numbers in a batch, or rows, to JAX arrays on their device; other values are unchanged.
+    """Convert arrays of numbers in a batch, or in rows, to JAX arrays on a device; other values stay unchanged.
 
-    Without x64, 64-bit numbers are narrowed. Fields of differing length become lists, of JAX arrays if they are
-    numbers.
+    Without x64, 64-bit numbers are narrowed. Fields whose rows have different lengths become lists, of JAX arrays if
+    the rows are numbers.
 
     Args:
-        batch: Arrays whose memory is never modified later, as on a host JAX may share it.
+        batch: Arrays whose memory is never modified later, because on a host JAX may share it.
         target: A device or a sharding; None: JAX's default device.
 
     Raises:
-        DataError: A number that does not fit; the message names the field.
+        DataError: A number does not fit; the message names the field.
     """
     if is_tree(batch) and any(map(is_varying, flatten(batch).values())):
         return map_tree(lambda leaf: _lists(leaf, target) if is_varying(leaf) else as_jax(leaf, target), batch)
@@ -80,7 +80,7 @@ def narrowed(batch: Any) -> Any:
     """Return a batch with the values of ``as_jax`` as NumPy arrays on the host, for a digest.
 
     Raises:
-        DataError: A number that does not fit; the message names the field.
+        DataError: A number does not fit; the message names the field.
     """
     replaced = replaced_dtypes()
     if not replaced:
@@ -103,7 +103,7 @@ def _narrowed_leaf(leaf: Any, replaced: Mapping[np.dtype[Any], np.dtype[Any]], k
 
 
 def _lists(values: npt.NDArray[Any], target: jax.Device | Sharding | None) -> list[Any]:
-    """Convert the values of rows one by one, without a sharding, which applies to whole batches only."""
+    """Convert the values of rows one by one, without a sharding, which applies only to complete batches."""
     where = None if isinstance(target, Sharding) else target
     return [_lists(value, where) if is_varying(value) else as_jax(value, where) for value in values]
 

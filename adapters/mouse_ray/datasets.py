@@ -26,18 +26,19 @@ def read(
 ) -> ray.data.Dataset:
     """Return a Ray Dataset of the steps, with the store's fields as columns.
 
-    A block holds whole episodes with about ``rows_per_block`` steps, at least one episode. Ray delivers blocks in the
-    order in which they are finished, unless ``execution_options.preserve_order`` is set in its ``DataContext``. With
-    ``dataset.streaming_split(n)`` every trainer gets whole blocks, so each episode goes to one trainer; with
-    ``equal=True`` Ray cuts blocks so that all get the same number of steps.
+    A block has complete episodes with about ``rows_per_block`` steps, and at least one episode. Ray delivers blocks in
+    the order in which they are finished, unless ``execution_options.preserve_order`` is set in its ``DataContext``.
+    With ``dataset.streaming_split(n)`` every trainer gets complete blocks, so each episode goes to one trainer. With
+    ``equal=True`` Ray cuts blocks, so that all trainers get the same number of steps.
 
-    Every block is an Arrow table with the store's metadata of its rows: alignment, environments and tasks
-    (``mouse_core.metadata``). Files that Ray writes from blocks keep the metadata.
+    Every block is an Arrow table with the store's metadata (``mouse_core.metadata``): alignment, environments and
+    tasks. Files that Ray writes from blocks keep the metadata.
 
     Args:
-        store: The store of the steps. Tasks read datasets on disk from the same path; steps that are only in memory
-            travel through the object store.
-        fields: The fields to read; by default all. The additional column ``episode``, int64, counts episodes from 0.
+        store: The store of the steps. Ray's tasks read datasets on disk from the same path; steps that are only in
+            memory are sent through the object store.
+        fields: The fields to read; by default all fields. The additional column ``episode``, int64, is the number of
+            the episode, from 0.
         rows_per_block: The approximate number of steps in a block. Ray cuts blocks that are larger than
             ``DataContext.target_max_block_size`` (128 MB).
 
@@ -54,19 +55,19 @@ def read(
     names = list(snapshot.spec if fields is None else check_list("fields", fields))
     if not names:
         raise MissingFieldError(f"fields: expected some of {list(snapshot.spec)}, found {names}")
-    BatchSource(snapshot, sequence_length=1, batch_size=1, fields=names)  # which says what is wrong with them
+    BatchSource(snapshot, sequence_length=1, batch_size=1, fields=names)  # raises errors for invalid fields
     if _EPISODE in names:
         raise ConfigError(f"fields: expected none called {_EPISODE!r}, which counts the episodes")
     metadata = store.metadata.replace(fields=(), max_action_dim=None, max_obs_continuous_dim=None)
     source = _Episodes(snapshot, tuple(names), rows_per_block, metadata)
-    # The exact number of blocks; otherwise Ray would split them further.
+    # The exact number of blocks is stated, because otherwise Ray would split them further.
     dataset: ray.data.Dataset = ray.data.read_datasource(source, override_num_blocks=len(source.blocks))
     return dataset
 
 
 @dataclass(frozen=True)
 class _Block:
-    """Rows ``starts[0]`` to ``end``: the episodes from number ``first`` on, which begin at ``starts``."""
+    """The rows ``starts[0] .. end - 1``: episodes from number ``first`` on, which begin at the rows ``starts``."""
 
     first: int
     starts: npt.NDArray[np.int64]
@@ -112,7 +113,7 @@ class _Episodes(ray.data.Datasource):
 
 
 def _cut(starts: npt.NDArray[np.int64], rows: int, rows_per_block: int) -> list[_Block]:
-    """Return blocks of whole episodes; a block ends when it has enough rows."""
+    """Return blocks of complete episodes; a block ends when it has enough rows."""
     ends = np.append(starts[1:], rows)
     blocks, first = [], 0
     while first < len(starts):

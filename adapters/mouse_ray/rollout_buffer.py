@@ -1,4 +1,4 @@
-"""``mouse_core.groups.RolloutBuffer`` as an actor."""
+"""``mouse_core.groups.RolloutBuffer`` as a Ray actor."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ class RolloutBufferActor(groups.RolloutBuffer):
 
     The actor has the arguments and methods of ``RolloutBuffer``. The attributes ``batches``, ``digest``,
     ``num_groups``, ``num_waiting`` and ``num_ahead`` are methods, and ``size()`` is the length. If the actor dies, Ray
-    restarts it, and it finds all rollouts of answered ``add_rollouts`` calls in its folder. Calls in progress are
-    repeated, which does not duplicate rollouts that arrived before; a repeated ``batch_at`` returns the same batch.
-    Only ``create_and_store_batch`` is not repeated and fails; ``batches`` shows whether the batch was stored.
+    restarts it, and it finds all rollouts of answered ``add_rollouts`` calls in its folder. Ray repeats calls in
+    progress; this does not duplicate rollouts, and a repeated ``batch_at`` returns the same batch. Only
+    ``create_and_store_batch`` is not repeated, and raises an error; ``batches`` shows whether the batch was stored.
 
-    Calls of several producers run concurrently and share their waits for the disk. Send many rollouts in each call:
-    their arrays then travel in shared memory without a copy, and stay in it while the rollouts wait for their group or
-    a draw (``memory_bytes`` limits this memory).
+    Calls of several producers run concurrently, and one disk sync serves several calls. Send many rollouts in each
+    call: Ray then passes their arrays in shared memory without a copy. They stay in this memory while the rollouts wait
+    for their group or to be drawn (``memory_bytes`` limits this memory).
 
-    The folder must be on a disk that all nodes see, if the actor may restart on another node.
+    The folder must be on a disk that all nodes can access, if the actor may restart on another node.
     """
 
-    # Producers that wait for room do not block other callers of the actor.
+    # Producers that wait for free space do not block other callers of the actor.
     @ray.method(concurrency_group="producers")
     def add_rollout(self, rollout: RolloutRecord, *, timeout: float | None = None) -> bool:  # type: ignore[override]
         """Add one rollout; return whether it was new. See ``add_rollouts``."""
@@ -39,8 +39,8 @@ class RolloutBufferActor(groups.RolloutBuffer):
     def add_rollouts(self, rollouts: Iterable[RolloutRecord], *, timeout: float | None = None) -> int:  # type: ignore[override]
         """Add rollouts; when the call returns, they are on the disk.
 
-        The result is the number of new rollouts, which is smaller if a repeated call was already executed before the
-        actor died.
+        The result is the number of new rollouts. It is smaller if the actor had executed a repeated call before it
+        died.
         """
         return super().add_rollouts(rollouts, timeout=timeout)
 
@@ -49,7 +49,7 @@ class RolloutBufferActor(groups.RolloutBuffer):
         """Create a batch by the batch maker, and store it; return its id, or None if too few rollouts are available."""
         return super().create_and_store_batch(batch_size)
 
-    # Callers of an actor reach only methods, so the getter of each of these properties becomes a method.
+    # Callers of an actor can use only methods, so the getter of each of these properties becomes a method.
     batches, digest, num_groups, num_waiting, num_ahead = (
         vars(groups.RolloutBuffer)[name].fget
         for name in ("batches", "digest", "num_groups", "num_waiting", "num_ahead")
@@ -61,7 +61,7 @@ class RolloutBufferActor(groups.RolloutBuffer):
 
 
 class ActorBatches:
-    """The batches of a ``RolloutBuffer`` actor for a ``RolloutStream``; the node need not see the actor's folder.
+    """The batches of a ``RolloutBuffer`` actor for a ``RolloutStream``; the node needs no access to the actor's folder.
 
     Args:
         buffer: The handle of the actor.
@@ -88,7 +88,7 @@ class ActorBatches:
         return examples
 
     def batch_staleness(self, batch_id: str) -> npt.NDArray[np.float64]:
-        """Return the number of versions that each example was behind."""
+        """Return the number of policy versions that each example was behind."""
         behind: npt.NDArray[np.float64] = ray.get(self._buffer.batch_staleness.remote(batch_id))
         return behind
 

@@ -1,4 +1,4 @@
-"""A ``DatasetStore`` that an actor writes, for collectors on any machine."""
+"""A ``DatasetStore`` that a Ray actor writes, for collectors on any machine."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from mouse_core.collect import SharedStore, StoreClient
 class StoreWriterActor:
     """The single writer of a store in a folder, as an actor; ``store_client`` creates a client of it.
 
-    If the actor dies, Ray restarts it, and it reads from the folder which calls of each client are in the store: a call
-    in progress is repeated, and its rows are written once. A trainer opens the folder itself for reading, if its node
-    sees the folder.
+    If the actor dies, Ray restarts it and repeats calls in progress. The folder records which calls of each client are
+    in the store, so that rows are written only once. A trainer can open the folder directly for reading, if its node
+    has access to the folder.
 
     Args:
-        path: The folder; on a disk that all nodes see, if the actor may restart on another node.
-        sync, max_rows, max_bytes, options: See ``DatasetStore.open``.
+        path: The folder; on a disk that all nodes can access, if the actor may restart on another node.
+        sync, max_rows, max_bytes, options: The arguments of ``DatasetStore.open``.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class StoreWriterActor:
         return self._shared.answer(call, body.data)
 
     def flush(self) -> None:
-        """Call ``flush()`` of the store."""
+        """Flush the store."""
         self._shared.flush()
 
     def size(self) -> int:
@@ -80,7 +80,7 @@ class _ActorChannel:
         """Do nothing, as Ray connects by itself."""
 
     def exchange(self, call: Mapping[str, Any], parts: Sequence[memoryview]) -> Mapping[str, Any]:
-        """Return the actor's answer to a call; large bodies travel in shared memory."""
+        """Return the actor's answer to a call; Ray passes large data in shared memory."""
         try:
             answer: Mapping[str, Any] = ray.get(
                 self._actor.answer.remote(dict(call), *[np.frombuffer(part, np.uint8) for part in parts])
@@ -90,11 +90,11 @@ class _ActorChannel:
         return answer
 
     def close(self) -> None:
-        """Do nothing, as the channel holds no connection."""
+        """Do nothing, as the channel has no connection."""
 
 
 def store_client(writer: Any, name: str, *, timeout_s: float = 30.0) -> StoreClient:
-    """Return a client of a ``StoreWriter``; it behaves as the client of a ``StoreServer``.
+    """Return a client of a ``StoreWriter``, which behaves like the client of a ``StoreServer``.
 
     Args:
         writer: The handle of the actor, ``mouse_ray.StoreWriter.remote(...)``, which may come from another process.

@@ -237,7 +237,7 @@ def _check_named(config: AugmentTokensConfig, arriving: Mapping[str, FieldSpec],
 
 
 def _check_fields(augment: StreamAugment) -> None:
-    """Raise ConfigError for errors that arrays do not show: masks with the name of a field, vectors instead of codes."""
+    """Raise ConfigError for errors that arrays do not show: masks with a field's name, vectors instead of codes."""
     config, arriving = augment.config, augment.arriving
     by_name = (one for one in config.by_field if isinstance(one, ImageFields))
     for name in (name for one in by_name for name in one.fields):

@@ -1,7 +1,7 @@
-"""Replay on the device: a pytree, and pure functions of it for ``jax.jit``, ``jax.lax.scan`` and ``jax.vmap``.
+"""Replay buffers on the device: a pytree, and pure functions for ``jax.jit``, ``jax.lax.scan`` and ``jax.vmap``.
 
 Draws equal the draws of ``mouse_core.replay`` for the same seed, writes and number of the sample. Numbers of rows and
-slices are computed with integers alone, and equal the results of float64, which JAX has only with x64.
+slices are computed only with integers, with the same results as in float64, which JAX has only with x64.
 """
 
 from mouse_core.replay.device import Layout, Slices

@@ -1,8 +1,8 @@
-"""JAX's functions over arrays, for the samplers of ``mouse_core.replay.device``.
+"""Array functions of JAX for the samplers of ``mouse_core.replay.device``.
 
-Indices are int32, and counts of rows and slices uint32, modulo 2**32. Sums of weights need 64 bits, which JAX has only
-with x64. So they are stored as halves of 32 bits, and joined within ``jax.enable_x64``, which applies to the operations
-traced in it, whatever the setting of JAX.
+Indices are int32, and counts of rows and slices are uint32, modulo 2**32. Sums of weights need 64 bits, which JAX has
+only with x64. So they are stored as halves of 32 bits, and joined within ``jax.enable_x64``, which enables 64 bits for
+the operations traced in it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from mouse_jax.dtypes import is_key
 
 
 class JaxArrays(Arrays):
-    """See ``Arrays``. Loops are ``lax`` loops: XLA would merge unrolled rounds into one expression, and recompute it
-    for every use.
+    """The implementation of ``Arrays`` for JAX.
+
+    Loops are ``lax`` loops, because XLA would merge unrolled rounds into one expression, and recompute it for every
+    use.
     """
 
     where: ClassVar[Any] = staticmethod(jnp.where)
@@ -62,7 +64,10 @@ class JaxArrays(Arrays):
         return jnp.searchsorted(ends, values, side="right").astype(jnp.int32)
 
     def one_by_one(self, function: Callable[[Any], Any], arrays: Sequence[Any]) -> Any:
-        """See ``Arrays``. On a CPU, XLA divides simultaneous reads among threads, which takes far longer."""
+        """See ``Arrays``.
+
+        Reads are sequential, because on a CPU, XLA divides simultaneous reads among threads, which takes far longer.
+        """
         return lax.map(function, jnp.stack(arrays))
 
     def constant(self, name: str, values: Any) -> Any:
@@ -70,7 +75,7 @@ class JaxArrays(Arrays):
         return jnp.asarray(values)
 
     def behind(self, values: Any, positive: Any) -> Any:
-        """See ``Arrays``. XLA cannot infer that no number is negative."""
+        """See ``Arrays``. XLA cannot infer that numbers are not negative."""
         return jnp.where(positive < 0, 0, values)
 
     def loop(self, begin: int, end: int, body: Callable[[Any, Any], Any], state: Any) -> Any:
@@ -84,7 +89,7 @@ class JaxArrays(Arrays):
     # ------------------------------------------------------------------ rings
 
     def slots(self, ring: Ring, row: Any) -> Any:
-        """See ``Arrays``. The comparison is cheaper than the remainder of a division."""
+        """See ``Arrays``. A comparison is cheaper than the remainder of a division."""
         step = (ring.cursor - ring.size) % ring.steps + row
         return jnp.where(step >= ring.steps, step - ring.steps, jnp.where(step < 0, step + ring.steps, step))
 
@@ -108,7 +113,7 @@ class JaxArrays(Arrays):
         return ((step,), step) if num_envs is None else ((step, env), step * num_envs + env)
 
     def row_addresses(self, slots: Any, num_envs: int | None) -> Any:
-        """See ``Arrays``. XLA would repeat a division by 1 for each value of each field."""
+        """See ``Arrays``. Divisions by 1 are left out, because XLA would repeat them for each value of each field."""
         return (slots,) if num_envs is None else (slots // num_envs, slots % num_envs)
 
     def search(self, ring: Ring, counts: Any, env: Any, base: Any, more: Any, first: Any, rows: int) -> Any:
@@ -129,14 +134,14 @@ class JaxArrays(Arrays):
         return _philox.integers(words, jnp.maximum(high, 1))
 
     def scaled(self, words: Any, total: Any) -> Any:
-        """See ``Arrays``; within ``wide``."""
+        """See ``Arrays``; only within ``wide``."""
         upper, lower = (half.astype(jnp.uint64) for half in words)
         high, low = total >> 32, total & 0xFFFFFFFF
         middle = upper * low + ((lower * low) >> 32)
         return upper * high + (middle >> 32) + ((lower * high + (middle & 0xFFFFFFFF)) >> 32)
 
     def upper_bits(self, words: Any) -> Any:
-        """See ``Arrays``; within ``wide``."""
+        """See ``Arrays``; only within ``wide``."""
         high, low = (half.astype(jnp.uint64) for half in words)
         return (((high << 32) | low) >> 11).astype(jnp.int64)
 
@@ -147,7 +152,7 @@ class JaxArrays(Arrays):
     def in_order(
         self, key: DrawKey, n: Any, positions: Any, most: int, state: Mapping[str, Any], anew: Any
     ) -> tuple[Any, dict[str, Any]]:
-        """See ``Arrays``. The order of many elements is computed place by place, without the state."""
+        """See ``Arrays``. The order of many elements is computed position by position, without the state."""
         seed, number = key
         kept = state["shuffled"] + _philox.nothing(seed[0], number, n).astype(jnp.int32)
 
@@ -165,7 +170,7 @@ class JaxArrays(Arrays):
         return context
 
     def pack(self, numbers: Any) -> Any:
-        """Return 64-bit integers as halves, uint32 ``[..., 2]``: the lower half of each, then the upper half."""
+        """Return 64-bit integers as halves, uint32 ``[..., 2]``, the lower half first."""
         return jnp.stack([numbers.astype(jnp.uint32), (numbers >> 32).astype(jnp.uint32)], -1)
 
     def unpack(self, memory: Any) -> Any:
@@ -177,7 +182,7 @@ class JaxArrays(Arrays):
         def as_they_lie(halves: jax.Array) -> jax.Array:
             return lax.bitcast_convert_type(halves, jnp.uint64)
 
-        # Twice as fast, but TPUs, which emulate 64 bits, do not support it.
+        # This is twice as fast, but TPUs, which emulate 64 bits, do not support it.
         return lax.platform_dependent(memory, tpu=shifted, default=as_they_lie)
 
     def wide_memory(self, rows: int) -> Any:
@@ -192,7 +197,7 @@ class JaxArrays(Arrays):
     def overwrite(self, memory: Any, slots: Any, there: Any, values: Any) -> Any:
         """See ``Arrays``."""
         row, child = jnp.where(there, slots >> SHIFT, len(memory)), slots & (FAN - 1)
-        # The largest number written to a slot is the number of its last value.
+        # The largest position written to a slot is the position of the slot's last value.
         number = jnp.arange(1, len(slots) + 1, dtype=jnp.uint32)
         marked = memory.at[row, child, 0].set(0, mode="drop").at[row, child, 0].max(number, mode="drop")
         last = self.once(marked.at[row, child, 0].get(mode="fill", fill_value=1)) - 1
@@ -225,7 +230,7 @@ class JaxArrays(Arrays):
         """See ``Arrays``."""
         tables = powers(alpha)
         factors, shifts, pieces = map(jnp.asarray, (tables.factors, tables.shifts, tables.pieces))
-        # Without the sign, as 0 may be negative.
+        # The sign bit is removed, because 0 may be negative.
         bits = lax.bitcast_convert_type(priority, jnp.uint32) & jnp.uint32(0x7FFFFFFF)
         summed = plus_bits(bits.astype(jnp.int64), bits_of(eps), jnp)
         return weights_of(summed, Powers(factors, shifts, pieces, tables.bends_down, most), jnp)

@@ -1,4 +1,4 @@
-"""Batches from several replays, such as recorded and fresh rows."""
+"""Draws batches from several replays, such as recorded and new rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from mouse_jax.device.sampling import checked_index, sample
 from mouse_jax.device.state import Replay
 from mouse_jax.dtypes import is_key, seed_halves
 
-_MEMBERS = 1 << 63  # the call of keys that seeds of members come from, as on the host
+_MEMBERS = 1 << 63  # call number of the keys for the seeds of members, as on the host
 
 
 def sample_ensemble(
@@ -36,27 +36,27 @@ def sample_ensemble(
 ) -> dict[str, Any]:
     """Return batch number ``index`` from several replays; each replay contributes its share.
 
-    The batch equals that of a ``mouse_core.replay.ReplayBufferEnsemble`` of the same seed over buffers with the same
-    rows and no other reader, as long as each member with a weight has a row in every batch. A share is a weight times
-    the size, rounded up or down at random, so that it is right on average. The seeds of members come from ``seed``, and
-    the transforms of members are applied.
+    The batch equals the batch of a ``mouse_core.replay.ReplayBufferEnsemble`` with the same seed, over buffers with the
+    same rows and no other reader, as long as each member with a weight above 0 has a row in every batch. A member's
+    share is its weight times the batch size, rounded up or down at random, so that the mean is exact. The seeds of
+    members come from ``seed``, and the transforms of members are applied.
 
     Args:
-        replays: Replays with order="random", which all have rows; see ``can_sample``.
+        replays: Replays with order="random", all of which have rows; see ``can_sample``.
         index: The number of the sample, from 0, below 2**32; may be traced. Or a random key of JAX.
-        batch_size: Rows or slices in the batch, B.
+        batch_size: Number of rows or slices in the batch, B.
         p: A weight for each replay, at least 0; by default equal weights. The weights of a ``Schedule`` change with the
-            number of the sample, which then must not be a random key.
-        seed: In ``[0, 2**64)``; may be traced.
+            number of the sample; ``index`` then must not be a random key.
+        seed: An integer in ``[0, 2**64)``; may be traced.
 
     Returns:
         A batch as in ``sample``, with the rows of the members one after another, and ``buffer_ids``, int32, the member
-        of each row. ``mask`` and ``priority_weight``, if some members lack them, are True and 1 there. A batch has
-        these fields even without a row of a member that has them.
+        of each row. For members without ``mask`` or ``priority_weight``, these are True and 1. A batch has both fields
+        if any member has them, even if it contributes no row.
 
     Raises:
-        ConfigError: There are no replays, weights are invalid, a number is out of range, or a replay is known to have
-            nothing to draw.
+        ConfigError: There are no replays, weights are invalid, a number is out of range, or values are known and a
+            replay cannot draw a batch.
         SchemaError: The batches of a member have other fields than the batches of the first member.
     """
     members, size = len(replays), check_count("batch_size", batch_size)

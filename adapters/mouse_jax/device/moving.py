@@ -1,4 +1,4 @@
-"""Copies of rows between a device and a buffer on the host of any framework, and the file format of both."""
+"""Copies rows between a replay on a device and a buffer on the host; saves and loads files of both."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def dumps(replay: Replay, path: str | PathLike[str], *, samples: int = 0) -> Non
     Args:
         replay: A replay, outside of ``jax.jit``. From replays of many seeds,
             ``jax.tree.map(lambda leaf: leaf[3], replay)`` selects the fourth.
-        path: A file; or an existing directory, which then gets the file ``replay.mouse``.
+        path: A file; or an existing directory, in which the file ``replay.mouse`` is written.
         samples: The number of the next sample, with which a buffer on the host continues.
 
     Raises:
@@ -49,7 +49,7 @@ def loads(replay: Replay, path: str | PathLike[str]) -> tuple[Replay, int]:
 
     Raises:
         ConfigError: ``replay`` is not empty, is several replays, or is traced.
-        SchemaError, DataError: Rows of another kind; see ``add``.
+        SchemaError, DataError: The rows do not fit the replay; see ``add``.
         StateError: The file is damaged, or the saved buffer has other parts.
         StorageError: The file cannot be read (also an OSError).
     """
@@ -60,10 +60,11 @@ def loads(replay: Replay, path: str | PathLike[str]) -> tuple[Replay, int]:
 
 
 def to_host(replay: Replay, buffer: ReplayBuffer, *, samples: int = 0) -> None:
-    """Copy all rows to an empty buffer, which then draws the batches of the replay.
+    """Copy all rows to an empty buffer, which then draws the same batches as the replay.
 
-    Each row is in the same slot, and the buffer gets the seed. Episodes may have other numbers (``traj_id``). Random
-    keys are converted by ``jax.random.key_data`` to uint32, and dtypes of less than a byte, such as int4, to one byte.
+    Each row keeps its slot, and the buffer gets the replay's seed. Episodes may have other numbers (``traj_id``).
+    Random keys are converted by ``jax.random.key_data`` to uint32, and dtypes of less than a byte, such as int4, to one
+    byte.
 
     Args:
         replay: A replay, outside of ``jax.jit``.
@@ -83,9 +84,9 @@ def to_host(replay: Replay, buffer: ReplayBuffer, *, samples: int = 0) -> None:
 
 
 def from_host(replay: Replay, buffer: ReplayBuffer) -> Replay:
-    """Return the replay with all rows of a buffer, which then draws the samples of the buffer.
+    """Return the replay with all rows of a buffer; it then draws the same samples as the buffer.
 
-    Each row is in the same slot, and the replay gets the seed; ``buffer.stats()["samples"]`` is the number of the
+    Each row keeps its slot, and the replay gets the buffer's seed; ``buffer.stats()["samples"]`` is the number of the
     buffer's next sample. Episodes may have other numbers (``traj_id``).
 
     Args:
@@ -93,9 +94,9 @@ def from_host(replay: Replay, buffer: ReplayBuffer) -> Replay:
         buffer: A buffer of any package and of the same capacity, with environments over a storage with ``ndim=2``.
 
     Raises:
-        ConfigError: The replay is not empty, has another capacity, is several replays, or is traced; or the rows of the
-            buffer have no order.
-        SchemaError, DataError: Rows of another kind; see ``add``.
+        ConfigError: The replay is not empty, has another capacity, is several replays, or is traced; or the order of
+            the buffer's rows is unknown.
+        SchemaError, DataError: The rows do not fit the replay; see ``add``.
     """
     _check_one(replay, "from_host")
     seed = seed_halves(buffer.seed)
@@ -113,7 +114,7 @@ def from_host(replay: Replay, buffer: ReplayBuffer) -> Replay:
 
 
 def _as_here(replay: Replay, rows: Any) -> Any:
-    """Convert rows of a buffer to arrays; dtypes that ``as_numbers`` changed become those of the replay again."""
+    """Convert rows of a buffer to arrays; dtypes that ``as_numbers`` changed become the dtypes of the replay again."""
     rows = map_tree(lambda leaf: leaf if isinstance(leaf, jax.Array) else np.asarray(leaf), as_dicts(rows))
     given, held = flatten(rows), flatten(replay.rows)
     if given.keys() != held.keys():
@@ -124,7 +125,7 @@ def _as_here(replay: Replay, rows: Any) -> Any:
             return jax.random.wrap_key_data(jnp.asarray(given), impl=jax.random.key_impl(memory))
         return given.astype(memory.dtype) if given.dtype == WIDER.get(str(memory.dtype)) else given
 
-    # A file has only the name of a named tuple's class, and the replay has the class.
+    # A file has only the name of a named tuple's class; the class itself comes from the replay.
     return unflatten(structure_of(replay.rows), {key: as_held(memory, given[key]) for key, memory in held.items()})
 
 

@@ -1,4 +1,4 @@
-"""Drawing batches."""
+"""Draws batches from a replay."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from mouse_jax.dtypes import are_known, as_key, is_key
 def can_sample(replay: Replay, min_length: Any = 1) -> jax.Array:
     """Return whether a batch can be drawn and the replay has ``min_length`` rows: bool ``[]``.
 
-    A batch needs one row or slice; in the orders "epochs" and "queue", it needs ``batch_size`` of them.
+    A batch needs one row or slice; in the orders "epochs" and "queue", it needs ``batch_size`` rows or slices.
     """
     asked = _asked(replay), min_length
     known = are_known(*jax.tree.leaves(asked))  # also in jax.jit
@@ -35,7 +35,7 @@ def can_sample(replay: Replay, min_length: Any = 1) -> jax.Array:
 
 
 def _asked(replay: Replay) -> Replay:
-    """Return the part of a state that decides whether there is something to draw; rows and seed may be traced."""
+    """Return the part of a state that determines whether a batch can be drawn; rows and seed may be traced."""
     nothing: Any = None
     return replace(replay, rows=nothing, seed=nothing)
 
@@ -49,29 +49,29 @@ def _ready(replay: Replay, min_length: Any) -> jax.Array:
 
 
 def sample(replay: Replay, index: Any, batch_size: int | None = None, *, beta: Any = None) -> dict[str, Any]:
-    """Return batch number ``index``: the same rows for the same seed, number and writes, on the device and on the host.
+    """Return batch number ``index``, which depends only on the seed, the number and the writes.
 
-    A ``mouse_core.replay.ReplayBuffer`` of the same seed and writes draws the same rows as its sample of this number,
-    with a ``RandomSampler`` or, for slices, a ``SliceSampler``; with priorities, a ``PrioritizedSampler`` or
-    ``PrioritizedSliceSampler``.
+    On the host, a ``mouse_core.replay.ReplayBuffer`` with the same seed and writes draws the same rows in its sample of
+    this number. Its sampler must be a ``RandomSampler`` or ``SliceSampler``; with priorities, a ``PrioritizedSampler``
+    or ``PrioritizedSliceSampler``.
 
     Args:
         replay: A replay with rows; under ``jax.jit``, which raises no errors, see ``can_sample``.
-        index: The number of the sample, from 0, below 2**32; may be traced. Or a random key of JAX, for draws without
-            an equal on the host.
-        batch_size: Rows or slices in the batch, B; by default the batch size of the replay.
+        index: The number of the sample, from 0, below 2**32; may be traced. Or a random key of JAX; the host cannot
+            repeat such draws.
+        batch_size: Number of rows or slices in the batch, B; by default the batch size of the replay.
         beta: The exponent of ``priority_weight``: a number from 0, which may be traced, or a traceable function from
             the number of the sample, such as a ``LinearSchedule``; by default the exponent of the replay.
 
     Returns:
         ``{field: [B, ...]}``, or ``[B, S, ...]`` for slices, nested as the rows are, after the transforms; and
         ``index``, int32, the slots of the rows. With priorities, ``priority_weight``, float32 of the same shape, is
-        ``(p_i / p_min) ** -beta`` with a relative error of up to ``1e-5``. Slices have ``traj_id``, unless it is a
-        field of the rows, and ``mask`` if they are padded. Rows other than dicts are the field ``data``.
+        ``(p_i / p_min) ** -beta`` with a relative error of up to ``1e-5``. Slices also have ``traj_id`` (unless the
+        rows have a field of this name), and ``mask`` if they are padded. Rows other than dicts are the field ``data``.
 
     Raises:
-        ConfigError: A number is out of range, or the replay is known to have nothing to draw.
-        SchemaError, MissingFieldError: What transforms raise.
+        ConfigError: A number is out of range, or values are known and no batch can be drawn.
+        SchemaError, MissingFieldError: An error of a transform.
     """
     layout = replay.layout
     size = layout.batch_size if batch_size is None else check_count("batch_size", batch_size)
@@ -92,16 +92,16 @@ def sample(replay: Replay, index: Any, batch_size: int | None = None, *, beta: A
 def prefetch(
     replay: Replay, numbers: Iterable[Any], batch_size: int | None = None, *, depth: int = 2
 ) -> Iterator[dict[str, Any]]:
-    """Yield the batches of ``numbers``, in order; the next batches begin before the caller takes one.
+    """Yield the batches with these ``numbers``, in order; later batches are started before the caller takes one.
 
-    With ``memory="host"``, the host thus gathers and copies while the device computes. As ``add`` then changes the
-    replay in place, write before or after a round of batches.
+    With ``memory="host"``, the host thus gathers and copies rows while the device computes. As ``add`` changes such a
+    replay in place, call it before or after the iteration, not during it.
 
     Args:
         replay: A replay, outside of ``jax.jit``.
         numbers: The numbers of samples, as ``index`` in ``sample``, such as ``range(100, 150)``.
         batch_size: Rows or slices in a batch; by default the batch size of the replay.
-        depth: The number of batches that begin ahead, at least 1.
+        depth: Number of batches that are started in advance, at least 1.
 
     Raises:
         ConfigError: ``depth`` is below 1; else see ``sample``.
@@ -130,13 +130,13 @@ def _ahead(replay: Replay, numbers: Iterable[Any], batch_size: int | None, depth
 def take(replay: Replay, index: Any = 0) -> tuple[Replay, dict[str, Any]]:
     """Return the replay after the next batch, and this batch; for the orders "epochs" and "queue".
 
-    With ``order="epochs"``, the batch equals that of a ``mouse_core.replay.ReplayBuffer`` with a
-    ``SamplerWithoutReplacement(drop_last=True)``: an epoch ends when too few rows are left for a batch, or when the
-    number of rows changes. A batch of slices equals that with a ``SliceSamplerWithoutReplacement(drop_last=True)``, and
-    an epoch ends with every write. With ``order="queue"``, the batch equals that of a
-    ``ConsumingSampler(shuffle=False, drop_last=True)``: the oldest rows that were not returned yet. With environments,
-    rows come time step by time step, so ``reshape(-1, num_envs, ...)`` returns ``[time, env]``; see ``can_add``. With
-    ``order="random"``, the batch equals that of ``sample``, and the replay is unchanged.
+    The batch equals the batch of a ``mouse_core.replay.ReplayBuffer`` with the corresponding sampler. For
+    ``order="epochs"`` this is ``SamplerWithoutReplacement(drop_last=True)``: an epoch ends when too few rows are left
+    for a batch, or when the number of rows changes. For slices it is
+    ``SliceSamplerWithoutReplacement(drop_last=True)``, and an epoch also ends with every write. For ``order="queue"``
+    it is ``ConsumingSampler(shuffle=False, drop_last=True)``: the batch has the oldest rows that were not returned yet.
+    With environments, rows are ordered by time step, so ``reshape(-1, num_envs, ...)`` returns ``[time, env]``; see
+    ``can_add``. With ``order="random"``, the batch equals the result of ``sample``, and the replay is unchanged.
 
     Args:
         replay: A replay with rows for a batch; under ``jax.jit``, which raises no errors, see ``can_sample``. A queue
@@ -147,8 +147,8 @@ def take(replay: Replay, index: Any = 0) -> tuple[Replay, dict[str, Any]]:
         The replay, and a batch as in ``sample``.
 
     Raises:
-        ConfigError: A number is out of range, or the replay is known to have too few rows.
-        SchemaError, MissingFieldError: What transforms raise.
+        ConfigError: A number is out of range, or values are known and the replay has too few rows.
+        SchemaError, MissingFieldError: An error of a transform.
     """
     if replay.layout.sampler.order == "random":
         return replay, sample(replay, index)
@@ -176,13 +176,13 @@ def _drawn(replay: Replay, number: jax.Array, beta: Any, size: int) -> tuple[Any
     rows = jax.tree.map(lambda memory: memory.at[plan.read].get(mode="promise_in_bounds"), replay.rows)
     exponent = replay.beta if beta is None else jnp.asarray(beta, jnp.float32)
     batch = plan.batch(JAX, rows, exponent)
-    # An unchanged state is not returned, as XLA would copy it.
+    # An unchanged state is not returned, because XLA would copy it.
     changed = {name: arrays for name, arrays in state.items() if arrays is not replay.state[name]}
     return changed, batch if layout.transform is None else layout.transform(batch)
 
 
 def _check(replay: Replay, caller: str) -> None:
-    """Raise ConfigError if the replay is known to have nothing to draw."""
+    """Raise ConfigError if values are known and no batch can be drawn."""
     check_one(replay, caller)
     if not are_known(*jax.tree.leaves(_asked(replay))) or bool(can_sample(replay)):
         return
@@ -215,23 +215,23 @@ def check_transform(replay: Replay) -> None:
 
 
 def set_priorities(replay: Replay, indices: Any, priorities: Any) -> Replay:
-    """Return the replay with new priorities of some rows; of a row that occurs twice the last priority counts.
+    """Return the replay with new priorities of some rows; if a row occurs twice, its last priority counts.
 
-    The replay then draws the rows that a ``mouse_core.replay.ReplayBuffer`` draws after ``update_priority`` with the
-    same arguments. Compiled with the replay donated, the call copies no part of the replay.
+    The replay then draws the same rows as a ``mouse_core.replay.ReplayBuffer`` after ``update_priority`` with the same
+    arguments. Compiled with the replay donated, the call copies no part of the replay.
 
     Args:
         replay: A replay of ``init(..., priorities=)``.
         indices: The slots of the rows, integers of any shape, as in the field ``index`` of a batch. Under ``jax.jit``,
-            slots that are not in use are left out. Negative slots are always left out, so
-            ``jnp.where(batch["mask"], batch["index"], -1)`` leaves out padded steps.
-        priorities: Numbers from 0, converted to float32, of the same shape, also with axes of length 1 behind it, or
-            one for each slice: ``[B]`` or ``[B, 1]``. Under ``jax.jit``, which raises no errors, negative priorities
-            and NaN change nothing, and too large priorities have the largest possible weight.
+            unused slots are ignored. Negative slots are always ignored, so ``jnp.where(batch["mask"], batch["index"],
+            -1)`` leaves out padded steps.
+        priorities: Numbers from 0, converted to float32, of the same shape (further axes of length 1 are allowed); or
+            one number for each slice, ``[B]`` or ``[B, 1]``. Under ``jax.jit``, which raises no errors, negative
+            priorities and NaN change nothing, and too large priorities get the largest possible weight.
 
     Raises:
-        ConfigError: The replay has no priorities, shapes do not match, or indices are no integers.
-        DataError, IndexError: As in ``update_priority``, if values are known; a negative index is left out.
+        ConfigError: The replay has no priorities, shapes do not match, or indices are not integers.
+        DataError, IndexError: An error of ``update_priority``, if values are known; negative indices are ignored.
     """
     check_one(replay, "set_priorities")
     given = (

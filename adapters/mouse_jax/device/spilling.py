@@ -1,4 +1,4 @@
-"""Writing of rows from a compiled loop to a store, on disk or in memory."""
+"""Writes rows from a compiled loop to a store, on disk or in memory."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ class Spill:
     """Writes all rows of a compiled loop to a ``DatasetStore``, episode by episode.
 
     Call the object with rows anywhere in a function under ``jax.jit`` or ``jax.lax.scan``, any number of times. Each
-    row is written to the store once and in order, also if the ring of a replay overwrites it. JAX cannot map an ordered
+    row is written to the store once and in order, even if the ring of a replay overwrites it. JAX cannot map an ordered
     callback, so call the object outside of ``jax.vmap``, with rows that include the mapped axis. Calls do not wait for
     the store.
 
     The rows of an episode are consecutive in a store, so the rows of each stream wait in the host's memory until their
-    episode ends. The memory has room for the longest running episode in every stream. A process that is killed loses
+    episode ends. Memory is allocated for the longest running episode in every stream. A process that is killed loses
     only the waiting rows.
 
     Args:
-        store: A writable store with the alignment of the rows; ``close`` leaves it open.
+        store: A writable store with the alignment of the rows; ``close`` does not close the store.
         axes: The names of the leading axes of rows, in order, such as ("seed", "time", "env"). "time" is the axis of
             time steps; without it, each call has one time step. All other axes together number the streams.
         on_interrupted: The treatment of episodes that have not ended at ``close``. "mark": their last row gets
             ``truncated``, or an integer ``done`` of 2; "keep": they are written unchanged.
-        stream_key: The name of a column for the number of each row's stream, int64, counted in the order of ``axes``;
-            None: no column.
+        stream_key: Name of a column for the number of each row's stream, int64, counted in the order of ``axes``; None:
+            no such column.
 
     Raises:
         ConfigError: An argument is invalid.
@@ -82,7 +82,7 @@ class Spill:
         self._layout: dict[str, Any] | None = None
         # Waiting rows, [room, streams, ...]; their time steps; the first step of each stream's running episode.
         self._held: dict[str, npt.NDArray[Any]] = {}
-        self._steps = self._looked = 0  # waiting time steps, and those that were searched for ends
+        self._steps = self._looked = 0  # waiting time steps; those searched for ends
         self._begins = np.zeros(0, np.int64)
         self._is_open = True
 
@@ -90,17 +90,18 @@ class Spill:
         """Write rows: a value for each column, an array with the leading ``axes``.
 
         Columns of nested rows have the names on their path, joined by "_". A store has no random keys and no narrow
-        dtypes: keys are converted by ``jax.random.key_data``, bfloat16 and 8-bit floats to float32, and int4 to int8.
+        dtypes, so keys are converted by ``jax.random.key_data``, bfloat16 and 8-bit floats to float32, and int4 to
+        int8.
 
         Raises:
             ConfigError: The call is inside of ``jax.vmap``.
             MissingFieldError: ``rows`` has no ``done``, ``terminated`` or ``truncated``.
-            SchemaError: ``rows`` is no dict of arrays; two columns have one name; columns, shapes or dtypes differ from
-                earlier calls; or no store has them.
+            SchemaError: ``rows`` is not a dict of arrays; two columns have one name; columns, shapes or dtypes differ
+                from earlier calls; or a store does not support them.
             ClosedError: The object was closed.
 
-        If the store cannot write rows, for example on a full disk, the compiled function fails. These rows wait, and
-        are written with the next rows, or by ``close()``.
+        If the store cannot write rows, for example on a full disk, the compiled function raises an error. These rows
+        still wait, and are written with the next rows, or by ``close()``.
         """
         if not self._is_open:
             raise ClosedError("spill: expected to be open, found it closed")
@@ -128,7 +129,7 @@ class Spill:
         """Wait for all calls, and write the waiting rows of episodes that have not ended.
 
         Raises:
-            DataError, StorageError: The store cannot write the rows. They still wait, for another attempt.
+            DataError, StorageError: The store cannot write the rows. They still wait for another attempt.
         """
         if not self._is_open:
             return
@@ -153,7 +154,7 @@ class Spill:
     # ------------------------------------------------------------------ what rows are
 
     def _check(self, rows: Any) -> None:
-        """Raise the errors for rows that cannot be columns, before any code runs."""
+        """Raise errors for rows that cannot be columns, while the function is traced."""
         layout = {name: self._column(name, value) for name, value in rows.items()}
         if not any(name in rows for name in _ENDS):
             raise MissingFieldError(f"spill: expected one of the columns {list(_ENDS)}, found {list(rows)}")
@@ -186,7 +187,7 @@ class Spill:
     # ------------------------------------------------------------------ on the host
 
     def _take(self, rows: dict[str, Any]) -> None:
-        """Take rows of all streams."""
+        """Receive rows of all streams."""
         arrays = {name: self._by_time(np.asarray(value)) for name, value in rows.items()}
         count, streams = next(iter(arrays.values())).shape[:2]
         if not self._held:
@@ -206,7 +207,7 @@ class Spill:
         return array.reshape(array.shape[0], -1, *own)
 
     def _make_room(self, count: int) -> None:
-        """Drop time steps that are written in all streams, and make room for ``count`` more."""
+        """Remove time steps that are written in all streams, and make room for ``count`` more."""
         room = len(next(iter(self._held.values())))
         if self._steps + count <= room:
             return
@@ -219,7 +220,9 @@ class Spill:
         self._steps, self._looked, self._begins = kept, self._looked - gone, self._begins - gone
 
     def _ended(self) -> list[tuple[int, int, int]]:
-        """Return the ended episodes that are not written: begin, end and stream, in the order in which they ended."""
+        """Return begin, end and stream of the ended episodes that are not written yet, in the order in which they
+        ended.
+        """
         first = self._looked
         over = np.zeros((self._steps - first, len(self._begins)), np.bool_)
         for name in _ENDS:
@@ -232,7 +235,7 @@ class Spill:
         return found
 
     def _write(self, episodes: list[tuple[int, int, int]]) -> None:
-        """Write ``episodes``, all that have ended, and drop their rows; after an error nothing has changed."""
+        """Write ``episodes`` (all that have ended) and remove their rows; after an error nothing has changed."""
         if episodes:
             columns = {
                 name: np.concatenate([held[begin:end, stream] for begin, end, stream in episodes])
@@ -248,10 +251,10 @@ class Spill:
 
 
 def _columns_of(rows: Any) -> dict[str, Any]:
-    """Return rows as columns by name, in dtypes that a store has.
+    """Return rows as columns by name, in dtypes that a store supports.
 
     Raises:
-        SchemaError: ``rows`` is no dict, a value is no array, or two columns have one name.
+        SchemaError: ``rows`` is not a dict, a value is not an array, or two columns have one name.
     """
     if not isinstance(rows, Mapping):
         raise SchemaError(f"spill: expected a dict of arrays, column by column, found {rows!r:.200}")

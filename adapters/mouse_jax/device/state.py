@@ -1,4 +1,4 @@
-"""The pytree of a replay, its constants, and the memory of its rows."""
+"""The pytree of a replay, its constants, and placement of its rows in memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mouse_jax.dtypes import are_known
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Replay:
-    """A replay: the pytree that the functions of this package take and return.
+    """A replay, the pytree that the functions of this package take and return.
 
     Args:
         rows: A tree of arrays ``[T, ...]``, or ``[T, E, ...]`` with environments.
@@ -28,7 +28,7 @@ class Replay:
         seed: The halves of the seed, uint32 ``[2]``, high first.
         state: The state of the sampler, a dict of dicts of arrays.
         beta: The exponent of importance weights, float32 ``[]``, which a schedule overrides; None without priorities.
-        layout: The constants; static.
+        layout: The constants, which are static in ``jax.jit``.
     """
 
     rows: Any
@@ -46,11 +46,11 @@ class Replay:
 
 
 def as_dicts(tree: Any, lists: Collection[Any] = (), path: tuple[str | int, ...] = ()) -> Any:
-    """Convert a tree to the form of buffers on the host: dataclasses become dicts, and lists of numbers arrays.
+    """Convert a tree to the form of buffers on the host: dataclasses become dicts, and lists of numbers become arrays.
 
     Args:
         tree: The rows.
-        lists: The paths of lists that remain nodes even if they hold numbers.
+        lists: Paths of lists that stay nodes even if they contain numbers.
         path: The path of the tree.
     """
     if is_dataclass(tree) and not isinstance(tree, type):
@@ -64,9 +64,7 @@ def as_dicts(tree: Any, lists: Collection[Any] = (), path: tuple[str | int, ...]
 
 
 def check_one(replay: Replay, caller: str) -> None:
-    """Raise ConfigError if ``jax.vmap`` created several replays, and a function of a single replay is called outside of
-    it.
-    """
+    """Raise ConfigError if a function of a single replay is called, outside of ``jax.vmap``, with several replays."""
     if replay.cursor.ndim:
         raise ConfigError(
             f"{caller}: expected one replay, found {replay.cursor.shape[0]}; inside of jax.vmap each is one, and "
@@ -78,7 +76,7 @@ def check_one(replay: Replay, caller: str) -> None:
 
 
 def on_host(replay: Replay) -> bool:
-    """Whether a replay is in the host's memory, so that its functions run on the host immediately."""
+    """Whether a replay is in the host's memory, so that its functions run immediately on the host."""
     return replay.layout.memory == "host" and are_known(replay.size)
 
 
@@ -86,7 +84,7 @@ def host() -> jax.Device:
     """Return the CPU device, which computes in host memory.
 
     Raises:
-        ConfigError: The platforms of JAX leave out the CPU.
+        ConfigError: JAX's platforms do not include the CPU.
     """
     try:
         device: jax.Device = jax.local_devices(backend="cpu")[0]
@@ -96,9 +94,7 @@ def host() -> jax.Device:
 
 
 def put_on_host(tree: Any) -> Any:
-    """Return arrays in the host's memory; NumPy arrays are copied, as JAX may read them while their owner writes to
-    them.
-    """
+    """Return arrays in the host's memory; NumPy arrays are copied, as their owner may change them while JAX reads."""
     copied = jax.tree.map(lambda leaf: np.array(leaf) if isinstance(leaf, np.ndarray | np.generic) else leaf, tree)
     return jax.device_put(copied, host())
 

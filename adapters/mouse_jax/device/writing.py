@@ -1,4 +1,4 @@
-"""Creation of replays, and writing of rows."""
+"""Creates replays, and writes rows to them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from mouse_jax.device.state import (
 from mouse_jax.dtypes import is_key, seed_halves
 from mouse_jax.trees import narrowed
 
-# The largest number of rows that a sampler takes one by one.
+# Largest number of rows that a sampler processes one by one.
 _FEW = 1 << 12
 
 
@@ -55,42 +55,42 @@ def init(
     """Create an empty replay.
 
     Args:
-        example: One row: a pytree of arrays or numbers of any shape and dtype, random keys of JAX among them, or of
-            ``jax.ShapeDtypeStruct``. Its values do not matter. Dataclasses become dicts.
-        capacity: Rows that it holds, all time steps of all environments; the oldest are overwritten.
+        example: One row: a pytree of arrays or numbers of any shape and dtype (including JAX's random keys), or of
+            ``jax.ShapeDtypeStruct``. Only shapes and dtypes matter. Dataclasses become dicts.
+        capacity: Number of rows in memory, over all time steps and environments; new rows overwrite the oldest.
         batch_size: The default number of rows or slices in a batch, B.
-        num_envs: The number of environments, whose rows are written side by side, ``[time, env]``; each environment is
-            a stream. None: rows are one stream, ``[n, ...]`` in the order of time. Slices, and transforms that read
-            following rows, require it.
-        slices: The options of slices, if batches consist of slices; None: single rows, all equally likely.
+        num_envs: Number of environments, whose rows are written side by side, ``[time, env]``; each environment is a
+            stream. None: rows are one stream, ``[n, ...]`` in the order of time. Slices, and transforms that read the
+            next rows, require this argument.
+        slices: The options of slices, if batches consist of slices; None: batches consist of single rows.
         transform: Traceable functions of a batch, applied in order: those of ``mouse_core.replay`` that draw no random
             numbers and read only the batch, such as ``NStep`` and ``NextView``, or your own.
         alignment: The transition that the action, reward and done of a row belong to.
-        priorities: The options of priorities: rows, or slices by their first rows, are drawn in proportion to powers of
-            their priorities, as by a ``PrioritizedSampler`` or ``PrioritizedSliceSampler``. None: all are equally
+        priorities: The options of priorities: rows (or slices, by their first rows) are drawn in proportion to powers
+            of their priorities, as with a ``PrioritizedSampler`` or ``PrioritizedSliceSampler``. None: all are equally
             likely. New rows have the largest priority so far, at least 1, and ``set_priorities`` changes them. ``beta``
             is a number, which may be traced, or a function of the number of the sample; see ``sample``. Only for the
             order "random".
-        order: The order of rows. "random": each row is drawn from all, with replacement; "epochs": every row once per
-            epoch, shuffled, and slices side by side; "queue": every row once, the oldest first. ``take`` returns the
-            next batch.
+        order: The order of rows. "random": rows are drawn with replacement. "epochs": every row is drawn once per
+            epoch, shuffled; slices are adjacent. "queue": every row is drawn once, the oldest first. ``take`` returns
+            the next batch.
         sampler: A custom sampler in place of ``priorities`` and ``order``: an instance of a subclass of
             ``mouse_core.replay.device.DeviceSampler``, whose ``units`` are set to the rows or slices of the replay.
         memory: The memory of the rows: "device", or "host" for more rows than fit on a device. With "host", call
             ``add`` and ``sample`` outside of ``jax.jit``: ``add`` writes in place, so the old replay must not be used
             again; ``sample`` gathers on the host and starts an asynchronous copy to JAX's default device. See
             ``prefetch``.
-        seed: In ``[0, 2**64)``, or a random key of JAX, from which 64 bits are drawn. The seed may be traced, so
-            ``jax.vmap`` can create a replay for each of many seeds.
+        seed: An integer in ``[0, 2**64)``, or a random key of JAX, from which 64 bits are drawn. The seed may be
+            traced, so ``jax.vmap`` can create a replay for each of many seeds.
 
     Returns:
         A pytree with memory for all rows.
 
     Raises:
-        ConfigError: An argument is out of range, a transform does not run on devices, or a field cannot hold the pad.
-        SchemaError: A field is no array of numbers, or has a name that batches need.
+        ConfigError: An argument is out of range, a transform does not run on devices, or the pad does not fit a field.
+        SchemaError: A field is not an array of numbers, or has a name that batches need.
         MissingFieldError: ``slices`` is given, and no field of the rows marks the ends of episodes.
-        MouseError: An error of a transform, which is traced once for a batch of such rows.
+        MouseError: An error of a transform; transforms are traced once for a batch of such rows.
 
     Example:
         >>> import jax
@@ -119,7 +119,7 @@ def init(
 
 
 def add(replay: Replay, rows: Any) -> Replay:
-    """Return the replay with more rows behind the newest; without room, they overwrite the oldest.
+    """Return the replay with rows added behind the newest; if the replay is full, they overwrite the oldest.
 
     Rows are written in place if the function is compiled with the replay donated,
     ``jax.jit(device.add, donate_argnums=0)``, and in a compiled loop, such as ``jax.lax.scan``.
@@ -131,7 +131,7 @@ def add(replay: Replay, rows: Any) -> Replay:
 
     Raises:
         SchemaError: Fields, shapes or dtypes differ from the example.
-        DataError: The field cannot hold a 64-bit number of NumPy.
+        DataError: A 64-bit number of NumPy does not fit the field.
         ConfigError: ``rows`` has more rows than fit.
     """
     check_one(replay, "add")
@@ -146,7 +146,7 @@ def add(replay: Replay, rows: Any) -> Replay:
 def _written(replay: Replay, rows: Any) -> Replay:
     """Return the replay with checked rows, which have a leading axis of time."""
     layout, count = replay.layout, len(jax.tree.leaves(rows)[0])
-    # Unchanged parts of the state are not in the carry of the loop, which would copy them.
+    # Unchanged parts of the state are left out of the loop's carry, because the loop would copy them.
     changed = _noted_parts(replay, rows)
     note = _note_few if (layout.num_envs or 1) == 1 and count <= _FEW else _note
     parts = {part: replay.state[part] for part in changed}
@@ -177,7 +177,7 @@ def _note(state: Any, rows: Any, cursor: jax.Array, layout: Layout) -> Any:
 
 
 def _note_few(state: Any, rows: Any, cursor: jax.Array, layout: Layout) -> Any:
-    """Run ``_note`` row by row on a CPU, in a loop that is one kernel; several kernels take far longer."""
+    """Run ``_note`` row by row on a CPU, in a loop that is compiled to one kernel; several kernels take far longer."""
 
     def one(*given: Any) -> Any:
         one_by_one, at_once = (partial(note, layout=layout) for note in (_note_one_by_one, _note))
@@ -202,7 +202,8 @@ def _note_one_by_one(state: Any, rows: Any, cursor: jax.Array, layout: Layout) -
         place = cursor + number
         return _note(state, row, jnp.where(place >= steps, place - steps, place), layout)
 
-    # Within shard_map, the initial carry of a loop must vary over shards like its result; a first row makes it varying.
+    # Within shard_map, the initial carry of a loop must vary over shards like its result; processing a first row
+    # ensures this.
     looked = jax.make_jaxpr(write)(0, state)
     first = looked.in_avals[1:] != looked.out_avals
     # XLA would unroll a loop of one row.
@@ -215,7 +216,7 @@ _written_in_place = jax.jit(_written, donate_argnums=0)
 
 
 def can_add(replay: Replay, time_steps: Any = 1) -> jax.Array:
-    """Whether ``time_steps`` more steps fit without overwriting queued rows that ``take`` has not returned.
+    """Return whether ``time_steps`` more steps fit without overwriting queued rows that ``take`` has not returned.
 
     The result is bool ``[]``. Without a queue, time steps always fit.
     """
@@ -225,7 +226,7 @@ def can_add(replay: Replay, time_steps: Any = 1) -> jax.Array:
 
 
 def _row(example: Any) -> Any:
-    """Return the shapes and dtypes of one row, or raise SchemaError."""
+    """Return the shapes and dtypes of one row; raise SchemaError if a value is not an array of numbers."""
     fields = {key: _shape_dtype(key, leaf) for key, leaf in flatten(example).items()}
     return unflatten(structure_of(example), fields)
 
@@ -250,13 +251,13 @@ def _new(lead: tuple[int, ...], leaf: jax.ShapeDtypeStruct) -> jax.Array:
 
 
 def accepted(replay: Replay, rows: Any) -> tuple[Any, int]:
-    """Return rows as arrays with a leading axis of time (NumPy arrays unconverted), and the number of time steps."""
+    """Return rows as arrays with a leading axis of time (without converting NumPy arrays), and the number of steps."""
     layout, held, given = replay.layout, flatten(replay.rows), flatten(narrowed(as_dicts(rows)))
     if given.keys() != held.keys():
         given = flatten(narrowed(as_dicts(rows, lists_of(structure_of(replay.rows)))))
     weak = {key for key, leaf in given.items() if not hasattr(leaf, "dtype")}
     arrays: dict[FieldKey, Any] = {
-        # NumPy's int4 is accepted, too
+        # NumPy's int4 is accepted as well
         key: leaf
         if isinstance(leaf, jax.Array) or type(leaf) is np.ndarray
         else as_array(leaf, where=f"add: field {key!r}")
