@@ -1,4 +1,4 @@
-"""Groups of language-model rollouts that are scored against each other, and batches made of them."""
+"""Groups of language-model rollouts that are scored relative to each other, and batches of such rollouts."""
 
 from mouse_core.groups.buffer import BatchMaker, ResumableBatchMaker, RolloutBuffer
 from mouse_core.groups.examples import concatenate, examples_digest, make_examples, pack, pad

@@ -1,4 +1,4 @@
-"""RolloutBuffer: adds rollouts, seals their groups into files, and stores batches that a batch maker makes of them."""
+"""RolloutBuffer: adds rollouts, seals groups of rollouts into files, and stores batches that a batch maker creates."""
 
 from __future__ import annotations
 
@@ -67,63 +67,63 @@ from mouse_core.spec import check_count
 
 
 class BatchMaker(Protocol):
-    """Makes batches from the rollouts that it receives, in memory.
+    """Creates batches from the rollouts that it receives.
 
-    A ``RolloutBuffer`` passes the rollouts of the sealed groups to the maker, one group after another, and stores the
-    batches. After a restart the buffer passes all rollouts again that no stored batch has used, in the same order. The
-    used rollouts of a batch are the ``rollout_uid`` of its examples, and the list "rollout_uids" in its metadata. If an
-    example has no uid and there is no such list, the batch raises DataError. A maker may have a method
+    A ``RolloutBuffer`` passes the rollouts of sealed groups to the maker, one group after another, and stores the
+    batches. After a restart, the buffer again passes all rollouts that no stored batch has used, in the same order. A
+    batch names its used rollouts by the ``rollout_uid`` of its examples and by the list "rollout_uids" in its metadata.
+    If an example has no uid and the list is missing, the batch raises DataError. A maker may have a method
     ``check_rollout(rollout)``: ``add_rollouts`` raises its errors before anything is stored. A maker may have a method
     ``set_policy_version(version)``, which receives the policy version of the buffer, also after a restart.
     """
 
     def add_rollout(self, rollout: RolloutRecord) -> None:
-        """Take a rollout of a group that has been sealed."""
+        """Receive a rollout of a sealed group."""
 
     def create_batch(self, batch_size: int) -> list[RLExample] | None:
         """Return a batch of ``batch_size`` examples, or None if too few examples are available."""
 
     def get_batch_metadata(self, batch: Sequence[RLExample]) -> Mapping[str, Any]:
-        """Return numbers and text by name, which are stored with a batch.
+        """Return metadata to store with a batch: numbers and text by name.
 
-        "rollout_uids" lists the rollouts of the batch, if examples lack their ``rollout_uid``.
+        If examples have no ``rollout_uid``, the metadata need the list "rollout_uids" of the batch's rollouts.
         """
 
 
 @runtime_checkable
 class ResumableBatchMaker(BatchMaker, Protocol):
-    """A batch maker that takes stored groups, and restores its own state after a restart.
+    """A batch maker that receives stored groups instead of rollouts, and can restore its state after a restart.
 
-    The maker reads only the rollouts that it draws (``read_wanted``), so other rollouts need not be in memory.
-    ``add_rollout`` is not called.
+    The maker reads only the rollouts that it draws (``read_wanted``), so rollouts need not stay in memory. The buffer
+    does not call ``add_rollout``.
     """
 
     def add_group(self, group: StoredGroup) -> None:
-        """Take a sealed group that lacks no late column. Rollouts in ``given_up`` must not be drawn."""
+        """Receive a sealed group that has all its late columns. Rollouts in ``group.given_up`` must not be drawn."""
 
     def resume(self, groups: Sequence[StoredGroup], batches: Sequence[Sequence[str]]) -> None:
-        """Restore the state before a restart, whatever the present state is.
+        """Reset the maker to its state before a restart.
 
         Args:
-            groups: All sealed groups that lack no late column, in the order in which they became ready.
-            batches: For every stored batch, in order, the uids of the rollouts it used.
+            groups: All sealed groups that have all their late columns, in the order in which they became ready.
+            batches: For every stored batch, in order, the uids of its rollouts.
         """
 
 
-# Metadata of a batch: the uids of the rollouts that it used.
+# Key of a batch's metadata: the uids of the rollouts that the batch used.
 _UIDS = "rollout_uids"
-# Groups whose rollouts are read in one go.
+# Number of groups whose rollouts are read together.
 _TOGETHER = 32
 
 
 class Making:
-    """A batch maker, the groups that it is still to receive, and the batch that is not stored yet.
+    """A batch maker, the groups that it has not received yet, and the batch that is not stored yet.
 
     Args:
-        maker: The batch maker; None: groups are dropped.
+        maker: The batch maker; None: groups are ignored.
 
     Attributes:
-        takes_groups: Whether the maker takes stored groups; otherwise it receives their rollouts.
+        takes_groups: Whether the maker receives stored groups; otherwise it receives rollouts.
     """
 
     def __init__(self, maker: BatchMaker | None) -> None:
@@ -134,10 +134,10 @@ class Making:
         self._batch: list[RLExample] | None = None
 
     def resume(self, groups: Sequence[StoredGroup], batches: Sequence[StoredBatch]) -> None:
-        """Give the maker the ready groups of a folder, and the stored batches.
+        """Restore the maker from a folder's ready groups and stored batches.
 
         Raises:
-            DataError: A damaged file.
+            DataError: A file is damaged.
         """
         if isinstance(self.maker, ResumableBatchMaker):
             self._batch = None
@@ -151,11 +151,12 @@ class Making:
             self._feed(group, [rollout for rollout in rollouts if rollout.rollout_uid not in used])
 
     def feed(self, groups: Sequence[StoredGroup], *, later: bool = False) -> None:
-        """Give the maker ready groups, each rollout once, also if the maker raises for one of them.
+        """Pass ready groups to the maker, each rollout once, even if the maker raises an error for a rollout.
 
         Args:
             groups: The groups.
-            later: Whether a maker of rollouts, which have to be read, gets them before the next batch.
+            later: Whether a maker that receives rollouts gets them only before the next batch, because they must be
+                read first.
         """
         if isinstance(self.maker, ResumableBatchMaker):
             for group in groups:
@@ -171,11 +172,11 @@ class Making:
         return sum(len(group.uids) - len(group.given_up) for group in self._ready)
 
     def lose(self, group_uids: Container[str]) -> None:
-        """Drop groups that the maker has not received, by their uids, as their version is lost."""
+        """Drop groups, by uid, that the maker has not received and whose policy version is lost."""
         self._ready = deque(group for group in self._ready if group.group_uid not in group_uids)
 
     def _feed_ready(self) -> None:
-        """Read the ready groups, and give their rollouts to the maker."""
+        """Read the ready groups, and pass their rollouts to the maker."""
         self._feed_coming()
         while self._ready:
             together = list(islice(self._ready, _TOGETHER))
@@ -183,7 +184,7 @@ class Making:
                 self._feed(self._ready.popleft(), rollouts)
 
     def _feed(self, group: StoredGroup, rollouts: Iterable[RolloutRecord]) -> None:
-        """Give the maker the rollouts of a group, which leave the cache."""
+        """Pass the rollouts of a group to the maker, and remove them from the cache."""
         self._coming.extend(rollout for rollout in rollouts if rollout.rollout_uid not in group.given_up)
         if group.cache is not None:
             group.cache.drop(group.uids)
@@ -201,7 +202,8 @@ class Making:
     def batch(
         self, size: int, known: Container[str]
     ) -> tuple[Sequence[RLExample], Mapping[str, Any], tuple[str, ...]] | None:
-        """Return a batch, the same one until ``stored`` is called; None if there are too few rollouts.
+        """Return the next batch; None if there are too few rollouts. Until ``stored`` is called, every call returns the
+        same batch.
 
         Args:
             size: The number of examples.
@@ -212,8 +214,8 @@ class Making:
 
         Raises:
             ConfigError: There is no maker.
-            DataError: It is not made of examples, or does not say of which rollouts. It is still what comes next. Or a
-                damaged file of a group.
+            DataError: The batch does not consist of examples or does not name its rollouts (later calls raise again),
+                or a file is damaged.
             StorageError: A group cannot be read.
         """
         if self.maker is None:
@@ -232,7 +234,9 @@ class Making:
         return self._batch, metadata, self._uids(self._batch, metadata.get(_UIDS), known)
 
     def _uids(self, batch: Sequence[RLExample], listed: Any, known: Container[str]) -> tuple[str, ...]:
-        """Return the uids of the rollouts that a batch used, from its examples and from ``listed``, of its metadata."""
+        """Return the uids of the rollouts that a batch used, from its examples and from the list ``listed`` of its
+        metadata.
+        """
         uids = [example.rollout_uid for example in batch if example.rollout_uid]
         if isinstance(listed, list | tuple) and listed and all(isinstance(uid, str) and uid for uid in listed):
             named = set(uids)
@@ -248,7 +252,7 @@ class Making:
         return tuple(uids)
 
     def stored(self) -> None:
-        """Forget the batch, which is on the disk; the next call of ``batch`` creates another one."""
+        """Mark the batch as stored, so that the next call of ``batch`` creates a new batch."""
         self._batch = None
 
 
@@ -273,23 +277,23 @@ class Requests:
 
         Args:
             given: The request.
-            handle: Returns the answers to several requests. If ``handle`` fails for several, each request is handled
-                alone, so that an error reaches the thread whose request caused it.
+            handle: Returns the answers to several requests. If ``handle`` fails for several requests, each request is
+                handled separately, so that the error reaches the thread whose request caused it.
 
         Raises:
-            Exception: The error of ``handle``. An interrupt of this thread, such as KeyboardInterrupt, is raised in
-                this thread alone; the other threads handle their requests themselves.
+            Exception: The error of ``handle``. An interrupt of this thread, such as KeyboardInterrupt, is raised only
+                in this thread; the other threads then handle their own requests.
         """
         request = _Request(given)
         with self._guard:
             self._queue.append(request)
-        # The first thread handles all requests that have arrived until then; the others find their answers.
+        # The first thread handles all pending requests; the other threads receive their answers.
         with self._turn:
             if not request.served:
                 with self._guard:
                     requests, self._queue = self._queue, []
                 if request not in requests:
-                    requests.insert(0, request)  # the thread that took it was interrupted, as by Ctrl-C
+                    requests.insert(0, request)  # the thread that handled it was interrupted, for example by Ctrl-C
                 self._serve(requests, handle)
         if request.error is not None:
             raise request.error
@@ -313,17 +317,17 @@ class Requests:
             request.served = True
 
 
-# A thread that waits for room checks this often whether another process has taken over the folder.
+# Seconds after which a thread that waits for room checks again whether another process has taken over the folder.
 _LOOK_SECONDS = 0.5
-# The most bytes of the file that names the owner.
+# Largest size in bytes of the file that names the owner.
 _LONGEST = 1024
 
 
 class Owner(Descriptor):
-    """The right to write to a folder, which belongs to the process that took it last.
+    """The ownership of a folder, which belongs to the process that took it last; only the owner may write.
 
-    An earlier owner that still runs raises ClosedError at its next step, and changes nothing. With a lock alone, the
-    new owner could not take over.
+    An earlier owner that still runs raises ClosedError at its next step, and changes nothing. With only a lock, a new
+    owner could not take over.
 
     Args:
         path: A file that names the owner.
@@ -338,7 +342,9 @@ class Owner(Descriptor):
 
     @contextmanager
     def taking(self) -> Iterator[None]:
-        """Become the owner, after the present owner has finished its step; hold the lock meanwhile."""
+        """Take the ownership after the present owner has finished its step, and hold the lock while the context is
+        open.
+        """
         lock(self._file, wait=True)
         try:
             with storing(f"file {self._path}"):
@@ -356,7 +362,7 @@ class Owner(Descriptor):
 
         Raises:
             ClosedError: Another buffer has taken the folder, or this buffer was closed.
-            ForkError: This is a forked child.
+            ForkError: The caller is a forked child process.
         """
         if self._file < 0:
             raise ClosedError(f"rollout buffer: expected an open one, found {str(self._path.parent.parent)!r} closed")
@@ -382,47 +388,48 @@ class Owner(Descriptor):
             unlock(self._file)
 
 
-# Files that are read in one go.
-# Seconds until sealing is tried again after an error, as of a full disk.
+# Number of files that are read together; seconds until sealing is tried again after an error, such as a full disk.
 _RETRY_SECONDS = 5.0
 
 
 class RolloutBuffer(BatchFiles):
-    """Rollouts on disk, group by group, and batches made of them.
+    """Stores rollouts on disk in groups, and batches of rollouts.
 
-    A group is the rollouts of one policy version on one problem. It is sealed, which means written to a Parquet file,
-    when it is full, when it is older than a time-out, or on ``flush()``; groups that are sealed together share files.
-    When ``add_rollouts`` returns, its rollouts are on the disk. A new buffer for the same folder, also after a crash,
-    has every such rollout once, and puts no rollout of a stored batch into another batch again.
+    A group is the rollouts of one policy version on one problem. A group is sealed, which means written to a Parquet
+    file, when it is full, when it is older than ``seal_timeout``, or on ``flush()``; groups that are sealed together
+    share files. When ``add_rollouts`` returns, its rollouts are on disk. A new buffer for the same folder, also after a
+    crash, has every such rollout once, and rollouts of stored batches count as used.
 
     A folder has one buffer at a time. A new buffer, in this or another process, takes the folder over, and the earlier
     buffer raises ``ClosedError``. Threads may share a buffer.
 
     Args:
         root_path: The folder, created if it is missing.
-        group_size: Rollouts of a full group.
-        min_group_size: The fewest rollouts of a group that the time-out seals; a single rollout cannot be scored.
-        seal_timeout: Seconds after a group's first rollout until the group is sealed as it is.
+        group_size: Number of rollouts of a full group.
+        min_group_size: Least number of rollouts with which ``seal_timeout`` seals a group; a single rollout cannot be
+            scored.
+        seal_timeout: Seconds after a group's first rollout until the group is sealed even if it is not full.
         compression: The compression of messages, tokens and other long columns: "zstd", "snappy", "gzip", "brotli",
             "lz4", "none".
-        batch_maker: The maker of batches; None: no batches are made.
-        capacity: The most rollouts that wait for their groups; beyond this number, the oldest incomplete groups are
+        batch_maker: The maker of batches; None: no batches are created.
+        capacity: Largest number of rollouts in incomplete groups; above this number, the oldest incomplete groups are
             sealed.
         columns: The declared columns that rollouts may have; None: the columns that were declared for the folder. More
-            columns may be declared when the folder is opened again. Sealed groups do not wait for these columns, so
-            late ones need a ``fill``.
-        max_ahead: The most rollouts that wait for their groups, for late columns or for a draw, before ``add_rollouts``
-            blocks producers; None: any number. With ``max_ahead`` the batch maker needs the attribute ``available``.
-        memory_bytes: The approximate memory for rollouts that wait for their groups or, in a ``GrpoBatchMaker``, for a
-            draw. Other rollouts are read from the log, or from the files of their groups, when they are needed.
-        sync: Whether to wait for the disk. If False, a crash of the machine loses data; a crash of the process does
-            not.
-        digest: Whether to keep a digest of the batches; off by default, as it takes about 60 us for each example. See
-            ``digest``.
+            columns may be declared when the folder is opened again. Sealed groups do not wait for new columns, so new
+            late columns need a ``fill``.
+        max_ahead: Largest number of rollouts that wait for their groups, for late columns or for a draw; above it,
+            ``add_rollouts`` blocks producers. None: no limit. With ``max_ahead`` the batch maker needs the attribute
+            ``available``.
+        memory_bytes: Approximate memory for rollouts that wait for their groups or, with a ``GrpoBatchMaker``, for a
+            draw. Further rollouts are read from the log or from the files of their groups when they are needed.
+        sync: Whether to wait until data are on disk. If False, a crash of the machine loses data; a crash of the
+            process does not.
+        digest: Whether to keep a digest of the batches; off by default, because it takes about 60 us for each example.
+            See ``digest``.
 
     Raises:
         ConfigError: An argument is invalid.
-        DataError: A file in the folder is damaged, or a missing file held data that no other file has; the message
+        DataError: A file in the folder is damaged, or a missing file held data that exist in no other file; the message
             names the file.
         StorageError: The folder cannot be read or written.
     """
@@ -453,7 +460,7 @@ class RolloutBuffer(BatchFiles):
                 f"max_ahead: expected a batch_maker with an attribute 'available', found {batch_maker!r:.100}"
             )
         self._changed = threading.Condition(self._lock)
-        self._is_lacking = False  # whether the last batch that was asked for could not be made
+        self._is_lacking = False  # whether the last requested batch could not be created
         with storing(f"folder {self._root}"):
             make_folder(self._root / STATE, sync=self._sync)
             make_folder(self._root / BATCHES, sync=self._sync)
@@ -469,19 +476,20 @@ class RolloutBuffer(BatchFiles):
         self._alarm.set(self._waiting.next_due())
 
     def _open(self, rules: SealingRules, digest: bool, memory_bytes: int) -> None:
-        """Read the folder's files and logs, which this process owns, and give the batch maker what they have."""
+        """Read the files and logs of the folder, which this process owns, and restore the batch maker."""
         index, self._index_log = open_index(self._root)
         self._parts = index.parts  # the sealed groups, in order
         self._stored, self._changes = index.batches, index.changes
         self._digest = stored_digest(self._root, self._stored) if digest else None
-        # The uids of all rollouts, with the places of their groups among the sealed ones; -1: not sealed.
+        # The uids of all rollouts, each with the number of its sealed group; -1: not sealed.
         self._uids = {uid: place for place, part in enumerate(self._parts) for uid in part.uids}
         self._number = max((part.number for part in self._parts), default=-1) + 1
         self._cache = RolloutCache(memory_bytes)
         options: dict[str, Any] = {"compression": self._compression, "sync": self._sync}
         self._waiting = Waiting(self._root, rules, self._cache, self._uids, self._columns, **options)
         self._uids.update(dict.fromkeys(self._waiting.by_uid, -1))
-        self._lost: set[str] = set()  # uids of groups of lost versions: the trainer went back to an older one
+        # uids of groups of lost versions, from which the trainer went back to an older version
+        self._lost: set[str] = set()
         self._versions = Versions()
         for change in self._changes:
             if self._versions.set_latest(change.version) or change is self._changes[0]:
@@ -490,7 +498,8 @@ class RolloutBuffer(BatchFiles):
         for version in {key.policy_version for key in keys}:
             self._versions.note(version)
         self._given_up = index.given_up
-        self._duplicates = self._refused = 0  # rollouts since now that came again, or in calls that were refused
+        # number of duplicate rollouts, and of rollouts in failed calls, since the folder was opened
+        self._duplicates = self._refused = 0
         self._waiting.tidy()
         self._late = LateStore(self._root, self._columns, **options)
         self._readiness = Readiness(self._late, self._given_up)
@@ -501,7 +510,9 @@ class RolloutBuffer(BatchFiles):
         self._resume()
 
     def _all_ready(self, noted: Sequence[str]) -> list[GroupFile]:
-        """Return the groups that lack no late column, in the order in which they became ready, if it is known."""
+        """Return the groups that have all their late columns, in the order in which they became ready, as far as it is
+        known.
+        """
         ready = {part.place: part for number, part in enumerate(self._parts) if self._readiness.add(number, part)}
         never_waited = [place for place, part in ready.items() if not self._readiness.awaits(part)]
         noted_before = dict.fromkeys([*never_waited, *noted])
@@ -511,13 +522,13 @@ class RolloutBuffer(BatchFiles):
         return [ready[place] for place in (*known, *others)]
 
     def _mark_lost(self, change: VersionChange) -> None:
-        """Mark the groups of later versions that were sealed before as lost: their policy is not trained any more."""
+        """Mark earlier sealed groups of later policy versions as lost, because their policy was abandoned."""
         before = [part for part in self._parts if part.number < change.sealed]
         ahead = {part.key.policy_version: self._versions.is_ahead(part.key.policy_version) for part in before}
         self._lost.update(part.place for part in before if ahead[part.key.policy_version])
 
     def _groups(self, parts: Sequence[GroupFile]) -> list[StoredGroup]:
-        """Return the groups for the batch maker: all but those of lost versions."""
+        """Return all groups except groups of lost versions."""
         return [
             StoredGroup(self._root, part, self._late, frozenset(self._given_up.intersection(part.uids)), self._cache)
             for part in parts
@@ -525,7 +536,7 @@ class RolloutBuffer(BatchFiles):
         ]
 
     def _resume(self) -> None:
-        """Reset the batch maker to its state after the folder was opened."""
+        """Restore the batch maker from the ready groups and the stored batches."""
         self._making.resume(self._groups(self._ready), self._stored)
 
     # ------------------------------------------------------------------ what is there
@@ -553,7 +564,9 @@ class RolloutBuffer(BatchFiles):
 
     @property
     def num_ahead(self) -> int:
-        """The number of rollouts that wait for groups or late columns, and of examples available for batches."""
+        """The number of rollouts that wait for groups or late columns, plus the number of examples available for
+        batches.
+        """
         return self._ahead()
 
     def _ahead(self) -> int:
@@ -565,14 +578,16 @@ class RolloutBuffer(BatchFiles):
         return self._waiting.count + self._readiness.num_rollouts + self._making.num_later
 
     def __len__(self) -> int:
-        """Return the number of rollouts, sealed or waiting."""
+        """Return the number of rollouts, sealed or not."""
         return len(self._uids)
 
     def __contains__(self, rollout_uid: object) -> bool:
         return rollout_uid in self._uids
 
     def contains(self, rollout_uids: Iterable[str]) -> list[bool]:
-        """Return whether each rollout is stored, sealed or waiting; a restarted producer finds out what arrived."""
+        """Return whether each rollout is stored, sealed or not, so that a restarted producer knows which rollouts
+        arrived.
+        """
         return [uid in self._uids for uid in uids_of(rollout_uids)]
 
     @property
@@ -589,24 +604,24 @@ class RolloutBuffer(BatchFiles):
     def digest(self) -> StreamDigest:
         """The digest of all stored batches: the sum of ``examples_digest(i, batch)`` over their numbers ``i``.
 
-        The digest is stored with the batches. It starts again after a batch without a digest or with a missing file.
-        ConfigError: The buffer was created without ``digest=True``.
+        The digest is stored with the batches. The sum starts again after a batch that has no digest or whose file is
+        missing. ConfigError: The buffer was created without ``digest=True``.
         """
         return asked_for(self._digest, "buffer")
 
     def rollouts(
         self, *, environment: str | None = None, policy_version: Wanted = None, example_id: Wanted = None
     ) -> StoredRollouts:
-        """Return the rollouts that are sealed so far; arguments and errors are those of ``open_rollouts``."""
+        """Return the rollouts that are sealed so far; see ``open_rollouts`` for arguments and errors."""
         with self._lock:
             parts = list(self._parts)
         return StoredRollouts(self._root, parts, environment, policy_version, example_id)
 
     def rollout(self, rollout_uid: str) -> RolloutRecord:
-        """Return a rollout, sealed or waiting, with the late columns that it has; only the file of its group is read.
+        """Return a rollout, sealed or not, with the late columns that have arrived; only the file of its group is read.
 
         Raises:
-            MissingRowError: The buffer has no such rollout.
+            MissingRowError: The buffer does not contain the rollout.
             DataError: The file is damaged; the message names it.
             StorageError: The file cannot be read.
         """
@@ -622,7 +637,7 @@ class RolloutBuffer(BatchFiles):
             return self._late.fill([read_groups([part], self._root)[0][part.uids.index(rollout_uid)]])[0]
 
     def waiting_for(self) -> dict[str, Awaited]:
-        """Return the rollouts that lack each late column, which its writer still has to add, also after a restart."""
+        """Return, for each late column, the rollouts without a value, which the column's writer must still add."""
         with self._lock:
             return self._readiness.awaited(self._waiting.by_uid.values())
 
@@ -630,10 +645,10 @@ class RolloutBuffer(BatchFiles):
         """Return numbers for a log: the batch maker's ``summary``, if it has one, and counts of rollouts.
 
         "stored" counts all rollouts, "unsealed" rollouts of groups that are not sealed, and "awaiting_columns" rollouts
-        of sealed groups that wait for late columns. "queued" counts rollouts that a custom batch maker receives with
-        the next batch, and "given_up" rollouts of ``give_up``. "received" is "stored" plus duplicates and rollouts of
-        failed calls since the folder was opened. Each received rollout is counted once: in "unsealed",
-        "awaiting_columns", "queued", "held", "used" or one "left/<reason>"; see ``GrpoBatchMaker.summary``.
+        of sealed groups that wait for late columns. "queued" counts rollouts that a custom batch maker will receive
+        before the next batch, and "given_up" counts the rollouts passed to ``give_up``. "received" is "stored" plus
+        duplicates and rollouts of failed calls since the folder was opened. Each received rollout is counted once: in
+        "unsealed", "awaiting_columns", "queued", "held", "used" or one "left/<reason>"; see ``GrpoBatchMaker.summary``.
         """
         with self._lock:
             counts = {
@@ -651,7 +666,7 @@ class RolloutBuffer(BatchFiles):
             if says:
                 found["used"] += used_before
             else:
-                # The maker does not count the rollouts that it was given.
+                # The maker does not count the rollouts that it received.
                 ready = [uid for part in self._ready if part.place not in self._lost for uid in part.uids]
                 given_up = sum(uid in self._given_up and uid not in used for uid in ready)
                 found |= {"used": used_before + sum(uid in used for uid in ready), "left/given_up": given_up}
@@ -664,7 +679,7 @@ class RolloutBuffer(BatchFiles):
 
     @property
     def batches(self) -> list[str]:
-        """The ids of all stored batches, in order; old files may have been deleted since."""
+        """The ids of all stored batches, in order, including batches whose files were deleted."""
         with self._lock:
             return [batch.batch_id for batch in self._stored]
 
@@ -675,15 +690,15 @@ class RolloutBuffer(BatchFiles):
         return self.add_rollouts([rollout], timeout=timeout) == 1
 
     def add_rollouts(self, rollouts: Iterable[RolloutRecord], *, timeout: float | None = None) -> int:
-        """Add rollouts; when this returns, they are on the disk.
+        """Add rollouts; when the call returns, the rollouts are on disk.
 
-        A rollout whose uid was added before is skipped, so a call whose answer was lost can be repeated. Different
+        A rollout whose uid was added before is skipped, so a call can be repeated if its result was lost. Different
         content under the same uid (except ``created`` and ``replica_id``) raises DataError, unless the file with the
-        first content is missing. Concurrent calls of several threads share one wait for the disk.
+        first content is missing. Concurrent calls of several threads share one sync to the disk.
 
         With ``max_ahead`` a call waits while ``num_ahead`` is at least ``max_ahead``, and then adds all its rollouts.
-        After a failed attempt to make a batch, calls do not wait until a batch is made, unless ``max_ahead`` rollouts
-        wait for late columns.
+        If a batch could not be created for lack of rollouts, calls do not wait until a batch was created. Exception:
+        calls wait while ``max_ahead`` rollouts wait for late columns.
 
         Args:
             rollouts: The rollouts to add.
@@ -693,12 +708,12 @@ class RolloutBuffer(BatchFiles):
             The number of new rollouts.
 
         Raises:
-            DataError: An argument is no rollout; text is not Unicode; a column is not declared or has invalid values; a
-                version is newer than the version of ``set_policy_version``; a uid was added with other content; or the
-                batch maker raised it. Nothing was added.
-            StorageError: The rollouts cannot be written. Earlier rollouts remain; nothing was added.
+            DataError: An argument is not a rollout; text is not Unicode; a column is not declared or has invalid
+                values; a version is newer than the version of ``set_policy_version``; a uid was added before with other
+                content; or the batch maker raised DataError. Nothing was added.
+            StorageError: The rollouts cannot be written; nothing was added.
             TimedOutError: No room became free in time; nothing was added.
-            ClosedError, ForkError: The buffer is closed, or this is a forked child.
+            ClosedError, ForkError: The buffer is closed, or the caller is a forked child process.
         """
         given = list(rollouts)
         if not given:
@@ -722,7 +737,8 @@ class RolloutBuffer(BatchFiles):
     def _wait_for_room(self, limit: int, timeout: float | None) -> None:
         """Wait until fewer than ``limit`` rollouts are ahead, unless the last batch lacked rollouts.
 
-        Rollouts that wait for late columns are bounded in that case, too, as more rollouts do not help them.
+        Even then, the number of rollouts that wait for late columns is limited, because more rollouts cannot complete
+        their groups.
         """
         deadline = None if timeout is None else time.monotonic() + check_seconds("timeout", timeout)
         with self._changed:
@@ -736,7 +752,7 @@ class RolloutBuffer(BatchFiles):
                         f"max_ahead {limit}; batches make room, and nothing was added"
                     )
                 with self._step():
-                    pass  # an error where the buffer is not the folder's any more
+                    pass  # raises if another buffer has taken over the folder
                 self._changed.wait(min(left, _LOOK_SECONDS))
 
     def _wake(self) -> None:
@@ -745,9 +761,10 @@ class RolloutBuffer(BatchFiles):
             self._changed.notify_all()
 
     def _add(self, requests: Sequence[Sequence[RolloutRecord]]) -> list[int]:
-        """Add the rollouts of several callers, with one wait for the disk; return how many of each were new.
+        """Add the rollouts of several callers, with one sync to the disk; return the number of new rollouts of each
+        caller.
 
-        A rollout that was added before is compared with the stored one, unless its file is gone.
+        A rollout whose uid was added before is compared with the stored rollout, unless its file is missing.
         """
         with self._step():
             new: dict[str, RolloutRecord] = {}
@@ -773,7 +790,9 @@ class RolloutBuffer(BatchFiles):
             return counts
 
     def _there(self, again: Mapping[int, Iterable[str]]) -> Iterator[RolloutRecord]:
-        """Yield the stored rollouts of groups, by place (-1: the waiting ones), without late columns."""
+        """Yield the stored rollouts of groups, by the number of the sealed group (-1: waiting rollouts), without late
+        columns.
+        """
         if waiting := again.get(-1):
             yield from self._waiting.load([[self._waiting.by_uid[uid] for uid in waiting]])[0]
         parts = [self._parts[place] for place in again if place >= 0]
@@ -783,7 +802,7 @@ class RolloutBuffer(BatchFiles):
                 yield from rollouts
 
     def _carry_out(self, plan: SealingPlan) -> None:
-        """Carry out a plan; errors are those of ``Waiting.carry_out``, and then nothing has changed."""
+        """Carry out a sealing plan. Raises the errors of ``Waiting.carry_out``; after an error nothing has changed."""
         if not plan.sealed and not plan.new:
             return
         parts = self._waiting.carry_out(plan, self._number)
@@ -819,7 +838,7 @@ class RolloutBuffer(BatchFiles):
 
         Raises:
             StorageError: The groups cannot be written; they still wait.
-            ClosedError, ForkError: As ``add_rollouts``.
+            ClosedError, ForkError: See ``add_rollouts``.
         """
         with self._step():
             plan = self._waiting.all()
@@ -843,14 +862,15 @@ class RolloutBuffer(BatchFiles):
     # ------------------------------------------------------------------ late columns
 
     def add_column(self, name: str, values: Mapping[str, Any]) -> int:
-        """Add a late column's values to stored rollouts, sealed or not; on return the values are on the disk.
+        """Add a late column's values to stored rollouts, sealed or not; when the call returns, the values are on disk.
 
         A rollout that already has the same value is skipped, so a failed call can be repeated. The batch maker receives
         a group when all its rollouts have the late columns that were declared when the group was sealed.
 
         Args:
             name: The name of a ``RolloutColumn`` with ``late=True``; "reward" sets the reward of rollouts without one.
-            values: By uid: ``[n, *shape]`` over the tokens, or the turns, of all turns, or one value, ``shape``.
+            values: The values by uid: ``[n, *shape]`` for all tokens, or all turns, of the rollout; or one value,
+                ``shape``.
 
         Returns:
             The number of new rollouts.
@@ -858,13 +878,15 @@ class RolloutBuffer(BatchFiles):
         Raises:
             DataError: The column is not late, a uid is unknown, or a value does not fit the column or differs from the
                 stored value. The message names the rollout, and nothing was added.
-            StorageError, ClosedError, ForkError: As ``add_rollouts``.
+            StorageError, ClosedError, ForkError: See ``add_rollouts``.
         """
         new: int = self._column_requests.serve((name, values), self._add_columns)
         return new
 
     def _add_columns(self, requests: Sequence[tuple[str, Any]]) -> list[int]:
-        """Add the values of several callers, each of a column by uid; return how many of each were new."""
+        """Add the values of several callers, each for one column, by uid; return the number of new values of each
+        caller.
+        """
         with self._step():
             counts = [0] * len(requests)
             given = [self._chunk(name, values) for name, values in requests]
@@ -875,7 +897,9 @@ class RolloutBuffer(BatchFiles):
         return counts
 
     def _chunk(self, name: str, given: Any) -> Chunk | None:
-        """Check values by uid; None without values. Rewards that came with their rollouts are left out."""
+        """Check values by uid, and return them as a chunk; None without values. Rewards that rollouts already had when
+        they were added are left out.
+        """
         column = self._columns.get(name) if isinstance(name, str) else None
         if column is None or not column.late:
             known = [one.name for one in self._columns.late]
@@ -903,7 +927,9 @@ class RolloutBuffer(BatchFiles):
         return chunk.take(rows)
 
     def _known(self, uid: str) -> dict[str, Any]:
-        """Return the reward that a rollout came with, and how many values it has of a column per "turn" or "token"."""
+        """Return the reward with which a rollout was added, and its number of turns or tokens for a column per "turn"
+        or "token".
+        """
         place = self._uids[uid]
         if place < 0:
             own = self._waiting.by_uid[uid]
@@ -913,19 +939,19 @@ class RolloutBuffer(BatchFiles):
         return {"reward": part.rewards[row], "turn": part.turns[row], "token": part.tokens[row]}
 
     def _arrived(self, chunk: Chunk) -> None:
-        """Register values that are on the disk."""
+        """Register values that were written to disk."""
         ready = self._readiness.settle(map(self._uids.__getitem__, chunk.uids))
         self._are_ready([self._parts[place] for place in ready])
 
     def _are_ready(self, parts: Sequence[GroupFile]) -> None:
-        """Give the batch maker groups that lack no late column any more."""
+        """Pass groups that now have all their late columns to the batch maker."""
         with contextlib.suppress(StorageError):
             self._note_ready(parts)
         self._ready += parts
         self._making.feed(self._groups(parts), later=True)
 
     def _note_ready(self, parts: Sequence[GroupFile] = ()) -> None:
-        """Log that groups are ready, in this order; after an error they are logged with the next ones."""
+        """Log the order in which groups became ready; after an error, they are logged with the next groups."""
         self._unnoted.extend(parts)
         if self._unnoted:
             self._index_log.append(encode("ready", [part.place for part in self._unnoted]), sync=False)
@@ -938,21 +964,21 @@ class RolloutBuffer(BatchFiles):
 
         Staleness is measured from this version, and rollouts of later versions raise DataError. Call this method
         whenever the policy changes. If a trainer goes back to an older version, for example from a checkpoint, the
-        stored rollouts of later versions belong to an abandoned policy. They stay in their files and are never drawn,
-        also not when the new policy reaches their version. Batches with such rollouts are stale: see
+        stored rollouts of later versions belong to an abandoned policy. These rollouts stay in their files and are
+        never drawn, even when the new policy reaches their version number. Batches with such rollouts are stale: see
         ``batch_staleness``.
 
         Raises:
             DataError: The version is neither a str nor an int.
             StorageError: The change cannot be written; nothing has changed.
-            ClosedError, ForkError: As ``add_rollouts``.
+            ClosedError, ForkError: See ``add_rollouts``.
         """
         latest = version_name(version)
         with self._step():
             if latest == self._versions.latest:
                 return
-            # Groups of later versions are lost, those included that are not full, which are sealed first: what comes of
-            # these versions from then on is of another policy. The maker begins anew, as it would after a restart.
+            # All groups of later versions are lost. Incomplete groups are sealed first, because later rollouts of these
+            # versions belong to another policy. The maker is then restored as after a restart.
             self._carry_out(self._waiting.ahead(Versions(latest=latest)))
             change = VersionChange(latest, self._number, len(self._stored))
             self._index_log.append(encode("version", [latest], [change.sealed]), sync=self._sync)
@@ -967,16 +993,17 @@ class RolloutBuffer(BatchFiles):
                     self._resume()
 
     def give_up(self, rollout_uids: Iterable[str]) -> int:
-        """Give up rollouts, sealed or not, such as rollouts that a judge does not score; return the number of new ones.
+        """Give up rollouts, sealed or not, such as rollouts that a judge does not score; return how many were not given
+        up before.
 
-        The uids are written to the folder. The groups become ready without these rollouts, and are scored as if they
-        did not exist; the files stay. A custom batch maker that already received such a rollout may use it until a
-        restart.
+        The uids are written to the folder. The groups become ready without these rollouts, and are scored as if the
+        rollouts did not exist; files are unchanged. A custom batch maker that already received such a rollout may use
+        it until a restart.
 
         Raises:
-            DataError, MissingRowError: The argument is no list of uids, or a uid is unknown; nothing has changed.
+            DataError, MissingRowError: The argument is not a list of uids, or a uid is unknown; nothing has changed.
             StorageError: The change cannot be written; nothing has changed.
-            ClosedError, ForkError: As ``add_rollouts``.
+            ClosedError, ForkError: See ``add_rollouts``.
         """
         given = uids_of(rollout_uids)
         with self._step():
@@ -1002,8 +1029,8 @@ class RolloutBuffer(BatchFiles):
     def create_and_store_batch(self, batch_size: int) -> str | None:
         """Create a batch with the batch maker, and store the batch.
 
-        On return the batch is on the disk, and its rollouts count as used, also after a restart. A batch that could not
-        be written is not lost: the next call stores it.
+        When the call returns, the batch is on disk, and its rollouts count as used, also after a restart. If a batch
+        cannot be written, the next call stores it.
 
         Args:
             batch_size: The number of examples.
@@ -1015,7 +1042,7 @@ class RolloutBuffer(BatchFiles):
             ConfigError: The buffer has no batch maker, or ``batch_size`` is below 1.
             DataError: The maker did not return a batch, or did not name the rollouts of the batch; see ``BatchMaker``.
             StorageError: The batch cannot be written.
-            ClosedError, ForkError: As ``add_rollouts``.
+            ClosedError, ForkError: See ``add_rollouts``.
         """
         size = check_count("batch_size", batch_size)
         with self._step():
@@ -1024,7 +1051,7 @@ class RolloutBuffer(BatchFiles):
             if made is None:
                 self._wake()
                 return None
-            # Batches depend on the order in which groups became ready, so that order is logged before.
+            # Batches depend on the order in which groups became ready, so that order is logged first.
             self._note_ready()
             examples, metadata, uids = made
             versions = [example.policy_version for example in examples]
@@ -1042,16 +1069,16 @@ class RolloutBuffer(BatchFiles):
         return stored.batch_id
 
     def batch_at(self, index: int, batch_size: int | None = None) -> str | None:
-        """Return the id of the stored batch with a number, which is the same for all callers.
+        """Return the id of the stored batch number ``index``, which is the same for all callers.
 
         Args:
-            index: The number of batches that were stored before it.
-            batch_size: The number of examples, if ``index`` is the next batch, which is then created; None: create no
-                batch.
+            index: The number of batches that were stored before the batch.
+            batch_size: The number of examples of the batch that is created if ``index`` is the next batch; None: create
+                no batch.
 
         Raises:
-            ConfigError: As ``create_and_store_batch``; or batches before ``index`` are missing.
-            DataError, StorageError, ClosedError, ForkError: As ``create_and_store_batch``.
+            ConfigError: See ``create_and_store_batch``; also if batches before ``index`` do not exist.
+            DataError, StorageError, ClosedError, ForkError: See ``create_and_store_batch``.
         """
         number = check_count("index", index, 0)
         with self._lock:
@@ -1064,7 +1091,7 @@ class RolloutBuffer(BatchFiles):
     # ------------------------------------------------------------------ end
 
     def close(self) -> None:
-        """Close the buffer; rollouts in the log wait again after the folder is reopened. May be called twice."""
+        """Close the buffer; a second call does nothing. Unsealed rollouts stay in the log for the next buffer."""
         self._alarm.close()
         with self._lock:
             self._owner.close()
@@ -1081,7 +1108,7 @@ class RolloutBuffer(BatchFiles):
 
     @contextlib.contextmanager
     def _step(self) -> Iterator[None]:
-        """Hold the locks against other threads and other owners of the folder while something changes."""
+        """Hold the locks that exclude other threads and other owners of the folder during a change."""
         refuse_traced("rollout buffer")
         with self._lock, self._owner.step():
             yield

@@ -1,4 +1,4 @@
-"""Convert rollouts to examples, and examples to training arrays: one or several in a row, or all in one row."""
+"""Conversion of rollouts to examples, and of examples to training arrays: padded, packed or concatenated."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ Arrays = dict[str, npt.NDArray[Any]]
 def _columns_of_examples(
     rollouts: Sequence[RolloutRecord], turns: Sequence[Turn], sizes: npt.NDArray[np.int64], declared: Columns
 ) -> list[Arrays]:
-    """Return the columns of an example of each rollout; missing values are the column's fill.
+    """Return the declared columns of each rollout's example; missing values become the column's fill.
 
     Args:
         rollouts: The rollouts.
-        turns: The turns of all rollouts, one after the other.
-        sizes: The number of tokens of each turn.
-        declared: The columns.
+        turns: The turns of all rollouts, concatenated.
+        sizes: The number of tokens in each turn.
+        declared: The declared columns.
     """
     found: list[Arrays] = [{} for _ in rollouts]
     turn_ends = np.concatenate([[0], np.cumsum([len(rollout.turns) for rollout in rollouts])])
@@ -72,19 +72,19 @@ FIELDS: dict[str, type[np.generic]] = {
 
 Fields = dict[str, Sequence[npt.NDArray[Any]]]
 
-# Bytes of the arrays of packed rows per token.
+# Bytes per token of the arrays of packed rows.
 _BYTES = 22
 # From this size on, NumPy allocates large pages, and copying takes most of the time.
 _MANY_BYTES = 4 << 20
 
 
 class Layout:
-    """The places of examples in rows. Examples side by side are copied as one piece, and gaps are filled.
+    """The positions of examples in rows. Adjacent examples are copied as one piece, and gaps are filled.
 
     Args:
-        shape: Rows, and tokens of a row.
-        row_of, begin_of: The row of each example, and its first place there, ``[n]``.
-        sizes: The number of its tokens, ``[n]``.
+        shape: The number of rows, and of tokens in a row.
+        row_of, begin_of: The row of each example, and the position of its first token in the row, ``[n]``.
+        sizes: The number of tokens of each example, ``[n]``.
     """
 
     def __init__(
@@ -118,11 +118,11 @@ class Layout:
         self._nothing: dict[tuple[Any, ...], list[npt.NDArray[Any]]] = {}
 
     def place(self, values: Sequence[npt.NDArray[Any]], fill: float) -> npt.NDArray[Any]:
-        """Return an array with the values of each example in its place, and ``fill`` elsewhere.
+        """Return an array with the values of each example at its position, and ``fill`` elsewhere.
 
         Args:
-            values: Of each example, ``[tokens, *shape]``.
-            fill: A value.
+            values: The values of each example, ``[tokens, *shape]``.
+            fill: The value of gaps.
         """
         inner, dtype = values[0].shape[1:], values[0].dtype
         shape = (*self._shape, *inner)
@@ -130,7 +130,7 @@ class Layout:
         return side_by_side(pieces, math.prod(shape) * dtype.itemsize).reshape(shape)
 
     def _nothing_of(self, inner: tuple[int, ...], dtype: np.dtype[Any], fill: float) -> list[npt.NDArray[Any]]:
-        """Return the filled array of each gap."""
+        """Return an array of ``fill`` for each gap."""
         key = (inner, dtype, float(fill))
         found = self._nothing.get(key)
         if found is None:
@@ -139,25 +139,27 @@ class Layout:
         return found
 
     def place_all(self, fields: Fields, pad_token: int) -> Arrays:
-        """Return the arrays of ``FIELDS``."""
+        """Return all arrays of ``FIELDS`` in rows."""
         # Fresh memory from the system costs as much as the copy. malloc keeps memory that was freed in one piece, so
         # that the next batch reuses it.
         np.empty(math.prod(self._shape) * _BYTES, np.uint8)
         return {name: self.place(values, pad_token if name == "tokens" else 0) for name, values in fields.items()}
 
     def mask(self) -> npt.NDArray[np.bool_]:
-        """Return a mask, True for tokens."""
+        """Return a mask that is True for tokens of examples."""
         return self._repeat(np.ones_like(self._row_of), np.bool_)
 
     def segments(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
-        """Return the number of each example in its row, from 1, ``[n]``, and of each token's example, 0 elsewhere."""
+        """Return the number of each example in its row, from 1, ``[n]``, and for each position the number of its
+        example, 0 for padding.
+        """
         rows = self._row_of[self._order]
         numbers = np.empty_like(rows)
         numbers[self._order] = np.arange(1, len(rows) + 1) - np.searchsorted(rows, rows)
         return numbers, self._repeat(numbers, np.int32)
 
     def positions(self, begin_of: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
-        """Return the place of each token in its example, and 0 elsewhere, int32."""
+        """Return the position of each token in its example, int32; 0 for padding."""
         places = self._repeat(begin_of, np.int32)
         np.subtract(np.arange(self._shape[1], dtype=np.int32), places, out=places)
         flat = places.reshape(-1)
@@ -175,17 +177,19 @@ class Layout:
     ) -> Arrays:
         """Return the declared columns of examples, and ``turn_ids`` if a column has values per turn.
 
-        The turns of a row are numbered consecutively. With examples of 2, 1 and 3 turns in a row, the first
-        turns of the examples are numbers 0, 2 and 3.
+        The turns of a row are numbered consecutively. Example: in a row of examples with 2, 1 and 3 turns, the first
+        turns of the examples have the numbers 0, 2 and 3.
 
         Args:
             examples: ``n`` examples.
             segment_of: The number of each example in its row, from 0, ``[n]``; None: one example per row.
-            max_turns, max_examples: Places of a row for the values of turns and examples; None: the needed number.
+            max_turns, max_examples: The number of turns and of examples for which a row has values; None: the needed
+                number.
 
         Raises:
             ConfigError: ``max_turns`` or ``max_examples`` is below 1.
-            DataError: The columns of examples differ, or more places are needed.
+            DataError: Examples have different columns, or a row has more turns or examples than ``max_turns`` or
+                ``max_examples``.
         """
         declared, row_of, rows = common_columns(examples), self._row_of, self._shape[0]
         arrays: Arrays = {}
@@ -221,14 +225,14 @@ class Layout:
         return arrays
 
     def _repeat(self, numbers: npt.NDArray[np.int64], dtype: type[np.generic]) -> npt.NDArray[Any]:
-        """Repeat one number of each example for each of its tokens; 0 elsewhere."""
+        """Repeat a number for each token of its example; 0 for padding."""
         each = np.zeros(len(self._counts), dtype)
         each[::2] = numbers[self._order]
         return np.repeat(each, self._counts).reshape(self._shape)
 
 
 def _places(slots: npt.NDArray[np.int64], name: str, most: int | None) -> int:
-    """Return the number of places of a row: ``most``, or the needed number."""
+    """Return the number of values of a row: ``most``, or the needed number if None."""
     needed = int(slots.max(initial=-1)) + 1
     if most is None:
         return max(needed, 1)
@@ -238,7 +242,7 @@ def _places(slots: npt.NDArray[np.int64], name: str, most: int | None) -> int:
 
 
 def fields_of(examples: Sequence[RLExample]) -> Fields:
-    """Return the arrays of ``FIELDS`` of all examples."""
+    """Return, for each field of ``FIELDS``, the arrays of all examples."""
     return {  # written out, as ``getattr`` with a name takes three times as long
         "tokens": [example.tokens for example in examples],
         "loss_mask": [example.loss_mask for example in examples],
@@ -248,13 +252,13 @@ def fields_of(examples: Sequence[RLExample]) -> Fields:
 
 
 def side_by_side(arrays: Sequence[npt.NDArray[Any]], nbytes: int) -> npt.NDArray[Any]:
-    """Join arrays of one dtype, as ``np.concatenate`` does.
+    """Concatenate arrays of one dtype, like ``np.concatenate``.
 
-    For many short arrays, joining them as bytes takes less than half the time of NumPy.
+    For many short arrays, joining their bytes takes less than half the time of NumPy.
 
     Args:
         arrays: The arrays.
-        nbytes: The bytes of all arrays.
+        nbytes: The total size in bytes.
     """
     if 0 < nbytes < _MANY_BYTES:
         pieces: Any = arrays
@@ -266,7 +270,9 @@ def side_by_side(arrays: Sequence[npt.NDArray[Any]], nbytes: int) -> npt.NDArray
 
 
 def best_fit(sizes: npt.NDArray[np.int64], length: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return the row of each example, and where it begins there, each ``[n]``; in a row the longest comes first."""
+    """Assign examples to rows (best-fit decreasing); return the row of each example and its begin in the row, ``[n]``
+    each. The longest example of a row is first.
+    """
     order = np.argsort(-sizes, kind="stable")
     bits = len(sizes).bit_length()
     # A room is ``free tokens << bits | row``: with 3 bits, 5 free tokens in row 2 are 42. ``most`` is the largest room,
@@ -301,17 +307,17 @@ _example = unchecked(RLExample)
 def make_examples(
     rollouts: Sequence[RolloutRecord], advantages: npt.ArrayLike | Sequence[npt.ArrayLike]
 ) -> list[RLExample]:
-    """Convert every rollout to an example of all its tokens; the tokens that the policy wrote are in the loss.
+    """Convert every rollout to an example with all its tokens; the loss mask marks the tokens that the policy wrote.
 
     A turn is in the loss if its role is "assistant" and its log-probabilities are known.
 
     Args:
         rollouts: ``n`` rollouts.
-        advantages: The advantage of each rollout, ``[n]``; or a sequence with a number, or an array of one number for
-            each token, for each rollout.
+        advantages: The advantage of each rollout, ``[n]``; or a sequence that has, for each rollout, a number or an
+            array with a number for each token.
 
     Returns:
-        The examples in the same order. Their arrays are views of four long arrays.
+        The examples in the order of the rollouts. Their arrays are views of four long arrays.
 
     Raises:
         DataError: The number of advantages differs from ``n``, an advantage is not finite, ``rollouts`` is empty, or a
@@ -390,16 +396,16 @@ def pad(
     pad_to_multiple_of: int = 1,
     max_turns: int | None = None,
 ) -> Arrays:
-    """Put one example into each row, padded at the end.
+    """Create arrays with one example in each row, padded at the end.
 
     Args:
         examples: ``B`` examples.
-        length: Tokens of a row, ``L``; by default the length of the longest example. A fixed length avoids
+        length: Number of tokens in a row, ``L``; by default the length of the longest example. A fixed length avoids
             recompilation.
         pad_token: The token that pads rows.
         pad_to_multiple_of: ``L`` is rounded up to a multiple of this number.
-        max_turns: Places for the values of turns, ``T``; by default the needed number. A fixed number avoids
-            recompilation.
+        max_turns: Number of turns for which a row has values, ``T``; by default the needed number. A fixed number
+            avoids recompilation.
 
     Returns:
         ``tokens`` int32, ``loss_mask`` bool, ``advantage`` float32, ``generator_log_probs`` float32, and ``mask`` bool,
@@ -432,17 +438,17 @@ def pack(
     max_turns: int | None = None,
     max_examples: int | None = None,
 ) -> Arrays:
-    """Put several examples into each row, one after another, to reduce padding.
+    """Create arrays with several examples in each row, one after another, to reduce padding.
 
-    Each example, longest first, goes to the row with the least sufficient room (best-fit decreasing).
+    Each example, longest first, is placed in the row with the least sufficient free space (best-fit decreasing).
 
     Args:
-        examples: At least one.
-        length: Tokens of a row, ``L``.
+        examples: At least one example.
+        length: Number of tokens in a row, ``L``.
         num_rows: The number of rows, ``R``; by default the needed number. A fixed number avoids recompilation.
-        pad_token, pad_to_multiple_of: As in ``pad``.
-        max_turns, max_examples: Places of a row for the values of turns, ``T``, and of examples, ``E``; by default the
-            needed numbers. Fixed numbers avoid recompilation.
+        pad_token, pad_to_multiple_of: See ``pad``.
+        max_turns, max_examples: Number of turns, ``T``, and of examples, ``E``, for which a row has values; by default
+            the needed numbers. Fixed numbers avoid recompilation.
 
     Returns:
         The arrays of ``pad``, all ``[R, L]``, and ``segment_ids`` int32, which counts the examples of a row from 1 and
@@ -452,7 +458,7 @@ def pack(
 
     Raises:
         ConfigError: ``length``, ``num_rows``, ``pad_to_multiple_of``, ``max_turns`` or ``max_examples`` is below 1.
-        DataError: As ``pad``; or more rows or places are needed than the fixed numbers.
+        DataError: See ``pad``; also if more rows, turns or examples are needed than the fixed numbers.
     """
     fields = _fields(examples)
     sizes = _sizes(fields)
@@ -476,22 +482,22 @@ def concatenate(
     pad_token: int = 0,
     max_turns: int | None = None,
 ) -> Arrays:
-    """Put all examples one after another into one row, without padding, for variable-length attention.
+    """Concatenate all examples to one row without padding, for variable-length attention.
 
     Args:
-        examples: ``n`` examples, whose order stays.
-        capacity: The number of tokens of the arrays, padded at the end; None: T, the tokens of all examples. A fixed
+        examples: ``n`` examples; their order is kept.
+        capacity: The length of the arrays in tokens, padded at the end; None: T, the total number of tokens. A fixed
             number avoids recompilation.
         pad_token: The token that pads the row.
-        max_turns: Places for the values of all turns; None: the number of turns.
+        max_turns: Number of turns for which the arrays have values; None: the number of turns in all examples.
 
     Returns:
         The arrays of ``pad``, all ``[T]``, and ``cu_seqlens`` int32 ``[n + 1]``: example k has the tokens
         ``cu_seqlens[k] .. cu_seqlens[k + 1] - 1``, as in flash-attention. ``position`` int32 is the position of a token
-        in its example, and ``sequence_id`` int32 the number of the example, from 0. With a capacity the arrays are
-        ``[capacity]``, and ``mask`` bool is False after the last example, where the position is 0 and the number is n.
-        Declared columns are ``[T, *shape]`` with a value per token, ``[n, *shape]`` per example, and the values of all
-        turns per turn; ``turn_ids`` is the turn of each token.
+        in its example, and ``sequence_id`` int32 is the number of the token's example, from 0. With a capacity the
+        arrays are ``[capacity]``, and ``mask`` bool is False after the last example, where ``position`` is 0 and
+        ``sequence_id`` is n. Declared columns are ``[T, *shape]`` with a value per token, ``[n, *shape]`` per example,
+        and ``[turns, *shape]`` per turn; ``turn_ids`` is the turn of each token.
 
     Raises:
         ConfigError: ``capacity`` or ``max_turns`` is below 1.
@@ -519,15 +525,16 @@ def concatenate(
 
 
 def examples_digest(index: int, examples: Sequence[RLExample], first_row: int = 0) -> StreamDigest:
-    """Return the digest of a batch of examples, each a window: tokens, loss masks, advantages, log-probabilities.
+    """Return the digest of a batch of examples: tokens, loss masks, advantages and log-probabilities, an example as one
+    window.
 
     The digest equals ``StreamDigest.of(index, arrays)`` if all examples have equal lengths, and does not depend on
     padding or packing. Declared columns are part of the digest; uids, environments and versions are not.
 
     Args:
         index: The batch's number.
-        examples: The whole batch, or a rank's share.
-        first_row: The number of the first of these examples in the whole batch.
+        examples: The complete batch, or a rank's share of it.
+        first_row: The number of the first given example in the complete batch.
     """
     windows = [
         {name: getattr(example, name)[None] for name in FIELDS}
@@ -562,6 +569,6 @@ def _length(sizes: npt.NDArray[np.int64], length: int | None) -> int:
 
 
 def _multiple(length: int, of: int) -> int:
-    """Return the next multiple of ``of`` from ``length`` on."""
+    """Return the smallest multiple of ``of`` that is at least ``length``."""
     size = check_count("pad_to_multiple_of", of)
     return -(-length // size) * size

@@ -1,15 +1,15 @@
 """The files of a rollout buffer's folder: Parquet files of groups, batches and late columns, and the declared columns.
 
-The name of a Parquet file is a digest of its content, and every page has a checksum, so damage is found::
+The name of a Parquet file contains a digest of its content, and every page has a checksum, so damage is detected::
 
     <environment>/part-<uuid>.parquet            groups of one environment
     batches/batch_<uuid>_<seconds>.parquet       one batch
     .late/<column>/late-<uuid>.parquet           values of a late column
     .state/                                      logs, the owner of the folder, and columns.json
 
-Rollouts, turns and examples are Arrow columns there. Arrays lie flat, so that every tool reads them: the values per
-token of a turn, or of an example, are one list, and other values a number or a list. Metadata is JSON text. A value
-that JSON does not have is an object of one key that begins with "$"::
+Rollouts, turns and examples are stored as Arrow columns. Arrays are stored flat, so that every tool can read them: the
+values per token of a turn or an example are one list, and other values are a number or a list. Metadata is JSON text. A
+value of a type that JSON lacks is an object with one key that begins with "$"::
 
     {"temperature": 0.7, "range": (1, 2)}   ->   {"temperature": 0.7, "range": {"$tuple": [1, 2]}}
 """
@@ -83,13 +83,13 @@ _FROM_JSON: dict[str, Callable[[Any], Any]] = {
 
 
 def _from_json(value: dict[str, Any]) -> Any:
-    """Return the value of a JSON object that ``_to_json`` made, whose items are restored already."""
+    """Restore a value from a JSON object that ``_to_json`` created; the object's items are already restored."""
     key = next(iter(value), "")
     return _FROM_JSON[key](value[key]) if key.startswith("$") else value
 
 
 def _metadata(texts: pa.Array) -> list[dict[str, Any]]:
-    """Return the metadata of each row; ``{}`` where a row has none."""
+    """Return the metadata of each row; ``{}`` for a row without metadata."""
     try:
         return [json.loads(text, object_hook=_from_json) if text else {} for text in texts.to_pylist()]
     except (ValueError, KeyError, TypeError) as error:
@@ -131,7 +131,7 @@ ROLLOUTS = pa.schema(
         _field("metadata", pa.string(), nullable=True),
     ]
 )
-"""The columns of all rollouts."""
+"""The columns that all rollouts have."""
 
 EXAMPLES = pa.schema(
     [
@@ -144,28 +144,30 @@ EXAMPLES = pa.schema(
         _field("generator_log_probs", _FLOATS),
     ]
 )
-"""The columns of all batches."""
+"""The columns that all batches have."""
 
 
 def stored(declared: Columns, *pers: str) -> list[RolloutColumn]:
-    """Return the declared columns that are stored with the rollouts: all but late ones."""
+    """Return the declared columns that are stored with the rollouts: all except late columns."""
     return [column for column in declared.values() if column.per in pers and not column.late]
 
 
 def _is_flat(column: RolloutColumn, of_example: bool) -> bool:
-    """Whether a row has one number and no list."""
+    """Whether a row of the column has one number instead of a list."""
     return not column.shape and (column.per == "example" or (column.per == "turn" and not of_example))
 
 
 def declared_field(column: RolloutColumn, *, of_example: bool = False) -> pa.Field:
-    """Return the field of a declared column in a turn or rollout, or, ``of_example``, in an example of many turns."""
+    """Return the Arrow field of a declared column in a turn or a rollout, or with ``of_example`` in an example of many
+    turns.
+    """
     value = pa.from_numpy_dtype(np.dtype(column.dtype))
     return _field(column.name, value if _is_flat(column, of_example) else _list(value), nullable=not of_example)
 
 
 @cache
 def rollouts_with(declared: Columns) -> pa.Schema:
-    """Return the columns of rollouts that may have declared columns."""
+    """Return the columns of rollouts, including declared columns."""
     turn = pa.struct([*_TURN, *map(declared_field, stored(declared, "token", "turn"))])
     fields = [_field("turns", _list(turn)) if field.name == "turns" else field for field in ROLLOUTS]
     if "reward" in declared:  # it may arrive later
@@ -174,13 +176,13 @@ def rollouts_with(declared: Columns) -> pa.Schema:
 
 
 def rollout_schema(found: pa.Schema, declared: Columns) -> pa.Schema:
-    """Return the columns that a file of rollouts must have: a file may be older than some declared columns."""
+    """Return the columns that a file of rollouts must have; a file may be older than some declared columns."""
     names = {*found.names, *(field.name for field in found.field("turns").type.value_type)}
     return rollouts_with(Columns(column for name, column in declared.items() if name in names or column.late))
 
 
 def examples_with(declared: Columns) -> pa.Schema:
-    """Return the columns of a batch whose examples have declared columns."""
+    """Return the columns of batches, including declared columns."""
     turn_ids = [_field("turn_ids", TOKENS)] if declared.of("turn") else []
     return pa.schema([*EXAMPLES, *turn_ids, *(declared_field(column, of_example=True) for column in declared.values())])
 
@@ -192,7 +194,7 @@ def rollouts_to_table(rollouts: Sequence[RolloutRecord], declared: Columns = NO_
     """Convert rollouts, with their declared columns, to Arrow.
 
     Raises:
-        DataError: Text that is not Unicode.
+        DataError: Text is not Unicode.
     """
     schema = rollouts_with(declared)
     try:
@@ -212,7 +214,7 @@ def examples_to_table(examples: Sequence[RLExample], declared: Columns = NO_COLU
 
 
 def _columns_of(objects: Sequence[Any], fields: Iterable[pa.Field], declared: Columns) -> list[pa.Array]:
-    """Convert some attributes of rollouts, turns or examples, a row for each."""
+    """Convert attributes of rollouts, turns or examples to columns with a row for each."""
     return [_column_of(field, objects, declared) for field in fields]
 
 
@@ -233,7 +235,7 @@ def _column_of(field: pa.Field, objects: Sequence[Any], declared: Columns) -> pa
 
 
 def nested(kind: pa.DataType, lengths: Sequence[int], values: pa.Array, missing: Any = None) -> pa.Array:
-    """Return lists of type ``kind`` with these lengths; ``values`` has all their values in order."""
+    """Return lists of type ``kind`` with the given lengths; ``values`` has the values of all lists in order."""
     ends = np.cumsum([0, *lengths])
     if ends[-1] > np.iinfo(np.int32).max:
         raise DataError(f"rollouts: expected fewer than 2**31 values at once, found {ends[-1]}")
@@ -241,7 +243,7 @@ def nested(kind: pa.DataType, lengths: Sequence[int], values: pa.Array, missing:
 
 
 def lists_of(kind: pa.DataType, arrays: Sequence[npt.NDArray[Any] | None]) -> pa.Array:
-    """Convert arrays to lists of type ``kind``, flat; None becomes null."""
+    """Convert arrays to flat lists of type ``kind``; None becomes null."""
     there = [array.reshape(-1) for array in arrays if array is not None]
     values = pa.array(np.concatenate(there) if there else [], kind.value_type)
     missing = pa.array([array is None for array in arrays]) if len(there) < len(arrays) else None
@@ -251,7 +253,7 @@ def lists_of(kind: pa.DataType, arrays: Sequence[npt.NDArray[Any] | None]) -> pa
 def _declared_array(
     column: RolloutColumn, values: Sequence[npt.NDArray[Any] | None], *, of_example: bool = False
 ) -> pa.Array:
-    """Convert the values of a declared column, None where a row has none."""
+    """Convert the values of a declared column; None where a row has no value."""
     kind = declared_field(column, of_example=of_example).type
     if not _is_flat(column, of_example):
         return lists_of(kind, values)
@@ -267,11 +269,11 @@ def table_to_rollouts(
     known: Mapping[str, Sequence[Any]] | None = None,
     declared: Columns = NO_COLUMNS,
 ) -> list[RolloutRecord]:
-    """Return the rollouts that ``rollouts_to_table`` converted; their arrays share the table's memory.
+    """Convert a table of ``rollouts_to_table`` back to rollouts; their arrays share the table's memory.
 
     Args:
         table: The columns.
-        known: Columns that the table may lack, as Python values.
+        known: Values of columns that the table may lack, as Python values.
         declared: The declared columns.
     """
     batches = table.to_batches() if isinstance(table, pa.Table) else [table]
@@ -296,7 +298,7 @@ def _batch_to_rollouts(
     count, names = batch.num_rows, batch.schema.names
     simple = [name for name in names if name in ROLLOUTS.names and name not in ("turns", "metadata", "replica_id")]
     columns = known | {name: batch.column(name).to_pylist() for name in simple}
-    # Checks of whole columns find the same as the checks of each object, which would take most of the time.
+    # Columns are checked at once, because the same checks of each object would take most of the time.
     sound = _are_sound_turns(turns) and _are_sound(columns, bounds, "reward" in declared)
     make_turn, make_rollout = (_make_turn, _make_rollout) if sound else (Turn, RolloutRecord)
     made = list(map(make_turn, *(values[name] for name in Turn.__dataclass_fields__)))
@@ -314,7 +316,7 @@ _TURN_NUMBERS = ("reward", "created")
 
 
 def _are_sound_turns(turns: pa.StructArray) -> bool:
-    """Whether ``Turn`` accepts all of these values."""
+    """Whether ``Turn`` accepts all values."""
     tokens, logprobs = turns.field("tokens"), turns.field("logprobs")
     rewards = turns.field("reward").drop_null()
     flat, floats = _inner(tokens)[0], _inner(logprobs)[0]
@@ -333,7 +335,7 @@ def _are_sound_turns(turns: pa.StructArray) -> bool:
 
 
 def _are_sound(columns: Mapping[str, Sequence[Any]], bounds: Sequence[int], late_reward: bool) -> bool:
-    """Whether ``RolloutRecord`` accepts all of these values, except turns."""
+    """Whether ``RolloutRecord`` accepts all values, without its turns."""
     if late_reward:
         columns = {**columns, "reward": [reward for reward in columns["reward"] if reward is not None]}
     empty = any(begin == end for begin, end in pairwise(bounds))
@@ -345,7 +347,7 @@ def _are_sound(columns: Mapping[str, Sequence[Any]], bounds: Sequence[int], late
 
 
 def table_to_examples(table: pa.Table, declared: Columns = NO_COLUMNS) -> list[RLExample]:
-    """Return the examples that ``examples_to_table`` converted."""
+    """Convert a table of ``examples_to_table`` back to examples."""
     rows: list[RLExample] = []
     for batch in table.to_batches():
         names = [name for name in (*EXAMPLES.names, "turn_ids") if name in batch.schema.names]
@@ -362,14 +364,14 @@ def table_to_examples(table: pa.Table, declared: Columns = NO_COLUMNS) -> list[R
 
 
 def _inner(lists: pa.Array) -> tuple[pa.Array, list[int]]:
-    """Return the values of all lists in one array, and the bounds of the lists in it."""
+    """Return the values of all lists in one array, and the begin and end of each list in the array."""
     offsets = lists.offsets.to_numpy()
     begin = int(offsets[0])
     return lists.values.slice(begin, int(offsets[-1]) - begin), (offsets - begin).tolist()
 
 
 def _arrays_of(lists: pa.Array) -> list[npt.NDArray[Any] | None]:
-    """Return each list as an array that shares memory and is read-only, None for null."""
+    """Return each list as a read-only array that shares memory; None for null."""
     values, bounds = _inner(lists)
     flat = values.to_numpy(zero_copy_only=False)
     flat.flags.writeable = False
@@ -383,10 +385,10 @@ def _arrays_of(lists: pa.Array) -> list[npt.NDArray[Any] | None]:
 def declared_values(
     column: RolloutColumn, rows: pa.Array, *, of_example: bool = False
 ) -> list[npt.NDArray[Any] | None]:
-    """Return the value of a declared column of each row, None for null; they share memory with the array if possible.
+    """Return the value of a declared column in each row, None for null; values share memory with the array if possible.
 
     Raises:
-        DataError: Values of another shape than the column's.
+        DataError: Values have another shape than the column.
     """
     if _is_flat(column, of_example):
         filled = rows.fill_null(pa.scalar(0, pa.int8()).cast(rows.type)) if rows.null_count else rows
@@ -410,7 +412,7 @@ def declared_values(
 def _declared_dicts(
     columns: Iterable[tuple[RolloutColumn, pa.Array]], count: int, *, of_example: bool = False
 ) -> list[dict[str, npt.NDArray[Any]]]:
-    """Return the values of declared columns by name, a dict for each of ``count`` rows."""
+    """Return a dict of declared columns by name for each of ``count`` rows."""
     rows: list[dict[str, npt.NDArray[Any]]] = [{} for _ in range(count)]
     for column, array in columns:
         for row, value in zip(rows, declared_values(column, array, of_example=of_example), strict=True):
@@ -420,20 +422,20 @@ def _declared_dicts(
 
 
 BATCHES = "batches"
-"""The folder of stored batches."""
+"""Name of the subfolder with stored batches."""
 
 STATE = ".state"
-"""The folder of the logs, the lock of the owner, and the declared columns."""
+"""Name of the subfolder with the logs, the owner's lock, and the declared columns."""
 
 LATE = ".late"
-"""The folder of late columns."""
+"""Name of the subfolder with late columns."""
 
 _LONGEST = 200
 
 
 @lru_cache(maxsize=1024)
 def folder_name(environment: str) -> str:
-    """Return a name for an environment's folder that is safe in paths and different for every environment.
+    """Return the name of an environment's folder, which is safe in paths and unique for every environment.
 
     Letters, digits, ``_``, ``-`` and inner dots are kept; each other byte becomes ``%XX``.
     """
@@ -450,11 +452,11 @@ _NOTE = "columns.json"
 
 
 def read_declared(root: Path) -> Columns:
-    """Return the declared columns of a buffer's folder; none without ``columns.json``.
+    """Return the declared columns of a buffer's folder; empty without ``columns.json``.
 
     Raises:
         DataError: The file is damaged, or a newer release wrote it.
-        StorageError: It cannot be read.
+        StorageError: A file cannot be read.
     """
     path = root / STATE / _NOTE
     with storing(f"columns {path}"):
@@ -466,13 +468,13 @@ def read_declared(root: Path) -> Columns:
 
 
 def refuse_missing(root: Path, declared: Columns, indexed: Columns, count: int = 0) -> None:
-    """Raise DataError where a folder has columns that ``columns.json`` does not have.
+    """Raise DataError if the folder has data of columns that ``columns.json`` does not declare.
 
     Args:
         root: The folder.
-        declared: The columns of ``columns.json``.
+        declared: The columns in ``columns.json``.
         indexed: The columns in the index.
-        count: How many columns some rollouts may have.
+        count: The number of columns that rollouts may have.
     """
     missing = [f"{column}" for name, column in indexed.items() if declared.get(name) != column]
     if missing or len(declared) < count:
@@ -485,13 +487,14 @@ def refuse_missing(root: Path, declared: Columns, indexed: Columns, count: int =
 
 
 def declare(root: Path, columns: Iterable[RolloutColumn] | None, *, sync: bool) -> Columns:
-    """Add ``columns`` to those of a folder, and return all of them. Only the folder's one writer may call this.
+    """Add ``columns`` to the declared columns of a folder, and return all declared columns. Only the folder's one
+    writer may call this function.
 
     Raises:
-        ConfigError: Something else than columns, a column that the folder has otherwise, or a new late column without
-            a fill where groups are sealed, which do not wait for it; nothing is changed.
-        DataError: ``columns.json`` is damaged, or a newer release wrote it.
-        StorageError: It cannot be read or written.
+        ConfigError: An argument is not a column; the folder declares a column differently; or a new late column has no
+            fill although the folder has sealed groups, which do not wait for it. Nothing is changed.
+        DataError: ``columns.json`` is damaged, or a newer release wrote it. StorageError: ``columns.json`` cannot be
+            read or written.
     """
     remove_leftovers(root / STATE, [_NOTE], only_writer=True)
     there = read_declared(root)
@@ -515,22 +518,23 @@ def declare(root: Path, columns: Iterable[RolloutColumn] | None, *, sync: bool) 
 
 @dataclass(frozen=True, slots=True)
 class GroupFile:
-    """The properties of a sealed group that are known without opening its file.
+    """The properties of a sealed group that are indexed, so they are known without opening its file.
 
     Args:
-        key: The group.
-        name: The file's name, in the folder of its environment.
-        number: The number of groups sealed before it.
+        key: The environment, problem and policy version of the group.
+        name: The name of the group's file, in the folder of its environment.
+        number: The number of groups that were sealed before this group.
         uids: The rollouts' uids.
-        created: When each rollout was created, in seconds since 1970.
-        rewards: The rollouts' rewards; None: a reward that comes later.
-        tokens: Tokens of each rollout, over all turns.
-        turns: Turns of each rollout.
-        declared: How many columns were declared when it was sealed; it waits for the late ones among these.
-        untrained: The places of rollouts without a token in the loss.
-        columns: Values of the columns of one number per example, as JSON: by name a list with null where a rollout has
-            none; empty where no rollout has any.
-        first: The number of other groups' rollouts before its own in the file.
+        created: The time of creation of each rollout, in seconds since 1970.
+        rewards: The rollouts' rewards; None for a reward that is added later.
+        tokens: Number of tokens of each rollout, over all turns.
+        turns: Number of turns of each rollout.
+        declared: The number of columns that were declared when the group was sealed; the group waits for the late
+            columns among them.
+        untrained: The positions in the group of rollouts without a token in the loss.
+        columns: Values of the columns with one number per example, as JSON: by name a list with a value or null for
+            each rollout; empty without values.
+        first: The number of rollouts of other groups before this group in the file.
     """
 
     key: GroupKey
@@ -547,13 +551,13 @@ class GroupFile:
     first: int = 0
 
     def column(self, name: str) -> list[float | None]:
-        """Return the values of a column that came with the rollouts, None where a rollout has none."""
+        """Return the values of a column that were added with the rollouts; None for a rollout without a value."""
         found: dict[str, list[float | None]] = json.loads(self.columns) if self.columns else {}
         return found.get(name, [None] * len(self.uids))
 
     @property
     def place(self) -> str:
-        """The group's uid: its file in the buffer's folder, and its place there."""
+        """The group's uid: the path of its file in the buffer's folder, and its position in the file."""
         place = f"{folder_name(self.key.environment)}/{self.name}"
         return f"{place}#{self.first}" if self.first else place
 
@@ -565,7 +569,7 @@ class GroupFile:
 def part_of(
     rollouts: Sequence[RolloutRecord], *, name: str = "", number: int = 0, declared: int = 0, first: int = 0
 ) -> GroupFile:
-    """Return the ``GroupFile`` of a group of these rollouts; the other arguments are those of ``GroupFile``."""
+    """Return the ``GroupFile`` of a group of rollouts; see ``GroupFile`` for the other arguments."""
     sizes = [[len(turn.tokens) for turn in rollout.turns] for rollout in rollouts]
     trained = [sum([len(turn.tokens) for turn in rollout.turns if turn.is_trained]) for rollout in rollouts]
     return GroupFile(
@@ -593,8 +597,8 @@ def _numbers_of(rollouts: Sequence[RolloutRecord]) -> str:
 
 # ---------------------------------------------------------------------- Parquet
 
-# Metadata of a file of groups: how many groups were sealed before each, how many rollouts each has, and how many
-# columns were declared when the groups were sealed.
+# Metadata of a file of groups: for each group, the number of groups sealed before it and its number of rollouts; and
+# the number of columns declared at sealing.
 _PLACES, _ROWS, _DECLARED = b"mouse_group_number", b"mouse_group_rollouts", b"mouse_group_columns"
 
 _NUMBERS = frozenset({"tokens", "logprobs", "advantage", "generator_log_probs"})
@@ -603,17 +607,18 @@ _CODECS = ("zstd", "snappy", "gzip", "brotli", "lz4", "none")
 
 
 def check_codec(compression: str) -> str:
-    """Return a codec of pages; ConfigError if it is unknown."""
+    """Return the compression codec of pages; raise ConfigError if it is unknown."""
     if compression not in _CODECS or (compression != "none" and not pa.Codec.is_available(compression)):
         raise ConfigError(f"compression: expected one of {list(_CODECS)}, found {compression!r}")
     return compression
 
 
 def encode_part(rows: pa.Table, compression: str, metadata: Mapping[bytes, bytes]) -> tuple[uuid.UUID, memoryview]:
-    """Return rows as the content of a Parquet file, with a checksum on every page, and the digest of the content.
+    """Encode rows as a Parquet file with a checksum on every page; return the content and its digest.
 
-    A file has few rows: dictionaries, statistics, and compressing what is short, would cost more than they save. The
-    first bytes of numbers beside each other, then the second ones, and so on, are smaller and faster to compress.
+    A file has few rows, so dictionaries, statistics, and compression of short columns would cost more than they save.
+    Numbers are stored byte-split: all first bytes, then all second bytes, and so on, which compresses better and
+    faster.
     """
     import pyarrow.parquet as pq
 
@@ -637,7 +642,7 @@ def encode_part(rows: pa.Table, compression: str, metadata: Mapping[bytes, bytes
 
 
 def _paths(field: pa.Field, path: str, name: str) -> Iterator[tuple[str, str]]:
-    """Yield the path of each column of a file, and the name of the innermost field that has one of its own."""
+    """Yield the path of each column of a file, and the name of the innermost named field in the path."""
     if pa.types.is_list(field.type):
         yield from _paths(field.type.value_field, f"{path}.list.element", name)
     elif pa.types.is_struct(field.type):
@@ -648,16 +653,17 @@ def _paths(field: pa.Field, path: str, name: str) -> Iterator[tuple[str, str]]:
 
 
 def _digest_of(content: bytes | memoryview) -> uuid.UUID:
-    """Return a UUID of version 8 (RFC 9562) made of the content; a file's name has it, so that damage is found.
+    """Return a UUID of version 8 (RFC 9562) computed from the content; the file's name contains it, so that damage is
+    detected.
 
-    The checksums of pages leave out what describes the pages.
+    The checksums of pages alone do not cover the page headers.
     """
     number = int(digest(content), 16) & ~(0xF << 76) | 8 << 76
     return uuid.UUID(int=number & ~(0x3 << 62) | 2 << 62)
 
 
 def _promised(path: Path) -> uuid.UUID | None:
-    """Return the digest in a file's name; None if the name has none."""
+    """Return the digest in a file's name; None if the name contains no digest."""
     try:
         found = uuid.UUID(path.stem.replace("_", "-").partition("-")[2][:36])
     except ValueError:
@@ -680,9 +686,9 @@ def read_part(
 
     Args:
         path: The file.
-        expected: From the columns that the file has, and its metadata, to the columns that it must have.
+        expected: A function from the file's columns and metadata to the columns that the file must have.
         columns: The columns to read; None: all.
-        whole: Whether to read the whole file, and to compare its digest with the one in its name.
+        whole: Whether to read the complete file, and to compare its digest with the digest in its name.
 
     Raises:
         DataError: The file is damaged; the message names it.
@@ -711,7 +717,7 @@ def read_part(
 
 
 def read_metadata(path: Path) -> Mapping[bytes, bytes]:
-    """Return the metadata of a file; errors as those of ``read_part``."""
+    """Return the metadata of a file; raises the errors of ``read_part``."""
     return read_part(path, lambda found, metadata: found, [])[1]
 
 
@@ -726,14 +732,14 @@ def encode_groups(
     numbers: Sequence[int],
     declared: int,
 ) -> tuple[list[GroupFile], memoryview]:
-    """Return the properties of the groups of a file, and the content of the file.
+    """Encode groups as one file; return the properties of the groups, and the content of the file.
 
     Args:
         groups: The rollouts of each group.
-        rows: All of them, as Arrow.
+        rows: The rollouts of all groups, as Arrow.
         compression: The codec of pages.
-        numbers: How many groups were sealed before each.
-        declared: How many columns were declared.
+        numbers: For each group, the number of groups that were sealed before it.
+        declared: The number of declared columns.
     """
     metadata = {_PLACES: " ".join(map(str, numbers)).encode(), _ROWS: " ".join(map(str, map(len, groups))).encode()}
     if declared:
@@ -751,11 +757,11 @@ def _parts_of(
 
 
 def read_groups(parts: Sequence[GroupFile], root: Path) -> list[list[RolloutRecord]]:
-    """Return the rollouts of some groups, of each in the order they have in its file. Their arrays share memory.
+    """Read groups; return the rollouts of each group in the order of its file. The arrays share memory.
 
     Raises:
-        DataError: A file is not what was written; the message names it.
-        StorageError: It cannot be read.
+        DataError: A file differs from the written file; the message names the file.
+        StorageError: A file cannot be read.
     """
     paths = [part.path(root) for part in parts]
     declared = read_declared(root)
@@ -776,14 +782,15 @@ def read_groups(parts: Sequence[GroupFile], root: Path) -> list[list[RolloutReco
 
 
 def _read_unknown(path: Path, declared: Columns) -> pa.Table:
-    """Return the columns of a file of groups that ``GroupFile`` does not have."""
+    """Return the columns to read from a file of groups: all columns that ``GroupFile`` does not contain."""
     unknown = ["turns", "replica_id", "metadata", *(column.name for column in stored(declared, "example"))]
-    # If the name has the digest, ``GroupFile`` has the same values. Otherwise another tool may have written the file.
+    # If the name contains the right digest, the values in ``GroupFile`` are valid. Otherwise another tool may have
+    # rewritten the file.
     return read_part(path, lambda found, _: rollout_schema(found, declared), unknown if _promised(path) else None)[0]
 
 
 def _known(parts: Sequence[GroupFile]) -> dict[str, list[Any]]:
-    """Return the columns that ``GroupFile`` has."""
+    """Return the values of the columns that ``GroupFile`` contains."""
     columns: dict[str, list[Any]] = {
         name: [value for part in parts for value in [part.key[place]] * len(part.uids)]
         for place, name in enumerate(GroupKey._fields)
@@ -804,11 +811,11 @@ def _rollouts_of(
 
 
 def find_parts(path: Path, declared: Columns = NO_COLUMNS) -> list[GroupFile]:
-    """Read the properties of the groups in a file from the file.
+    """Read the properties of groups from their file.
 
     Raises:
-        DataError: The file is not one of groups.
-        StorageError: It cannot be read.
+        DataError: The file is not a file of groups.
+        StorageError: A file cannot be read.
     """
     table, metadata = read_part(path, lambda found, _: rollout_schema(found, declared))
     rollouts = _rollouts_of(table, path, declared)
@@ -828,17 +835,17 @@ def find_parts(path: Path, declared: Columns = NO_COLUMNS) -> list[GroupFile]:
 
 @contextmanager
 def writing_files(root: Path, folders: Sequence[str], *, sync: bool) -> Iterator[list[str]]:
-    """Publish files when the block ends, all of them or none.
+    """Context manager: publish files when the block ends, either all files or none.
 
-    The block writes each file with ``write_partial``, syncs it if need be, and appends its path to the list.
+    The block writes each file with ``write_partial``, syncs the file if necessary, and appends the path to the list.
 
     Args:
         root: The buffer's folder, for messages.
-        folders: The folders of the files, which have one writer; after an error nothing is left over in them.
-        sync: Whether the names of the files must be on the disk.
+        folders: The folders of the files, which have one writer; after an error, partial files are removed from them.
+        sync: Whether to sync the names of the files to the disk.
 
     Raises:
-        StorageError: The files cannot be written; none of them is there.
+        StorageError: The files cannot be written; none of them exists.
     """
     paths: list[str] = []
     with storing(f"files in {root}"):

@@ -1,7 +1,7 @@
-"""GrpoBatchMaker: batches of rollouts that are scored against the others of their group.
+"""GrpoBatchMaker: batches of rollouts that are scored relative to the other rollouts of their group.
 
-Rollouts come in slices: a sealed group of a buffer, or one rollout. Slices that are scored together are a scored group.
-A rollout that is drawn or leaves keeps its reward, with which the others of its group are compared::
+Rollouts arrive in slices: a sealed group of a buffer, or one rollout. Slices that are scored together form a scored
+group. The reward of a rollout that is drawn or removed still counts in the scores of the other rollouts of its group::
 
     rewards of a group   0  1  1  0     advantages (RLOO)   -2/3  2/3  2/3  -2/3
     rollout 1 is drawn   0  -  1  0     advantages          -2/3   -   2/3  -2/3
@@ -56,7 +56,7 @@ from mouse_core.randomness import Key, Purpose, as_exponential, check_seed
 from mouse_core.spec import check_choice, check_count
 
 _OLDER_GROUPS = ("drop", "until_as_large", "keep")
-# Why rollouts leave, or are not taken; a retention's name is another reason.
+# Reasons for which rollouts are removed or not accepted; the name of a retention is a further reason.
 _REASONS = (
     "environment_name",
     "duplicate",
@@ -71,7 +71,7 @@ _REASONS = (
 
 # ---------------------------------------------------------------------- groups
 
-# Of each rollout of a slice that is scored: its place in the group's file, and whether it has not left.
+# For each scored rollout of a slice: its position in the group's file, and whether it can still be drawn.
 _ROW = np.dtype(
     [
         ("place", np.int64),
@@ -87,22 +87,22 @@ _ROW = np.dtype(
 
 @dataclass(slots=True, eq=False)
 class GroupSlice:
-    """Rollouts of one group that came together.
+    """Rollouts of one group that arrived together.
 
     Args:
-        part: The known properties of the rollouts.
-        rows: The rollouts that are scored, ``[n]`` of ``_ROW``: those with tokens in the loss that were not given up.
-        present: How many of these have not left.
-        group_uid: The uid of their sealed group; "" if they were sealed in none.
-        group: The stored group that they are, or else
-        record: the one rollout, while it has not left.
+        part: The indexed properties of the rollouts.
+        rows: The scored rollouts, ``[n]`` of ``_ROW``: rollouts that have tokens in the loss and were not given up.
+        present: The number of scored rollouts that were not removed.
+        group_uid: The uid of their sealed group; "" without a sealed group.
+        group: The stored group of the rollouts, or None.
+        record: Without a stored group, the one rollout, until it is removed.
         declared: The declared columns of ``record``.
 
     Attributes:
-        serial: How many rollouts came before them.
-        environment, version: The numbers of these.
-        arrival: How many rollouts of their environment came before them.
-        members: The scored group that they are of, if it is wanted.
+        serial: The number of rollouts that arrived before the slice.
+        environment, version: The numbers of the environment and the version.
+        arrival: The number of rollouts of the same environment that arrived before the slice.
+        members: The scored group of the slice, if that group is kept.
     """
 
     part: GroupFile
@@ -125,7 +125,7 @@ class GroupSlice:
         return 0 if self.group is None else len(self.group.given_up)
 
     def numbers(self, column: RolloutColumn) -> npt.NDArray[Any]:
-        """Return the values of a column of one number per example, of the rows."""
+        """Return the rows' values of a column with one number per example."""
         if column.name in self._numbers:
             return self._numbers[column.name]
         late = column.late and self.group is not None
@@ -141,13 +141,13 @@ class GroupSlice:
         return found
 
     def leave(self, indices: Sequence[int]) -> None:
-        """Remove some rows for good; their rewards still count."""
+        """Remove rows permanently; their rewards still count in scores."""
         self.rows["present"][indices] = False
         self.present -= len(indices)
         self.forget(self.rows["place"][indices].tolist())
 
     def forget(self, places: Sequence[int] | None = None) -> None:
-        """Drop some rollouts, or all, from memory."""
+        """Release rollouts from memory."""
         self.record = None
         if self.group is not None and self.group.cache is not None:
             uids = self.part.uids
@@ -176,14 +176,14 @@ def _slice_of_rollout(rollout: RolloutRecord) -> GroupSlice:
 
 @dataclass(slots=True, eq=False)
 class ScoredGroup:
-    """Rollouts of one policy version that are scored against each other.
+    """Rollouts of one policy version that are scored relative to each other.
 
     Args:
         version: The version.
-        number: The group's number.
-        pieces: The slices that came.
-        least, most: The bounds of their rewards.
-        is_wanted: Whether the group is wanted.
+        number: The number of the group.
+        pieces: The slices that arrived.
+        least, most: The smallest and the largest reward.
+        is_wanted: Whether the group is kept under ``older_groups``.
     """
 
     version: str
@@ -195,22 +195,22 @@ class ScoredGroup:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no scored rollout has come."""
+        """Whether the group has no scored rollout."""
         return self.most < self.least
 
     @property
     def is_equal(self) -> bool:
-        """Whether all rollouts earned the same, rounding apart."""
+        """Whether all rollouts have equal rewards, up to rounding."""
         return self.is_empty or are_equal(self.least, self.most)
 
     @property
     def is_present(self) -> bool:
-        """Whether a rollout has not left."""
+        """Whether a rollout of the group can still be drawn."""
         return any(piece.present for piece in self.pieces)
 
     @property
     def present(self) -> int:
-        """The number of rollouts that have not left."""
+        """The number of rollouts that were not removed."""
         return sum([piece.present for piece in self.pieces])
 
     def join(self, piece: GroupSlice) -> None:
@@ -228,8 +228,8 @@ class VersionGroups:
     Args:
         version: The version.
         order: The sort key of the version.
-        count: How many rollouts came that are scored.
-        groups: By the uid of the sealed group; "" is the group of all rollouts that were sealed in none.
+        count: The number of scored rollouts that arrived.
+        groups: The groups by the uid of the sealed group; "" is the group of all rollouts without a sealed group.
     """
 
     version: str
@@ -239,14 +239,14 @@ class VersionGroups:
 
 
 class WantedGroups:
-    """The groups that are wanted of each problem: those of its latest policy version, and others as ``older`` says.
+    """The groups of each problem to keep: groups of the latest policy version, and older groups according to ``older``.
 
     Args:
         older: One of ``_OLDER_GROUPS``.
-        pool: Whether sealed groups of one problem and version are scored as one.
+        pool: Whether sealed groups of one problem and version are scored as one group.
 
     Raises:
-        ConfigError: ``older`` is something else.
+        ConfigError: ``older`` is invalid.
     """
 
     def __init__(self, older: str, pool: bool) -> None:
@@ -259,7 +259,7 @@ class WantedGroups:
         return (group for versions in self._versions.values() for one in versions for group in one.groups.values())
 
     def add(self, piece: GroupSlice) -> tuple[ScoredGroup | None, list[ScoredGroup]]:
-        """Return the group of a slice, or None if it is not wanted; and the groups that are no longer wanted."""
+        """Return the group of a slice, or None if the slice is rejected; and the groups that are no longer kept."""
         environment, example_id, version = piece.part.key
         versions = self._versions.setdefault((environment, example_id), [])
         place = next((place for place, one in enumerate(versions) if one.version == version), len(versions))
@@ -277,13 +277,13 @@ class WantedGroups:
             self._next += 1
         if self._older == "keep" or not place or not len(piece.rows):
             return members, []
-        # Unless all are kept, versions stand in their order, of equal ones the one that came last behind.
+        # Unless all versions are kept, versions are sorted; of equal versions, the one that arrived last is last.
         gone = [one for one in versions[:place] if self._older == "drop" or one.count <= own.count]
         self._versions[environment, example_id] = [one for one in versions if one not in gone]
         return members, [group for one in gone for group in one.groups.values()]
 
     def drop(self, unwanted: Callable[[str], bool]) -> list[ScoredGroup]:
-        """Drop the groups of all versions that a function names, and return them."""
+        """Remove and return the groups of all versions for which a function returns True."""
         gone: list[ScoredGroup] = []
         for problem, versions in list(self._versions.items()):
             gone += [group for one in versions if unwanted(one.version) for group in one.groups.values()]
@@ -295,17 +295,18 @@ class WantedGroups:
         return gone
 
 
-# What the rows of a slice have in common, and how many they are.
+# Shared properties of a slice's rows, and the number of its rows.
 _SLICE = np.dtype([(name, np.int64) for name in ("serial", "group", "environment", "version", "arrival", "count")])
 
 
 class CandidateTable:
-    """The rollouts of groups of which some can be drawn, in the order they came; the others of these groups have left.
+    """A table of the rollouts of groups with a drawable rollout, in order of arrival; the other rollouts of these
+    groups were removed.
 
     Args:
         pieces: The slices, ``[k]``.
-        slices: What is common to the rows of each, ``[k]`` of ``_SLICE``.
-        rows: Their rows, ``[n]`` of ``_ROW``.
+        slices: The shared properties of each slice's rows, ``[k]`` of ``_SLICE``.
+        rows: The rows of all slices, ``[n]`` of ``_ROW``.
     """
 
     def __init__(self, pieces: npt.NDArray[Any], slices: npt.NDArray[Any], rows: npt.NDArray[Any]) -> None:
@@ -314,23 +315,23 @@ class CandidateTable:
         self._begins = np.cumsum(slices["count"]) - slices["count"]
 
     def column(self, name: str, rows: Any = slice(None)) -> npt.NDArray[np.int64]:
-        """Return a column of ``_SLICE`` for each row, or for some rows."""
+        """Return a column of ``_SLICE`` for each row, or for the given rows."""
         values: npt.NDArray[np.int64] = self._slices[name][self._piece_of[rows]]
         return values
 
     def at(self, row: int) -> tuple[GroupSlice, int]:
-        """Return the slice of a row, and its index there."""
+        """Return the slice of a row, and the row's index in the slice."""
         number = int(self._piece_of[row])
         return self.pieces[number], row - int(self._begins[number])
 
     def without(self, groups: Sequence[int]) -> CandidateTable:
-        """Return the rows of all but some groups."""
+        """Return the table without the rows of the given groups."""
         kept = np.isin(self._slices["group"], groups, invert=True)
         slices, rows = self._slices.compress(kept), self.rows.compress(kept[self._piece_of])
         return CandidateTable(self.pieces[kept], slices, rows)
 
     def merged(self, new: CandidateTable) -> CandidateTable:
-        """Return the rows of this table and another one, in the order they came."""
+        """Merge this table with another table, in order of arrival."""
         at = np.searchsorted(self._slices["serial"], new._slices["serial"])
         at_rows = np.repeat(np.append(self._begins, len(self.rows))[at], new._slices["count"])
         slices, rows = np.insert(self._slices, at, new._slices), np.insert(self.rows, at_rows, new.rows)
@@ -338,13 +339,13 @@ class CandidateTable:
 
 
 def _candidates(pieces: Sequence[GroupSlice], advantage: Advantage) -> CandidateTable:
-    """Return the rollouts of whole groups, scored."""
+    """Return the table of complete groups, with scores."""
     pieces = sorted(pieces, key=attrgetter("serial"))
     numbers: list[int] = []
     for piece in pieces:
         number = piece.members.number  # type: ignore[union-attr]
         numbers += piece.serial, number, piece.environment, piece.version, piece.arrival, len(piece.rows)
-    # To join arrays as bytes costs far less than what NumPy does for each of many short ones.
+    # Joining many short arrays as bytes is far faster than ``np.concatenate``.
     rows = np.frombuffer(bytearray().join([piece.rows for piece in pieces]), _ROW)  # type: ignore[misc]
     slices = np.fromiter(numbers, np.int64, len(numbers)).view(_SLICE)
     table = CandidateTable(np.fromiter(pieces, np.object_, len(pieces)), slices, rows)
@@ -354,7 +355,7 @@ def _candidates(pieces: Sequence[GroupSlice], advantage: Advantage) -> Candidate
 
 
 class NumbersOfRows(Mapping[str, npt.NDArray[Any]]):
-    """The columns of one number per example of several slices, by name, each made when it is asked for."""
+    """The columns with one number per example of several slices, by name, each created on first access."""
 
     def __init__(self, pieces: npt.NDArray[Any]) -> None:
         self._pieces: list[GroupSlice] = pieces.tolist()
@@ -366,10 +367,10 @@ class NumbersOfRows(Mapping[str, npt.NDArray[Any]]):
         return {column.name: column for column in columns if not column.shape and column.name != "reward"}
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
-        """A column, ``[n]`` of its dtype.
+        """Return a column, ``[n]`` in its dtype.
 
         Raises:
-            MissingFieldError: It is not declared, or not one number per example.
+            MissingFieldError: The column is not declared, or does not have one number per example.
         """
         column = self._declared.get(name)
         if column is None:
@@ -394,18 +395,18 @@ def draw(
     count: int,
     weights: npt.NDArray[np.float64] | None,
 ) -> npt.NDArray[np.int64]:
-    """Return the places of a sample without replacement, in random order.
+    """Draw a sample without replacement; return the positions of its elements in random order.
 
     Args:
-        seed, index: What is drawn is a function of these two, and of what there is to draw from.
+        seed, index: The sample is a function of the seed, the index and the other arguments.
         size: The number of drawn elements.
         count: The number of elements.
         weights: The weight of each element, ``[count]``; None: all are equally likely.
     """
     words: npt.NDArray[Any] = Key(seed, Purpose.GROUPS, index=index).bits(count)
     if weights is not None:
-        # The smallest of exponential times with these rates: Efraimidis and Spirakis, "Weighted random sampling with a
-        # reservoir" (2006).
+        # Take the elements with the smallest exponential random times, with the weights as rates: Efraimidis and
+        # Spirakis, "Weighted random sampling with a reservoir" (2006).
         words = as_exponential((~words >> np.uint64(11)).astype(np.float64) * 2.0**-53) / weights
     # The smallest words in their order are a random sample in random order.
     places = np.argpartition(words, size)[:size] if size < count else np.arange(count)
@@ -417,7 +418,7 @@ def metadata_of(batch: Sequence[RLExample], drawn: Mapping[str, tuple[float, int
 
     Args:
         batch: The examples of the batch.
-        drawn: By uid of a rollout, its reward, and the number of versions that it was behind at its draw.
+        drawn: By rollout uid, the rollout's reward and its staleness at the draw.
     """
     versions = Counter(example.policy_version for example in batch)
     known = [drawn[example.rollout_uid] for example in batch if example.rollout_uid in drawn]
@@ -434,37 +435,36 @@ def metadata_of(batch: Sequence[RLExample], drawn: Mapping[str, tuple[float, int
 
 
 class GrpoBatchMaker:
-    """Makes batches of rollouts that are scored relative to the other rollouts of their group.
+    """Creates batches of rollouts that are scored relative to the other rollouts of their group.
 
     A group that a ``RolloutBuffer`` sealed is scored separately from other groups of its problem and policy version.
-    Rollouts that no buffer sealed form one group for each environment, problem and policy version. The advantage of a
+    Rollouts outside a sealed group form one group for each environment, problem and policy version. The advantage of a
     rollout is computed by ``advantage`` from the rewards of its group, in double precision, by default as in RLOO.
-    Rollouts without a token in the loss are not scored, and not compared with others. A batch is a sample without
-    replacement from the rollouts that may be drawn. It depends only on the seed, the number of earlier batches, and
-    these rollouts.
+    Rollouts without a token in the loss are not scored and do not affect scores. A batch is a sample without
+    replacement from the rollouts that may be drawn. The sample depends only on the seed, the number of earlier batches,
+    and these rollouts.
 
     Rollouts in the files of a ``RolloutBuffer`` are read when they are drawn, unless they are still in memory.
 
     Args:
-        environment_name: The only environment whose rollouts are taken; None: all environments.
-        rng_seed: In ``[0, 2**64)``; None: 0.
+        environment_name: The only environment whose rollouts are accepted; None: all environments.
+        rng_seed: The seed, in ``[0, 2**64)``; None: 0.
         advantage: ``Rloo()`` (None), ``Grpo()``, ``DrGrpo()``, ``ReinforcePlusPlus()``, or a custom function; see
             ``Advantage``.
-        filter_zero_variance: Whether groups are left out in which all rewards are equal, up to rounding. Such groups
-            have zero advantages if rollouts are compared within their group, as all advantages of this package do. A
-            custom function excludes no groups, unless it has ``compares``. Other groups fill the batch, so its size
-            does not change.
-        retention: The rollouts that are kept, and the weight of each in a draw: a function, ``TopK(...)``, or several,
-            whose weights are multiplied; see ``Retention``.
-        older_groups: The treatment of a problem's group of an older version when rollouts of a newer version arrive.
-            "drop": the first new rollout removes the older group. "until_as_large": the older group may be drawn until
-            the newer group has as many rollouts; each group is scored separately. "keep": both may be drawn, and
-            rollouts of older versions are accepted also after newer ones. None: "keep" with a ``retention`` or
-            ``max_staleness``, which then decide, else "drop". Versions compare as numbers if they are numbers.
-        max_staleness: The most versions that a rollout may be behind the version of ``set_policy_version``, or, if it
-            was never called, behind the latest version seen. The distance is the difference of numeric versions, else
-            the count of versions between.
-        max_uses: The most batches that a rollout may be in.
+        filter_zero_variance: Whether to leave out groups in which all rewards are equal, up to rounding, because their
+            advantages are zero. With a custom ``advantage`` function, no group is left out unless the function has
+            ``compares``. Rollouts of other groups fill the batch, so its size does not change.
+        retention: The rule for which rollouts are kept, and with which weight each is drawn: a function, ``TopK(...)``,
+            or several, whose weights are multiplied; see ``Retention``.
+        older_groups: What happens to a problem's group of an older version when rollouts of a newer version arrive.
+            "drop": the first newer rollout removes the older group. "until_as_large": the older group may be drawn
+            until the newer group has as many rollouts; each group is scored separately. "keep": both may be drawn, and
+            rollouts of older versions are accepted even after newer rollouts. None: "keep" if ``retention`` or
+            ``max_staleness`` is given, else "drop". Versions compare as numbers if they are numbers.
+        max_staleness: The largest staleness of a rollout: its distance in versions from the version of
+            ``set_policy_version``, or without a call, from the latest version seen. The distance is the difference of
+            numeric versions, else the number of versions in between.
+        max_uses: The largest number of batches that may contain a rollout.
         pool_groups: Whether sealed groups of one environment, problem and policy version are scored as one. The
             advantage of a rollout then depends on the groups that arrived before its batch was drawn.
 
@@ -503,23 +503,23 @@ class GrpoBatchMaker:
         self._begin()
 
     def _begin(self) -> None:
-        """Remove all rollouts; versions stay known."""
+        """Remove all rollouts; the known versions stay."""
         self._wanted = WantedGroups(self._older, self._pools)
-        self._pool: dict[int, ScoredGroup] = {}  # groups of which some rollouts can be drawn, by their numbers
+        self._pool: dict[int, ScoredGroup] = {}  # groups with drawable rollouts, by number
         self._drawable = 0  # rollouts of these that have not left
         self._known_table = _candidates([], self._advantage)
-        self._changed: set[int] = set()  # groups that came, grew or left since the table was made
-        self._counts: dict[str, Counter[str]] = {}  # of all that came, by environment
+        self._changed: set[int] = set()  # groups that were added, extended or removed since the table was created
+        self._counts: dict[str, Counter[str]] = {}  # number of all rollouts that arrived, by environment
         self._received = self._used = self._draws = 0
         self._left: Counter[str] = Counter(dict.fromkeys(_REASONS, 0))
         self._arrived: Counter[str] = Counter()
         self._serial = 0
         self._newest = -math.inf
-        self._alone: dict[str, GroupSlice] = {}  # rollouts that are in no file, by their uids
+        self._alone: dict[str, GroupSlice] = {}  # rollouts that are not in a file, by uid
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        # Where arrays come through shared memory they cannot be written to.
+        # Arrays that were unpickled from shared memory may be read-only, so copy them.
         self._known_table.rows = self._known_table.rows.copy()
         for group in self._wanted:
             for piece in group.pieces:
@@ -532,10 +532,10 @@ class GrpoBatchMaker:
     # ------------------------------------------------------------------ coming
 
     def check_rollout(self, rollout: RolloutRecord) -> None:
-        """Raise DataError for a rollout that ``add_rollout`` would refuse: one of a version that is not there yet, or
-        of the uid of another one that was added.
+        """Raise DataError for a rollout that ``add_rollout`` would reject: its version is newer than the latest
+        version, or its uid was added with other content.
 
-        A ``RolloutBuffer`` asks before it stores one.
+        A ``RolloutBuffer`` calls this method before it stores a rollout.
         """
         if not isinstance(rollout, RolloutRecord):
             raise DataError(f"add_rollout: expected a RolloutRecord, found {rollout!r:.100}")
@@ -546,7 +546,7 @@ class GrpoBatchMaker:
         if before.record is not None:
             refuse_other(rollout, before.record, "add_rollout")
             return
-        # Of a rollout that has left, compare the properties that are still known.
+        # For a removed rollout, compare the properties that are still known.
         part, known = part_of([rollout]), ("key", "rewards", "tokens", "turns")
         differing = [name for name in known if getattr(part, name) != getattr(before.part, name)]
         if differing:
@@ -554,14 +554,14 @@ class GrpoBatchMaker:
             raise other_one(rollout.rollout_uid, [called.get(name, name) for name in differing], "add_rollout")
 
     def add_rollout(self, rollout: RolloutRecord) -> None:
-        """Add a rollout, unless it is of another environment, a duplicate, stale, or of an older version.
+        """Add a rollout, unless it belongs to another environment, is a duplicate, is stale, or has an older version.
 
-        ``older_groups`` decides whether a rollout of an older version than others of its problem is added.
+        ``older_groups`` determines whether a rollout with an older version than other rollouts of its problem is added.
 
         Raises:
-            DataError: The argument is no rollout; the rollout has no reward, undeclared columns, or a version newer
+            DataError: The argument is not a rollout; the rollout has no reward, undeclared columns, or a version newer
                 than the version of ``set_policy_version``; or a rollout with this uid was added with other content (for
-                rollouts that were drawn or have left, only group, rewards and lengths are compared).
+                drawn or removed rollouts, only group, rewards and lengths are compared).
         """
         try:
             self.check_rollout(rollout)
@@ -592,7 +592,7 @@ class GrpoBatchMaker:
             self._arrive(piece)
             if self._environment in (None, piece.part.key.environment):
                 self._note(piece.part.key.policy_version)
-        # All are counted before one is taken: most groups are followed by a newer one of the same problem.
+        # All groups are counted before any is added, because a newer group of the same problem follows most groups.
         counted = []
         for piece in pieces:
             if uses:
@@ -614,7 +614,7 @@ class GrpoBatchMaker:
             self._take(piece, members)
 
     def _arrive(self, piece: GroupSlice) -> None:
-        """Number rollouts in the order in which they come."""
+        """Number rollouts in order of arrival."""
         environment, count = piece.part.key.environment, len(piece.part.uids)
         self._newest = max(self._newest, *piece.part.created)
         piece.serial, piece.arrival = self._serial, self._arrived[environment]
@@ -623,7 +623,7 @@ class GrpoBatchMaker:
         self._arrived[environment] += count
 
     def _count_in(self, piece: GroupSlice) -> ScoredGroup | None:
-        """Return the group that a slice joins, a new one if need be; None if it is not wanted."""
+        """Return the group for a slice, which may be new; None if the slice is rejected."""
         environment, _, version = piece.part.key
         count, given_up = len(piece.part.uids), piece.given_up
         if self._environment not in (None, environment):
@@ -650,7 +650,7 @@ class GrpoBatchMaker:
         return members
 
     def _take(self, piece: GroupSlice, members: ScoredGroup) -> None:
-        """Take a slice of a group that is wanted. A group of which none can be drawn waits for more slices."""
+        """Add a slice of a kept group. A group without drawable rollouts waits for more slices."""
         members.pieces.append(piece)
         if not self._is_left_out(members) and members.is_present:
             joining = [piece] if members.number in self._pool else members.pieces
@@ -659,13 +659,13 @@ class GrpoBatchMaker:
             self._changed.add(members.number)
 
     def _is_left_out(self, members: ScoredGroup) -> bool:
-        """Whether a group is left out, as all of its rollouts earned the same."""
+        """Whether a group is left out because all its rewards are equal."""
         return self._leaves_equal and members.is_equal
 
     # ------------------------------------------------------------------ leaving
 
     def _let_go(self, piece: GroupSlice, indices: Sequence[int]) -> None:
-        """Remove rollouts of a slice for good."""
+        """Remove rollouts of a slice permanently."""
         piece.leave(indices)
         if piece.members is not None and piece.members.number in self._pool:
             self._drawable -= len(indices)
@@ -674,7 +674,7 @@ class GrpoBatchMaker:
                 self._changed.add(piece.members.number)
 
     def _forget(self, gone: Sequence[ScoredGroup], reason: str) -> None:
-        """Forget groups that are not wanted any more."""
+        """Remove groups that are no longer kept."""
         for members in gone:
             members.is_wanted = False
             if self._pool.pop(members.number, None) is not None:
@@ -683,18 +683,19 @@ class GrpoBatchMaker:
             for piece in members.pieces:
                 self._left[reason] += piece.present
                 piece.forget()
-                # One of a version that is lost has the version's number, and must not come as one of the new version.
+                # A group of a lost version has the number of the version, and must not count as a group of the new
+                # version with that number.
                 if piece.group is None and reason != "lost_versions":
                     self._alone.pop(piece.part.uids[0], None)
 
     # ------------------------------------------------------------------ versions
 
     def set_policy_version(self, version: str | int) -> None:
-        """Set the latest version: staleness is measured from it, and rollouts of later versions raise DataError.
+        """Set the latest version, from which staleness is measured; later rollouts of newer versions raise DataError.
 
         Call this method whenever the policy changes. If a trainer goes back to a checkpoint, stored rollouts of later
-        versions belong to an abandoned policy: they are never drawn, also not when another policy reaches their
-        version.
+        versions belong to an abandoned policy: they are never drawn, even when another policy reaches their version
+        number.
 
         Raises:
             DataError: The version is neither a str nor an int.
@@ -717,7 +718,7 @@ class GrpoBatchMaker:
     # ------------------------------------------------------------------ candidates
 
     def _table(self) -> CandidateTable:
-        """Return the rollouts of the groups in the pool, scored."""
+        """Return the table of the rollouts in the pool, with scores."""
         if self._changed:
             groups = [self._pool[number] for number in self._changed if number in self._pool]
             known = self._known_table.without(list(self._changed))
@@ -727,7 +728,7 @@ class GrpoBatchMaker:
         return self._known_table
 
     def rows(self) -> HeldRollouts:
-        """Return the known properties of the rollouts, the argument of a ``Retention``."""
+        """Return the properties of the rollouts, which are the argument of a ``Retention``."""
         return self._held(self._table())
 
     def _held(self, table: CandidateTable) -> HeldRollouts:
@@ -749,7 +750,7 @@ class GrpoBatchMaker:
         )
 
     def _eligible(self) -> tuple[CandidateTable, npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-        """Return the table, the rows that may be drawn, in the order they came, and the weights of these."""
+        """Return the table; the rows that may be drawn, in order of arrival; and the weights of these rows."""
         table = self._table()
         weights = np.ones(len(table.rows))
         held = self._held(table) if self._retention and len(weights) else None
@@ -767,7 +768,7 @@ class GrpoBatchMaker:
 
     @property
     def available(self) -> int:
-        """The number of examples available for a batch now."""
+        """The number of examples that are available for a batch."""
         return len(self._eligible()[1]) if self._retention else self._drawable
 
     # ------------------------------------------------------------------ batches
@@ -808,25 +809,25 @@ class GrpoBatchMaker:
 
     def get_batch_metadata(self, batch: Sequence[RLExample]) -> dict[str, Any]:
         """Return the metadata of a batch: its size, tokens, uids, and rollouts by environment and version. For the last
-        batch, also the rewards and the versions that each example was behind at its draw ("staleness").
+        batch, also the rewards and the staleness of each example at its draw ("staleness").
         """
         return metadata_of(batch, self._last)
 
     def summary(self) -> dict[str, float]:
         """Return numbers for a log.
 
-        Counts of all received data, also before a restart: "rollouts", "groups", "groups_equal" (groups whose rewards
-        are all equal) and their share "groups_equal_share". "available" counts the rollouts that can be drawn.
-        "<name>_mean", "_std", "_min" and "_max" describe the rewards of all wanted groups, and the tokens and the
+        "rollouts", "groups", "groups_equal" (groups whose rewards are all equal) and their share "groups_equal_share"
+        count all received data, also from before a restart. "available" counts the rollouts that can be drawn.
+        "<name>_mean", "_std", "_min" and "_max" describe the rewards of all kept groups, and the tokens and the
         staleness of the rollouts that can be drawn; NaN without rollouts. Each number is returned in total, and for
         each environment with the prefix "<environment>/".
 
-        "received" counts all rollouts passed to the maker, with duplicates and refused rollouts. Each is counted once:
-        in "held" (may still be drawn), in "used" (drawn ``max_uses`` times), or in one "left/<reason>". The reason is
-        an option ("environment_name", "max_staleness", "older_groups", "filter_zero_variance"), the
-        name of a retention, "duplicate", "refused", "given_up", "untrained" (no token in the loss) or "lost_versions"
-        (see ``set_policy_version``). "left/filter_zero_variance" decreases if other rollouts join a group of equal
-        rewards. A restart resets the counts of duplicate and refused rollouts.
+        "received" counts all rollouts passed to the maker, including duplicates and rejected rollouts. Each rollout is
+        counted once: in "held" (may still be drawn), in "used" (drawn ``max_uses`` times), or in one "left/<reason>".
+        The reason is an option ("environment_name", "max_staleness", "older_groups", "filter_zero_variance"), the name
+        of a retention, "duplicate", "refused", "given_up", "untrained" (no token in the loss) or "lost_versions" (see
+        ``set_policy_version``). "left/filter_zero_variance" decreases if rollouts with other rewards join a group. A
+        restart resets the counts of duplicates and rejected rollouts.
         """
         available = self.available
         values: dict[str, dict[str, list[npt.NDArray[Any]]]] = {
@@ -835,7 +836,7 @@ class GrpoBatchMaker:
         held = equal = 0
         for group in self._wanted:
             present = group.present
-            # Groups that earned the same may be joined by others, and are drawn from then.
+            # Rollouts with other rewards may join a group of equal rewards, which can then be drawn.
             held, equal = (held, equal + present) if self._is_left_out(group) else (held + present, equal)
             for piece in group.pieces:
                 own = values[piece.part.key.environment]
@@ -863,7 +864,7 @@ class GrpoBatchMaker:
 
 
 def _records(members: Sequence[tuple[GroupSlice, int]]) -> list[RolloutRecord]:
-    """Return the rollouts at some rows of slices; those that are not in memory are read."""
+    """Return the rollouts at the given rows of slices; rollouts that are not in memory are read."""
     rows: dict[GroupSlice, list[int]] = {}
     for row, (piece, _) in enumerate(members):
         if piece.group is not None:

@@ -1,10 +1,10 @@
-"""Late columns: values that are written by uid when the rollouts are stored, in a log and in Parquet files.
+"""Late columns: values by rollout uid that are added after the rollouts were stored, in a log and in Parquet files.
 
-Few values are appended to the log, many are written to files at once. The log lists the files, so that a missing file
-is found. When the log is large, its values are written to files. A value is a number; a list, where the column has a
-shape; or the values of all tokens, or turns, of the rollout.
+Small amounts of values are appended to the log; large amounts are written directly to files. The log lists the files,
+so that a missing file is detected. When the log is large, its values are written to files. A value is a number; a list,
+if the column has a shape; or the list of the values of all tokens, or all turns, of the rollout.
 
-A record of the log is an Arrow record batch with a row for each column, which has the values, or the name of a file.
+A record of the log is an Arrow record batch with a row for each column; a row has the values or the name of a file.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ _RECORD = pa.schema([("column", pa.string()), ("values", pa.large_binary()), ("f
 # A place is ``chunk number << _ROWS | row``.
 _ROWS = 32
 _CACHED_FILES = 2
-# More bytes of a column than these, added at once, become a file at once.
+# If one call adds more bytes of a column than this number, they are written directly to a file.
 _MANY_BYTES = 2**20
-# Bytes of the log, whose values are in memory, before they become files; and about the bytes of a file, which is read
-# whole when one of its values is read.
+# Size in bytes of the log, whose values are in memory, at which its values are written to files; and approximate size
+# of a file, which is read completely when one of its values is read.
 _LOG_BYTES, _FILE_BYTES = 32 * 2**20, 16 * 2**20
 
 
@@ -59,7 +59,7 @@ class Chunk:
     Args:
         column: The column.
         uids: The rollouts' uids.
-        values: A value for each, as Arrow.
+        values: A value for each rollout, as Arrow.
     """
 
     column: RolloutColumn
@@ -68,19 +68,19 @@ class Chunk:
 
     @property
     def nbytes(self) -> int:
-        """About how many bytes it takes."""
+        """The approximate size in bytes."""
         return int(self.values.nbytes) + sum(map(len, self.uids))
 
     def rows(self) -> pa.RecordBatch:
-        """Return a record batch of uids and values."""
+        """Return a record batch with the uids and values."""
         return pa.RecordBatch.from_arrays([pa.array(self.uids, pa.string()), self.values], schema=_schema(self.column))
 
     def take(self, rows: Sequence[int]) -> Chunk:
-        """Return the values of some rows."""
+        """Return the chunk of the given rows."""
         return Chunk(self.column, [self.uids[row] for row in rows], self.values.take(pa.array(rows, pa.int64())))
 
     def cut(self, nbytes: int) -> Iterator[Chunk]:
-        """Yield the values in chunks of about ``nbytes`` bytes."""
+        """Split the values into chunks of about ``nbytes`` bytes."""
         count = max(1, -(-self.nbytes // nbytes))
         for begin, end in pairwise(len(self.uids) * place // count for place in range(count + 1)):
             if begin < end:
@@ -92,7 +92,7 @@ def _schema(column: RolloutColumn) -> pa.Schema:
 
 
 def _values_of(column: RolloutColumn, rows: pa.Array) -> list[npt.NDArray[Any]]:
-    """Return values as arrays; DataError: values that are missing, or of another shape."""
+    """Return values as arrays; raise DataError if a value is missing or has another shape."""
     found = [value for value in declared_values(column, rows, of_example=True) if value is not None]
     if len(found) < len(rows):
         raise DataError(f"column {column.name!r}: expected a value for each rollout, found one without")
@@ -103,7 +103,7 @@ def _values_of(column: RolloutColumn, rows: pa.Array) -> list[npt.NDArray[Any]]:
 
 
 def _encode(chunks: Iterable[Chunk] = (), files: Iterable[Path] = ()) -> bytes:
-    """Return a record of some values and names of files."""
+    """Encode values and names of files as a record of the log."""
     rows = [(chunk.column.name, bytes(chunk.rows().serialize()), None) for chunk in chunks]
     listed = [(path.parent.name, None, path.name) for path in files]
     columns = zip(*rows, *listed, strict=True)
@@ -111,10 +111,10 @@ def _encode(chunks: Iterable[Chunk] = (), files: Iterable[Path] = ()) -> bytes:
 
 
 def _decode(record: bytes, declared: Columns, path: Path) -> tuple[list[Chunk], list[tuple[str, str]]]:
-    """Return the values, and the columns and names of the files, of a record that ``_encode`` made.
+    """Decode a record of ``_encode``; return the values, and the columns and names of the files.
 
     Raises:
-        DataError: Something else, or a column that was not declared; the message names the log, ``path``.
+        DataError: The record is invalid, or a column was not declared; the message names the log, ``path``.
     """
     chunks, files = [], []
     try:
@@ -148,7 +148,7 @@ def _late_files(root: Path, column: RolloutColumn) -> list[Path]:
 
 
 def _read_uids(path: Path, column: RolloutColumn) -> list[str]:
-    """Return the uids of a file, without reading its values; errors as those of ``read_part``."""
+    """Return the uids in a file, without reading its values; raises the errors of ``read_part``."""
     uids: list[str] = read_part(path, lambda found, _: _schema(column), ["rollout_uid"], whole=False)[0][0].to_pylist()
     return uids
 
@@ -157,9 +157,9 @@ def _read_uids(path: Path, column: RolloutColumn) -> list[str]:
 
 
 class LateColumns:
-    """The late columns of a folder as of the first read, also in another process.
+    """Reads the late columns of a folder, in any process, as of the time of the first read.
 
-    A value is read when it is needed. Threads may read while one adds.
+    A value is read when it is needed. Several threads may read while one thread adds values.
 
     Args:
         root: The buffer's folder.
@@ -180,15 +180,15 @@ class LateColumns:
         return LateColumns, (self._root,)
 
     def open(self, declared: Columns, records: Iterable[bytes]) -> None:
-        """Index the values.
+        """Build the index of all values.
 
         Args:
             declared: The folder's columns.
             records: The records of the log.
 
         Raises:
-            DataError: A file that is gone, or damage; the message names the file.
-            StorageError: Something cannot be read.
+            DataError: A file is missing or damaged; the message names the file.
+            StorageError: The log or a file cannot be read.
         """
         self._places = {column.name: {} for column in declared.late}
         decoded = [_decode(record, declared, _late_log(self._root)) for record in records]
@@ -209,24 +209,25 @@ class LateColumns:
 
     @property
     def declared(self) -> Columns:
-        """The folder's columns; errors as those of ``fill``."""
+        """The declared columns of the folder; raises the errors of ``fill``."""
         return self._opened()
 
     def _opened(self) -> Columns:
         with self._lock:
             if self._declared is None:
                 declared = read_declared(self._root)
-                # The log is read first: values that leave it meanwhile are in a file.
+                # The log is read first, because values that are moved out of the log meanwhile are then found in a
+                # file.
                 self.open(declared, read_log(_late_log(self._root)) if declared.late else [])
             assert self._declared is not None
             return self._declared
 
     def add_file(self, column: RolloutColumn, path: Path, uids: Sequence[str]) -> None:
-        """Add a file of values of some rollouts."""
+        """Add a file with the values of rollouts to the index."""
         self._add(column.name, (column, path), uids)
 
     def add_chunk(self, chunk: Chunk) -> None:
-        """Keep values in memory, except those that are in a file already."""
+        """Add values in memory to the index, without values that are already in a file."""
         places = self._places[chunk.column.name]
         if not places.keys().isdisjoint(chunk.uids):
             chunk = chunk.take([row for row, uid in enumerate(chunk.uids) if uid not in places])
@@ -240,7 +241,7 @@ class LateColumns:
             self._places[name].update(zip(uids, range(first, first + len(uids)), strict=True))
 
     def take_chunks(self, write: Callable[[Chunk], Any]) -> None:
-        """Write the values in memory to files, column by column, and drop them."""
+        """Remove and return the values in memory, column by column, to be written to files."""
         by_column: dict[RolloutColumn, list[int]] = {}
         for number, chunk in enumerate(self._chunks):
             if isinstance(chunk, Chunk):
@@ -254,11 +255,11 @@ class LateColumns:
                     self._chunks[number] = None
 
     def places(self, name: str) -> Mapping[str, int]:
-        """Return the places of the values of a column by uid; the columns are open."""
+        """Return the position of each value of a column by uid; the columns must be open."""
         return self._places[name]
 
     def value(self, name: str, uid: str) -> npt.NDArray[Any] | None:
-        """Return a value; None if it has not arrived; errors as those of ``fill``."""
+        """Return the value of a column for a rollout; None if it has not arrived. Raises the errors of ``fill``."""
         with self._lock:
             self._opened()
             place = self._places[name].get(uid) if name in self._places else None
@@ -280,10 +281,10 @@ class LateColumns:
             return values[row]
 
     def fill(self, rollouts: Sequence[RolloutRecord]) -> list[RolloutRecord]:
-        """Return rollouts with the values of late columns that have arrived.
+        """Return rollouts with the arrived values of late columns.
 
         Raises:
-            DataError: A damaged file; the message names it.
+            DataError: A file is damaged; the message names it.
             StorageError: It cannot be read.
         """
         names = [column.name for column in self.declared.late]
@@ -295,7 +296,9 @@ class LateColumns:
         return with_late(rollout, there, self.declared) if there or "reward" in names else rollout
 
     def rewards(self, part: GroupFile) -> tuple[float | None, ...]:
-        """Return the rewards of a group's rollouts, None where one has not come; errors as those of ``fill``."""
+        """Return the rewards of a group's rollouts; None for a reward that has not arrived. Raises the errors of
+        ``fill``.
+        """
         if None not in part.rewards:
             return part.rewards
         late = [self.value("reward", uid) for uid in part.uids]
@@ -313,13 +316,13 @@ class LateStore(LateColumns):
 
     Args:
         root: The folder.
-        declared: Its columns.
-        compression: The codec of pages.
-        sync: Whether to wait for the disk.
+        declared: The declared columns of the folder.
+        compression: The compression codec of pages.
+        sync: Whether to wait until data are on disk.
 
     Raises:
-        DataError: Damage; the message names the file.
-        StorageError: Something cannot be read or written.
+        DataError: A file is damaged; the message names it.
+        StorageError: A file cannot be read or written.
     """
 
     def __init__(self, root: Path, declared: Columns, *, compression: str, sync: bool) -> None:
@@ -340,18 +343,19 @@ class LateStore(LateColumns):
             self._list([])
 
     def add(self, chunks: Sequence[Chunk], arrived: Callable[[Chunk], None]) -> list[int]:
-        """Write values of one or several columns, except stored ones.
+        """Write values of one or several columns, without values that are already stored.
 
         Args:
             chunks: The values.
-            arrived: Called with the new values of a chunk once they are on the disk.
+            arrived: Called with the new values of a chunk when they are on disk.
 
         Returns:
             The number of new values of each chunk.
 
         Raises:
-            DataError: A rollout has another value of the column; the message names it. Nothing was written.
-            StorageError: The values cannot be written; of several chunks, some may be written.
+            DataError: A rollout already has another value of the column; the message names the rollout. Nothing was
+                written.
+            StorageError: The values cannot be written; some of several chunks may have been written.
         """
         seen: set[tuple[str, str]] = set()
         for chunk in chunks if len(chunks) > 1 else ():
@@ -381,7 +385,7 @@ class LateStore(LateColumns):
         return [len(chunk.uids) for chunk in unknown]
 
     def _unknown(self, chunk: Chunk) -> Chunk:
-        """Return the values that are not stored yet."""
+        """Return the values of a chunk that are not stored yet."""
         name = chunk.column.name
         known = list(map(self.places(name).__contains__, chunk.uids))
         if not any(known):
@@ -397,7 +401,7 @@ class LateStore(LateColumns):
         return chunk.take([row for row, there in enumerate(known) if not there])
 
     def _list(self, paths: Sequence[Path]) -> None:
-        """List files in the log; if that fails, they are listed with the next ones."""
+        """Record the names of files in the log; if writing fails, they are recorded with the next files."""
         self.unlisted += paths
         if self.unlisted and self._log is not None:
             with contextlib.suppress(StorageError):
@@ -405,7 +409,7 @@ class LateStore(LateColumns):
                 self.unlisted.clear()
 
     def _write(self, chunk: Chunk) -> list[Path]:
-        """Write files of a chunk, all of them or none; return their paths."""
+        """Write the files of a chunk, either all or none; return their paths."""
         folder = str(_late_folder(self._root, chunk.column))
         pieces = list(chunk.cut(_FILE_BYTES))
         with writing_files(self._root, [folder], sync=self._sync) as paths:
@@ -436,12 +440,12 @@ def checked_chunk(column: RolloutColumn, given: Any, counts: Sequence[int] | Non
 
     Args:
         column: The column.
-        given: A dict of values by uid.
-        counts: The number of tokens or turns of each rollout; None if a rollout has one value.
+        given: The values by uid.
+        counts: The number of tokens or turns of each rollout; None for columns with one value per rollout.
 
     Raises:
-        DataError: Another shape or type, or values that the dtype or the column does not have; the message names the
-            rollout.
+        DataError: A value has another shape or type, or the dtype or the column does not allow it; the message names
+            the rollout.
     """
     uids, items = list(given), list(given.values())
     where = f"add_column {column.name!r}"
@@ -452,7 +456,7 @@ def checked_chunk(column: RolloutColumn, given: Any, counts: Sequence[int] | Non
             raise DataError(f"{where}: expected values by uid")
         flat = column.taken(flat, total, where)
     except DataError:
-        # Find the value that is wrong.
+        # Find the invalid value, for the error message.
         own: Sequence[int | None] = [None] * len(uids) if counts is None else counts
         each = [
             column.taken(item, count, f"{where}, rollout {uid!r}")
@@ -468,7 +472,7 @@ def checked_chunk(column: RolloutColumn, given: Any, counts: Sequence[int] | Non
 
 
 def _flat(items: Sequence[Any], counts: Sequence[int] | None) -> npt.NDArray[Any] | None:
-    """Return all values in one array; None if they cannot be joined."""
+    """Concatenate all values to one array; return None if this is not possible."""
     try:
         if counts is None:
             flat = np.array(items)
@@ -490,11 +494,11 @@ def _flat(items: Sequence[Any], counts: Sequence[int] | None) -> npt.NDArray[Any
 
 @dataclass(frozen=True)
 class Awaited:
-    """The rollouts whose values of a late column have not come.
+    """The rollouts that lack a value of a late column.
 
     Args:
-        uids: The rollouts' uids, the sealed ones first, each in the order they came.
-        oldest: When the first of them was created, in seconds since 1970; None where there are none.
+        uids: The rollouts' uids: first sealed, then unsealed rollouts, each in order of arrival.
+        oldest: The earliest time of creation of these rollouts, in seconds since 1970; None without rollouts.
     """
 
     uids: tuple[str, ...] = ()
@@ -507,16 +511,16 @@ class Awaited:
 class Readiness:
     """The sealed groups that wait for late columns.
 
-    A group waits for the late columns that were declared when it was sealed. It does not wait for the reward of a
-    rollout that came with one, nor for values of rollouts that were given up.
+    A group waits for the late columns that were declared when it was sealed. A group does not wait for the reward of a
+    rollout that was added with a reward, nor for values of rollouts that were given up.
 
     Args:
-        late: The values that are there.
+        late: The values that have arrived.
         given_up: Uids of rollouts that were given up.
 
     Attributes:
-        waiting: The groups that wait, by their places in the order in which they were sealed.
-        num_rollouts: How many rollouts these have.
+        waiting: The waiting groups, by their number in the order of sealing.
+        num_rollouts: The number of rollouts in the waiting groups.
     """
 
     def __init__(self, late: LateColumns, given_up: Set[str] = frozenset()) -> None:
@@ -530,7 +534,7 @@ class Readiness:
         return [name for name, place in self._late_from.items() if place < part.declared]
 
     def _lacking(self, part: GroupFile, name: str) -> list[int]:
-        """Return the places of the rollouts of a group that lack a column."""
+        """Return the positions of a group's rollouts that lack a value of a column."""
         there = self._late.places(name)
         lacking = [row for row, uid in enumerate(part.uids) if uid not in there]
         if lacking and self._given_up:
@@ -544,7 +548,7 @@ class Readiness:
         return bool(self.settle([place]))
 
     def settle(self, places: Iterable[int]) -> list[int]:
-        """Return the places of the groups among these that lack no value any more, in the order of sealing."""
+        """Return the numbers of those of the given groups that now have all values, in the order of sealing."""
         ready = []
         for place in sorted(self.waiting.keys() & set(places)):
             part = self.waiting[place]
@@ -554,7 +558,7 @@ class Readiness:
         return ready
 
     def awaited(self, unsealed: Iterable[Unsealed]) -> dict[str, Awaited]:
-        """Return the rollouts that lack a value, by column, including those of ``unsealed`` groups."""
+        """Return the rollouts that lack a value, by column, including rollouts of ``unsealed`` groups."""
         found: dict[str, list[tuple[str, float]]] = {name: [] for name in self._late_from}
         for _, part in sorted(self.waiting.items()):
             for name in self.awaits(part):

@@ -1,4 +1,6 @@
-"""Rollouts of language models: declared columns, policy versions, turns, rollouts, groups of rollouts, and examples."""
+"""Records of language-model training: declared columns, policy versions, turns, rollouts, groups of rollouts, and
+examples.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +22,16 @@ from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.checksum import checksum
 
 _MAX_TOKEN = 2**31 - 1
-# Rounding to float32 may leave log-probabilities this far above 0; they become 0.
+# Rounding errors: log-probabilities up to this number above 0 become 0.
 _MOST_LOGPROB = 1e-4
 
 
 def array_of(values: Any, where: str) -> npt.NDArray[Any]:
-    """Convert values to a NumPy array: also tensors on any device, with or without gradients; narrow floats to float32.
+    """Convert values, including tensors on any device, with or without gradients, to a NumPy array. Narrow floats
+    become float32.
 
     Raises:
-        DataError: The values are no array; ``where`` begins the message.
+        DataError: The values do not form an array; the message begins with ``where``.
     """
     try:
         array = to_numpy(widened(values.detach()).cpu() if hasattr(values, "detach") else values)
@@ -38,7 +41,7 @@ def array_of(values: Any, where: str) -> npt.NDArray[Any]:
 
 
 def tokens_of(values: Any) -> npt.NDArray[np.int32]:
-    """Convert token ids to int32 ``[n]``; DataError: values that are no token ids."""
+    """Convert token ids to int32 ``[n]``; raise DataError if a value is not a token id."""
     tokens = array_of(values, "tokens: expected integers [n]")
     if tokens.ndim != 1 or (tokens.size and tokens.dtype.kind not in "iu"):
         raise DataError(f"tokens: expected integers [n], found {tokens.dtype} {list(tokens.shape)}")
@@ -49,7 +52,9 @@ def tokens_of(values: Any) -> npt.NDArray[np.int32]:
 
 
 def floats_of(values: Any, length: int, where: str) -> npt.NDArray[np.float32]:
-    """Convert finite numbers to float32 ``[length]``; DataError, whose message ``where`` begins: other values."""
+    """Convert finite numbers to float32 ``[length]``; raise DataError for other values, with ``where`` at the begin of
+    the message.
+    """
     floats = array_of(values, where)
     if floats.shape != (length,):
         raise DataError(f"{where} for each of {length} tokens, found shape {list(floats.shape)}")
@@ -64,10 +69,10 @@ def floats_of(values: Any, length: int, where: str) -> npt.NDArray[np.float32]:
 
 
 def logprobs_of(values: Any, length: int, where: str) -> npt.NDArray[np.float32]:
-    """Convert log-probabilities to float32 ``[length]``; values up to 1e-4 above 0, which rounding left, become 0.
+    """Convert log-probabilities to float32 ``[length]``; rounding errors up to 1e-4 above 0 become 0.
 
     Raises:
-        DataError: The values are no log-probabilities; ``where`` begins the message.
+        DataError: A value is not a log-probability; the message begins with ``where``.
     """
     logprobs = floats_of(values, length, where)
     if length and (most := logprobs.max()) > 0:
@@ -83,7 +88,9 @@ def logprobs_of(values: Any, length: int, where: str) -> npt.NDArray[np.float32]
 
 
 def own_array(values: npt.NDArray[Any], dtype: Any, given: Any) -> npt.NDArray[Any]:
-    """Convert values to a dtype, read-only; memory is shared with ``given`` only if ``given`` is read-only."""
+    """Convert values to a read-only array of a dtype; memory is shared with ``given`` only if ``given`` is
+    read-only.
+    """
     shared = values.flags.writeable and not isinstance(given, list | tuple)
     with np.errstate(over="ignore"):
         own: npt.NDArray[Any] = values.astype(dtype, copy=shared)
@@ -93,9 +100,9 @@ def own_array(values: npt.NDArray[Any], dtype: Any, given: Any) -> npt.NDArray[A
 
 _VERSION = 1
 PER = ("token", "turn", "example")
-"""The choices of ``RolloutColumn.per``."""
+"""Valid values of ``RolloutColumn.per``."""
 
-# Names that rollouts, turns, examples, batches and concatenated batches have themselves.
+# Reserved names, which rollouts, turns, examples and batches already use.
 _OF_ROLLOUTS = ("environment", "example_id", "policy_version", "rollout_uid", "turns", "created", "replica_id")
 _OF_PARTS = ("metadata", "message", "role", "tokens", "logprobs", "columns")
 _OF_EXAMPLES = ("loss_mask", "advantage", "generator_log_probs", "turn_ids", "staleness")
@@ -108,14 +115,14 @@ class RolloutColumn:
     """The declaration of an additional column of rollouts.
 
     Args:
-        name: A name of letters, digits and "_" that rollouts, examples and batches do not have already.
-        per: "token": a value for each token; "turn": for each turn; "example": for each rollout.
+        name: A name of letters, digits and "_" that rollouts, examples and batches do not already use.
+        per: "token": a value for each token; "turn": a value for each turn; "example": a value for each rollout.
         dtype: The dtype of the values: bool, or a NumPy integer or float dtype.
-        shape: The shape of every value; () is a number, (64, 64, 3) an image. Pad values of different sizes to the
-            largest size, and store the size in a second column, such as ``shape=(2,)``.
+        shape: The shape of every value, such as () for a number or (64, 64, 3) for an image. Pad values of different
+            sizes to the largest size, and store the size in a second column, such as ``shape=(2,)``.
         late: Whether values are written after the rollout was added; a group waits until all its rollouts have values.
         fill: The value of missing values and of padding, which may be NaN; None: 0. A late column needs a fill if it is
-            declared for a folder with sealed groups, as these groups do not wait for it.
+            declared for a folder with sealed groups, because sealed groups do not wait for it.
         finite: Whether NaN and infinite values raise DataError when they are added.
 
     Raises:
@@ -174,7 +181,7 @@ class RolloutColumn:
 
     @property
     def _key(self) -> tuple[Any, ...]:
-        # NaN equals itself here, and a missing fill equals 0.
+        # In the comparison key, NaN equals NaN, and a missing fill equals 0.
         fill = repr(np.asarray(self.padding, self.dtype).item())
         return self.name, self.per, self.dtype, self.shape, self.late, fill, self.finite
 
@@ -186,15 +193,17 @@ class RolloutColumn:
 
     @property
     def padding(self) -> float:
-        """The fill; 0 where ``fill`` is None."""
+        """The value for padding: ``fill``, or 0 if ``fill`` is None."""
         return 0 if self.fill is None else self.fill
 
     def filled(self, *counts: int) -> npt.NDArray[Any]:
-        """Return an array ``[*counts, *shape]`` of the fill."""
+        """Return an array ``[*counts, *shape]`` filled with ``padding``."""
         return np.full((*counts, *self.shape), self.padding, self.dtype)
 
     def taken(self, given: Any, count: int | None, where: str) -> npt.NDArray[Any]:
-        """Return ``values`` that come from outside; DataError also for NaN or infinity, unless ``finite=False``."""
+        """Convert values that a user passes; see ``values``. Unless ``finite=False``, NaN and infinity raise
+        DataError.
+        """
         values = self.values(given, count, where)
         if self.finite and values.dtype.kind == "f" and not (good := np.isfinite(values)).all():
             place = tuple(np.argwhere(~good)[0].tolist())
@@ -208,7 +217,7 @@ class RolloutColumn:
         Args:
             given: ``[count, *shape]``, or one value, ``shape``.
             count: The expected number of values; None: one value.
-            where: Begins the message of an error.
+            where: The begin of an error message.
 
         Raises:
             DataError: The shape or type is wrong, or the dtype cannot represent a value.
@@ -237,7 +246,7 @@ def checked_columns(values: Any, where: str) -> dict[str, npt.NDArray[Any]]:
     Names, shapes and dtypes are checked when the object is added to a buffer.
 
     Raises:
-        DataError: ``values`` is no dict of arrays of numbers or bool by name; ``where`` begins the message.
+        DataError: ``values`` is not a dict of arrays of numbers or bools by name; the message begins with ``where``.
     """
     if not isinstance(values, Mapping):
         raise DataError(f"{where}: expected columns as a dict, found {values!r:.100}")
@@ -254,7 +263,9 @@ def checked_columns(values: Any, where: str) -> dict[str, npt.NDArray[Any]]:
 
 
 def _converted(given: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
-    """Convert values to a dtype; None where a value changes. Floats may lose precision, but not become infinite."""
+    """Convert values to a dtype; return None if a value would change. Floats may lose precision, but not become
+    infinite.
+    """
     array = np.asarray(given)
     if array.dtype == dtype:
         return array
@@ -277,7 +288,7 @@ class Columns(Mapping[str, RolloutColumn]):
         declared: The columns, each name once.
 
     Raises:
-        ConfigError: An element is no column, or a name occurs twice.
+        ConfigError: An element is not a column, or a name occurs twice.
     """
 
     def __init__(self, declared: Iterable[RolloutColumn] = ()) -> None:
@@ -307,7 +318,7 @@ class Columns(Mapping[str, RolloutColumn]):
 
     @property
     def late(self) -> list[RolloutColumn]:
-        """The columns that are written after a rollout was added."""
+        """The late columns, whose values are added after the rollouts."""
         return [column for column in self._columns.values() if column.late]
 
     def refuse_others(self, names: Iterable[str], pers: Sequence[str], where: str, remedy: str = "") -> None:
@@ -321,10 +332,10 @@ class Columns(Mapping[str, RolloutColumn]):
                 )
 
     def with_more(self, others: Columns) -> Columns:
-        """Return these columns, followed by those of ``others`` that are not among them.
+        """Return these columns, followed by the columns of ``others`` that are not declared yet.
 
         Raises:
-            ConfigError: One of the others is declared otherwise.
+            ConfigError: A column of ``others`` is declared differently.
         """
         for name, column in others.items():
             if self.get(name, column) != column:
@@ -339,16 +350,16 @@ class Columns(Mapping[str, RolloutColumn]):
         return hash(tuple(self._columns.values()))
 
     def to_json(self) -> str:
-        """Return a text that ``from_json`` reads."""
+        """Return the columns as a JSON text, which ``from_json`` reads."""
         columns = [asdict(column) for column in self._columns.values()]
         return json.dumps({"version": _VERSION, "columns": columns, "checksum": _checksum(columns)})
 
     @classmethod
     def from_json(cls, text: str | bytes, where: str) -> Columns:
-        """Read what ``to_json`` wrote; ``where`` begins the message of an error.
+        """Parse a text of ``to_json``; error messages begin with ``where``.
 
         Raises:
-            DataError: The text is invalid, or of a newer version.
+            DataError: The text is invalid, or a newer version wrote it.
         """
         try:
             said = json.loads(text)
@@ -369,7 +380,7 @@ def _checksum(columns: Any) -> int:
 
 
 def common_columns(items: Sequence[Any]) -> Columns:
-    """Return the declared columns of rollouts or examples; DataError where these differ."""
+    """Return the declared columns that all rollouts or examples share; raise DataError if they differ."""
     declared: Columns = items[0].declared if items else NO_COLUMNS
     for place, item in enumerate(items):
         if item.declared is not declared and item.declared != declared:
@@ -381,7 +392,7 @@ def common_columns(items: Sequence[Any]) -> Columns:
 
 
 NO_COLUMNS = Columns()
-"""Where nothing was declared."""
+"""The declaration of no columns."""
 
 
 _LAST = "\U0010ffff"  # behind all versions
@@ -389,7 +400,7 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
 def version_name(version: Any) -> str:
-    """Convert a version to text; DataError: neither an int nor a str that is not empty."""
+    """Convert a version to text; raise DataError unless it is an int or a non-empty str."""
     if isinstance(version, int | np.integer) and not isinstance(version, bool):
         return str(int(version))
     if not isinstance(version, str) or not version:
@@ -398,20 +409,20 @@ def version_name(version: Any) -> str:
 
 
 def version_number(version: str) -> Decimal | None:
-    """Return a version as a number; None if it is no number."""
+    """Return a version as a number; None if the text is not a number."""
     text = version.strip()
     if not _NUMBER.fullmatch(text):
         return None
     try:
         return Decimal(text)
-    except InvalidOperation:  # an exponent beyond all measure
+    except InvalidOperation:  # an exponent that is too large
         return None
 
 
 def version_order(version: str) -> tuple[Any, ...]:
-    """Return the key that sorts versions: numbers by their values, behind versions that are no numbers.
+    """Return the sort key of a version: numeric versions are sorted by value, after versions that are not numbers.
 
-    In other versions the digits compare as numbers too: "step-9" comes before "step-10".
+    Digits inside other versions are also compared as numbers: "step-9" comes before "step-10".
 
     Example:
         >>> sorted(["10", "9", "step-10", "step-9", "9.5"], key=version_order)
@@ -421,14 +432,14 @@ def version_order(version: str) -> tuple[Any, ...]:
     if number is not None:
         return (1, number)
     pieces = re.split(r"([0-9]+)", version)
-    # Text and digits take turns, beginning with text, so like is compared with like.
+    # Parts alternate between text and digits, beginning with text, so parts of the same kind are compared.
     return (0, tuple(int(piece) if index % 2 else piece for index, piece in enumerate(pieces)), version)
 
 
 class Versions:
-    """The versions that were seen, and how far behind the newest one each is.
+    """The versions seen so far, and the distance of each version from the newest version.
 
-    The newest version is the version of the last ``set_latest``, or, without a call, the newest version seen.
+    The newest version is the argument of the last ``set_latest``; without a call, the newest version seen.
 
     Example:
         >>> versions = Versions(["3", "5", "7", "step-9", "step-10"])
@@ -442,7 +453,7 @@ class Versions:
         (6, None)
 
     Attributes:
-        latest: The version of the last ``set_latest``; None without a call.
+        latest: The argument of the last ``set_latest``; None without a call.
     """
 
     def __init__(self, seen: Iterable[str] = (), latest: str | None = None) -> None:
@@ -453,7 +464,7 @@ class Versions:
             self.note(version)
 
     def note(self, version: str) -> bool:
-        """Add a version; return whether it is the newest so far."""
+        """Add a version; return whether it is the newest version so far."""
         entry = (version_order(version), version)
         place = bisect_right(self._seen, entry)
         if place and self._seen[place - 1][0] == entry[0]:
@@ -462,9 +473,9 @@ class Versions:
         return place == len(self._seen) - 1
 
     def set_latest(self, version: str) -> bool:
-        """Set the latest version; return whether a newer one was set or seen before.
+        """Set the latest version; return whether a newer version was set or seen before.
 
-        Newer versions are removed: if their numbers occur again, they belong to another policy.
+        Newer versions are removed, because the same version numbers may occur again for another policy.
         """
         order = version_order(version)
         goes_back = self.latest is not None and order < version_order(self.latest)
@@ -476,15 +487,17 @@ class Versions:
         return goes_back
 
     def behind(self, version: str) -> int:
-        """Return how many versions ``version`` is behind the newest: the difference of numbers, rounded up, else the
-        number of versions between them; 0 if it is not behind.
+        """Return how many versions ``version`` is behind the newest version: the difference of numeric versions,
+        rounded up, else the number of versions in between; 0 if it is not behind.
         """
         return self._between(version, self._seen[-1][1] if self.latest is None else self.latest)
 
     def across_branches(self, version: str, changes: Iterable[str]) -> int | None:
-        """Return the distance of a version from the newest, if the trainer went back behind it since; else None.
+        """Return the distance of a version from the newest version if the trainer has since gone back to an older
+        version; else None.
 
-        For version 5, where 3 was set and then 7: two versions on the abandoned branch and four on the new one, so 6.
+        Example: version 5, then 3 was set, then 7: the distance is two versions on the abandoned branch plus four on
+        the new branch, so 6.
 
         Args:
             version: The version.
@@ -506,11 +519,11 @@ class Versions:
         return bisect_right(self._seen, (version_order(version), _LAST))
 
     def is_ahead(self, version: str) -> bool:
-        """Whether a version is newer than the latest that was set."""
+        """Whether a version is newer than the version of the last ``set_latest``."""
         return self.latest is not None and version_order(version) > version_order(self.latest)
 
     def refuse_ahead(self, version: str, rollout_uid: str) -> None:
-        """Raise DataError where a rollout is of a version newer than the latest that was set."""
+        """Raise DataError if a rollout's version is newer than the version of the last ``set_latest``."""
         if self.is_ahead(version):
             raise DataError(
                 f"rollout {rollout_uid!r}: expected a version up to {self.latest!r}, as set_policy_version said, "
@@ -518,11 +531,11 @@ class Versions:
             )
 
     def place(self, version: str) -> int:
-        """Return the number of a version, counted from 0 in the order in which versions come."""
+        """Return the number of a version, from 0 in the order in which versions were added."""
         return self._places.setdefault(version, len(self._places))
 
     def all_behind(self) -> npt.NDArray[np.int64]:
-        """Return ``behind`` of every version that has a ``place``, by its ``place``."""
+        """Return the result of ``behind`` for every version, in the order of ``place``."""
         return np.array([self.behind(version) for version in self._places], np.int64)
 
 
@@ -530,7 +543,9 @@ _DEEPEST = 100
 
 
 def checked_metadata(values: Any, where: str) -> dict[str, Any]:
-    """Return a copy of metadata; DataError, whose message ``where`` begins, for a value that cannot be stored."""
+    """Return a copy of metadata; raise DataError, with a message that begins with ``where``, if a value cannot be
+    stored.
+    """
     if not isinstance(values, Mapping):
         raise DataError(f"{where}: expected metadata as a dict, found {values!r:.100}")
     return {_key(key, where): _copy(value, f"{where}: metadata[{key!r}]", 1) for key, value in values.items()}
@@ -579,7 +594,7 @@ class GroupKey(NamedTuple):
 
 
 class ByValue:
-    """Base of types whose objects are equal if all attributes are equal, arrays and metadata included."""
+    """Base class whose objects are equal if all attributes are equal, including arrays and metadata."""
 
     __slots__ = ()
     __hash__ = None  # type: ignore[assignment]
@@ -601,11 +616,12 @@ class Turn(ByValue):
         role: The author of the message; "assistant" is the policy.
         tokens: The token ids, int32 ``[n]``, each at least 0.
         logprobs: Log-probabilities of the tokens under the policy that sampled them, float32 ``[n]``, at most 0;
-            rounding errors up to 1e-4 above 0 become 0. None for tokens that were not sampled, as in prompts.
-        reward: The reward of this turn alone; None without one.
+            rounding errors up to 1e-4 above 0 become 0. None for tokens that were not sampled, such as prompts.
+        reward: The reward of this turn; None without a reward.
         metadata: Additional values: None, bool, int, float, str, bytes, NumPy numbers and arrays, and lists, tuples and
             dicts (with str keys) of these. The metadata is copied.
-        columns: The values of declared columns by name: per token ``[n, *shape]``, or per turn ``shape``.
+        columns: The values of declared columns by name: ``[n, *shape]`` for a column per token, ``shape`` for a column
+            per turn.
 
     Raises:
         DataError: A type is wrong; tokens or logprobs are out of range; the lengths of logprobs and tokens differ; a
@@ -635,7 +651,7 @@ class Turn(ByValue):
 
     @property
     def is_trained(self) -> bool:
-        """Whether its tokens belong into the loss: the policy wrote them, and their probabilities are known."""
+        """Whether the turn's tokens are in the loss: the policy wrote them, and their log-probabilities are known."""
         return self.logprobs is not None and self.role == "assistant"
 
 
@@ -653,11 +669,11 @@ class RolloutRecord(ByValue):
             reward. Only a buffer with a late column "reward" accepts a rollout with an unknown reward.
         created: The time of creation, in seconds since 1970; by default now.
         replica_id: The id of the worker that sampled the rollout.
-        metadata: As in ``Turn``.
+        metadata: See ``Turn``.
         columns: The values of declared columns per example by name, ``shape``.
         declared: The declarations of the columns of the rollout and its turns; set by the buffer that stores the
             rollout.
-        group_uid: The uid of the sealed group that the rollout was read from; set by the buffer at sealing, "" before.
+        group_uid: The uid of the rollout's sealed group; set by the buffer at sealing, "" before.
 
     Raises:
         DataError: A type is wrong, a name is empty, ``turns`` is empty, or a value is NaN or infinite.
@@ -702,20 +718,20 @@ class RolloutRecord(ByValue):
 
     @property
     def key(self) -> GroupKey:
-        """The key of its group."""
+        """The key of the rollout's group."""
         return GroupKey(self.environment, self.example_id, self.policy_version)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class RolloutGroup(ByValue):
-    """Rollouts of one policy version on one problem, which are scored against each other.
+    """Rollouts of one policy version on one problem, which are scored relative to each other.
 
     Args:
         environment, example_id, policy_version: The shared values of the rollouts.
-        rollouts: At least one rollout, each once.
+        rollouts: At least one rollout, without duplicates.
 
     Raises:
-        DataError: An element is no rollout or a rollout of another group, a rollout occurs twice, or ``rollouts`` is
+        DataError: An element is not a rollout or belongs to another group, a rollout occurs twice, or ``rollouts`` is
             empty.
     """
 
@@ -739,12 +755,12 @@ class RolloutGroup(ByValue):
 
     @property
     def key(self) -> GroupKey:
-        """The key that its rollouts share."""
+        """The key that the rollouts share."""
         return GroupKey(self.environment, self.example_id, self.policy_version)
 
 
 def uids_of(given: Any) -> list[str]:
-    """Return uids as a list; DataError for other types, as for a single uid."""
+    """Return uids as a list; raise DataError for other types, such as a single uid."""
     if isinstance(given, str) or not isinstance(given, Iterable):
         raise DataError(f"rollout_uids: expected several uids, found {given!r:.100}")
     return list(given)
@@ -754,7 +770,7 @@ def with_columns(rollout: RolloutRecord, declared: Columns) -> RolloutRecord:
     """Return a rollout with its columns converted to the declared types.
 
     Raises:
-        DataError: A column that is not declared, or is late, or has other values.
+        DataError: A column is not declared, is late, or has invalid values.
     """
     where = f"rollout {rollout.rollout_uid!r}"
     if "reward" not in declared:
@@ -785,7 +801,7 @@ def of_group(rollout: RolloutRecord, group_uid: str) -> RolloutRecord:
 
 
 def refuse_undeclared(rollout: RolloutRecord) -> None:
-    """Raise DataError for a rollout with columns that were not declared, which its example would lack."""
+    """Raise DataError for a rollout with undeclared columns, because its example would lack them."""
     _refuse_others(rollout, rollout.declared, "; a RolloutBuffer declares columns")
 
 
@@ -799,7 +815,9 @@ def _refuse_others(rollout: RolloutRecord, declared: Columns, remedy: str = "") 
 
 
 def with_late(rollout: RolloutRecord, late: Mapping[str, npt.NDArray[Any]], declared: Columns) -> RolloutRecord:
-    """Return a rollout with late columns, which are checked already; values per token go over all turns."""
+    """Return a rollout with late columns, whose values are already checked; values per token cover the tokens of all
+    turns.
+    """
     own = {name: values for name, values in late.items() if declared[name].per == "example"}
     parts: list[dict[str, npt.NDArray[Any]]] = [dict(turn.columns) for turn in rollout.turns]
     begin = 0
@@ -831,7 +849,7 @@ def _of_turn(turn: Turn, declared: Columns, where: str) -> dict[str, npt.NDArray
 
 
 def _with(item: Any, **changed: Any) -> Any:
-    """Return a copy of a turn or a rollout with some attributes changed, without checking them again."""
+    """Return a copy of a turn or a rollout with changed attributes, without checks."""
     kind = type(item)
     made = object.__new__(kind)
     for name in kind.__dataclass_fields__:
@@ -840,7 +858,7 @@ def _with(item: Any, **changed: Any) -> Any:
 
 
 def unchecked(kind: type[Any]) -> Callable[..., Any]:
-    """Return a function that makes objects of a type from a value per field, without checking the values."""
+    """Return a function that creates objects of a type from a value per field, without checks."""
     fill = [getattr(kind, name).__set__ for name in kind.__dataclass_fields__]
 
     def make(*values: Any) -> Any:
@@ -853,7 +871,7 @@ def unchecked(kind: type[Any]) -> Callable[..., Any]:
 
 
 def same_values(one: Any, other: Any) -> bool:
-    """Whether two metadata values are equal, types, arrays and NaN included."""
+    """Whether two metadata values are equal, including their types; NaN equals NaN."""
     if type(one) is not type(other):
         return False
     if isinstance(one, dict):
@@ -873,7 +891,7 @@ def _earned(turns: Iterable[Turn]) -> float | None:
 
 
 def check_rewarded(rollout: RolloutRecord) -> float:
-    """Return the rollout's reward; DataError: the rollout has none."""
+    """Return the rollout's reward; raise DataError if the rollout has no reward."""
     if rollout.reward is None:
         raise DataError(
             f"rollout {rollout.rollout_uid!r}: expected a reward of its own or of one of its turns, found none"
@@ -902,9 +920,9 @@ class RLExample(ByValue):
         advantage: float32 ``[L]``, 0 outside of the loss mask.
         generator_log_probs: Log-probabilities under the policy that sampled the tokens, float32 ``[L]``, 0 outside of
             the loss mask.
-        rollout_uid, environment, policy_version: The values of the rollout of this example; "" without a rollout.
-        columns: The values of declared columns by name: per token ``[L, *shape]``, per turn ``[T, *shape]``, per
-            example ``shape``.
+        rollout_uid, environment, policy_version: The values of the example's rollout; "" without a rollout.
+        columns: The values of declared columns by name: ``[L, *shape]`` for a column per token, ``[T, *shape]`` per
+            turn, ``shape`` per example.
 
     Raises:
         DataError: Arrays have a wrong type or differ in length, a value is NaN, or a log-probability is above 0.
@@ -964,12 +982,12 @@ class RLExample(ByValue):
 
 
 def refuse_other(rollout: RolloutRecord, there: RolloutRecord, caller: str) -> None:
-    """Raise DataError if two rollouts of one uid differ in more than ``replica_id`` and ``created``.
+    """Raise DataError if two rollouts with the same uid differ in more than ``replica_id`` and ``created``.
 
     Args:
-        rollout: The one that comes.
-        there: The one that came before.
-        caller: Begins the message.
+        rollout: The new rollout.
+        there: The earlier rollout.
+        caller: The begin of the message.
     """
     if rollout is there:
         return
@@ -980,18 +998,20 @@ def refuse_other(rollout: RolloutRecord, there: RolloutRecord, caller: str) -> N
 
 
 def other_one(uid: str, differing: list[str], caller: str) -> DataError:
-    """Return the error for a rollout that was added with other content before; ``differing`` names what differs."""
+    """Return the error for a rollout whose uid was added with other content; ``differing`` names the different
+    attributes.
+    """
     return DataError(
         f"{caller}, rollout {uid!r}: expected what was added with this uid before, found other {', '.join(differing)}"
     )
 
 
-# Bytes of the Python objects themselves: of a rollout, of a turn with two arrays, of another value.
+# Bytes of Python objects without array data: a rollout, a turn with two arrays, another value.
 _ROLLOUT, _TURN, _VALUE = 300, 450, 64
 
 
 def nbytes_of(rollout: RolloutRecord) -> int:
-    """Return the approximate bytes of a rollout in memory, including columns and metadata."""
+    """Return the approximate size of a rollout in memory in bytes, including columns and metadata."""
     total = _ROLLOUT
     items: tuple[Any, ...] = (rollout, *rollout.turns)
     for one in items:

@@ -1,4 +1,4 @@
-"""The scores of rollouts and the weights of their retention, as functions of known properties of all of them."""
+"""Advantages of rollouts, and retention rules, which weight rollouts by their known properties."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from mouse_core.spec import check_count, check_number
 
 @dataclass(frozen=True)
 class HeldRollouts:
-    """The known properties of a batch maker's n rollouts, in order of arrival. They are the rollouts of all groups with
-    at least one that can be drawn; other rollouts of these groups have left.
+    """The known properties of a batch maker's n rollouts, in order of arrival: all rollouts of groups that have at
+    least one drawable rollout. Other rollouts of these groups were drawn or removed.
 
     Args:
-        present: Whether each has not left, bool ``[n]``.
-        reward: float64 ``[n]``.
-        advantage: The advantage of each, float64 ``[n]``.
-        group: The number of each one's group, int64 ``[n]``.
-        environment: The place of each one's environment among ``environments``, int64 ``[n]``.
-        environments: Their names.
-        staleness: The number of versions that each is behind the newest, int64 ``[n]``: the difference of numeric
-            versions, else the number of versions between.
-        age: Seconds between each one's creation and that of the newest rollout that came, float64 ``[n]``.
-        newer: The number of rollouts of its environment that arrived later, int64 ``[n]``.
-        tokens: The number of tokens of each, int64 ``[n]``.
-        uses: The number of batches that contained it, int64 ``[n]``.
-        columns: By name, the values of columns that are declared as one number per example, ``[n]`` in the column's
-            dtype, with the column's fill for missing values. Another name raises ``MissingFieldError``.
+        present: Whether each rollout can still be drawn, bool ``[n]``.
+        reward: The reward of each rollout, float64 ``[n]``.
+        advantage: The advantage of each rollout, float64 ``[n]``.
+        group: The group number of each rollout, int64 ``[n]``.
+        environment: The position of each rollout's environment in ``environments``, int64 ``[n]``.
+        environments: The names of the environments.
+        staleness: The number of versions that each rollout is behind the newest version, int64 ``[n]``: the difference
+            of numeric versions, else the number of versions in between.
+        age: Seconds between the creation of each rollout and the creation of the newest rollout, float64 ``[n]``.
+        newer: For each rollout, the number of rollouts of the same environment that arrived later, int64 ``[n]``.
+        tokens: The number of tokens of each rollout, int64 ``[n]``.
+        uses: The number of batches that contained each rollout, int64 ``[n]``.
+        columns: The values of columns with one number per example, by name, ``[n]`` in the column's dtype; missing
+            values are the column's fill. Another name raises ``MissingFieldError``.
     """
 
     present: npt.NDArray[np.bool_]
@@ -61,7 +61,7 @@ A rollout is drawn in proportion to its weight. A rollout of weight 0 leaves for
 
 @dataclass(frozen=True)
 class TopK:
-    """Keep the ``k`` rollouts of each group with the highest rewards; of equal rewards, the earlier rollouts.
+    """Keep the ``k`` rollouts of each group with the highest rewards; among equal rewards, the earlier rollouts.
 
     ``TopK`` needs groups that arrive complete, as sealed by a ``RolloutBuffer``. ``TopK(k, above_median=True)`` chooses
     the same rollouts as TorchRL's ``TopKRewardSelector(size of groups, k)``.
@@ -69,7 +69,7 @@ class TopK:
     Args:
         k: 1 or more.
         above_median: Whether to exclude rewards up to the group's median; for an even number, the lower of the two
-            middle rewards. Of rewards 0, 1, 1, 2 only 2 is left, and of equal rewards none.
+            middle rewards. Of the rewards 0, 1, 1, 2 only 2 is kept; of equal rewards none is kept.
 
     Raises:
         ConfigError: ``k`` is below 1.
@@ -90,13 +90,14 @@ class TopK:
         kept = np.empty(len(rows), np.bool_)
         kept[order] = np.arange(len(rows)) - np.repeat(first, sizes) < self.k
         if self.above_median:
-            # Rewards go down: of 5 the median is number 2 from 0, of 4 the lower one is number 2, too.
+            # Rewards are in descending order: of 5 rewards, the median has index 2; of 4 rewards, the lower middle also
+            # has index 2.
             kept[order] &= rows.reward[order] > np.repeat(rows.reward[order][first + sizes // 2], sizes)
         return kept
 
 
 def weights_of(retention: Retention, rows: HeldRollouts) -> npt.NDArray[np.float64]:
-    """Return the weights that a ``Retention`` gives.
+    """Return the weights of a ``Retention``, after a check.
 
     Raises:
         DataError: The weights are not one finite number of at least 0 for each rollout.
@@ -114,7 +115,7 @@ def weights_of(retention: Retention, rows: HeldRollouts) -> npt.NDArray[np.float
 
 
 def name_of(retention: Retention) -> str:
-    """Return the name of a retention, which counts the rollouts that it removed."""
+    """Return the name of a retention, under which its removed rollouts are counted."""
     return getattr(retention, "__name__", type(retention).__name__)
 
 
@@ -131,22 +132,24 @@ def retentions(given: Retention | Sequence[Retention]) -> list[Retention]:
     return several
 
 
-# The baseline of a reward: the mean of its group, or the mean of the other rewards in the group.
+# The baseline that is subtracted from a reward: "mean", the mean of its group, or "leave_one_out", the mean of the
+# other rewards in the group.
 _BASELINES = ("mean", "leave_one_out")
 
-# An advantage below this share of the largest deviation in its group is a rounding error.
+# An advantage below this fraction of the largest deviation in its group is a rounding error.
 _ROUNDING = 1e-12
 # Differences of up to this number of units in the last place of a group's largest reward are rounding errors.
 _UNITS = 4
 _FLOAT32, _FLOAT64 = float(np.finfo(np.float32).eps), float(np.finfo(np.float64).eps)
-# The remainder of sums of doubles that should be 0, such as 0.1 + 0.2 - 0.3.
+# Relative size of the rounding error of sums of doubles that should be 0, such as 0.1 + 0.2 - 0.3.
 _NOTHING = 1e-15
 
 
 def are_equal(least: float, most: float) -> bool:
-    """Whether rewards between two bounds differ at most by the rounding of float32, the dtype of reward models.
+    """Whether the smallest and the largest reward differ at most by the rounding of float32, the dtype of reward
+    models.
 
-    Example: 0.3 and 0.1 + 0.2 do, and 0.3 and 0.3 in float32; 0.3 and 0.30001 do not.
+    Example: 0.3 and 0.1 + 0.2 count as equal, and 0.3 and float32(0.3), but not 0.3 and 0.30001.
     """
     return most - least <= max(abs(least), abs(most)) * _UNITS * _FLOAT32 + _NOTHING
 
@@ -161,7 +164,8 @@ def advantages(
     eps: float = 1e-4,
     std_floor: float = 0.0,
 ) -> npt.NDArray[np.float64]:
-    """Return advantages within groups: rewards minus their group's baseline, over its standard deviation if asked.
+    """Return advantages within groups: rewards minus the group's baseline, optionally divided by the group's standard
+    deviation.
 
     ================================================ ==============================================================
     RLOO, the default                                ``r_i - mean of the others``
@@ -181,17 +185,17 @@ def advantages(
         groups: The group number of each reward, at least 0, ``[n]``; None: one group.
         normalize_std: Whether to divide by ``max(std, std_floor) + eps``, where ``std`` is the standard deviation of
             the group's rewards.
-        baseline: "mean" of the group, or "leave_one_out", the mean of the others in it. None: "mean" with
-            ``normalize_std``, as in GRPO, else "leave_one_out", as in RLOO.
+        baseline: "mean", the mean of the group, or "leave_one_out", the mean of the other rewards in the group. None:
+            "mean" with ``normalize_std``, as in GRPO, else "leave_one_out", as in RLOO.
         ddof: 1 for the standard deviation of a sample (with n - 1), 0 for the standard deviation of a population (with
             n).
         eps: The number that is added to the standard deviation; 0 or more.
         std_floor: The smallest standard deviation; 0 or more.
 
     Returns:
-        float64 ``[n]``. The advantage is exactly 0 if all rewards of a group are equal up to rounding of doubles, also
-        with ``eps=0``. It is also 0 for a single rollout in a group, for which other libraries return the reward or
-        NaN.
+        float64 ``[n]``. The advantage is exactly 0 if all rewards of a group are equal up to rounding of doubles, even
+        with ``eps=0``. The advantage is also 0 for a single rollout in a group, where other libraries return the reward
+        or NaN.
 
     Raises:
         ConfigError: An option is invalid.
@@ -204,7 +208,8 @@ def advantages(
     size = np.bincount(group)
     first = np.zeros(len(size))
     first[group[::-1]] = reward[::-1]
-    # Deviations from one of them are exactly 0 where all are equal, and small numbers keep their digits.
+    # Deviations from one reward of the group are exactly 0 if all rewards are equal, and small numbers keep their
+    # digits.
     deviation = reward - first[group]
     largest = np.zeros(len(size))
     np.maximum.at(largest, group, np.abs(deviation))
@@ -223,13 +228,14 @@ def advantages(
     if normalize_std:
         variance = np.bincount(group, (deviation - mean[group]) ** 2) / (others if ddof else size)
         divisor = np.maximum(np.sqrt(variance), std_floor) + eps
-        # Where it is 0 all rewards are equal (or their differences too small to be squared), and so are advantages.
+        # If the standard deviation is 0, all rewards are equal (or their squared differences underflow), and advantages
+        # are 0.
         np.divide(advantage, divisor[group], out=advantage, where=divisor[group] > 0)
     return advantage
 
 
 def _arrays(rewards: Any, groups: Any) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
-    """Return rewards, and a group for each."""
+    """Return rewards and their group numbers as arrays."""
     try:
         reward = np.asarray(rewards, np.float64)
         group = np.zeros(reward.shape, np.int64) if groups is None else np.asarray(groups)
@@ -246,7 +252,7 @@ def _arrays(rewards: Any, groups: Any) -> tuple[npt.NDArray[np.float64], npt.NDA
 
 
 def _numbered(groups: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Number groups from 0 without a gap: 7, 3, 7 become 1, 0, 1."""
+    """Renumber groups from 0 without gaps: 7, 3, 7 become 1, 0, 1."""
     if groups.min() < 0 or groups.max() > 8 * len(groups) + 1024:
         found: npt.NDArray[np.int64] = np.unique(groups, return_inverse=True)[1]
         return found
@@ -258,10 +264,10 @@ def _numbered(groups: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 def check_options(
     normalize_std: object, baseline: object, ddof: object, eps: object, std_floor: object
 ) -> tuple[str, int, float, float]:
-    """Check the last four options of ``advantages``, and return them as they are used.
+    """Check the last four options of ``advantages``, and return the baseline and the numbers to use.
 
     Raises:
-        ConfigError: One of them cannot be used.
+        ConfigError: An option is invalid.
     """
     if baseline is None:
         baseline = "mean" if normalize_std else "leave_one_out"
@@ -273,10 +279,10 @@ def check_options(
 
 
 Advantage = Callable[[npt.NDArray[np.float64], npt.NDArray[np.int64]], npt.ArrayLike]
-"""A function from ``rewards``, float64 ``[n]``, and ``groups``, int64 ``[n]``, the number of each reward's group from
-0, to ``[n]`` finite advantages. The advantage of a rollout must depend only on the rewards of its own group, as the
+"""A function from ``rewards``, float64 ``[n]``, and ``groups``, int64 ``[n]``, the group number of each reward from 0,
+to finite advantages ``[n]``. The advantage of a rollout must depend only on the rewards of its own group, because the
 other groups in a call change when batches are drawn. So a plain function is called for one group at a time, with all
-rollouts of the group, including drawn ones.
+rollouts of the group, including drawn rollouts.
 
 An object with an attribute ``compares`` is called for many groups at once, and must keep them apart. "rewards" leaves
 out groups whose rollouts have equal rewards, as their advantages are zero; "nothing", as for a plain function, leaves
@@ -290,13 +296,13 @@ class BatchAdvantage(Protocol):
     """An ``Advantage`` that changes the advantages of a batch after the draw."""
 
     def __call__(self, rewards: npt.NDArray[np.float64], groups: npt.NDArray[np.int64]) -> npt.ArrayLike:
-        """As ``Advantage``."""
+        """See ``Advantage``."""
 
     def of_batch(self, rollouts: Sequence[RolloutRecord], worth: npt.NDArray[np.float64]) -> Sequence[npt.ArrayLike]:
-        """Return the advantage of each rollout: a number, or one for each of its tokens, ``[L]``.
+        """Return the advantage of each rollout: a number, or a number for each of the rollout's tokens, ``[L]``.
 
-        To convert ``values`` of turns, ``[T]``, to tokens, use ``np.repeat(values, [len(turn.tokens) for turn in
-        rollout.turns])``.
+        To repeat ``values`` of turns, ``[T]``, for the tokens of each turn, use ``np.repeat(values, [len(turn.tokens)
+        for turn in rollout.turns])``.
 
         Args:
             rollouts: The B rollouts of the batch.
@@ -321,7 +327,8 @@ class Rloo:
 
 @dataclass(frozen=True)
 class Grpo:
-    """The reward minus the mean of the group, over its standard deviation: ``(r_i - mean) / (max(std, floor) + eps)``.
+    """The reward minus the mean of the group, divided by the group's standard deviation: ``(r_i - mean) / (max(std,
+    floor) + eps)``.
 
     Shao et al., "DeepSeekMath" (2024). The defaults are the values of TRL; the formula of the paper is ``Grpo(ddof=0,
     eps=0)``.
@@ -333,7 +340,7 @@ class Grpo:
         std_floor: The smallest standard deviation; 0 or more.
 
     Raises:
-        ConfigError: One of them cannot be used.
+        ConfigError: An option is invalid.
     """
 
     compares: ClassVar[str] = "rewards"
@@ -352,7 +359,7 @@ class Grpo:
 
 @dataclass(frozen=True)
 class DrGrpo:
-    """The reward minus the mean of the group: ``r_i - mean``, and no division.
+    """The reward minus the mean of the group, without a division: ``r_i - mean``.
 
     Liu et al., "Understanding R1-Zero-Like Training" (2025).
     """
@@ -369,9 +376,9 @@ class ReinforcePlusPlus:
     """Advantages normalised over the tokens of the batch: ``(a_i - mean(a)) / (std(a) + eps)``.
 
     Hu, "REINFORCE++" (2025). ``a_i`` is the reward, or with ``baseline=True``, REINFORCE++-baseline, the reward minus
-    its group's mean. Mean and standard deviation are over all tokens in the loss: a rollout counts once for each of its
-    tokens. The standard deviation divides by n, as in OpenRLHF, which has a smallest variance of 1e-8 instead of
-    ``eps``; veRL divides by n - 1.
+    its group's mean. Mean and standard deviation are computed over all tokens in the loss: a rollout counts once for
+    each of its tokens. The standard deviation divides by n, as in OpenRLHF (which limits the variance to at least 1e-8
+    instead of using ``eps``); veRL divides by n - 1.
 
     Args:
         baseline: Whether the group's mean is subtracted first.
@@ -406,7 +413,8 @@ class ReinforcePlusPlus:
 
 
 def checked_worth(advantage: Advantage, rewards: Any, groups: Any) -> npt.NDArray[np.float64]:
-    """Return the advantages of an ``Advantage``: one call for all groups, or one for each group for a plain function.
+    """Return the advantages of an ``Advantage`` by one call for all groups, or for a plain function one call for each
+    group.
 
     Raises:
         DataError: The result is not one finite number for each rollout.
@@ -434,7 +442,7 @@ def _finite(advantage: Advantage, rewards: Any, groups: Any) -> npt.NDArray[np.f
 
 
 def compared(advantage: Advantage) -> str:
-    """Return what an ``Advantage`` compares, one of ``COMPARES``.
+    """Return the attribute ``compares`` of an ``Advantage``, one of ``COMPARES``.
 
     Raises:
         ConfigError: The attribute has another value.

@@ -1,4 +1,4 @@
-"""SharedBuffer: answers the clients of a rollout buffer."""
+"""RolloutClient and SharedBuffer: access to a rollout buffer from other processes."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def encode_rollouts(rollouts: Sequence[RolloutRecord], declared: Columns) -> mem
 
 
 def decode_rollouts(body: memoryview, declared: Columns) -> list[RolloutRecord]:
-    """Return the rollouts that ``encode_rollouts`` converted.
+    """Convert bytes of ``encode_rollouts`` back to rollouts.
 
     Raises:
-        DataError: They are something else.
+        DataError: The bytes are invalid.
     """
     known = _at_once(declared)
     try:
@@ -47,22 +47,24 @@ def decode_rollouts(body: memoryview, declared: Columns) -> list[RolloutRecord]:
 
 
 def _at_once(declared: Columns) -> Columns:
-    """Return the columns without "reward", none of them late, so that all travel with the rollouts."""
+    """Return the columns, without "reward", with all columns marked as not late, so that all values are sent with the
+    rollouts.
+    """
     return Columns(replace(column, late=False) for column in declared.values() if column.name != "reward")
 
 
 class RolloutClient(Client):
-    """Adds rollouts and late columns to a ``RolloutBuffer`` that another process of this machine has open.
+    """Adds rollouts and late columns to a ``RolloutBuffer`` that another process on this machine has open.
 
-    The other process serves the buffer, ``StoreServer(SharedBuffer(buffer))``. When a call returns, its data is on the
-    disk, as for a call of the buffer itself. If the server stops, a call waits for the server to come back and is
-    repeated; data that already arrived is not added twice. A client may be used by one thread at a time. Trainers read
-    batches from the folder: ``RolloutStream(folder, ...)``.
+    The other process serves the buffer, ``StoreServer(SharedBuffer(buffer))``. When a call returns, its data is on
+    disk, as for a direct call of the buffer. If the server stops, a call waits for a new server and is repeated; data
+    that already arrived is not added twice. A client may be used by one thread at a time. Trainers read batches from
+    the folder: ``RolloutStream(folder, ...)``.
 
     Args:
         address: The server's ``address``, or the buffer's folder.
         name: The unique name of this client; None: a new unique name.
-        timeout_s: The longest wait for the server to start or to come back, in seconds.
+        timeout_s: The longest wait for a server to start or restart, in seconds.
 
     Raises:
         ConfigError: Another client has the same name, or an argument is out of range.
@@ -82,14 +84,14 @@ class RolloutClient(Client):
 
     @property
     def columns(self) -> Columns:
-        """The buffer's columns by name; each access asks the buffer."""
+        """The buffer's columns by name; each access sends a request."""
         self._look()
         assert self._declared is not None
         return self._declared
 
     @property
     def num_ahead(self) -> int:
-        """``num_ahead`` of the buffer; each access asks the buffer."""
+        """``num_ahead`` of the buffer; each access sends a request."""
         return int(self._look()["num_ahead"])
 
     def __len__(self) -> int:
@@ -100,19 +102,19 @@ class RolloutClient(Client):
         return self.add_rollouts([rollout], timeout=timeout) == 1
 
     def add_rollouts(self, rollouts: Iterable[RolloutRecord], *, timeout: float | None = None) -> int:
-        """Add rollouts; see ``RolloutBuffer.add_rollouts``. When this returns, they are on the disk.
+        """Add rollouts; see ``RolloutBuffer.add_rollouts``. When the call returns, the rollouts are on disk.
 
         Args:
             rollouts: The rollouts to add.
             timeout: Seconds to wait for room; None: no limit.
 
         Returns:
-            The number of new rollouts: smaller than the number of added rollouts if a call was repeated after a lost
-            answer.
+            The number of new rollouts. It is smaller than the number of added rollouts if the call was repeated after
+            its answer was lost.
 
         Raises:
-            DataError, TimedOutError: As ``RolloutBuffer.add_rollouts``; nothing was added.
-            StorageError: As ``RolloutBuffer.add_rollouts``; or no server answered in time, so that the result is
+            DataError, TimedOutError: See ``RolloutBuffer.add_rollouts``; nothing was added.
+            StorageError: See ``RolloutBuffer.add_rollouts``; also if no server answered in time, so that the result is
                 unknown. Adding the rollouts again is safe.
             ClosedError, ForkError: The client was closed, or belongs to the parent process; the buffer was closed.
         """
@@ -128,7 +130,7 @@ class RolloutClient(Client):
         return int(self._call(call, [encode_rollouts(given, declared)])["result"])
 
     def _columns_for(self, rollouts: Sequence[RolloutRecord]) -> Columns:
-        """Return the columns that are known; where rollouts have others, ask for them again."""
+        """Return the known columns; if rollouts have other columns, request the columns again."""
         if self._declared is not None:
             names = [name for rollout in rollouts for name in getattr(rollout, "columns", ())]
             names += [name for one in rollouts for turn in getattr(one, "turns", ()) for name in turn.columns]
@@ -140,7 +142,7 @@ class RolloutClient(Client):
         """Add a late column's values by uid, and return the number of new values; see ``RolloutBuffer.add_column``.
 
         Raises:
-            DataError: As ``RolloutBuffer.add_column``; nothing was added.
+            DataError: See ``RolloutBuffer.add_column``; nothing was added.
             StorageError, ClosedError, ForkError: As ``add_rollouts``.
         """
         if not isinstance(values, Mapping):
@@ -150,21 +152,21 @@ class RolloutClient(Client):
         return int(self._call(call, parts)["result"])
 
     def waiting_for(self) -> dict[str, Awaited]:
-        """Return the rollouts that lack each late column; see ``RolloutBuffer.waiting_for``."""
+        """Return, for each late column, the rollouts without a value; see ``RolloutBuffer.waiting_for``."""
         awaited = json.loads(bytes(self._call({"call": "waiting_for"})["body"]))
         return {name: Awaited(tuple(uids), oldest) for name, (uids, oldest) in awaited.items()}
 
     def rollout(self, rollout_uid: str) -> RolloutRecord:
-        """Return a rollout, sealed or waiting, with its late columns; ``rollouts`` returns several.
+        """Return a rollout, sealed or not, with its late columns; ``rollouts`` returns several rollouts.
 
         Raises:
             MissingRowError: The buffer has no such rollout.
-            DataError, StorageError: As of ``RolloutBuffer.rollout``, and of ``add_rollouts``.
+            DataError, StorageError: See ``RolloutBuffer.rollout`` and ``add_rollouts``.
         """
         return self.rollouts([rollout_uid])[0]
 
     def rollouts(self, rollout_uids: Sequence[str]) -> list[RolloutRecord]:
-        """Return rollouts by their uids; errors are those of ``rollout``. ``contains`` checks which uids exist."""
+        """Return rollouts by uid; raises the errors of ``rollout``. ``contains`` returns which uids exist."""
         found = self._call({"call": "rollouts", "uids": uids_of(rollout_uids)})
         declared = Columns.from_json(found["columns"], f"client {self.name!r}")
         # A late reward is a column of the rollout, too.
@@ -172,14 +174,16 @@ class RolloutClient(Client):
         return list(map(of_group, rollouts, found["groups"]))
 
     def contains(self, rollout_uids: Iterable[str]) -> list[bool]:
-        """Return whether each rollout is stored, sealed or waiting; a restarted producer finds out what arrived."""
+        """Return whether each rollout is stored, sealed or not, so that a restarted producer knows which rollouts
+        arrived.
+        """
         return list(self._call({"call": "contains", "uids": uids_of(rollout_uids)})["result"])
 
     def __contains__(self, rollout_uid: object) -> bool:
         return isinstance(rollout_uid, str) and self.contains([rollout_uid])[0]
 
     def give_up(self, rollout_uids: Iterable[str]) -> int:
-        """Give up rollouts; return how many are new. See ``RolloutBuffer.give_up``."""
+        """Give up rollouts; return how many were not given up before. See ``RolloutBuffer.give_up``."""
         return int(self._call({"call": "give_up", "uids": uids_of(rollout_uids)})["result"])
 
     def set_policy_version(self, version: str | int) -> None:
@@ -196,22 +200,22 @@ class RolloutClient(Client):
         return found
 
 
-# A call that waits for room checks this often whether the server is being closed.
+# Seconds after which a call that waits for room checks again whether the server is being closed.
 _LOOK_SECONDS = 0.2
 
 Answer = dict[str, Any]
 
 
 class SharedBuffer:
-    """A ``RolloutBuffer`` for a ``mouse_core.collect.StoreServer``, whose clients are ``RolloutClient``.
+    """Serves a ``RolloutBuffer`` through a ``mouse_core.collect.StoreServer`` to ``RolloutClient`` objects.
 
-    The process that owns the buffer may also use the buffer, from any thread.
+    The process that owns the buffer may also use it directly, from any thread.
 
     Args:
-        buffer: The buffer. It stays open when the server closes; each server needs its own ``SharedBuffer``.
+        buffer: The buffer, which stays open when the server closes. Each server needs its own ``SharedBuffer``.
 
     Raises:
-        ConfigError: ``buffer`` is no ``RolloutBuffer``.
+        ConfigError: ``buffer`` is not a ``RolloutBuffer``.
 
     Example:
         >>> import tempfile
@@ -258,10 +262,10 @@ class SharedBuffer:
         return dict(self._calls)
 
     def answer(self, call: Mapping[str, Any], body: memoryview) -> Answer:
-        """Answer a call: plain values, and bytes as "body". An error is an answer, too, and changes nothing.
+        """Answer a call with plain values, and bytes as "body". An error is also sent as an answer.
 
         Args:
-            call: The request: ``{"call": name, "client": name}`` and its arguments.
+            call: The request: ``{"call": name, "client": name}`` with the arguments of the call.
             body: The bytes of rollouts or values.
 
         Raises:
@@ -286,7 +290,7 @@ class SharedBuffer:
         return {"columns": self.buffer.columns.to_json(), "size": len(self.buffer), **counts}
 
     def _add_rollouts(self, call: Mapping[str, Any], body: memoryview) -> Answer:
-        # Columns are never removed, so the number of columns that the client knew identifies them.
+        # Columns are never removed, so the number of columns that the client knew identifies the columns.
         rollouts = decode_rollouts(body, self.buffer.columns.first(int(call.get("declared", 0))))
         timeout = call.get("timeout")
         deadline = None if timeout is None else time.monotonic() + check_seconds("timeout", timeout)
@@ -329,7 +333,7 @@ class SharedBuffer:
         return {}
 
     def interrupt(self) -> None:
-        """Wake the calls that wait for room, which fail and are made again."""
+        """Wake the calls that wait for room; they fail, and their clients repeat them."""
         self._is_closing.set()
 
     def close(self) -> None:

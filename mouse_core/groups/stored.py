@@ -1,9 +1,9 @@
-"""The stored content of a rollout buffer: its index, its batches, and its rollouts, which are read when needed.
+"""The stored content of a rollout buffer: the index, batches, and rollouts, which are read when needed.
 
-The index is a log of sealed groups, batches and the rollouts that batches used, which is read when a folder is opened.
-It saves opening all files, remembers the order in which they came, and keeps the uids that batches used when old batch
-files are deleted. Files that are not in the index are read and added. Only the index has the policy versions of
-``set_policy_version`` and the rollouts that were given up.
+The index is a log of sealed groups, batches, and the rollouts that batches used, which is read when a folder is opened.
+With the index, not all files must be opened, the order of the files is known, and the used uids stay known when old
+batch files are deleted. Files that are missing in the index are read and added. Only the index contains the policy
+versions of ``set_policy_version`` and the rollouts that were given up.
 """
 
 from __future__ import annotations
@@ -91,11 +91,11 @@ _RECORDS = {
 
 
 class StoredBatch(NamedTuple):
-    """A batch that was stored.
+    """The index entry of a stored batch.
 
     Args:
-        name: The name of its file.
-        uids: The uids of the rollouts that it used.
+        name: The name of the batch's file.
+        uids: The uids of the rollouts that the batch used.
     """
 
     name: str
@@ -108,12 +108,12 @@ class StoredBatch(NamedTuple):
 
 
 class VersionChange(NamedTuple):
-    """A call of ``set_policy_version``.
+    """The index entry of a call of ``set_policy_version``.
 
     Args:
-        version: The version, the latest from then on.
-        sealed: The number of groups that were sealed before; those of later versions are lost.
-        batches: The number of batches that were stored before.
+        version: The version, which became the latest version.
+        sealed: The number of groups that were sealed before the call; groups of later versions among them are lost.
+        batches: The number of batches that were stored before the call.
     """
 
     version: str
@@ -126,13 +126,13 @@ class Index:
     """The content of the index.
 
     Args:
-        parts: The groups whose files are there, in the order in which they were sealed.
-        batches: The batches in the order in which they were stored, also those whose files were deleted.
-        ready: Uids of groups that waited for columns and have them, in the order in which they became ready.
+        parts: The groups whose files exist, in the order of sealing.
+        batches: The batches in the order of storing, including batches whose files were deleted.
+        ready: Uids of groups that waited for late columns and received them, in the order in which they became ready.
         changes: The changes of the policy version, in order.
         given_up: Uids of rollouts that were given up.
         declared: The declared columns.
-        gone: Files of groups that are known to be gone.
+        gone: Names of missing files of groups.
     """
 
     parts: list[GroupFile] = field(default_factory=list)
@@ -155,7 +155,7 @@ def encode(kind: str, *columns: Sequence[Any]) -> bytes:
 
 
 def encode_parts(parts: Sequence[GroupFile]) -> bytes:
-    """Return a record that says that groups were sealed."""
+    """Return the record of sealed groups."""
     names = _RECORDS["groups"].names[len(GroupKey._fields) :]
     keys = zip(*(part.key for part in parts), strict=True)
     return encode("groups", *keys, *([getattr(part, name) for part in parts] for name in names))
@@ -186,7 +186,9 @@ def _decode(records: Sequence[bytes]) -> Index:
 
 
 def _tuples(lists: pa.Array) -> list[Any]:
-    """Return lists as tuples. Arrow converts one flat array several times as fast as many short ones."""
+    """Return lists as tuples. Converting one flat Arrow array is several times as fast as converting many short
+    arrays.
+    """
     values = tuple(lists.flatten().to_pylist())
     return [values[begin:end] for begin, end in pairwise(accumulate(lists.value_lengths().to_pylist(), initial=0))]
 
@@ -200,10 +202,10 @@ def index_path(root: Path) -> Path:
 
 
 def open_index(root: Path) -> tuple[Index, Log]:
-    """Return the index of a folder, and the log to go on with. Only the folder's one writer may call this.
+    """Return the index of a folder, and the log to append to. Only the folder's one writer may call this function.
 
     Raises:
-        DataError: The log or a file that it does not know is damaged.
+        DataError: The log, or a file that is not in the log, is damaged.
         StorageError: The folder cannot be read.
     """
     log = Log(index_path(root))
@@ -225,10 +227,10 @@ def open_index(root: Path) -> tuple[Index, Log]:
 
 
 def read_index(root: Path) -> Index:
-    """Return the index of a folder as it is now; nothing is changed, and another process may be writing.
+    """Read the current index of a folder without changes; another process may be writing.
 
     Raises:
-        DataError, StorageError: As ``open_index``.
+        DataError, StorageError: See ``open_index``.
     """
     return _compare(root, read_log(index_path(root)), clean=False)[0]
 
@@ -236,7 +238,9 @@ def read_index(root: Path) -> Index:
 def _compare(
     root: Path, records: Sequence[bytes], *, clean: bool
 ) -> tuple[Index, list[GroupFile], list[StoredBatch], list[str]]:
-    """Return the index after comparing it with the files, the groups and batches that it lacked, and the files gone."""
+    """Compare the index with the files; return the corrected index, the groups and batches that were missing in it, and
+    the missing files.
+    """
     index = _decode(records)
     declared = read_declared(root)
     refuse_missing(root, declared, index.declared, max((part.declared for part in index.parts), default=0))
@@ -273,7 +277,7 @@ def _compare(
 
 
 def _files(root: Path, *, clean: bool) -> dict[str, list[str]]:
-    """Return the names of the Parquet files by folder; ``clean`` removes unfinished files."""
+    """Return the names of Parquet files by folder; with ``clean``, remove unfinished files."""
     found: dict[str, list[str]] = {}
     with os.scandir(root) as entries:
         folders = [entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
@@ -289,10 +293,10 @@ def _files(root: Path, *, clean: bool) -> dict[str, list[str]]:
 
 # ---------------------------------------------------------------------- batches
 
-# Metadata of a batch's file. The time tells two batches of the same rollouts apart.
+# Keys of the metadata of a batch's file. The time distinguishes two batches of the same rollouts.
 _METADATA, _COLUMNS, _TIME = b"mouse_batch_metadata", b"mouse_batch_columns", b"mouse_batch_time"
 _STALENESS, _DIGEST = b"mouse_batch_staleness", b"mouse_batches_digest"
-# The uids of the rollouts that a batch used, if its examples have none.
+# The uids of the rollouts that a batch used, if its examples have no uids.
 _USED = b"mouse_batch_rollouts"
 
 
@@ -315,7 +319,7 @@ class BatchFiles:
         self._changes: list[VersionChange] = []
 
     def batch_at(self, index: int) -> str | None:
-        """Return the id of the batch with this number; None if it does not exist yet."""
+        """Return the id of batch number ``index``; None if it does not exist yet."""
         return self._stored[index].batch_id if index < len(self._stored) else None
 
     def read_batch(self, batch_id: str) -> list[RLExample]:
@@ -323,25 +327,27 @@ class BatchFiles:
 
         Raises:
             MissingFieldError: The batch does not exist.
-            DataError: Its file is damaged.
+            DataError: The batch's file is damaged.
             StorageError: It cannot be read.
         """
         return _read_examples(self._find(batch_id)[1])
 
     def batch_metadata(self, batch_id: str) -> dict[str, Any]:
-        """Return the batch maker's metadata of a stored batch; errors are those of ``read_batch``."""
+        """Return the batch maker's metadata of a stored batch; raises the errors of ``read_batch``."""
         found: dict[str, Any] = json.loads(read_metadata(self._find(batch_id)[1]).get(_METADATA, b"{}"))
         return found
 
     def batch_staleness(self, batch_id: str) -> npt.NDArray[np.float64]:
-        """Return how many versions each example of a batch was behind the newest when made, ``[B]``; NaN: unknown.
+        """Return how many versions each example was behind the newest version when its batch was created, ``[B]``; NaN:
+        unknown.
 
-        The newest version is the newest of all added rollouts. The distance is the difference of numeric versions, else
-        the count of versions between. If a trainer went back before an example's version, the distance is the sum of
-        the versions on both branches: for version 5, if ``set_policy_version`` set 3 and then 4, the distance is 2 + 1.
+        The newest version is the newest version of all added rollouts. The distance is the difference of numeric
+        versions, else the number of versions in between. If the trainer went back to a version before the example's
+        version, the distance is the sum of the versions on both branches: for version 5, if ``set_policy_version`` set
+        3 and then 4, the distance is 2 + 1.
 
         Raises:
-            MissingFieldError, DataError, StorageError: As ``read_batch``.
+            MissingFieldError, DataError, StorageError: See ``read_batch``.
         """
         number, path = self._find(batch_id)
         behind = np.array(json.loads(read_metadata(path)[_STALENESS]), np.float64)
@@ -355,7 +361,7 @@ class BatchFiles:
         return behind
 
     def _find(self, batch_id: str) -> tuple[int, Path]:
-        """Return the number of a batch, and its file."""
+        """Return the number of a batch, and the path of its file."""
         stored = list(self._stored)
         for number in range(len(stored) - 1, -1, -1):
             if stored[number].batch_id == batch_id:
@@ -372,10 +378,10 @@ def _read_examples(path: Path) -> list[RLExample]:
 
 
 class FolderBatches(BatchFiles):
-    """The stored batches of a folder that another process owns; nothing in it is changed.
+    """Reads the stored batches of a folder that another process owns, without changes.
 
     Args:
-        root: The folder, which need not be there yet.
+        root: The folder, which need not exist yet.
     """
 
     def __init__(self, root: Path) -> None:
@@ -386,7 +392,7 @@ class FolderBatches(BatchFiles):
         return f"the folder {str(self._root)!r}, which has {len(self._stored)}"
 
     def batch_at(self, index: int) -> str | None:
-        """Return the id of the batch with this number; None while it is not in the log."""
+        """Return the id of batch number ``index``; None while it is not in the log."""
         if index >= len(self._stored):
             self._follow()
         return super().batch_at(index)
@@ -397,7 +403,7 @@ class FolderBatches(BatchFiles):
         return super().batch_staleness(batch_id)
 
     def _follow(self) -> None:
-        """Read on in the log. Only a batch that is in the log has its number for good."""
+        """Read new records of the log. The number of a batch is final only when the batch is in the log."""
         records, self._position = follow_log(index_path(self._root), self._position)
         new = _decode([record for record in records if record.startswith((b"batches\n", b"version\n"))])
         self._changes += [one._replace(batches=one.batches + len(self._stored)) for one in new.changes]
@@ -416,7 +422,7 @@ def write_batch(
     compression: str,
     sync: bool,
 ) -> StoredBatch:
-    """Write a batch to a file and to the log of the index. Only the folder's one writer may call this.
+    """Write a batch to a file and to the log of the index. Only the folder's one writer may call this function.
 
     Args:
         root: The folder.
@@ -424,13 +430,13 @@ def write_batch(
         batch: The examples.
         metadata: The batch maker's metadata of the batch.
         uids: The uids of the rollouts that the batch used.
-        behind: How many versions each example is behind the newest.
-        digest: The digest of this batch and all before it, if a digest runs along.
+        behind: The number of versions that each example is behind the newest version.
+        digest: The digest of all batches up to this one, if the buffer keeps a digest.
         compression: The codec of pages.
         sync: Whether to wait for the disk.
 
     Raises:
-        StorageError: The batch cannot be written; there is no such batch then.
+        StorageError: The batch cannot be written; it does not exist then.
     """
     noted = {_METADATA: json.dumps(dict(metadata), default=_plain).encode(), _TIME: str(time.time_ns()).encode()}
     noted[_STALENESS] = json.dumps(list(behind)).encode()
@@ -447,8 +453,8 @@ def write_batch(
     path = root / BATCHES / stored.name
     try:
         write_file(path, content, sync=sync, only_writer=True)
-        # A crash here leaves the file, and a restart that does not find it in the log adds it. The log is what
-        # still knows the rollouts when the file has been deleted, so there is no batch without it.
+        # After a crash here, the file exists, and a restart adds it to the log. The log must contain every batch,
+        # because it keeps the uids of the rollouts when the file is deleted.
         log.append(encode("batches", [stored.name], [stored.uids]), sync=sync)
     except BaseException:
         remove(path)
@@ -457,7 +463,7 @@ def write_batch(
 
 
 def stored_digest(root: Path, stored: Sequence[StoredBatch]) -> StreamDigest:
-    """Return the digest in the last batch's file; an empty one where that file has none or is gone."""
+    """Return the digest in the last batch's file; an empty digest if the file has none or is missing."""
     try:
         noted = json.loads(read_metadata(root / BATCHES / stored[-1].name)[_DIGEST])
         return StreamDigest.from_state(noted) if noted["batches"] == len(stored) else StreamDigest()
@@ -466,7 +472,7 @@ def stored_digest(root: Path, stored: Sequence[StoredBatch]) -> StreamDigest:
 
 
 def _plain(value: Any) -> Any:
-    """Convert a value for JSON: NumPy's values to numbers and lists, all others to text."""
+    """Convert a value for JSON: NumPy values to numbers and lists, other values to text."""
     return value.tolist() if isinstance(value, np.generic | np.ndarray) else str(value)
 
 
@@ -476,14 +482,14 @@ _TOGETHER = 32
 
 @dataclass(frozen=True, slots=True)
 class StoredGroup:
-    """A sealed group in its file, with the properties that are known without reading the file.
+    """A sealed group: its indexed properties, and its rollouts, which are read from its file.
 
     Args:
         root: The buffer's folder.
         part: The properties of the group and of its file.
         late: The values of late columns.
-        given_up: The uids of its rollouts that were given up.
-        cache: The rollouts that are in memory.
+        given_up: The uids of the group's rollouts that were given up.
+        cache: The cache of rollouts in memory.
     """
 
     root: Path = field(repr=False)
@@ -504,17 +510,19 @@ class StoredGroup:
 
     @property
     def rewards(self) -> tuple[float | None, ...]:
-        """The rewards of the rollouts; None where none has arrived."""
+        """The rewards of the rollouts; None for a reward that has not arrived."""
         return self.late.rewards(self.part)
 
     @property
     def group_uid(self) -> str:
-        """The group's uid, which differs between groups of one problem and version; rollouts that are read have it."""
+        """The group's uid, which is unique even among groups of one problem and version; its rollouts have it as
+        ``group_uid``.
+        """
         return self.part.place
 
     @property
     def path(self) -> Path:
-        """The Parquet file, which groups that were sealed by the same call may share."""
+        """The path of the Parquet file, which groups that were sealed together may share."""
         return self.part.path(self.root)
 
     def read(self) -> RolloutGroup:
@@ -528,7 +536,7 @@ class StoredGroup:
 
 
 def read_ahead(groups: Sequence[StoredGroup]) -> Iterator[list[RolloutRecord]]:
-    """Yield the rollouts of each group, in order, while several threads read on.
+    """Yield the rollouts of each group, in order, while threads read the next groups.
 
     Raises:
         DataError: A file is damaged; the message names it.
@@ -547,14 +555,14 @@ def read_ahead(groups: Sequence[StoredGroup]) -> Iterator[list[RolloutRecord]]:
 def read_wanted(
     wanted: Sequence[tuple[StoredGroup, Sequence[int], Sequence[int]]],
 ) -> list[list[RolloutRecord]]:
-    """Return some rollouts of some groups: those in memory, and others from the groups' files.
+    """Return the requested rollouts of groups, from memory or from the groups' files.
 
     Args:
-        wanted: Groups, each with the places of the rollouts to return, and the places of others to keep in memory
-            if the group's file is read.
+        wanted: Groups, each with the positions of the rollouts to return, and the positions of rollouts to keep in
+            memory if the file is read.
 
     Raises:
-        DataError, StorageError: As ``read_ahead``.
+        DataError, StorageError: See ``read_ahead``.
     """
     found: list[list[RolloutRecord]] = []
     missing = []
@@ -574,10 +582,11 @@ def read_wanted(
 
 
 class StoredRollouts(Sequence[RolloutRecord]):
-    """Rollouts of sealed groups, in the order of sealing; a file is read when one of its rollouts is accessed.
+    """A sequence of the rollouts of sealed groups, in the order of sealing; a file is read when one of its rollouts is
+    accessed.
 
-    The sequence does not change when more groups are sealed. Late columns have the values that existed when the first
-    rollout was accessed.
+    The sequence does not change when more groups are sealed. Late columns have the values that had arrived when the
+    first rollout was accessed.
 
     Args:
         root: The buffer's folder.
@@ -621,11 +630,11 @@ class StoredRollouts(Sequence[RolloutRecord]):
     @overload
     def __getitem__(self, index: slice) -> list[RolloutRecord]: ...
     def __getitem__(self, index: int | slice) -> RolloutRecord | list[RolloutRecord]:
-        """Return one rollout, or a list of several.
+        """Return one rollout, or for a slice a list of rollouts.
 
         Raises:
             IndexError: The rollout does not exist.
-            DataError: Its file is damaged; the message names it.
+            DataError: The rollout's file is damaged; the message names the file.
             StorageError: It cannot be read.
         """
         if isinstance(index, slice):
@@ -648,8 +657,8 @@ class StoredRollouts(Sequence[RolloutRecord]):
         """Return a rollout by its uid; only the file of its group is read.
 
         Raises:
-            MissingRowError: The sequence has no such rollout.
-            DataError, StorageError: As for an index.
+            MissingRowError: The sequence does not contain the rollout.
+            DataError, StorageError: See ``__getitem__``.
         """
         if rollout_uid not in self._by_uid:
             raise MissingRowError(f"rollouts: expected the uid of one of {len(self)}, found {rollout_uid!r:.100}")
@@ -668,7 +677,7 @@ class StoredRollouts(Sequence[RolloutRecord]):
 
     @memo
     def groups(self) -> list[StoredGroup]:
-        """The whole groups of the rollouts, in order."""
+        """The complete groups of the rollouts, in order."""
         return [StoredGroup(self._root, part, self._late) for part in self._parts]
 
     @memo
@@ -698,7 +707,7 @@ def open_rollouts(
     policy_version: Wanted = None,
     example_id: Wanted = None,
 ) -> StoredRollouts:
-    """Open the sealed rollouts of a ``RolloutBuffer``'s folder, also while another process adds to it.
+    """Open the sealed rollouts in a ``RolloutBuffer``'s folder, also while another process adds rollouts.
 
     Args:
         root_path: The folder.

@@ -1,4 +1,4 @@
-"""RolloutStream: one rank's share of each batch of a RolloutBuffer, batch after batch."""
+"""RolloutStream: an iterator over one rank's share of each batch of a RolloutBuffer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COLLATIONS = ("pack", "pad", "concatenate")
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """The limits of a micro-batch, and the arrays that it becomes; see ``plan_micro_batches``.
+    """The limits of a micro-batch, and its conversion to arrays; see ``plan_micro_batches``.
 
     Raises:
         ConfigError: An argument is invalid.
@@ -56,28 +56,30 @@ class MicroBatch:
 
     @property
     def row(self) -> int:
-        """The most tokens of an example."""
+        """Largest number of tokens of an example."""
         return self.max_tokens if self.length is None else self.length
 
     @property
     def rows(self) -> int:
-        """Rows of the arrays."""
+        """Number of rows of the arrays."""
         rows = self.max_tokens // self.row
         return rows if self.collate != "pad" or self.max_examples is None else min(rows, self.max_examples)
 
     @property
     def most(self) -> int | None:
-        """The most examples; None: any number."""
+        """Largest number of examples; None: no limit."""
         return self.rows if self.collate == "pad" else self.max_examples
 
     def fits(self, lengths: Sequence[int]) -> bool:
-        """Whether examples of these lengths are one micro-batch."""
+        """Whether examples of the given lengths fit into one micro-batch."""
         if self.collate == "pack" and self.rows > 1 and lengths:
             return int(best_fit(np.array(lengths, np.int64), self.row)[0].max()) < self.rows
         return True  # their number and their tokens are known to
 
     def arrays(self, examples: Sequence[RLExample], empty: RLExample) -> Arrays:
-        """Return the arrays, of one shape for all micro-batches, filled up with an example of no tokens."""
+        """Return the arrays, of one shape for all micro-batches; an empty micro-batch gets an example without
+        tokens.
+        """
         wanted = 1 if self.collate == "pack" or self.most is None else self.most
         filled = [*examples, *[empty] * (wanted - len(examples))]
         fill: dict[str, Any] = {"pad_token": self.pad_token, "max_turns": self.max_turns}
@@ -99,28 +101,28 @@ def plan_micro_batches(
 ) -> list[list[list[int]]]:
     """Distribute examples to ranks: about equal numbers of tokens, and equal numbers of micro-batches.
 
-    The examples go, longest first, to the micro-batch with the fewest tokens (longest processing time first, Graham
-    1969), of the smallest number of micro-batches that holds all examples. The micro-batches, most tokens first, are
-    distributed to the ranks in rounds; in each round the largest micro-batch goes to the rank with the fewest tokens.
-    So simultaneous micro-batches of ranks have similar sizes. The tokens of ranks differ by at most the longest
-    example, unless the number of examples is limited.
+    The number of micro-batches is the smallest number that holds all examples. Each example, longest first, is added to
+    the micro-batch with the fewest tokens (longest processing time first, Graham 1969). The micro-batches, most tokens
+    first, are distributed to the ranks in rounds; in each round, the largest micro-batch is assigned to the rank with
+    the fewest tokens. So simultaneous micro-batches of ranks have similar sizes. The tokens of ranks differ by at most
+    the longest example, unless the number of examples is limited.
 
     Args:
-        lengths: Tokens of each example, ``[N]``.
+        lengths: Number of tokens of each example, ``[N]``.
         count: The number of ranks.
-        max_tokens: The most tokens of a micro-batch's arrays, padding included.
+        max_tokens: The largest number of tokens of a micro-batch's arrays, including padding.
         collate: The function that creates the arrays: "pack", rows of ``length`` tokens, at most ``max_tokens`` in
             total; "pad", the same rows with one example each; "concatenate", one row.
-        length: Tokens of a row; None: ``max_tokens``.
-        max_examples: The most examples of a micro-batch.
+        length: Number of tokens in a row; None: ``max_tokens``.
+        max_examples: The largest number of examples in a micro-batch.
 
     Returns:
-        For each rank a list of micro-batches, each a list of the examples' numbers in order. With few examples, some
-        may be empty.
+        For each rank a list of micro-batches; a micro-batch is an ascending list of example numbers. With few examples,
+        some micro-batches are empty.
 
     Raises:
         ConfigError: An argument is invalid.
-        DataError: ``lengths`` does not hold numbers of tokens, or an example is longer than a row.
+        DataError: ``lengths`` contains other values than numbers of tokens, or an example is longer than a row.
 
     Example:
         >>> plan_micro_batches([5, 3, 3, 2, 2, 1], 2, max_tokens=8)
@@ -155,7 +157,9 @@ def plan(lengths: npt.ArrayLike, count: int, kind: MicroBatch) -> list[list[list
 
 
 def _fill(sizes: Sequence[int], count: int, kind: MicroBatch) -> list[list[int]]:
-    """Return the examples of each micro-batch: as few micro-batches as hold them, equally many for each rank."""
+    """Return the examples of each micro-batch: the smallest number of micro-batches that holds all examples, equal for
+    all ranks.
+    """
     turns = _fewest(sizes, count, kind)
     too_few = turns - 1
     while (filled := _filled(sizes, count * turns, kind)) is None:
@@ -171,10 +175,10 @@ def _fill(sizes: Sequence[int], count: int, kind: MicroBatch) -> list[list[int]]
 
 
 def _fewest(sizes: Sequence[int], count: int, kind: MicroBatch) -> int:
-    """Return a number of micro-batches a rank, fewer than which cannot hold the examples."""
+    """Return a lower bound of the number of micro-batches per rank."""
     room = kind.rows * kind.row
     needed = [1, -(-sum(sizes) // room)]
-    # Of those longer than half a row no two share one.
+    # Two examples that are longer than half a row cannot share a row.
     needed.append(-(-sum(2 * size > kind.row for size in sizes) // kind.rows))
     if kind.most is not None:
         needed.append(-(-len(sizes) // kind.most))
@@ -182,7 +186,9 @@ def _fewest(sizes: Sequence[int], count: int, kind: MicroBatch) -> int:
 
 
 def _filled(sizes: Sequence[int], count: int, kind: MicroBatch) -> list[list[int]] | None:
-    """Put examples, longest first, into the micro-batch with the fewest tokens; None if ``count`` are too few."""
+    """Distribute examples, longest first, each to the micro-batch with the fewest tokens; None if ``count``
+    micro-batches are too few.
+    """
     room = kind.rows * kind.row
     filled: list[list[int]] = [[] for _ in range(count)]
     heap = [(0, 0, number) for number in range(count)]
@@ -199,23 +205,24 @@ def _filled(sizes: Sequence[int], count: int, kind: MicroBatch) -> list[list[int
 
 
 class BatchShare:
-    """One rank's share of a batch: a sequence of micro-batches, equally many on every rank.
+    """One rank's share of a batch: a sequence of micro-batches, the same number on every rank.
 
     A micro-batch is a dict of the arrays of ``pack``, ``pad`` or ``concatenate``, created on access; all have one
-    shape. With too few examples, a micro-batch may be empty: it has the same shape, and no token in the loss.
+    shape. With too few examples, a micro-batch may be empty: its arrays have the same shape, without any token in the
+    loss.
 
     Attributes:
-        index: The batch's number.
+        index: The number of the batch.
         batch_id: The batch's id in the buffer.
-        examples: The examples of this rank, micro-batch after micro-batch.
-        places: The numbers of these examples in the whole batch, int64 ``[k]``.
-        staleness: The number of versions that each example was behind the newest when the batch was created, float64
-            ``[k]``; NaN if unknown.
-        first: The first micro-batch of the iteration; 0, unless a state within the batch was loaded.
-        report: Numbers of the whole batch, equal on every rank: "index", "batch_id", "examples", "tokens",
-            "loss_tokens" (the divisor of a loss that is summed over ranks), "skipped" (the number of examples that are
-            left out as longer than a row; the numbers before it exclude them), "micro_batches", "rank_tokens" (a list),
-            "staleness_mean" and "staleness_max" (None where nothing is known).
+        examples: The examples of this rank, in the order of micro-batches.
+        places: The numbers of these examples in the complete batch, int64 ``[k]``.
+        staleness: The number of versions that each example was behind the newest version when the batch was created,
+            float64 ``[k]``; NaN if unknown.
+        first: The first micro-batch of an iteration; 0, unless a state within the batch was loaded.
+        report: Numbers about the complete batch, equal on every rank: "index", "batch_id", "examples", "tokens",
+            "loss_tokens" (the divisor of a loss that is summed over ranks), "skipped" (the number of left out examples,
+            which are longer than a row; "examples" and the token counts exclude them), "micro_batches", "rank_tokens"
+            (a list), "staleness_mean" and "staleness_max" (None where nothing is known).
     """
 
     def __init__(self, stream: RolloutStream, index: int, batch_id: str, first: int) -> None:
@@ -257,22 +264,22 @@ class BatchShare:
         return (self[number] for number in range(self.first, len(self)))
 
     def __getitem__(self, number: Any) -> Any:
-        """Return the arrays of a micro-batch, or a list of several."""
+        """Return the arrays of a micro-batch, or for a slice a list of them."""
         if isinstance(number, slice):
             return [self[one] for one in range(*number.indices(len(self)))]
         return self._deliver(self._kind.arrays(self._micro[number], self._empty), self._empty.declared)
 
     @property
     def digest(self) -> StreamDigest:
-        """The digest of the share. The ranks' digests add up to ``examples_digest(index, batch)`` of the whole batch,
-        unless an example was skipped.
+        """The digest of the share. The sum of all ranks' digests is ``examples_digest(index, batch)`` of the complete
+        batch, unless an example was skipped.
         """
         each = zip(self.places.tolist(), self.examples, strict=True)
         return sum((examples_digest(self.index, [example], place) for place, example in each), StreamDigest())
 
 
 def _empty(batch: Sequence[RLExample]) -> RLExample:
-    """Return an example of no tokens with the columns of the others."""
+    """Return an example without tokens that has the columns of the other examples."""
     declared = batch[0].declared if batch else NO_COLUMNS
     columns = {
         name: np.full(column.shape if column.per == "example" else (0, *column.shape), column.padding, column.dtype)
@@ -284,10 +291,10 @@ def _empty(batch: Sequence[RLExample]) -> RLExample:
 
 
 class StoredBatches(Protocol):
-    """Stored batches by their number."""
+    """Access to stored batches by number."""
 
     def batch_at(self, index: int) -> str | None:
-        """Return the id of a batch; None while it is not stored."""
+        """Return the id of a batch; None while the batch is not stored."""
         ...
 
     def read_batch(self, batch_id: str) -> Sequence[RLExample]:
@@ -295,11 +302,11 @@ class StoredBatches(Protocol):
         ...
 
     def batch_staleness(self, batch_id: str) -> npt.NDArray[np.float64]:
-        """Return how many versions older than the newest each example is, float64 ``[B]``."""
+        """Return how many versions each example is behind the newest version, float64 ``[B]``."""
         ...
 
 
-# Seconds until a missing batch is looked for again: at first, and at most.
+# Seconds between two checks for a missing batch: initially, and at most.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.1
 _FORMAT = 1
 
@@ -315,14 +322,14 @@ class RolloutStream:
     Args:
         batches: A ``RolloutBuffer``; the folder of a ``RolloutBuffer`` in another process; or another object with
             ``batch_at``, ``read_batch`` and ``batch_staleness``, such as ``mouse_ray.ActorBatches``.
-        max_tokens: The most tokens of a micro-batch, padding included.
-        shard: ``(rank, count)``, or "auto": as ``mouse_core.ranks.find_ranks`` finds it.
-        batch_size: The number of examples in new batches, if ``batches`` is a buffer; None: no batches are created.
-        collate, length, max_examples: As in ``plan_micro_batches``. With these all micro-batches have one shape, if
-            columns per turn come with ``max_turns``, and packed columns per example, or concatenated examples, with
-            ``max_examples``.
-        pad_token: The token of padding.
-        max_turns: Places for the values of turns in a row, or in all of the concatenated examples.
+        max_tokens: The largest number of tokens of a micro-batch, including padding.
+        shard: ``(rank, count)``; or "auto", which uses ``mouse_core.ranks.find_ranks``.
+        batch_size: The number of examples in new batches, if ``batches`` is a buffer; None: create no batches.
+        collate, length, max_examples: See ``plan_micro_batches``. All micro-batches have one shape if ``max_turns`` is
+            given for columns per turn, and ``max_examples`` for concatenated examples and for packed columns per
+            example.
+        pad_token: The token for padding.
+        max_turns: Number of turns for which a row, or all concatenated examples, have values.
         skip_longer: Whether examples that are longer than a row are left out, on all ranks, and counted in a share's
             ``report``; otherwise such a batch raises DataError. A maker's ``retention`` excludes long rollouts from
             batches.
@@ -361,9 +368,9 @@ class RolloutStream:
         self._timeout = check_seconds("timeout", timeout)
         self._skip_longer = bool(skip_longer)
         self._batches, self._batch_at = _feed(batches, batch_size)
-        # Where the next batch stands, the micro-batch to begin with, and the id of the batch before it.
+        # The number of the next batch, the first micro-batch to deliver, and the id of the previous batch.
         self._next, self._first, self._after = 0, 0, ""
-        # The same of the batch that was delivered last, and how many micro-batches that has.
+        # The same for the last delivered batch, and its number of micro-batches.
         self._last: tuple[int, str, int] | None = None
 
     def __repr__(self) -> str:
@@ -376,8 +383,8 @@ class RolloutStream:
         """Return the share of the next batch.
 
         Raises:
-            TimedOutError: The batch was not created in time; the next call waits for it again.
-            StateError: The batch before it differs from the batch of the loaded state.
+            TimedOutError: The batch was not created in time; the next call waits again.
+            StateError: The previous batch differs from the batch in the loaded state.
             DataError: Its file is damaged, or it has an example longer than a micro-batch's row; ``skip_longer`` passes
                 over such examples.
             StorageError: It cannot be read.
@@ -391,11 +398,11 @@ class RolloutStream:
         return share
 
     def _deliver(self, arrays: Arrays, declared: Columns) -> Any:
-        """Return a micro-batch as the caller gets it; adapters put it on a device."""
+        """Return a micro-batch in the form that the caller gets; adapters move it to a device."""
         return arrays
 
     def _wait(self, index: int) -> str:
-        """Wait for a batch, and return its id."""
+        """Wait until a batch is stored, and return its id."""
         deadline, pause = time.monotonic() + self._timeout, _FIRST_PAUSE
         while (batch_id := self._batch_at(index)) is None:
             self._check_before(index, may_come=True)
@@ -410,7 +417,7 @@ class RolloutStream:
         return batch_id
 
     def _check_before(self, index: int, *, may_come: bool = False) -> None:
-        """Raise StateError where another batch stands before one than when the state was saved."""
+        """Raise StateError if the previous batch is not the batch that preceded it when the state was saved."""
         before = self._batch_at(index - 1) if index else ""
         if before != self._after and not (may_come and before is None):
             raise StateError(
@@ -420,15 +427,15 @@ class RolloutStream:
     # ------------------------------------------------------------------ state
 
     def state_dict(self, *, micro_batches: int | None = None) -> dict[str, Any]:
-        """Return the position of the stream: numbers and text, the same on every rank.
+        """Return the position of the stream as numbers and text, equal on every rank.
 
         Args:
             micro_batches: The number of finished micro-batches of the last batch, if not all are finished. A position
-                within a batch can be restored only with the same number of ranks and equal options; between batches the
-                number of ranks may change.
+                within a batch can be restored only with the same number of ranks and equal options; a position between
+                batches can be restored with any number of ranks.
 
         Raises:
-            ConfigError: The last batch has fewer micro-batches.
+            ConfigError: The last batch has fewer than ``micro_batches`` micro-batches.
         """
         index, after, within = self._next, self._after, self._first
         if micro_batches is not None:
@@ -445,8 +452,8 @@ class RolloutStream:
         """Restore a saved position, also with another number of ranks.
 
         Raises:
-            StateError: The state is not of a stream, is of a newer version, or is a position within a batch for another
-                number of ranks or other micro-batches. The stream is unchanged.
+            StateError: The state does not belong to a stream, a newer version wrote it, or it is a position within a
+                batch for another number of ranks or other micro-batches. The stream is unchanged.
         """
         form = state.get("format") if isinstance(state, Mapping) else None
         if form != _FORMAT:

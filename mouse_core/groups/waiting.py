@@ -1,7 +1,7 @@
-"""Rollouts whose groups are not sealed yet: in a log that a crash does not lose, and in memory if there is room.
+"""Rollouts whose groups are not sealed yet, in a log that survives crashes, and in memory if there is room.
 
-A group is sealed when its rollouts are written to a Parquet file, which groups of one environment share. A rollout is
-in the log or in a file at any moment, and a restart leaves out what is in both::
+Sealing a group writes its rollouts to a Parquet file, which groups of one environment share. At any moment a rollout is
+in the log or in a file; a restart ignores rollouts in the log that are also in a file::
 
     add 3 of 4 rollouts   log: 3 rollouts                      no file
     add the fourth        log: 3 rollouts                      file: 4 rollouts, whose uids are known
@@ -42,11 +42,11 @@ from mouse_core.groups.files import (
 from mouse_core.groups.records import NO_COLUMNS, Columns, GroupKey, RolloutRecord, Versions, nbytes_of
 from mouse_core.spec import check_count
 
-# A log with more bytes is rewritten once most of its rollouts have left, this many rollouts at a time, as they need
-# not all be in memory.
+# A log with more bytes than the first number is rewritten when most of its rollouts are sealed; the second number is
+# the number of rollouts to rewrite at a time, because not all need to be in memory.
 _REWRITE_BYTES, _REWRITE_ROLLOUTS = 64 * 2**20, 256
-# The most groups of a file, and their most tokens. Small files cost time for each file, and a large file is read whole
-# for one group.
+# The largest numbers of groups and of tokens in a file. Small files cost time for each file, and a large file is read
+# completely for one group.
 _SHARING, _TOKENS = 16, 2**17
 # Files that are converted and synced together: enough to share the cost of a call, and few enough that the disk works
 # while the next files are encoded.
@@ -54,13 +54,13 @@ _TOGETHER = 8
 
 
 class RolloutCache:
-    """The newest rollouts in memory, by uid, up to a number of bytes; each of them is in a file or a log, too.
+    """A cache of the newest rollouts by uid, up to a number of bytes. All its rollouts are also in a file or a log.
 
     Args:
-        room: The most bytes, about.
+        room: The approximate largest size in bytes.
 
     Attributes:
-        nbytes: The bytes of the rollouts, about.
+        nbytes: The approximate size of the rollouts in bytes.
     """
 
     def __init__(self, room: int) -> None:
@@ -72,7 +72,7 @@ class RolloutCache:
         return RolloutCache, (self._room,)
 
     def put(self, rollouts: Iterable[RolloutRecord]) -> None:
-        """Add rollouts; the oldest leave if there are too many bytes."""
+        """Add rollouts; if the cache is too large, the oldest rollouts are removed."""
         for rollout in rollouts:
             nbytes = nbytes_of(rollout)
             self.drop([rollout.rollout_uid])
@@ -82,11 +82,11 @@ class RolloutCache:
                 self.nbytes -= self._rollouts.popitem(last=False)[1][1]
 
     def get(self, uid: str) -> RolloutRecord | None:
-        """Return a rollout; None if it is not in memory."""
+        """Return a rollout; None if it is not in the cache."""
         return self._rollouts.get(uid, (None, 0))[0]
 
     def drop(self, uids: Iterable[str]) -> None:
-        """Remove rollouts."""
+        """Remove rollouts from the cache."""
         for uid in uids:
             self.nbytes -= self._rollouts.pop(uid, (None, 0))[1]
 
@@ -96,12 +96,12 @@ class Unsealed:
     """The properties of a rollout whose group is not sealed yet.
 
     Args:
-        rollout_uid: Its uid.
-        reward: Its reward; None: a reward that comes later.
-        created: The time of its creation, in seconds since 1970.
-        tokens: The number of its tokens.
-        turns: The number of its turns.
-        begin: The begin of its record in the log; -1 if it is not in the log.
+        rollout_uid: The uid of the rollout.
+        reward: The reward; None if it is added later.
+        created: The time of creation, in seconds since 1970.
+        tokens: The number of tokens.
+        turns: The number of turns.
+        begin: The offset of the rollout's record in the log; -1 if it is not in the log.
     """
 
     rollout_uid: str
@@ -119,7 +119,7 @@ def _unsealed(rollout: RolloutRecord, begin: int = -1) -> Unsealed:
 
 @dataclass(slots=True)
 class WaitingGroup:
-    """The rollouts of a group that wait, and when the first of them came, in seconds since 1970."""
+    """The unsealed rollouts of a group, and the time at which the first of them arrived, in seconds since 1970."""
 
     since: float
     rollouts: list[Unsealed] = field(default_factory=list)
@@ -127,11 +127,11 @@ class WaitingGroup:
 
 @dataclass(frozen=True)
 class SealingPlan:
-    """The plan for new rollouts and waiting groups.
+    """The changes that new rollouts cause: which groups are sealed, and which rollouts wait.
 
     Args:
-        sealed: The groups that are sealed.
-        groups: The new state of the groups that change; without rollouts where nothing waits afterwards.
+        sealed: The groups to seal.
+        groups: The new state of the groups that change; a state without rollouts means that no rollout waits.
         new: The new rollouts by uid.
     """
 
@@ -141,7 +141,7 @@ class SealingPlan:
 
     @property
     def logged(self) -> list[RolloutRecord]:
-        """The new rollouts that wait."""
+        """The new rollouts that wait, which are logged."""
         sealed = {one.rollout_uid for _, group in self.sealed for one in group}
         return [rollout for uid, rollout in self.new.items() if uid not in sealed]
 
@@ -151,10 +151,10 @@ class SealingRules:
     """The conditions under which a group is sealed.
 
     Args:
-        group_size: Rollouts of a full group, which is sealed.
-        min_group_size: Rollouts that a group needs to be sealed once it is older than ``seal_timeout``.
-        seal_timeout: Seconds.
-        capacity: The most rollouts that wait, over all groups; with more, the oldest groups are sealed.
+        group_size: Number of rollouts of a full group, which is sealed at once.
+        min_group_size: Least number of rollouts with which a group older than ``seal_timeout`` is sealed.
+        seal_timeout: Seconds after a group's first rollout until the group is sealed.
+        capacity: The largest number of waiting rollouts in all groups; above it, the oldest groups are sealed.
 
     Raises:
         ConfigError: One of them cannot be used.
@@ -173,27 +173,27 @@ class SealingRules:
             check_count("capacity", self.capacity)
 
     def due(self, group: WaitingGroup) -> float:
-        """Return the time at which the group is sealed if no more rollouts come."""
+        """Return the time at which the group is sealed if no more rollouts arrive."""
         if len(group.rollouts) >= self.group_size:
             return -math.inf
         return group.since + self.seal_timeout if len(group.rollouts) >= self.min_group_size else math.inf
 
 
 class Waiting:
-    """The groups that wait to be sealed.
+    """The groups that are not sealed yet, and their log.
 
     Args:
         root: The buffer's folder.
-        rules: When a group is sealed.
-        cache: The rollouts that are in memory.
-        sealed: Uids of rollouts that are sealed, which the log may still have.
+        rules: The conditions under which a group is sealed.
+        cache: The cache of rollouts in memory.
+        sealed: Uids of sealed rollouts, which may still be in the log.
         declared: The declared columns.
-        compression: The codec of pages.
-        sync: Whether to wait for the disk.
+        compression: The compression codec of pages.
+        sync: Whether to wait until data are on disk.
 
     Attributes:
-        groups: The groups that wait.
-        by_uid: Their rollouts.
+        groups: The waiting groups.
+        by_uid: The waiting rollouts by uid.
 
     Raises:
         DataError: The log is damaged.
@@ -239,7 +239,7 @@ class Waiting:
     # ------------------------------------------------------------------ plans
 
     def plan(self, rollouts: Sequence[RolloutRecord], now: float) -> SealingPlan:
-        """Return the plan for new rollouts; nothing is changed."""
+        """Return the plan for new rollouts, without any change."""
         groups: dict[GroupKey, WaitingGroup] = {}
         sealed: list[tuple[GroupKey, list[Unsealed]]] = []
         for rollout in rollouts:
@@ -264,7 +264,7 @@ class Waiting:
         return SealingPlan(sealed, groups, {rollout.rollout_uid: rollout for rollout in rollouts})
 
     def _oldest(self, groups: dict[GroupKey, WaitingGroup], excess: int) -> list[tuple[GroupKey, list[Unsealed]]]:
-        """Seal the oldest groups, those with enough rollouts first, until they have ``excess`` rollouts."""
+        """Choose the oldest groups to seal, groups with enough rollouts first, until they have ``excess`` rollouts."""
         everyone = [(key, group) for key, group in (self.groups | groups).items() if group.rollouts]
         everyone.sort(key=lambda item: (len(item[1].rollouts) < self._rules.min_group_size, *_age(item)))
         sealed = []
@@ -277,11 +277,11 @@ class Waiting:
         return sealed
 
     def all(self) -> SealingPlan:
-        """Return a plan that seals everything."""
+        """Return a plan that seals all groups."""
         return _sealing(self.groups)
 
     def ahead(self, versions: Versions) -> SealingPlan:
-        """Return a plan that seals the groups of versions newer than the latest that was set."""
+        """Return a plan that seals the groups of versions newer than the latest set version."""
         return _sealing({key: group for key, group in self.groups.items() if versions.is_ahead(key.policy_version)})
 
     def due(self, now: float) -> SealingPlan:
@@ -289,7 +289,7 @@ class Waiting:
         return _sealing({key: group for key, group in self.groups.items() if self._rules.due(group) <= now})
 
     def next_due(self, keys: Iterable[GroupKey] | None = None) -> float:
-        """Return the time at which the first of all groups, or of those in ``keys``, is sealed; infinity if none is."""
+        """Return the earliest time at which a group (of ``keys``, if given) is sealed; infinity without groups."""
         groups = self.groups.values() if keys is None else (self.groups[key] for key in keys if key in self.groups)
         return min(map(self._rules.due, groups), default=math.inf)
 
@@ -298,7 +298,7 @@ class Waiting:
     def load(
         self, groups: Sequence[Sequence[Unsealed]], new: Mapping[str, RolloutRecord] | None = None
     ) -> list[list[RolloutRecord]]:
-        """Return the rollouts of some groups: those in ``new``, those in memory, and others from the log.
+        """Return the rollouts of groups, from ``new``, from memory, or from the log.
 
         Raises:
             DataError: The log is damaged.
@@ -318,7 +318,7 @@ class Waiting:
         return [[found[one.rollout_uid] for one in group] for group in groups]
 
     def rollout(self, uid: str) -> RolloutRecord:
-        """Return one of the rollouts that wait; errors as of ``load``."""
+        """Return one of the waiting rollouts; raises the errors of ``load``."""
         return self.load([[self.by_uid[uid]]])[0][0]
 
     # ------------------------------------------------------------------ changes
@@ -327,15 +327,15 @@ class Waiting:
         """Log the rollouts that will wait, and write the sealed groups to files.
 
         Args:
-            plan: The plan of ``plan`` or another method.
-            number: How many groups were sealed before.
+            plan: The result of ``plan`` or of another method that returns a plan.
+            number: The number of groups that were sealed before.
 
         Returns:
-            What is known of the sealed groups, in the plan's order.
+            The properties of the sealed groups, in the plan's order.
 
         Raises:
             DataError: The log is damaged.
-            StorageError: Log or files cannot be read or written. Everything is as it was.
+            StorageError: The log or a file cannot be read or written; nothing has changed.
         """
         begin = self._log.size
         if logged := plan.logged:
@@ -360,10 +360,10 @@ class Waiting:
         return parts
 
     def tidy(self) -> None:
-        """Rewrite or empty the log if most of its rollouts have left.
+        """Rewrite or empty the log if most of its rollouts are sealed.
 
         Raises:
-            StorageError: It cannot be written; the log is as it was.
+            StorageError: The log cannot be written; it is unchanged.
         """
         if not self.count:
             if self._log.size:
@@ -389,7 +389,9 @@ class Waiting:
     # ------------------------------------------------------------------ files
 
     def _write(self, plan: SealingPlan, number: int) -> list[GroupFile]:
-        """Write the sealed groups to files, those of an environment together; all files or none."""
+        """Write the sealed groups to files, groups of one environment together; either all files are written or
+        none.
+        """
         folders = [str(self._root / folder_name(name)) for name in {key.environment for key, _ in plan.sealed}]
         made = [folder for folder in folders if not os.path.isdir(folder)]
         shared = _shared(plan.sealed, number)
@@ -407,7 +409,7 @@ class Waiting:
                 if self._sync:
                     sync_files(list(map(beside, paths)))
                 return parts
-            # Written files reach the disk while the next files are encoded.
+            # Written files are synced to the disk while the next files are encoded.
             with ThreadPoolExecutor(THREADS) as pool, ThreadPoolExecutor(1) as disk:
                 for written, path in in_order(pool, self._write_file, self._files(shared, plan.new)):
                     parts += written
@@ -422,7 +424,7 @@ class Waiting:
     def _files(
         self, shared: Sequence[list[tuple[int, Sequence[Unsealed]]]], new: Mapping[str, RolloutRecord]
     ) -> Iterator[tuple[list[int], list[list[RolloutRecord]], pa.Table]]:
-        """Yield for each file the numbers of its groups, their rollouts, and the rollouts as Arrow."""
+        """Yield, for each file, the numbers of its groups, the groups' rollouts, and the rollouts as Arrow."""
         for together in (shared[at : at + _TOGETHER] for at in range(0, len(shared), _TOGETHER)):
             loaded = self.load([group for file in together for _, group in file], new)
             rows = rollouts_to_table(list(chain.from_iterable(loaded)), self._declared)
@@ -433,7 +435,7 @@ class Waiting:
                 yield [place for place, _ in file], loaded[begin:end], table
 
     def _write_file(self, file: tuple[list[int], list[list[RolloutRecord]], pa.Table]) -> tuple[list[GroupFile], str]:
-        """Write a partial file; return the properties of its groups, and the final path."""
+        """Write a temporary file; return the properties of its groups, and the final path."""
         numbers, groups, rows = file
         parts, content = encode_groups(groups, rows, self._compression, numbers=numbers, declared=len(self._declared))
         path = str(parts[0].path(self._root))
@@ -444,7 +446,7 @@ class Waiting:
 def _shared(
     groups: Sequence[tuple[GroupKey, Sequence[Unsealed]]], number: int
 ) -> list[list[tuple[int, Sequence[Unsealed]]]]:
-    """Return the groups of each file, with their numbers, of which ``number`` is the first."""
+    """Return the groups of each file, with their numbers, which begin at ``number``."""
     files: list[list[tuple[int, Sequence[Unsealed]]]] = []
     last: dict[str, tuple[list[tuple[int, Sequence[Unsealed]]], int]] = {}
     for place, (key, group) in enumerate(groups, number):
@@ -459,18 +461,18 @@ def _shared(
 
 
 def _age(item: tuple[GroupKey, WaitingGroup]) -> tuple[float, GroupKey]:
-    """The key that sorts groups: older ones first, those of one call by their names."""
+    """Return the sort key of a group: older groups first, groups of one call by name."""
     return item[1].since, item[0]
 
 
 def _sealing(groups: dict[GroupKey, WaitingGroup]) -> SealingPlan:
-    # In an order that does not change after a restart.
+    # The order does not change after a restart.
     sealed = [(key, group.rollouts) for key, group in sorted(groups.items(), key=_age)]
     return SealingPlan(sealed, {key: WaitingGroup(group.since) for key, group in groups.items()})
 
 
 def _encode(times: Sequence[float], rollouts: Sequence[RolloutRecord], declared: Columns) -> bytes:
-    # Columns are never removed, so their number identifies them.
+    # Columns are never removed, so the number of columns identifies the columns.
     since = np.asarray(times, "<f8")
     head = len(since).to_bytes(4, "little") + len(declared).to_bytes(4, "little")
     return head + since.tobytes() + bytes(rollouts_to_table(rollouts, declared).serialize())

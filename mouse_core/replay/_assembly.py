@@ -1,4 +1,4 @@
-"""Rows as trees: check and count rows before they are written, and assemble a batch from the rows of a draw."""
+"""Rows as trees: checking and counting rows before a write, and assembling a batch from drawn rows."""
 
 from __future__ import annotations
 
@@ -29,21 +29,23 @@ from mouse_core.replay.protocols import Draw, FieldKey, Slots, Storage
 from mouse_core.replay.transforms.fields import GATHERED
 
 Collate = Callable[[Sequence[Any]], Any]
-"""A function that makes one batch of a list of rows; for an ensemble, of the list of its members' batches."""
+"""A function that converts a list of rows to a batch; for an ensemble, the list of its members' batches."""
 
 _TRAJECTORY_ID = "traj_id"
-"""The only field that both a draw and the rows may have; the batch gets the field of the rows."""
+"""Name of the trajectory numbers. Both a draw and stored rows may have this field; the batch then gets the stored
+field.
+"""
 
 REDUCTIONS = ("max", "mean", "min", "median", "sum")
-"""Reductions of several priorities, or ranks, of a row to one."""
+"""Functions by name that reduce several priorities, or ranks, of a row to one."""
 
 _STACKABLE = (Mapping, tuple, np.ndarray, np.generic, bool, int, float)
 
 
 def assemble(rows: Any, draw: Draw, collate: Collate | None) -> dict[str, Any]:
-    """Return a batch of ``rows``, as the storage returned them, with ``index`` and the other fields of the draw.
+    """Return a batch: ``rows`` as the storage returned them, with ``index`` and the other fields of the draw.
 
-    Rows that are not a dict become the field ``data``.
+    If the rows are not a dict, they become the field ``data``.
 
     Raises:
         SchemaError: A field of the rows has the name of a field of the draw, or items of a list cannot be stacked.
@@ -74,21 +76,21 @@ def assemble(rows: Any, draw: Draw, collate: Collate | None) -> dict[str, Any]:
 def rows_behind(
     index: Slots, storage: Storage, steps: int, episodes: Sequence[EpisodeIndex] = ()
 ) -> tuple[Slots, npt.NDArray[np.bool_]]:
-    """Return the slots of drawn rows and of the ``steps`` rows that follow each in its stream.
+    """Return the slots of drawn rows, and of the ``steps`` rows that follow each drawn row in its stream.
 
-    The slot after the newest row holds the oldest row, which does not follow it. A ring of 8 slots with 11 rows written
-    has the newest row, row 10, in slot 2, and row 9, of age 1, in slot 1. For slot 1 and 2 steps the result is
-    the slots 1, 2, 2 with the mask True, True, False.
+    The slot after the newest row holds the oldest row, which does not follow it. Example: after 11 rows were written to
+    a ring of 8 slots, the newest row, row 10, lies in slot 2, and row 9 in slot 1. For slot 1 and 2 steps, the result
+    is the slots 1, 2, 2 with the mask True, True, False.
 
     Args:
-        index: Slots that were drawn, int64 ``[batch]``.
+        index: Drawn slots, int64 ``[batch]``.
         storage: The storage of the rows.
-        steps: The number of rows that follow each.
-        episodes: Indexes of episodes; a following row counts only if every index has both rows in one episode.
+        steps: The number of following rows for each drawn row.
+        episodes: Episode indexes; a following row is valid only if both rows lie in one episode of every index.
 
     Returns:
-        Slots, int64 ``[batch, 1 + steps]``, and a mask of those that count, bool of the same shape. After the newest
-        row its slot is repeated.
+        Slots, int64 ``[batch, 1 + steps]``, and a mask of the valid slots, bool of the same shape. The slot of the
+        newest row is repeated for rows that do not exist.
     """
     written, capacity, stride = storage.written, storage.capacity, storage.num_envs
     # Row n lies in slot n % capacity, and the newest is row written - 1.
@@ -103,7 +105,7 @@ def rows_behind(
 
 
 def names_added(sampler: Any, gathers: bool, reach: int, generations: bool) -> frozenset[str]:
-    """Return the names that the buffer adds to batches, which rows cannot have, as known before the first draw."""
+    """Return the names of the fields that the buffer adds to batches and that rows therefore cannot have."""
     names = {"index", *getattr(sampler, "adds", ()), *(GATHERED if gathers else ()), *(["generation"] * generations)}
     if reach and not sampler.needs_order:
         names.add("mask")  # marks which of the rows that follow a single row count
@@ -111,11 +113,11 @@ def names_added(sampler: Any, gathers: bool, reach: int, generations: bool) -> f
 
 
 def check_names(rows: Any, reserved: frozenset[str], *, one: bool) -> None:
-    """Raise SchemaError if rows to be written have fields that the buffer adds to every batch.
+    """Raise SchemaError if rows that will be written have fields that the buffer adds to every batch.
 
     Args:
         rows: The rows, as for ``Storage.append``.
-        reserved: The names of those fields.
+        reserved: The names of the added fields.
         one: Whether ``rows`` is a single row, or for ``ndim=2`` a single time step.
     """
     for row in rows if isinstance(rows, list) and not one else (rows,):
@@ -124,14 +126,14 @@ def check_names(rows: Any, reserved: frozenset[str], *, one: bool) -> None:
 
 
 def reserved_error(where: str, taken: Collection[str]) -> SchemaError:
-    """Return the error for rows with fields that the buffer adds."""
+    """Return the SchemaError for rows that have fields that the buffer adds."""
     return SchemaError(
         f"{where}: expected rows without the fields {sorted(taken)}, which the buffer adds to a batch; rename them"
     )
 
 
 def _fill_masked(rows: Any, where: npt.NDArray[np.bool_], pad: float) -> None:
-    """Overwrite the values in all fields where the mask ``where`` is set: with ``pad``, or an empty value."""
+    """In all fields, overwrite the values where the mask ``where`` is set, with ``pad`` or an empty value."""
     if not where.any():
         return
     for key, leaf in flatten(rows).items():
@@ -156,7 +158,7 @@ def row_of(rows: Any, number: int) -> Any:
 
 
 def count_steps(rows: Any) -> int:
-    """Return the number of rows in ``rows`` (of time steps for ``ndim=2``), or an upper limit.
+    """Return the number of rows (for ``ndim=2``: time steps) in ``rows``, or an upper limit of it.
 
     A list inside ``rows`` can be a field with one value for each row, or a node of several fields; the larger of both
     counts is returned.
@@ -180,17 +182,18 @@ def count_steps(rows: Any) -> int:
 def priorities_in(
     rows: Any, key: FieldKey, *, one: bool, ndim: int = 1, reduction: str | None = None
 ) -> npt.NDArray[np.float64] | None:
-    """Return the priorities in the field ``key`` of rows to be written, ``[n]``; None if no row has the field.
+    """Return the priorities ``[n]`` of rows that will be written, from their field ``key``; None if no row has the
+    field.
 
     Args:
         rows: The rows, as for ``Storage.append``.
         key: The field of priorities.
         one: Whether ``rows`` is a single row, or for ``ndim=2`` a single time step.
         ndim: ``ndim`` of the storage.
-        reduction: Reduces several priorities of a row to one; None: several raise SchemaError.
+        reduction: Reduces several priorities of a row to one; None: several priorities raise SchemaError.
 
     Raises:
-        DataError: A priority is negative, NaN, infinite or no number; or only some rows have one.
+        DataError: A priority is negative, NaN, infinite or not a number, or only some rows have a priority.
         SchemaError: A row has several priorities.
     """
     if isinstance(rows, list) and not one:
@@ -219,8 +222,8 @@ def reduce_priorities(values: Any, axes: int, reduction: str | None) -> npt.NDAr
 
     Args:
         values: The numbers; the first ``axes`` axes count rows, and the others are reduced.
-        axes: The number of axes of rows.
-        reduction: One of ``REDUCTIONS``; None: the numbers stay as they are.
+        axes: The number of leading axes that count rows.
+        reduction: One of ``REDUCTIONS``; None: the numbers are unchanged.
     """
     numbers: npt.NDArray[Any] = as_array(values, where="priority")
     several = prod(numbers.shape[axes:])
@@ -232,12 +235,12 @@ def reduce_priorities(values: Any, axes: int, reduction: str | None) -> npt.NDAr
 
 
 def replace_fields(rows: Any, values: Mapping[FieldKey, Any], places: Slots, count: int) -> Any:
-    """Return rows with new values in some of their fields.
+    """Return rows with some fields replaced.
 
     Args:
         rows: The rows, as the storage returned them.
         values: The new values by field, ``[count, ...]`` each.
-        places: For each row the number of its value: row 0 gets value ``places[0]``.
+        places: The position in ``values`` of each row's new value: row 0 gets the value at ``places[0]``.
         count: The number of values of each field.
 
     Raises:
@@ -268,7 +271,9 @@ def _with_fields(rows: Any, changes: Mapping[FieldKey, Any]) -> Any:
 
 
 def _join_priorities(found: list[npt.NDArray[np.float64] | None], key: FieldKey) -> npt.NDArray[np.float64] | None:
-    """Join the priorities of single rows; None if no row has one, DataError if only some rows have one."""
+    """Join the priorities of single rows. None if no row has a priority; DataError if only some rows have a
+    priority.
+    """
     present = [priority for priority in found if priority is not None]
     if present and len(present) < len(found):
         lacking = next(number for number, priority in enumerate(found) if priority is None)
@@ -277,7 +282,7 @@ def _join_priorities(found: list[npt.NDArray[np.float64] | None], key: FieldKey)
 
 
 def _numeric_field(rows: Any, key: FieldKey) -> npt.NDArray[Any] | None:
-    """Return a field of a tree as numbers; None if the tree does not have it, DataError if it has no numbers."""
+    """Return a field of a tree as numbers. None if the field is missing; DataError if its values are not numbers."""
     if not is_node(rows) or path_of(key)[0] not in dict(children_of(rows)):
         return None
     try:
@@ -292,7 +297,9 @@ def _numeric_field(rows: Any, key: FieldKey) -> npt.NDArray[Any] | None:
 
 
 def _stack_items(items: list[Any]) -> Any:
-    """Stack items to one tree of arrays; if some are objects of other kinds, return the list unchanged."""
+    """Stack a list of items to one tree of arrays; return the list unchanged if an item cannot be stacked, such as an
+    object.
+    """
     if items and isinstance(items[0], list):  # slices: lists of rows
         slices = [_stack_items(item) for item in items]
         return slices if isinstance(slices[0], list) else _stack_items(slices)
@@ -302,9 +309,10 @@ def _stack_items(items: list[Any]) -> Any:
 
 
 def named_time(rows: Any) -> tuple[int, int] | None:
-    """Return the position of the axis "time" and the number of batch axes, if ``rows`` name their axes; else None.
+    """If ``rows`` name their batch axes, return the position of the axis "time" and the number of batch axes; else
+    None.
 
-    TensorDicts name their axes: those of TorchRL's collectors are ``[env, time]``, for which the result is (1, 2).
+    TensorDicts may name their axes: the axes of TorchRL's collectors, ``[env, time]``, give (1, 2).
     """
     if type(rows) is dict or type(rows) is np.ndarray:  # most rows are, and have no names
         return None
@@ -317,12 +325,12 @@ def named_time(rows: Any) -> tuple[int, int] | None:
 def time_first(rows: Any, axis: int, axes: int) -> tuple[Any, tuple[int, ...]]:
     """Return rows as ``[time, env, ...]``, and the lengths of their batch axes with time first.
 
-    Leaves ``[env, agent, time, ...]`` of lengths 2, 3, 5 (``axis`` 2 of 3 ``axes``) become ``[5, 6, ...]``, and the
-    lengths are (5, 2, 3).
+    Example: arrays ``[env, agent, time, ...]`` of lengths 2, 3, 5 (``axis`` is 2, ``axes`` is 3) become ``[5, 6,
+    ...]``, and the returned lengths are (5, 2, 3).
 
     Args:
         rows: A tree of arrays or tensors.
-        axis: The position of the time axis; the other batch axes, if any, are joined to one axis of environments.
+        axis: The position of the time axis. The other batch axes are joined to one axis of environments.
         axes: The number of batch axes.
     """
     lengths: set[tuple[int, ...]] = set()
@@ -343,16 +351,15 @@ def time_first(rows: Any, axis: int, axes: int) -> tuple[Any, tuple[int, ...]]:
 
 
 def slots_of(index: Any, size: int) -> Slots:
-    """Return the slots of ``buffer[index]``: of shape ``[]`` for an integer, else ``[n]`` or ``[a, b]``.
+    """Return the slots that ``buffer[index]`` reads, of shape ``[]`` for an integer, else ``[n]`` or ``[a, b]``.
 
     Args:
         index: An integer from 0, a slice, ``...`` for all rows, integers, or a mask ``[size]``.
         size: The number of rows.
 
     Raises:
-        RowIndexError: The index is out of range, or has no type of an index (also an IndexError). Negative integers
-            are out of range: ``append`` and ``extend`` return -1 for a row that was not kept, and -1 must not read
-            another row.
+        RowIndexError: The index is out of range or has an invalid type (also an IndexError). Negative integers are out
+            of range: ``append`` and ``extend`` return -1 for a row that was not kept, and -1 must not read another row.
     """
     if index is Ellipsis:
         index = slice(None)

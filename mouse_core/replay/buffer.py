@@ -1,13 +1,13 @@
 """Replay buffers: write rows, sample batches, update priorities, read rows back, save and restore.
 
 A ``ReplayBuffer`` joins four parts behind one lock: a storage holds the rows, a writer chooses the slot of each row, a
-sampler chooses the rows of a batch, and transforms change the batch. ``BaseBuffer`` is the part that an ensemble of
-buffers shares: batches by number, digest, state.
+sampler chooses the rows of a batch, and transforms change the batch. ``BaseBuffer`` is the base class of buffers and
+ensembles of buffers: batches by number, digest, state.
 
-The sampler, transforms with running numbers, and the episode index keep data about every row. Writes are reported to
-them late, many rows at a time: before a draw, and before a row that was not reported yet is overwritten. ``_reported``
-counts the rows that were reported. In a ring of 8 slots with ``_reported`` 5 and 7 rows written, rows 5 and 6 are not
-reported yet. Writing 7 more rows would overwrite row 5 in slot 5, so rows 5 and 6 are reported before.
+The sampler, transforms with running statistics, and the episode index keep data about every row. Writes are reported to
+them in groups of many rows: before a draw, and before an unreported row is overwritten. ``_reported`` counts the rows
+that were reported. Example: in a ring of 8 slots with ``_reported`` 5 and 7 rows written, rows 5 and 6 are unreported.
+Writing 7 more rows would overwrite row 5 in slot 5, so rows 5 and 6 are reported first.
 """
 
 from __future__ import annotations
@@ -92,13 +92,13 @@ class Generations:
         self._counts = np.zeros(0, np.int64)  # how many rows were written into each slot
 
     def wrote(self, storage: Storage, write: Write) -> None:
-        """Count the rows of a write. Each slot counts at most once, as a write has at most ``capacity`` rows."""
+        """Count the rows of a write. Each slot occurs at most once, since a write has at most ``capacity`` rows."""
         if write.first is not None and write.slots.size:
             self._make_room(int(write.slots.max()) + 1)
             self._counts[write.slots] += 1
 
     def reset(self, storage: Storage) -> None:
-        """Count every row as replaced, as all rows may differ."""
+        """Increment the generation of every slot, because all rows may differ."""
         self._make_room(len(storage))
         self._counts = self._counts + 1
 
@@ -128,7 +128,7 @@ class Generations:
 
     @staticmethod
     def of_state(state: Any) -> Generations:
-        """Restore the generations from ``state``; raise StateError for an invalid state."""
+        """Create the generations from ``state``; raise StateError for an invalid state."""
         counts = np.asarray(state.get("counts")) if isinstance(state, Mapping) else np.zeros(1)
         if counts.ndim != 1 or counts.dtype.kind not in "iu" or counts.min(initial=0) < 0:
             raise StateError(f"state: expected generations as integers [n], found {state!r:.80}")
@@ -138,7 +138,9 @@ class Generations:
 
 
 def alike(found: Int64s, generation: Any) -> npt.NDArray[np.bool_]:
-    """Whether rows still have the generations ``generation``, integers of the same shape; else ConfigError."""
+    """Return whether each row still has the given generation. ConfigError unless ``generation`` has integers of the
+    shape of the index.
+    """
     named = to_numpy(generation)
     if named.shape != found.shape or (named.dtype.kind not in "iu" and named.size):
         raise ConfigError(
@@ -157,11 +159,11 @@ def query(
     traj_key: FieldKey | None = None,
     end_key: FieldKey | None = None,
 ) -> list[Slots]:
-    """Return the episodes of a buffer for which a predicate is true, as indices of their rows.
+    """Return the row indices of each episode of a buffer for which a predicate is true.
 
     ``buffer[index]`` reads an episode, ``update_priority(index, ...)`` changes its priorities, and
-    ``other.extend(buffer[index])`` copies the episode. An episode consists of the rows that the buffer holds: in a full
-    ring the first rows of the oldest episode may be overwritten. The newest episode may be incomplete. (``store.where``
+    ``other.extend(buffer[index])`` copies the episode. An episode consists of its rows in the buffer: in a full ring,
+    the first rows of the oldest episode may be overwritten. The newest episode may be incomplete. (``store.where``
     chooses episodes of a store.)
 
     Args:
@@ -172,13 +174,14 @@ def query(
         traj_key, end_key: The fields that mark where episodes end, as for ``SliceSampler``.
 
     Returns:
-        For each episode a NumPy array int64 ``[T]``, in every framework, from the first row to the last. Episodes are
-        in the order of time, one environment after another. The lock is held during the call, so all episodes are of
-        one moment.
+        For each episode a NumPy array of indices, int64 ``[T]``, in every framework, from the first row to the last.
+        Episodes are ordered by environment, then by time. The buffer's lock is held during the call, so writes of other
+        threads do not interfere.
 
     Raises:
-        ConfigError: ``buffer`` is no ``ReplayBuffer`` (such as an ensemble), or its writer keeps no order of rows.
-        MissingFieldError: No field marks where episodes end, or the rows lack one of ``fields``.
+        ConfigError: ``buffer`` is not a ``ReplayBuffer`` (for example an ensemble), or its writer does not keep rows in
+            order.
+        MissingFieldError: No field marks where episodes end, or the rows lack a field of ``fields``.
 
     Example:
         >>> import numpy as np
@@ -211,7 +214,7 @@ def query(
 
 
 def _rows(buffer: Any, index: Slots, keys: Sequence[FieldKey] | None) -> Any:
-    """Rows as the buffer's framework has them, fields as arrays in every storage."""
+    """Return rows in the buffer's framework, with every field as an array for any storage."""
     storage = buffer.storage
     if keys is None:
         rows = getattr(storage, "batch", storage.get)(index)
@@ -221,15 +224,15 @@ def _rows(buffer: Any, index: Slots, keys: Sequence[FieldKey] | None) -> Any:
 
 
 EPISODE_FIELD = "episode"
-"""The field of rows copied out of a store that holds the number of their episode; one of ``TRAJ_KEYS``."""
+"""The field with the episode number of rows that were copied from a store; one of ``TRAJ_KEYS``."""
 
 _MOST_UNREPORTED = 1024
-"""The most rows that are written before they are reported to the sampler."""
+"""Largest number of written rows that are not yet reported to the sampler."""
 
 
 @dataclass(slots=True)
 class Drawn:
-    """Rows that were drawn and gathered, before they become a batch.
+    """Drawn and gathered rows, from which ``finish`` makes a batch.
 
     Args:
         rows: The rows as the storage returned them; for an ensemble, pairs of a member's number and its ``Drawn``.
@@ -237,8 +240,9 @@ class Drawn:
         key: The key of the transforms' random numbers.
         written: The number of rows written before the draw.
         updates: The number of updates of priorities before the draw.
-        settled: The state at the draw of each transform with running numbers; None without such transforms.
-        last: Whether the batch is the last one of its epoch, as far as a loader asked.
+        settled: The statistics of each transform with running statistics, at the time of the draw; None without such
+            transforms.
+        last: Whether the batch is the last batch of its epoch; set only for loaders that need it.
     """
 
     rows: Any
@@ -251,22 +255,22 @@ class Drawn:
 
 
 class BaseBuffer:
-    """The part that replay buffers and ensembles of buffers share: batches by number, from a seed.
+    """Base class of replay buffers and ensembles of buffers: batches by number, from a seed.
 
-    The buffers of a framework override two methods: ``_accept(rows)`` converts rows as users write them to trees of
-    NumPy arrays, and ``_deliver(batch)`` converts a tree of NumPy arrays to a batch of the framework. An adapter puts
-    both into one class, which its buffer and its ensemble derive from.
+    The buffers of a framework override two methods: ``_accept(rows)`` converts written rows to trees of NumPy arrays,
+    and ``_deliver(batch)`` converts a tree of NumPy arrays to a batch of the framework. An adapter defines both in one
+    class, from which its buffer and its ensemble derive.
 
     Args:
         transform: Changes batches: one callable, or a list of callables.
         batch_size: Windows in a batch, B, if ``sample`` gets no ``batch_size``.
         seed: In ``[0, 2**64)``.
-        collate_fn: Makes one batch of a list of rows, or of the members' batches.
+        collate_fn: Converts a list of rows, or of the members' batches, to a batch.
         alignment: Alignment of the rows before they are transformed.
         digest: Whether to keep a digest of the delivered batches; see ``digest``.
 
     Raises:
-        ConfigError: An argument out of range, or a transform that takes rows of another alignment.
+        ConfigError: An argument is out of range, or a transform needs rows of another alignment.
     """
 
     def __init__(
@@ -289,14 +293,14 @@ class BaseBuffer:
         self._digest = StreamDigest() if digest else None
 
     def _place(self, device: Any) -> None:
-        """Take the device of batches; an adapter's class has other devices than the host."""
+        """Check and set the device of batches; classes of adapters support more devices than the host."""
         if device is not None and str(device) != "cpu":
             raise ConfigError(f"device: expected 'cpu' or None for NumPy arrays, found {device!r}")
 
     def _set_transform(self, transform: Transform | Sequence[Transform] | None, alignment: Alignment) -> None:
-        """Set the transforms of batches, whose rows have ``alignment`` before them."""
+        """Set the transforms of batches; ``alignment`` is the alignment before the transforms."""
         transforms = transform if isinstance(transform, list | tuple) else [] if transform is None else [transform]
-        # A single transform is composed too, as Compose handles the rows that follow each drawn row.
+        # A single transform is also wrapped in Compose, which handles the rows that follow each drawn row.
         self._transform = Compose(*transforms) if transforms else None
         self._alignment = delivered_alignment(self._transform, alignment)
 
@@ -312,30 +316,30 @@ class BaseBuffer:
 
     @property
     def digest(self) -> StreamDigest:
-        """A digest of 128 bits of the batches that ``sample`` and iteration have delivered, with their numbers.
+        """A digest of 128 bits over the batches, with their numbers, that ``sample`` and iteration have delivered.
 
-        It is the sum of ``StreamDigest.of(i, batch)`` over the samples, the first with ``i = 0``, and is equal in every
-        framework. The state holds it, and a restored buffer continues it. Batches of a loader are not part of it: a
-        loader draws before it delivers, and keeps its own digest (``PrefetchBatchifier(buffer, digest=True)``). Batches
-        of an ensemble are not part of the digests of its members.
+        The digest is the sum of ``StreamDigest.of(i, batch)`` over the samples, beginning with ``i = 0``, and is equal
+        in every framework. It is saved in the state, and a restored buffer continues it. Batches of a loader are not
+        included: a loader draws before it delivers, and keeps its own digest (``PrefetchBatchifier(buffer,
+        digest=True)``). Batches of an ensemble are not included in its members' digests.
 
         With several processes, each has its own buffer and rows. The sum of their digests covers all batches of all
-        processes, and is equal in a second run with the same number of processes. It differs from the digest of a
-        run with one process. (Loaders over a store have equal sums, as their ranks draw parts of one stream.)
+        processes, and is equal in a second run with the same number of processes. The sum differs from the digest of a
+        run with one process. (For loaders over a store, both are equal, because the ranks draw parts of one stream.)
 
         Raises:
-            ConfigError: The buffer was made without ``digest=True``.
+            ConfigError: The buffer was created without ``digest=True``.
         """
         return asked_for(self._digest, "buffer")
 
     @property
     def counts(self) -> tuple[int, int]:
-        """The number of rows ever written, and of updates of priorities."""
+        """The number of rows ever written, and the number of priority updates."""
         raise NotImplementedError
 
     @property
     def ran_out(self) -> bool:
-        """Whether the last sample was the last of its epoch; always False with replacement."""
+        """Whether the last sample was the last batch of its epoch; always False with replacement."""
         raise NotImplementedError
 
     def __len__(self) -> int:
@@ -355,13 +359,13 @@ class BaseBuffer:
             batch_size: Windows in the batch (single rows, or slices); by default the ``batch_size`` of the buffer.
 
         Returns:
-            ``{field: [batch_size, ...]}``, slices as ``[B, S, ...]``, nested as the rows are, in
-            memory that is never written to again. The batch also has ``index`` and the fields that the sampler adds
-            (``priority_weight``, ``mask``, ``traj_id``). Rows that are not a dict are the field ``data``.
+            ``{field: [batch_size, ...]}``, slices as ``[B, S, ...]``, nested like the rows, in memory that the buffer
+            never writes to again. The batch also has ``index`` and the fields that the sampler adds
+            (``priority_weight``, ``mask``, ``traj_id``). If rows are not a dict, the field ``data`` contains them.
 
         Raises:
-            ConfigError: There is no batch size, the buffer is empty, or the batch has more rows than the buffer without
-                replacement.
+            ConfigError: No batch size is set, the buffer is empty, or a sampler without replacement has fewer rows than
+                the batch.
         """
         return self._counted_batch(self.draw(batch_size))
 
@@ -378,24 +382,24 @@ class BaseBuffer:
             yield self._counted_batch(drawn)
 
     def refresh(self) -> None:
-        """Include the new rows of the ``DatasetStore`` that is the storage; the next sample draws from them.
+        """Include new rows of the ``DatasetStore`` that is the storage, so that the next sample can draw them.
 
         Earlier rows keep their ``index`` and their priorities; new rows get the largest priority, like written rows. An
         epoch without replacement starts again. If the store dropped its oldest rows, the others keep their priorities,
-        and their ``index`` is smaller by the number of dropped rows. So set the priorities of batches that were drawn
-        earlier before this call. If the store was cleared (``clear()``), all priorities start again. The number of the
-        next sample continues. Batches depend on the samples between which this is called, as they depend on writes.
+        and their ``index`` is smaller by the number of dropped rows. So call ``update_priority`` for batches drawn
+        earlier before you call ``refresh``. If the store was cleared (``clear()``), all priorities start again. The
+        sample number continues. Like a write, this call affects the batches after it.
 
         Raises:
-            ConfigError: The storage is no store but a snapshot, a dataset or a storage of written rows; in an ensemble,
-                no member has a store.
+            ConfigError: The storage is not a store but a snapshot, a dataset or a storage of written rows; in an
+                ensemble, no member has a store.
         """
         with self._lock, self._shared():
             self._refresh()
 
     @property
     def _grows(self) -> bool:
-        """Whether the storage is a store that can have new rows later."""
+        """Whether the storage is a store, which may get new rows."""
         return bool(getattr(getattr(self, "storage", None), "grows", False))
 
     def _refresh(self) -> None:
@@ -403,14 +407,14 @@ class BaseBuffer:
         raise NotImplementedError
 
     def draw(self, batch_size: int | None = None, *, seed: int | None = None) -> Drawn:
-        """Do the first half of ``sample``: choose the next batch's rows and gather them, under the lock.
+        """Choose and gather the rows of the next batch, under the lock: the first half of ``sample``.
 
         Args:
             batch_size: As for ``sample``.
-            seed: Replaces the buffer's seed; an ensemble gives each of its members one.
+            seed: Overrides the buffer's seed; an ensemble passes a seed to each member.
 
         Raises:
-            ConfigError: As ``sample``.
+            ConfigError: See ``sample``.
         """
         raise NotImplementedError
 
@@ -423,11 +427,11 @@ class BaseBuffer:
         raise NotImplementedError
 
     def finish(self, drawn: Drawn) -> Any:
-        """Do the second half of ``sample``: make a batch of a draw. Any thread may call it, also repeatedly."""
+        """Convert a draw to a batch: the second half of ``sample``. Any thread may call it, also repeatedly."""
         return self._deliver(self.batch_of(drawn))
 
     def _counted_batch(self, drawn: Drawn) -> Any:
-        """Make a batch, and add it to the digest."""
+        """Convert a draw to a batch, and add the batch to the digest."""
         if self._digest is None:
             return self.finish(drawn)
         batch = self.batch_of(drawn)
@@ -443,7 +447,7 @@ class BaseBuffer:
         raise NotImplementedError
 
     def _transformed(self, batch: Any, drawn: Drawn) -> Any:
-        """Return a batch after all transforms, with their running numbers at the draw."""
+        """Apply all transforms to a batch, with the running statistics at the draw."""
         if self._transform is None:
             return batch
         return self._transform.at(drawn.settled)(batch, drawn.key.with_call(TRANSFORM_CALLS))
@@ -453,7 +457,7 @@ class BaseBuffer:
         return Key(self.seed if seed is None else seed, Purpose.REPLAY, self._samples)
 
     def _size(self, batch_size: int | None) -> int:
-        """Return ``batch_size`` or, if None, the batch size of the buffer; ConfigError without either."""
+        """Return ``batch_size`` or, if None, the batch size of the buffer; ConfigError if neither is set."""
         if batch_size is not None:
             return check_count("batch_size", batch_size)
         if self.batch_size is None:
@@ -463,7 +467,7 @@ class BaseBuffer:
     # ------------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return rows, priorities, cursors and the number of the next sample, as large as the data.
+        """Return the state: rows, priorities, cursors and the number of the next sample. It is as large as the data.
 
         The state is nested dicts of plain values and copied NumPy arrays: later writes do not change it.
         """
@@ -477,18 +481,18 @@ class BaseBuffer:
         With ``digest=True`` the digest continues too; if the state has no digest, a new one begins.
 
         Raises:
-            StateError: The state is damaged, or of other parts; the buffer is unchanged.
+            StateError: The state is damaged or comes from a buffer with other parts; the buffer is unchanged.
         """
         with self._lock, self._shared():
             self._load(state)
 
     def dumps(self, path: str | PathLike[str]) -> None:
-        """Save the state to a file, as large as the data.
+        """Save the state to a file, which is as large as the data.
 
-        A new file is written beside ``path`` and then renamed, so a crash or a full disk keeps the earlier file.
+        A temporary file is written and then renamed, so after a crash or on a full disk the previous file is intact.
 
         Args:
-            path: A file, or an existing directory, in which the file is named ``replay.mouse``.
+            path: A file; or an existing directory, in which the file ``replay.mouse`` is written.
 
         Raises:
             StorageError: The file cannot be written (also an OSError).
@@ -500,7 +504,7 @@ class BaseBuffer:
         """Restore the state that ``dumps`` saved.
 
         Raises:
-            StateError: The file is damaged, or of other parts; the buffer is unchanged.
+            StateError: The file is damaged or comes from a buffer with other parts; the buffer is unchanged.
             StorageError: The file cannot be read (also an OSError).
         """
         self.load_state_dict(read_checkpoint(path))
@@ -522,7 +526,7 @@ class BaseBuffer:
         raise NotImplementedError
 
     def _shared(self) -> AbstractContextManager[Any]:
-        """Return the locks to hold in addition to the buffer's lock."""
+        """Return further locks that must be held together with the buffer's lock."""
         return nullcontext()
 
     # ------------------------------------------------------------------ frameworks
@@ -532,7 +536,9 @@ class BaseBuffer:
         return rows
 
     def _on_host(self, batch: Any) -> Any:
-        """Return a batch on the host with the delivered values, for the digest; override it if dtypes are narrowed."""
+        """Return a batch on the host with the delivered values, for the digest. Subclasses that narrow dtypes override
+        this method.
+        """
         return batch
 
     def _deliver(self, batch: Any) -> Any:
@@ -544,36 +550,36 @@ _NO_LOCK: AbstractContextManager[Any] = nullcontext()
 
 
 class ReplayBuffer(BaseBuffer):
-    """Transitions that are written while others are sampled.
+    """A replay buffer: rows are written while others are sampled.
 
-    All methods may be called from several threads. A draw depends on the seed, the number of the sample and the
-    contents of the buffer alone.
+    All methods are thread-safe. A draw depends only on the seed, the number of the sample and the contents of the
+    buffer.
 
     Args:
-        storage: Holds the rows; by default a ``ListStorage`` of 1000 rows. A ``DatasetStore`` (see ``refresh``), a
+        storage: The storage of rows; by default a ``ListStorage`` of 1000 rows. A ``DatasetStore`` (see ``refresh``), a
             ``Snapshot``, a dataset or a table becomes a read-only storage.
         sampler: Chooses the rows of a batch; by default a ``RandomSampler``.
         writer: Chooses the slots of rows; by default a ring, or an ``ImmutableWriter`` for a read-only storage.
-        transform: A callable from batch to batch, or a list of them, applied in order. If one has a method ``inverse``,
-            the rows that are written go through it. See ``Transform``.
+        transform: A callable from batch to batch, or a list of them, applied in order. If a transform has a method
+            ``inverse``, written rows pass through ``inverse`` first. See ``Transform``.
         batch_size: Windows in a batch, B (single rows, or slices), if ``sample`` gets no ``batch_size``.
         seed: In ``[0, 2**64)``.
-        collate_fn: Makes a batch of the list of rows, instead of stacking each field.
+        collate_fn: Converts a list of rows to a batch, instead of stacking each field.
         priority_key: The field of a batch that ``update_priority(batch)`` reads. A row that is written with this field
-            begins with this priority.
-        priority_reduction: Reduces several priorities of a row to one, as of the steps of a row that is a whole
-            trajectory: "max", "mean", "min", "median" or "sum"; None: several raise an error.
+            gets it as its initial priority.
+        priority_reduction: Reduces several priorities of a row to one, for example if a row is a trajectory with a
+            priority for each step: "max", "mean", "min", "median" or "sum". None: several priorities raise an error.
         generations: Whether batches have a field ``generation``: the number of earlier rows in the slot of each row.
             ``update_priority(batch)`` then skips rows that were overwritten since the draw; see
             ``generation_of`` and ``update_if_present``.
-        digest: Whether to keep a digest of the delivered batches: off by default, as it takes 40 us for a batch of
+        digest: Whether to keep a digest of the delivered batches: off by default, because it takes 40 us for a batch of
             256 small rows; see ``digest``.
-        transitions: Whether batches are of transitions, whatever the alignment of the rows: the first transform is
-            ``Transitions``.
-        device: "cpu" or None; the adapters have other devices.
+        transitions: Whether batches contain transitions for rows of either alignment: adds ``Transitions`` as the first
+            transform.
+        device: "cpu" or None; adapters support more devices.
 
     Raises:
-        ConfigError: The parts do not fit each other, or an argument is out of range.
+        ConfigError: Storage, sampler, writer and transforms are incompatible, or an argument is out of range.
     """
 
     def __init__(
@@ -611,7 +617,7 @@ class ReplayBuffer(BaseBuffer):
         return ListStorage() if storage is None else as_storage(storage)
 
     def _take_parts(self, storage: Storage, sampler: Sampler | None, writer: Writer | None) -> None:
-        """Set the parts beside the transforms; raise ConfigError if they do not fit each other."""
+        """Set storage, sampler and writer; raise ConfigError if they are incompatible."""
         sampler = RandomSampler() if sampler is None else sampler
         if writer is None:
             writer = RoundRobinWriter() if storage.writable else ImmutableWriter()
@@ -631,7 +637,7 @@ class ReplayBuffer(BaseBuffer):
         self._gather = getattr(transform, "gather", None)
         self._running_transforms: dict[str, Any] = getattr(
             transform, "watchers", {}
-        )  # transforms that keep numbers of all rows, as a running mean
+        )  # transforms with statistics of all rows, such as a running mean
         if transform is not None and (self._gather is not None or self._running_transforms):
             transform.check_gather()
         self._reserved = names_added(sampler, self._gather is not None, self._reach, self._generations is not None)
@@ -659,18 +665,19 @@ class ReplayBuffer(BaseBuffer):
         self.__dict__.update({**state, "_forks": forks()})
 
     def with_parts(self, *, storage: Any = ..., sampler: Any = ..., writer: Any = ..., transform: Any = ...) -> Self:
-        """Return a buffer with other parts, and with the seed, options and next sample's number of this buffer.
+        """Return a buffer with other parts. Seed, options and the next sample's number are the same as in this buffer.
 
         If the storage is kept, both buffers share its rows and one lock. A kept sampler and a kept writer are copied,
-        priorities included. Write through only one of the two buffers afterwards: the other does not know the initial
-        priorities of the rows that this one writes. To add a transform, pass
+        priorities included. Afterwards write through only one of the two buffers, because the other buffer does not
+        learn the initial priorities of written rows. To add a transform, pass
         ``transform=[*buffer.transform.transforms, mine]``.
 
         Args:
-            storage, sampler, writer, transform: The new parts, as for the buffer; parts that are not passed are kept.
+            storage, sampler, writer, transform: The new parts; see ``ReplayBuffer``. Parts that are not passed are
+                kept.
 
         Raises:
-            ConfigError: The parts do not fit each other; after any error this buffer is unchanged.
+            ConfigError: The parts are incompatible. After any error this buffer is unchanged.
         """
         other = object.__new__(type(self))
         with self._lock, self._shared():
@@ -710,7 +717,7 @@ class ReplayBuffer(BaseBuffer):
 
     @property
     def storage(self) -> Any:
-        """The storage, where the rows lie."""
+        """The storage of the rows."""
         return self._storage
 
     @property
@@ -732,24 +739,24 @@ class ReplayBuffer(BaseBuffer):
 
     @property
     def counts(self) -> tuple[int, int]:
-        """The number of rows ever written, and of updates of priorities."""
+        """The number of rows ever written, and the number of priority updates."""
         return self._storage.written, self._updates
 
     @property
     def ran_out(self) -> bool:
-        """Whether the last sample was the last of its epoch; always False with replacement."""
+        """Whether the last sample was the last batch of its epoch; always False with replacement."""
         return bool(getattr(self._sampler, "ran_out", False))
 
     def stats(self) -> dict[str, Any]:
-        """Return sizes and counters.
+        """Return sizes and counters:
 
         - ``size``, ``capacity``: in rows
-        - ``written``: rows ever written
-        - ``samples``: batches ever drawn
-        - ``updates``: updates of priorities
-        - ``num_envs``: environments
-        - ``nbytes``, if the storage counts it: bytes of memory
-        - ``synced``, if the storage counts it: written rows that are on the disk
+        - ``written``: number of rows ever written
+        - ``samples``: number of batches ever drawn
+        - ``updates``: number of priority updates
+        - ``num_envs``: number of environments
+        - ``nbytes``: bytes of memory, if the storage counts them
+        - ``synced``: written rows that are on disk, if the storage counts them
         """
         with self._lock, self._shared():
             sizes = {name: getattr(self._storage, name) for name in ("capacity", "written", "num_envs")}
@@ -773,7 +780,7 @@ class ReplayBuffer(BaseBuffer):
 
         Raises:
             SchemaError: The structure, a dtype or a shape differs from the first write.
-            DataError: The dtype of a field does not hold a number.
+            DataError: A number does not fit the dtype of its field.
             ConfigError: The buffer is read-only.
 
         After an error the buffer is unchanged.
@@ -788,22 +795,22 @@ class ReplayBuffer(BaseBuffer):
         """Write many rows.
 
         Args:
-            rows: A tree (nested dicts, tuples) of arrays ``[n, ...]``, ``[time, env, ...]`` for ``ndim=2``; or a list
-                of rows; or another buffer, whose rows are copied in the order of time. A tree may name its batch axes,
-                as TensorDicts do: with ``ndim=2`` the axis "time" may then have any position, and all other batch axes
-                are environments.
+            rows: A tree (nested dicts, tuples) of arrays ``[n, ...]``, for ``ndim=2`` ``[time, env, ...]``; or a list
+                of rows; or another buffer, whose rows are copied in the order of writing. A tree may name its batch
+                axes, as TensorDicts do: with ``ndim=2`` the axis "time" may then have any position, and all other batch
+                axes are environments.
             names: The names of the batch axes, for ``ndim=2``, if the rows do not name them: ``("env", "time")``, or
-                ``("time", "env", "agent")``, in which every agent of every environment is a stream.
+                ``("time", "env", "agent")``, where every agent of every environment is a stream.
 
         Returns:
             The indices of the rows, int64 ``[n]``, -1 for rows that the writer did not keep. With ``ndim=2``
             ``[time, env]``, or the named batch axes in the order of the input.
 
         Raises:
-            SchemaError, DataError, ConfigError: Errors of ``append``; also if not exactly one of ``names`` is "time".
+            SchemaError, DataError, ConfigError: See ``append``; also if ``names`` does not contain "time" exactly once.
             ConfigError: The other buffer has another alignment or ``ndim``.
-            DataError: Only the store of the other buffer knows where an episode begins, and its rows already have a
-                field "episode".
+            DataError: The other buffer reads a store whose rows do not mark where an episode begins, and the rows
+                already have a field "episode".
 
         After an error the buffer is unchanged.
         """
@@ -855,7 +862,7 @@ class ReplayBuffer(BaseBuffer):
             return self._write_slots(rows, priority, one=one)
 
     def _prepare(self, rows: Any, *, one: bool) -> tuple[Any, npt.NDArray[np.float64] | None]:
-        """Convert rows to the form in which they are stored; return them and, for a sampler with priorities, theirs."""
+        """Convert rows to the stored form; return the rows and, for a sampler with priorities, their priorities."""
         storage = self._storage
         if not one or type(rows) is not dict or self._inverse is not None:
             rows = self._open_lists(rows, one=one)
@@ -867,7 +874,9 @@ class ReplayBuffer(BaseBuffer):
         return rows, priorities_in(rows, self.priority_key, one=one, ndim=storage.ndim, reduction=reduction)
 
     def _open_lists(self, rows: Any, *, one: bool) -> Any:
-        """Convert lists in rows to nodes or values, see ``mouse_core.nested.opened``; storages of objects keep them."""
+        """Convert lists in rows to nodes or values; see ``mouse_core.nested.opened``. Storages of objects keep
+        lists.
+        """
         storage = self._storage
         if hasattr(storage, "batch"):  # a storage of any objects
             if self._inverse is not None and hasattr(storage, "check"):
@@ -879,7 +888,7 @@ class ReplayBuffer(BaseBuffer):
         return opened(rows, storage.ndim - 1 if one else storage.ndim, ragged)
 
     def _append(self, row: Any) -> int:
-        """Write one row to a plain ring, and return its slot."""
+        """Write one row to a plain ring (the short path), and return its slot."""
         if forks() != self._forks:
             self._check_process()
         storage = self._storage
@@ -893,7 +902,7 @@ class ReplayBuffer(BaseBuffer):
         return first % storage.capacity
 
     def _write_slots(self, rows: Any, priority: npt.NDArray[np.float64] | None, *, one: bool) -> Slots:
-        """Write rows through the writer, and report them to the sampler if a later report would be too late."""
+        """Write rows through the writer, and report rows that this or the next write may overwrite."""
         storage, ordered = self._storage, self._writer.ordered
         if self._changes != storage.changes or not ordered:
             self._sync()
@@ -913,7 +922,9 @@ class ReplayBuffer(BaseBuffer):
         return slots
 
     def check_extend(self, rows: Any) -> None:
-        """Raise the errors of ``extend(rows)`` without writing; a storage without ``check`` may raise others later."""
+        """Raise the errors of ``extend(rows)`` without writing. With a storage without the method ``check``, ``extend``
+        may still raise others.
+        """
         rows, priority = self._prepare(self._accept(rows), one=False)
         with self._lock, self._shared():
             self._check_process()
@@ -932,8 +943,8 @@ class ReplayBuffer(BaseBuffer):
         Args:
             index: The index, as for ``buffer[index]``.
             rows: One row for an integer; else a tree with the axes of ``index`` first, or a list of rows. A tree
-                for all rows (``buffer[:]``) of an ``ArrayStorage`` or a ``TensorStorage`` may add fields, which all
-                later rows must have too.
+                for all rows (``buffer[:]``) of an ``ArrayStorage`` or a ``TensorStorage`` may add fields; all later
+                rows must then have these fields.
 
         Raises:
             IndexError: The index is out of range.
@@ -958,9 +969,9 @@ class ReplayBuffer(BaseBuffer):
         self._writer.reset(self._storage)
 
     def update_if_present(self, index: Any, generation: Any, fields: Any) -> npt.NDArray[np.bool_]:
-        """Change fields of the rows of a batch, but only of rows that were not overwritten since the draw.
+        """Change fields of a batch's rows in the buffer, but only of rows that were not overwritten since the draw.
 
-        Rows keep their priorities and generations. If an index occurs twice, the last values count.
+        Rows keep their priorities and generations. If an index occurs twice, its last values are stored.
 
         Args:
             index: The ``index`` of the batch, integers of any shape.
@@ -968,7 +979,7 @@ class ReplayBuffer(BaseBuffer):
             fields: A tree of the new values, with the axes of ``index`` first.
 
         Returns:
-            A mask of the rows that were changed, bool of the shape of ``index``.
+            Whether each row was changed, bool of the shape of ``index``.
 
         Raises:
             MissingFieldError: The rows do not have a field.
@@ -1000,14 +1011,14 @@ class ReplayBuffer(BaseBuffer):
     def end_episodes(self, done: FieldKey = "done") -> None:
         """Mark the newest row of each environment as truncated, unless its episode has ended there.
 
-        A buffer that was saved in the middle of an episode needs this after ``loads``, if the next row is the first of
-        another episode. A second call changes nothing.
+        Call this after ``loads`` if the buffer was saved in the middle of an episode and the next row begins another
+        episode. A second call changes nothing.
 
         Args:
-            done: The field of codes, which become 2; ``truncated`` on its level becomes True.
+            done: The field of done codes, which is set to 2; a field ``truncated`` on the same level is set to True.
 
         Raises:
-            ConfigError: The buffer is read-only, or its writer keeps no order of rows.
+            ConfigError: The buffer is read-only, or its writer does not keep rows in order.
             MissingFieldError: The rows have neither codes ``done`` nor a field ``truncated``.
         """
         refuse_traced("end_episodes")
@@ -1044,8 +1055,8 @@ class ReplayBuffer(BaseBuffer):
     def observer(self) -> Callable[[Any], None]:
         """Return a function that writes a trajectory to the buffer.
 
-        A trajectory is a tree of arrays ``[time, ...]``, a named tuple of such trees, whose names become fields, or a
-        list of rows. A trajectory with a single value is one step, as RLDS and TF-Agents pass it.
+        A trajectory is a tree of arrays ``[time, ...]``; a named tuple of such trees, whose names become fields; or a
+        list of rows. Scalars are one step, as RLDS and TF-Agents pass it.
         """
 
         def observe(trajectory: Any) -> None:
@@ -1061,7 +1072,7 @@ class ReplayBuffer(BaseBuffer):
             self._writer.write(self._storage, None)
 
     def _check_process(self) -> None:
-        """Raise ForkError in a forked child, which would change only its copy of the rows."""
+        """Raise ForkError in a forked child process, whose writes would change only its own copy of the rows."""
         if forks() != self._forks and self._storage.lock() is None:
             raise ForkError(
                 "buffer: expected to be changed in the process that made it, found a forked child, which has a copy of "
@@ -1071,7 +1082,7 @@ class ReplayBuffer(BaseBuffer):
     # ------------------------------------------------------------------ reports of writes
 
     def _sync(self) -> None:
-        """Report the rows that any process wrote since the last report to sampler, transforms and episode index."""
+        """Report rows that any process has written since the last report; see ``_report``."""
         storage, written = self._storage, self._storage.written
         if self._changes != storage.changes:
             self._changes, self._reported = storage.changes, written
@@ -1083,7 +1094,7 @@ class ReplayBuffer(BaseBuffer):
             self._report(ring_slots(written - n, n, storage.capacity), written - n)
 
     def _report(self, slots: Slots, first: int | None) -> None:
-        """Report rows to sampler, transforms and episode index.
+        """Report rows to the sampler, the transforms and the episode index.
 
         Args:
             slots: The slots of the rows.
@@ -1107,9 +1118,10 @@ class ReplayBuffer(BaseBuffer):
         self._changes, self._reported = storage.changes, storage.written
 
     def _report_lost(self, rows: Any, count: int) -> None:
-        """Report rows to the episode indexes that later rows of the same write overwrote.
+        """Report to the episode indexes the rows of a write that later rows of the same write overwrote.
 
-        Writing 10 rows to a ring of 8 slots keeps the last 8. The first 2 are reported here, as they may end episodes.
+        Example: of 10 rows written to a ring of 8 slots, the last 8 stay. The first 2 are reported here, because they
+        may end episodes.
         """
         storage = self._storage
         steps = count // storage.num_envs
@@ -1137,7 +1149,7 @@ class ReplayBuffer(BaseBuffer):
 
     @property
     def _sampler_episodes(self) -> Any:
-        """The episode index of the sampler; None if it has none."""
+        """The episode index of the sampler; None if the sampler has no index."""
         return getattr(self._sampler, "episodes", None)
 
     def _refresh(self) -> None:
@@ -1159,14 +1171,14 @@ class ReplayBuffer(BaseBuffer):
     # ------------------------------------------------------------------ sampling
 
     def draw(self, batch_size: int | None = None, *, seed: int | None = None) -> Drawn:
-        """Do the first half of ``sample``: choose the next batch's rows and gather them, under the lock.
+        """Choose and gather the rows of the next batch, under the lock: the first half of ``sample``.
 
         Args:
             batch_size: As for ``sample``.
-            seed: Replaces the buffer's seed; an ensemble gives each of its members one.
+            seed: Overrides the buffer's seed; an ensemble passes a seed to each member.
 
         Raises:
-            ConfigError: As ``sample``.
+            ConfigError: See ``sample``.
         """
         refuse_traced("sample")
         size = self._size(batch_size)
@@ -1178,7 +1190,7 @@ class ReplayBuffer(BaseBuffer):
             return Drawn(rows, draw, key, *self.counts, settled or None)
 
     def _choose_and_gather(self, batch_size: int, key: Key) -> tuple[Any, Draw]:
-        """Choose rows and gather them."""
+        """Choose the rows of a batch and gather them."""
         storage: Any = self._storage
         self._sync()
         if not len(storage):
@@ -1201,7 +1213,9 @@ class ReplayBuffer(BaseBuffer):
         return rows, draw
 
     def _episodes_around(self) -> list[Any]:
-        """Return the episode indexes that ``rows_behind`` asks; none if no field marks the ends of episodes."""
+        """Return the episode indexes that limit following rows; an empty list if no field marks the ends of
+        episodes.
+        """
         indexes = [index for index in (self._episodes, self._sampler_episodes) if isinstance(index, StorageEpisodes)]
         try:
             return [index.settled(self._storage) for index in indexes]
@@ -1228,14 +1242,15 @@ class ReplayBuffer(BaseBuffer):
         """Set the priorities of rows.
 
         Args:
-            index: The ``index`` of a batch; or the batch itself, whose field ``priority_key`` has the priorities.
-                Rows that its ``mask`` excludes, such as steps after the end of an episode, then keep their priority.
-            priority: One number from 0 for every index; ``priority_reduction`` reduces several to one.
+            index: The ``index`` of a batch; or the batch, whose field ``priority_key`` has the priorities. Rows that
+                the batch's ``mask`` excludes, such as steps after the end of an episode, then keep their priorities.
+            priority: A number of at least 0 for every index; ``priority_reduction`` reduces several numbers to one.
             generation: The ``generation`` of the batch; rows that were overwritten since the draw are skipped. If
-                ``index`` is a batch, its field is used.
+                ``index`` is a batch, the batch's field is used.
 
         Raises:
-            ConfigError: The sampler has no priorities; or ``generation`` is passed to a buffer that counts none.
+            ConfigError: The sampler has no priorities, or ``generation`` is passed to a buffer without
+                ``generations=True``.
             MissingFieldError: The batch has no ``index`` or ``priority_key``.
             DataError: A priority is negative, NaN or infinite.
             IndexError: The index is out of range.
@@ -1265,7 +1280,9 @@ class ReplayBuffer(BaseBuffer):
             self._check_priorities(*self._not_overwritten(index, priority, generation))
 
     def _not_overwritten(self, index: Any, priority: Any, generation: Any) -> tuple[Slots, npt.NDArray[Any]]:
-        """Return the slots and priorities of the rows that still have ``generation``; of all rows if it is None."""
+        """Return the slots and priorities of the rows that still have ``generation``; of all rows if ``generation`` is
+        None.
+        """
         priority = reduce_priorities(priority, np.ndim(index), self.priority_reduction)
         self._check_process()
         self._sync()
@@ -1277,7 +1294,9 @@ class ReplayBuffer(BaseBuffer):
         return slots, values
 
     def _check_priorities(self, slots: Slots | None, priority: npt.NDArray[Any]) -> None:
-        """Raise the errors of an update if the sampler can check it; ``slots`` None: for rows to be written."""
+        """Raise the errors of a priority update, if the sampler has ``check_update``. ``slots`` is None for rows that
+        are not written yet.
+        """
         check = getattr(self._priority_sampler, "check_update", None)
         if check is not None:
             check(self._storage, slots, priority)
@@ -1291,8 +1310,9 @@ class ReplayBuffer(BaseBuffer):
     def generation_of(self, index: Any) -> npt.NDArray[np.int64]:
         """Return the number of earlier rows in the slot of each row, with ``generations=True``.
 
-        In a ring of 4 slots row 9 is the third row in slot 1, after rows 1 and 5: its generation is 2. An index and its
-        generation name one row for ever: the row is in the buffer as long as ``generation_of(index)`` is the same.
+        Example: in a ring of 4 slots, row 9 is the third row in slot 1, after rows 1 and 5, so its generation is 2. An
+        index and a generation identify one row: the row is in the buffer as long as ``generation_of(index)`` is
+        unchanged.
 
         Args:
             index: Integers of any shape, as ``append``, ``extend`` and batches return them.
@@ -1301,7 +1321,7 @@ class ReplayBuffer(BaseBuffer):
             int64 of the same shape; -1 for a slot without a row.
 
         Raises:
-            ConfigError: The buffer was made without ``generations=True``, or the index has no integers.
+            ConfigError: The buffer was created without ``generations=True``, or the index does not contain integers.
         """
         with self._lock, self._shared():
             return self._generation_of(index)
@@ -1318,14 +1338,14 @@ class ReplayBuffer(BaseBuffer):
         """Return stored rows, without transforms.
 
         Args:
-            index: An integer, for one row; or a slice, a mask, or integers of any shape, for rows with the same axes
-                first. ``append`` and ``sample`` return such integers.
+            index: An integer, for one row; or a slice, a mask, or integers of any shape, for rows whose first axes have
+                that shape. ``append`` and ``sample`` return valid integers.
 
         Raises:
             IndexError: The index is out of range; also for -1, the index of a row that the writer did not keep.
 
-        If an episode of a store ends without ``done``, the rows get a field "episode", the number of their episode:
-        without it, a copy of the rows in another buffer would join that episode and the next.
+        If an episode of a store ends without ``done``, rows get a field "episode" with the number of their episode, so
+        that a copy of the rows in another buffer does not join two episodes.
         """
         refuse_traced("buffer[index]")
         with self._lock, self._shared():
@@ -1334,17 +1354,19 @@ class ReplayBuffer(BaseBuffer):
         return self._deliver_rows(rows if slots.ndim else row_of(rows, 0), slots.shape)
 
     def _deliver_rows(self, rows: Any, shape: tuple[int, ...]) -> Any:
-        """Convert rows with the axes ``shape`` for a framework; rows of a ``ListStorage`` are lists. Overridable."""
+        """Convert rows with the leading axes ``shape`` for a framework; rows of a ``ListStorage`` are lists. A subclass
+        may override it.
+        """
         return self._deliver(rows)
 
     def in_order(self) -> Any:
         """Return all stored rows in the order of writing, oldest first: ``[n, ...]``.
 
-        ``buffer[:]`` has the order of the slots instead: in a ring that was overwritten, the newest rows come before
-        the oldest. With ``ndim=2`` rows are ``[time, env, ...]``, as ``extend`` takes them.
+        In contrast, ``buffer[:]`` has the order of the slots: in a ring that has wrapped around, the newest rows come
+        before the oldest. With ``ndim=2`` rows are ``[time, env, ...]``, a valid argument of ``extend``.
 
         Raises:
-            ConfigError: The writer keeps no order of rows.
+            ConfigError: The writer does not keep rows in order.
         """
         refuse_traced("in_order")
         with self._lock, self._shared():
@@ -1361,7 +1383,7 @@ class ReplayBuffer(BaseBuffer):
         return slots.reshape(-1, storage.num_envs) if storage.ndim == 2 else slots
 
     def _rows_at(self, slots: Slots) -> Any:
-        """Return stored rows; add the field "episode" if only the store knows where episodes begin."""
+        """Return stored rows; add the field "episode" if the rows of a store do not mark where episodes begin."""
         rows = self._storage.get(slots)
         if self._hides_begins() and EPISODE_FIELD not in rows:
             with suppress(MissingFieldError):
@@ -1395,19 +1417,21 @@ class ReplayBuffer(BaseBuffer):
             return rows
 
     def to_store(self, columns: Mapping[FieldKey, str] | None = None, **options: Any) -> DatasetStore:
-        """Copy all rows to a ``DatasetStore`` in memory, in the order of time; with ``ndim=2`` by environment.
+        """Copy all rows to a ``DatasetStore`` in memory, in the order of writing; with ``ndim=2``, one environment
+        after another.
 
         Args:
-            columns: Columns by field, for fields whose column has another name, as in ``{"obs": "observation", ("next",
-                "done"): "done"}``. By default names of nested fields are joined by "_", and rows of a store keep its
-                columns.
-            **options: Options of ``DatasetStore``; by default it has the alignment of the rows.
+            columns: The column of each field whose column has another name, such as ``{"obs": "observation", ("next",
+                "done"): "done"}``. By default, names of nested fields are joined by "_", and rows of a store keep the
+                store's columns.
+            **options: Options of ``DatasetStore``; ``alignment`` defaults to the alignment of the rows.
 
         Returns:
-            A store. If rows have no field "episode_step", that column counts the steps of each episode in the buffer.
+            A store. If rows have no field "episode_step", the store gets a column "episode_step" that counts the steps
+            of each episode.
 
         Raises:
-            ConfigError: The writer keeps no order of rows.
+            ConfigError: The writer does not keep rows in order.
             MissingFieldError, SchemaError, DataError: Errors of ``DatasetStore.extend``.
         """
         refuse_traced("to_store")
@@ -1503,7 +1527,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
 
 def check_slices(sampler: Sampler, transforms: Sequence[Any]) -> None:
-    """Raise ConfigError if transforms would pair steps that are not consecutive, or sum rewards for several goals."""
+    """Raise ConfigError if transforms would pair steps that are not consecutive, or sum rewards of different goals."""
     dilation = getattr(sampler, "dilation", 1)
     pairing = [step for step in transforms if getattr(step, "reach", 0) or isinstance(step, ReturnsToGo)]
     if dilation > 1 and pairing and "slice_id" not in getattr(sampler, "adds", ()):
@@ -1524,7 +1548,9 @@ def check_slices(sampler: Sampler, transforms: Sequence[Any]) -> None:
 
 
 def _stable_repr(part: Any) -> str:
-    """Return a ``repr`` that is the same in every process: the default ``repr`` has an address, so the name instead."""
+    """Return a ``repr`` that is equal in every process: the name instead of a default ``repr``, which contains an
+    address.
+    """
     method: Any = type(part).__repr__
     return type(part).__name__ if method is object.__repr__ else repr(part)
 
@@ -1540,11 +1566,11 @@ def _flatten_axes(leaf: Any, axes: int) -> Any:
 def _episode_steps(storage: Storage, slots: Slots) -> Slots | None:
     """Return the number of each row in its episode; None if no field marks the ends of episodes.
 
-    If the first rows of an episode were overwritten, its oldest row in the storage has number 0.
+    If the first rows of an episode were overwritten, the episode's oldest row in the storage has number 0.
 
     Args:
         storage: The storage of the rows.
-        slots: All slots of each stream in order: ``[env, time]``, or ``[time]`` for a single stream.
+        slots: All slots in the order of writing: ``[env, time]``, or ``[time]`` for a single stream.
     """
     try:
         table = StorageEpisodes().settled(storage)
@@ -1557,7 +1583,7 @@ def _episode_steps(storage: Storage, slots: Slots) -> Slots | None:
 
 
 def _hides_begins(storage: DatasetStorage) -> bool:
-    """Whether the fields of a store's rows hide where some of its episodes begins."""
+    """Whether the fields of a store's rows do not show where some episode begins."""
     # Each begin and the row before it: for episodes that start at rows 0, 5 and 9, rows 4, 5, 8, 9.
     starts = storage.snapshot.episode_starts[1:]
     around = np.stack([starts - 1, starts], axis=1).reshape(-1)

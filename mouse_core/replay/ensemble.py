@@ -29,16 +29,17 @@ from mouse_core.spec import check_count
 Floats = npt.NDArray[np.float64]
 
 WITHOUT: Mapping[FieldKey, Any] = MappingProxyType({"priority_weight": np.float32(1), "mask": np.True_})
-"""The fields that the batches of some members have and others lack, and their values there."""
+"""Fields that only some members' batches may have, and their values for the other members."""
 
 _WITHOUT: Mapping[FieldKey, Any] = {**WITHOUT, "generation": np.int64(0)}
-# The call of keys that seeds of members come from.
+# ``call`` of the keys from which the members' seeds are drawn.
 _MEMBERS = 1 << 63
 _BITS = 53  # of a uniform number
 
 
 class ReplayBufferEnsemble(BaseBuffer):
-    """Batches with rows from several buffers (the members), each with its share, such as recorded data and fresh data.
+    """Batches with rows from several buffers (the members), each with a share of the batch, such as recorded and fresh
+    data.
 
     A batch has exactly ``batch_size`` windows. A member's share is its weight times this size. A fractional share is
     rounded up or down at random, so that the share is exact on average (systematic sampling). Each member draws with
@@ -55,12 +56,12 @@ class ReplayBufferEnsemble(BaseBuffer):
         num_buffer_sampled: The number of draws of a member for each batch, in proportion to the weights; each draw
             contributes an equal number of windows. None: every member with a weight above 0 contributes windows to
             every batch.
-        collate_fn: Makes a batch of the list of the members' batches, instead of concatenating each field.
+        collate_fn: Converts the list of the members' batches to a batch, instead of concatenating each field.
         digest: Whether to keep a digest of the delivered batches; see ``digest``.
         device: "cpu" or None; the adapters have other devices.
 
     Raises:
-        ConfigError: No members, invalid weights, or members of different alignment.
+        ConfigError: There are no members, weights are invalid, or members differ in alignment.
     """
 
     def __init__(
@@ -103,7 +104,9 @@ class ReplayBufferEnsemble(BaseBuffer):
         self._num_buffer_sampled = num_buffer_sampled
 
     def _check_slices(self, behind: Sequence[Any]) -> None:
-        """Raise ConfigError if the members' slices do not fit the members' transforms and those in ``behind``."""
+        """Raise ConfigError if the members' slices do not suit the transforms of the members or the transforms in
+        ``behind``.
+        """
         for member in self.buffers:
             own = getattr(member.transform, "transforms", ())
             if isinstance(member, ReplayBufferEnsemble):
@@ -115,12 +118,12 @@ class ReplayBufferEnsemble(BaseBuffer):
         return f"{type(self).__name__}({len(self.buffers)} buffers, p={list(self.p)}, seed={self.seed})"
 
     def __len__(self) -> int:
-        """The number of rows of all members."""
+        """Return the number of rows of all members."""
         return sum(len(member) for member in self.buffers)
 
     @property
     def p(self) -> tuple[float, ...]:
-        """The members' shares of the next sample, which add up to 1."""
+        """The members' shares in the next sample, which add up to 1."""
         return tuple(self._p.tolist())
 
     @property
@@ -130,17 +133,19 @@ class ReplayBufferEnsemble(BaseBuffer):
 
     @property
     def ran_out(self) -> bool:
-        """Whether the last sample was the last of an epoch of any member."""
+        """Whether the last sample was the last batch of any member's epoch."""
         return any(member.ran_out for member in self.buffers)
 
     @property
     def counts(self) -> tuple[int, int]:
-        """The number of rows ever written, and of updates of priorities, of all members."""
+        """The number of rows ever written to members, and the number of priority updates."""
         written, updates = zip(*[member.counts for member in self.buffers], strict=True)
         return sum(written), sum(updates)
 
     def stats(self) -> dict[str, Any]:
-        """``size`` in rows, ``samples`` ever drawn, and the ``buffers``' own numbers, a list of dicts."""
+        """Return ``size``, the number of rows; ``samples``, the number of batches ever drawn; and ``buffers``, the list
+        of the members' ``stats``.
+        """
         return {
             "size": len(self),
             "samples": self._samples,
@@ -150,11 +155,11 @@ class ReplayBufferEnsemble(BaseBuffer):
     # ------------------------------------------------------------------ batches
 
     def draw(self, batch_size: int | None = None, *, seed: int | None = None) -> Drawn:
-        """Do the first half of ``sample``: let every member draw its share.
+        """Draw each member's share of the next batch: the first half of ``sample``.
 
         Args:
             batch_size: As for ``sample``.
-            seed: Replaces the ensemble's seed, if the ensemble is a member of another ensemble.
+            seed: Overrides the ensemble's seed if the ensemble is a member of another ensemble.
 
         Raises:
             ConfigError: As ``sample``.
@@ -205,11 +210,11 @@ class ReplayBufferEnsemble(BaseBuffer):
             member._rewind(kept)
 
     def batch_of(self, drawn: Drawn) -> Any:
-        """Return the transformed batch of what ``draw`` returned, before it is converted for a framework."""
+        """Return the transformed batch of a draw, before the conversion for a framework."""
         batches = [self.buffers[number].batch_of(part) for number, part in drawn.rows]
         numbers = [number for number, _ in drawn.rows]
         for number, found in zip(numbers, batches, strict=True):
-            # The numbers of a member that is an ensemble are replaced by those of this one.
+            # The ``buffer_ids`` of a member that is an ensemble are replaced by the ``buffer_ids`` of this ensemble.
             own = isinstance(self.buffers[number], ReplayBufferEnsemble)
             if isinstance(found, Mapping) and "buffer_ids" in found and not own:
                 raise reserved_error(f"buffer {number}", ["buffer_ids"])
@@ -255,21 +260,22 @@ class ReplayBufferEnsemble(BaseBuffer):
         return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
     def extend(self, rows: Any, buffer_ids: Any) -> Slots:
-        """Write rows to members; after an error no row is written.
+        """Write rows to the members; after an error no row is written.
 
         Args:
-            rows: As for the ``extend`` of a buffer with ``ndim=1``.
-            buffer_ids: The number of the member of each row, integers ``[n]``; or the field of the rows that holds it.
+            rows: See ``extend`` of a buffer with ``ndim=1``.
+            buffer_ids: The member number of each row, integers ``[n]``; or the name of the field with the member
+                numbers.
 
         Returns:
             The index of each row within its member, int64 ``[n]``.
 
         Raises:
             ConfigError: A number in ``buffer_ids`` has no member, or its member is an ensemble or has ``ndim=2``.
-            SchemaError, DataError: As a buffer's ``extend``.
+            SchemaError, DataError: See ``ReplayBuffer.extend``.
 
-        After an error no member has changed: storages check rows before they write them (a ``ListStorage`` accepts all
-        rows).
+        After an error no member has changed, because all rows are checked before any row is written (a ``ListStorage``
+        accepts all rows).
         """
         refuse_traced("extend")
         rows = self._accept(rows)
@@ -293,16 +299,16 @@ class ReplayBufferEnsemble(BaseBuffer):
         """Set the priorities of rows.
 
         Args:
-            index: The ``index`` of a batch; or the batch itself, whose field ``priority_key`` (of each member) has the
-                priorities. Rows that its ``mask`` excludes keep their priorities.
-            priority: One number of at least 0 for every index.
-            buffer_ids: The number of the member of each index, as in the batch. Members whose samplers have no
-                priorities are skipped.
+            index: The ``index`` of a batch; or the batch, whose fields ``priority_key`` (of each member) have the
+                priorities. Rows that the batch's ``mask`` excludes keep their priorities.
+            priority: A number of at least 0 for every index.
+            buffer_ids: The member number of each index; see the batch's field ``buffer_ids``. Members whose samplers
+                have no priorities are skipped.
             generation: The ``generation`` of the batch, for members that count generations. If ``index`` is a batch,
-                its field is used.
+                the batch's field is used.
 
         Raises:
-            ConfigError: ``buffer_ids`` is missing, or has a number without a member.
+            ConfigError: ``buffer_ids`` is missing or names no member.
             DataError, IndexError: See ``ReplayBuffer.update_priority``.
 
         After an error no member has changed.
@@ -341,12 +347,12 @@ class ReplayBufferEnsemble(BaseBuffer):
         return {"kind": "ensemble", **numbers, **self._shares(), "buffers": members}
 
     def _shares(self) -> dict[str, Any]:
-        """The members' shares by the number of the first sample to which they apply, as saved in a state."""
+        """The stages of the members' shares, each by the number of its first sample, as saved in a state."""
         shares = {str(first): tuple(weights.tolist()) for first, weights in self._schedule.weights.items()}
         return {"p": shares, "num_buffer_sampled": self._num_buffer_sampled or 0}
 
     def _shared(self) -> Any:
-        """The locks of all members, in their order."""
+        """The locks of all members, in order."""
         held = ExitStack()
         for member in self.buffers:
             held.enter_context(member._lock)
@@ -380,7 +386,7 @@ class ReplayBufferEnsemble(BaseBuffer):
 
 
 def check_weights(p: Any, n: int) -> Floats:
-    """Return the weights of ``n`` members, scaled to a sum of 1."""
+    """Check the weights of ``n`` members, and scale them to a sum of 1."""
     if p is None:
         return np.full(n, 1 / n)
     try:
@@ -403,7 +409,7 @@ def shares_of_all(p: Floats, size: int, offset: float) -> list[int]:
 
 
 def shares_of_some(p: Floats, size: int, key: Key, drawn: int) -> list[int]:
-    """Return the number of windows of each member, if members are drawn ``drawn`` times in proportion to their weights.
+    """Return the number of windows of each member, where ``drawn`` members are drawn in proportion to their weights.
 
     With 10 windows and 3 drawn members, the first member gets 4 windows.
     """
@@ -416,7 +422,7 @@ def shares_of_some(p: Floats, size: int, key: Key, drawn: int) -> list[int]:
 
 
 def routes_of(rows: Any, buffer_ids: Any) -> tuple[int, list[tuple[int, Slots]]]:
-    """Return the number of rows, and for each member the positions of its rows.
+    """Return the number of rows, and the positions of each member's rows.
 
     Args:
         rows: A tree of arrays ``[n, ...]``, or a list of rows.
@@ -439,18 +445,19 @@ def routes_of(rows: Any, buffer_ids: Any) -> tuple[int, list[tuple[int, Slots]]]
 
 
 def member_seed(seed: int, number: int) -> int:
-    """Return the seed of a member; members with equal seeds draw different rows."""
+    """Return the seed of a member, derived from the ensemble's seed, so that members draw independently."""
     return int(Key(seed, Purpose.REPLAY, number, _MEMBERS).bits(1)[0])
 
 
 class Shares(NamedTuple):
-    """The cumulative shares of the members in a batch, before a random number is added and the sums are rounded down.
+    """The cumulative shares (ends) of the members in a batch; adding a random number and rounding down gives row
+    numbers.
 
     Attributes:
         first: The first sample of each stage, int64 ``[stages]``.
-        whole: The integer below each end, int64 ``[stages, 1 + M]``, 0 first.
+        whole: Each end, rounded down, int64 ``[stages, 1 + M]``, 0 first.
         from_bits: The smallest random integer of 53 bits that raises the end by 1, int64 ``[stages, M]``.
-        given: The members that contribute rows in any stage.
+        given: The members with rows in any stage.
         most: The largest number of rows of each member in a batch.
     """
 
@@ -461,13 +468,13 @@ class Shares(NamedTuple):
     most: tuple[int, ...]
 
     def offsets(self) -> list[int]:
-        """The first position of each member's rows, if ``most`` rows of each member follow one another."""
+        """The position of each member's first row in a concatenation of ``most`` rows of each member."""
         counts = [most if given else 0 for most, given in zip(self.most, self.given, strict=True)]
         return [sum(counts[:number]) for number in range(len(counts))]
 
 
 def shares_of(p: Any, members: int, size: int) -> Shares:
-    """Return the shares of members in batches of ``size`` rows.
+    """Return the cumulative shares of members in batches of ``size`` rows.
 
     Args:
         p: A weight of at least 0 for each member, or a ``Schedule`` of weights; None: equal weights.
@@ -475,7 +482,7 @@ def shares_of(p: Any, members: int, size: int) -> Shares:
         size: Rows in a batch.
 
     Raises:
-        ConfigError: Invalid weights.
+        ConfigError: Weights are invalid.
     """
     stages = p.weights if isinstance(p, Schedule) else {0: p}
     weights = np.stack([check_weights(given, members) for given in stages.values()])
@@ -496,7 +503,9 @@ def shares_of(p: Any, members: int, size: int) -> Shares:
 
 
 def _least(end: float) -> int:
-    """The least integer m of 53 bits with which ``end + m * 2**-53``, in float64, has another integer part."""
+    """Return the least integer m of 53 bits for which ``end + m * 2**-53``, in float64, has a larger integer part than
+    ``end``.
+    """
     low, high = 0, 1 << _BITS
     while low < high:
         middle = (low + high) // 2

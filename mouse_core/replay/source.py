@@ -1,4 +1,4 @@
-"""BufferSource: the batches of a buffer by number, drawn ahead of time for a loader."""
+"""BufferSource: the numbered batches of a buffer, drawn ahead of time for a loader."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Staleness(NamedTuple):
     """The age of a batch that was drawn ahead of time.
 
     Attributes:
-        batches: Batches delivered since the draw.
-        rows: Rows written since the draw, by any process.
-        updates: Updates of priorities since the draw.
+        batches: Number of batches delivered since the draw.
+        rows: Number of rows that any process has written since the draw.
+        updates: Number of priority updates since the draw.
     """
 
     batches: int = 0
@@ -43,14 +43,15 @@ class Staleness(NamedTuple):
 
 
 class BufferSource:
-    """The batches of a buffer, drawn in the caller's thread ``ahead`` batches before they are delivered.
+    """The numbered batches of a buffer; each batch is drawn in the caller's thread, ``ahead`` batches before its
+    delivery.
 
-    So the draws do not depend on the number and timing of the threads that make batches.
+    So the draws do not depend on the number and timing of the threads that assemble batches.
 
     Args:
         buffer: A ``ReplayBuffer`` or a ``ReplayBufferEnsemble``.
         batch_size: Windows in a batch; None: the batch size of the buffer.
-        ahead: The number of batches that are drawn before the delivered batch.
+        ahead: The number of batches between a draw and the delivery of its batch.
 
     Raises:
         ConfigError: Neither the argument nor the buffer has a batch size.
@@ -84,13 +85,13 @@ class BufferSource:
         return self
 
     def prepare(self, index: int, *, first: bool = False) -> bool:
-        """Draw ahead, before batch ``index`` is delivered; in the caller's thread.
+        """Draw batches ahead, before batch ``index`` is delivered; the caller's thread calls this method.
 
-        A failed draw (for example, if a ``ConsumingSampler`` has no row left) is repeated before the next batch. It
-        raises only if the failed batch is the next one to deliver.
+        A failed draw (for example, if a ``ConsumingSampler`` has no row left) is repeated before the next batch. An
+        error is raised only if the failed batch is the next batch to deliver.
 
         Returns:
-            Whether a batch was drawn whose earlier draw had failed; a thread may already have requested this batch.
+            Whether a batch was drawn whose earlier draw failed; a thread may already have requested this batch.
 
         Raises:
             ConfigError: See ``ReplayBuffer.sample``.
@@ -112,11 +113,11 @@ class BufferSource:
         return lacked and drew
 
     def drawn(self, index: int) -> Drawn:
-        """Return the rows that were drawn for batch ``index``; safe in any thread."""
+        """Return the rows that were drawn for batch ``index``; thread-safe."""
         return self._drawn[index]
 
     def __getitem__(self, index: int) -> Any:
-        """Return batch ``index``, which must be drawn already."""
+        """Return batch ``index``, which must already be drawn."""
         return self.buffer.finish(self.drawn(index))
 
     def delivered(self, index: int) -> None:
@@ -131,7 +132,7 @@ class BufferSource:
         return index in self._ends
 
     def state(self, next_index: int) -> dict[str, Any]:
-        """Return the number of the next batch, and the draws that are not delivered yet."""
+        """Return the number of the next batch, and the draws that were not delivered yet."""
         numbers = sorted(number for number in self._drawn if number >= next_index)
         return {
             "next_index": next_index,
@@ -140,15 +141,15 @@ class BufferSource:
         }
 
     def refreshed(self, next_index: int) -> BufferSource:
-        """Refresh the buffer from its store; earlier draws stay unchanged."""
+        """Refresh the buffer from its store; existing draws are unchanged."""
         self.buffer.refresh()
         return self
 
     def restored(self, state: Mapping[str, Any]) -> tuple[BufferSource, int]:
-        """Return a source with the draws of ``state``, and the number of its next batch.
+        """Return a source with the draws in ``state``, and the number of the next batch.
 
         Raises:
-            StateError: The state is of another loader, or damaged.
+            StateError: The state is damaged or comes from another loader.
         """
         numbers = check_numbers(state, {"ahead": self._count}, ("next_index",))
         source = BufferSource(self.buffer, self._batch_size, self._count)
@@ -212,7 +213,7 @@ def _copy(leaf: Any) -> Any:
 
 
 def _opened(tree: Any) -> Any:
-    """Return rows with the object arrays that ``_copy`` split."""
+    """Restore the object arrays that ``_copy`` split."""
     if isinstance(tree, Mapping):
         if tree.keys() == {_LISTED, "shape"}:
             return object_array(tree[_LISTED], tuple(tree["shape"]))

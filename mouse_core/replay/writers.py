@@ -20,7 +20,7 @@ _NONE = np.empty(0, np.int64)
 
 
 class RoundRobinWriter:
-    """A ring: appends rows, and overwrites the oldest rows when it is full."""
+    """Writes rows in a ring: appends rows, and overwrites the oldest rows of a full storage."""
 
     ordered = True
 
@@ -32,15 +32,15 @@ class RoundRobinWriter:
         first, n = storage.append(rows, one=one)
         capacity = storage.capacity
         slots = ring_slots(first, n, capacity)
-        lost = max(0, n - capacity)  # of more rows than there is room for only the last are there
+        lost = max(0, n - capacity)  # of more rows than the capacity, only the last are kept
         return slots, slots[lost:], first + lost
 
     def reset(self, storage: Storage) -> None:
-        """Do nothing, as a ring has no state."""
+        """Do nothing, because a ring has no state."""
 
 
 class ImmutableWriter:
-    """Raises at every write, for buffers over recorded data."""
+    """Raises ConfigError at every write, for buffers over recorded data."""
 
     ordered = True
 
@@ -52,22 +52,23 @@ class ImmutableWriter:
         raise ConfigError("write: expected a buffer that may be written to, found an ImmutableWriter")
 
     def reset(self, storage: Storage) -> None:
-        """Do nothing, as there is no state."""
+        """Do nothing, because the writer has no state."""
 
 
 class MaxValueWriter:
-    """Keeps the rows that rank highest: in a full storage, a row replaces the lowest row if it ranks higher.
+    """Keeps the rows with the highest ranks: in a full storage, a new row replaces the row with the lowest rank if its
+    own rank is higher.
 
-    A row with the same rank as the lowest row is not kept. Of several lowest rows, the row in the highest slot is
-    replaced first. A row that is not kept has the index -1.
+    A new row whose rank equals the lowest rank is not kept. Of several rows with the lowest rank, the row in the
+    highest slot is replaced first. A row that is not kept has the index -1.
 
     Args:
-        rank_key: The field that rows are ranked by.
+        rank_key: The field with the rank of a row.
         reduction: Reduces a field of several numbers to one (a row may be a whole trajectory): "sum", "mean", "max",
             "min" or "median".
 
     Raises:
-        ConfigError: An unknown reduction.
+        ConfigError: The reduction is unknown.
     """
 
     ordered = False
@@ -76,17 +77,17 @@ class MaxValueWriter:
         check_choice("reduction", reduction, REDUCTIONS)
         self.rank_key = rank_key
         self.reduction = reduction
-        # (rank, -slot) of every row, lowest first; None where the rows must be looked at again.
+        # A heap of (rank, -slot) of every row, lowest first; None if it must be rebuilt from the rows.
         self._heap: list[tuple[float, int]] | None = None
 
     def __repr__(self) -> str:
         return f"MaxValueWriter(rank_key={self.rank_key!r}, reduction={self.reduction!r})"
 
     def check(self, storage: Storage, rows: Any = None) -> None:
-        """Check that rows of ``storage``, and ``rows`` that are to be written, can be ranked one by one.
+        """Check that the rows of ``storage`` and the new ``rows`` have valid ranks.
 
         Raises:
-            ConfigError, MissingFieldError, DataError: As ``write``.
+            ConfigError, MissingFieldError, DataError: See ``write``.
         """
         if storage.ndim != 1:
             raise ConfigError(f"MaxValueWriter: expected a storage with ndim=1, found ndim={storage.ndim}")
@@ -94,7 +95,7 @@ class MaxValueWriter:
             self._ranks(storage, rows)
 
     def write(self, storage: Storage, rows: Any, *, one: bool = False) -> tuple[Slots, Slots, int | None]:
-        """Write the rows that rank high enough; see ``Writer.write``.
+        """Write the rows whose rank is high enough; see ``Writer.write``.
 
         Raises:
             ConfigError: The storage has ``ndim=2``, in which the rows of a time step cannot be separated.
@@ -185,7 +186,7 @@ class MaxValueWriter:
 
 
 def check_writer(writer: Writer, storage: Storage, sampler: Sampler, transform: Any) -> None:
-    """Raise ConfigError for a writer that does not fit the storage, the sampler or the transform."""
+    """Raise ConfigError if a writer is incompatible with the storage, the sampler or the transform."""
     if not storage.writable and not isinstance(writer, ImmutableWriter):
         raise ConfigError(
             f"writer: expected an ImmutableWriter, as {storage!r:.80} cannot be written to, found {writer!r}"

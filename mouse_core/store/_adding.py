@@ -32,11 +32,11 @@ _RESERVED = ("observation", "action", "reward", "done", "agent_done", "episode_s
 
 
 def parts_of(episode: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parts of an episode by name: ``PARTS`` and columns with one value for the episode.
+    """Return the arrays of an episode by name (see ``PARTS``), and the columns with one value for the episode.
 
     Args:
         episode: A mapping of parts, an object with parts as attributes, or None.
-        given: More parts.
+        given: Further parts by name.
 
     Raises:
         ConfigError: ``episode`` is not an episode, or a part is given twice.
@@ -74,9 +74,9 @@ def episode_columns(
 
     Args:
         parts: See ``parts_of``.
-        alignment: The alignment of the rows. None: "arrived" if the observations include the final observation of the
-            episode, else "outgoing".
-        declared: The declared columns of the store, whose values may be of any type.
+        alignment: The alignment of the rows. None: "arrived" if the observations include the episode's final
+            observation, else "outgoing".
+        declared: The declared columns of the store. Their values may be of any type.
 
     Returns:
         Values by column, ``[rows, ...]``, texts as lists; the alignment; and the columns whose values belong to
@@ -143,13 +143,15 @@ def episode_metadata(
 
 
 def _shown(part: str, column: str) -> str:
-    """Return the name of a leaf in messages: ``observations['image']`` for the column ``observation.image``."""
+    """Return the name of a nested array in error messages: ``observations['image']`` for the column
+    ``observation.image``.
+    """
     _, *keys = column.split(".")
     return part + "".join(f"[{key!r}]" for key in keys)
 
 
 def _leaves(part: str, value: Any, declared: Mapping[str, pa.Field]) -> Columns:
-    """Return the arrays of a nested part by column. A list has one value for each step, for example a dict."""
+    """Return the arrays of a nested part by column. A list holds one value for each step, which may be a dict."""
     column = part.removesuffix("s")
 
     def is_list(tree: Any) -> bool:
@@ -157,7 +159,7 @@ def _leaves(part: str, value: Any, declared: Mapping[str, pa.Field]) -> Columns:
 
     try:
         if is_list(value) and value and all(isinstance(step, Mapping) for step in value):
-            # Declared values may be missing in some steps, and differ in length.
+            # Values of declared columns may be None in some steps, and may differ in length.
             names = dict.fromkeys(name for step in value for name in step if f"{column}.{name}" in declared)
             others = [{name: one for name, one in step.items() if name not in names} for step in value]
             value = {name: [step.get(name) for step in value] for name in names}
@@ -195,16 +197,16 @@ def _array(label: str, value: Any, declared: pa.Field | None) -> npt.NDArray[Any
 
 
 def _of_any_framework(value: Any) -> npt.NDArray[Any]:
-    """Return an array, read by the array protocol or else by DLPack."""
+    """Convert an array of any framework to NumPy, by the array protocol or else by DLPack."""
     if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
         value = np.from_dlpack(value)
     return as_array(value)
 
 
 def _rewards(value: Any, declared: pa.Field | None) -> npt.NDArray[Any]:
-    """Return a number or an array of numbers for each step, ``[T]`` for ``[T, 1]`` unless declared.
+    """Return rewards as an array ``[T, ...]``; ``[T, 1]`` becomes ``[T]`` unless the column is declared.
 
-    Integers become float32, because fractions may follow.
+    Integers become float32, because later rewards may have fractions.
     """
     array = _array("rewards", value, declared)
     if declared is not None:
@@ -223,7 +225,7 @@ def _check_rows(part: str, columns: Columns, wanted: set[int], count: int) -> No
 
 
 def _ends(parts: Mapping[str, Any], rewards: npt.NDArray[Any]) -> Columns:
-    """Return the done code of each transition, and of each agent if agents end one by one.
+    """Return the done code of each transition, and the done code of each agent if agents end separately.
 
     A single flag applies to the last transition. Flags ``[T]`` apply to all agents.
     """

@@ -1,6 +1,6 @@
-"""The table of episodes of a store, the rules by which a view selects episodes, and the snapshot of their rows.
+"""The table of a store's episodes, the rules by which a view selects episodes, and the snapshot of selected episodes.
 
-The segments of that snapshot share the memory of the store's segments, and the knowledge of their rows.
+That snapshot's segments share memory and cached properties with the store's segments.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ Bools = npt.NDArray[np.bool_]
 
 
 OWN = ("episode", "start", "length", "return", "done")
-"""Names of the columns that every table of episodes begins with."""
+"""Names of the first columns of every table of episodes."""
 
 _TYPES = (pa.int64(), pa.int64(), pa.int64(), pa.float64(), pa.int64())
 _SCHEMA = pa.schema(list(zip(OWN, _TYPES, strict=True)))
-# Fields whose columns the table counts itself.
+# Fields that the table summarises in columns of its own (return, done, length).
 _COUNTED = ("reward", "done", "time")
 
 
@@ -55,9 +55,9 @@ class Episodes:
     Args:
         table: One row for each episode; see ``Store.episodes``.
         rows: The snapshot.
-        looked_at: Names of the columns that were inspected, whether or not they are in the table.
-        origin: A token that tables share if one extends the other: an episode of the same number and length is equal
-            in both.
+        looked_at: Names of all inspected columns, including columns that are not in the table.
+        origin: A token that two tables share if one extends the other. Episodes of the same number and length are then
+            equal in both tables.
     """
 
     table: pa.Table
@@ -71,8 +71,8 @@ def episodes_of(rows: Snapshot, before: Episodes | None = None, tasks: Mapping[i
 
     Args:
         rows: The snapshot.
-        before: The episodes of an earlier snapshot. If ``rows`` extends that snapshot, its episodes are not counted
-            again, except the last one.
+        before: The episodes of an earlier snapshot. If ``rows`` extends that snapshot, only its last episode and the
+            new episodes are computed.
         tasks: The texts of tasks, by number.
 
     Raises:
@@ -100,20 +100,22 @@ def episodes_of(rows: Snapshot, before: Episodes | None = None, tasks: Mapping[i
 
 
 def _are_first(before: Snapshot, rows: Snapshot) -> bool:
-    """Return whether ``rows`` begins with the rows of ``before``, read in the same way."""
+    """Return whether ``rows`` begins with the rows of ``before`` and reads rewards, done codes and times from equal
+    fields.
+    """
     if not 0 < before.num_rows <= rows.num_rows or len(before.segments) > len(rows.segments):
         return False
     if any(before.config.fields.get(name) != rows.config.fields.get(name) for name in _COUNTED):
         return False
-    # Computed columns are not in the table.
+    # The table has no derived columns, so compare the recorded segments.
     recorded = ([segment.recorded for segment in one.segments] for one in (before, rows))
     *firsts, last = zip(*recorded, strict=False)
     return last[0].begins_as(last[1]) and all(one is other for one, other in firsts)
 
 
 def _names(rows: Snapshot) -> list[str]:
-    """Return the columns that may be constant within an episode: numbers and texts, one for each row."""
-    # Computed columns vary from row to row, and reading them would compute them.
+    """Return the columns that may be constant within an episode: columns with one number or text for each row."""
+    # Derived columns vary from row to row, and reading them would compute them.
     ours = {rows.config.fields[name].column for name in _COUNTED if name in rows.config.fields} | {*rows.config.made}
     found: dict[str, bool] = {}
     for segment in rows.segments:
@@ -123,7 +125,9 @@ def _names(rows: Snapshot) -> list[str]:
 
 
 def _counted(rows: Snapshot, starts: Int64s, first: int) -> dict[str, npt.NDArray[Any]]:
-    """Return the counted columns of the episodes that begin at ``starts``; the first episode has number ``first``."""
+    """Return the number, start, length, return and done code of the episodes that begin at ``starts``. The first of
+    these episodes has the number ``first``.
+    """
     ends = np.append(starts[1:], rows.num_rows)
     done = [np.zeros(len(ends), np.int64)]  # for rows without done codes
     if "done" in rows.readers:
@@ -157,14 +161,18 @@ def _returns(rows: Snapshot, starts: Int64s) -> npt.NDArray[np.float64]:
 
 
 def _steps_at(places: Int64s, count: int) -> Int64s:
-    """Return the number of places at or before each of ``0 .. count - 1``: places 1, 3 of 4 give 0, 1, 1, 2."""
+    """Return how many ``places`` are at or before each of ``0 .. count - 1``: places 1 and 3 with count 4 give 0, 1, 1,
+    2.
+    """
     there = np.zeros(count, np.int64)
     there[places] = 1
     return np.cumsum(there)
 
 
 def _values_by_episode(rows: Snapshot, name: str, starts: Int64s) -> pa.ChunkedArray | None:
-    """Return a column's value in each episode that begins at ``starts``; None if it varies within an episode."""
+    """Return a column's value in each episode that begins at ``starts``; None if the column varies within an
+    episode.
+    """
     values: list[pa.Array] = []
     try:
         for found, differs, at in changes(rows.segments, rows.num_rows, name, int(starts[0])):
@@ -193,7 +201,7 @@ def _behind(known: pa.ChunkedArray, values: pa.ChunkedArray) -> pa.ChunkedArray:
 Condition: TypeAlias = "Callable[[dict[str, Any]], bool] | Mapping[str, Any] | pc.Expression"
 
 REST = "test"
-"""The name of the part of a split that gets the remaining share."""
+"""The name of the split part that gets the remaining share of episodes."""
 
 _NUMBER = "number of the episode"
 _ENOUGH = 1e-9
@@ -203,7 +211,7 @@ class Where:
     """The rule that selects the episodes that meet all conditions; see ``Store.where``.
 
     Args:
-        conditions: Expressions, functions, and requested values of columns by name.
+        conditions: Expressions; functions; and dicts of requested values by column name.
 
     Raises:
         ConfigError: A condition has another type, or there is no condition.
@@ -247,7 +255,7 @@ class Where:
 
 
 class _Answers:
-    """The answers of a function of an episode, which is called once for each episode.
+    """Caches the results of a function of an episode, and calls the function once for each episode.
 
     Args:
         ask: The function.
@@ -259,7 +267,7 @@ class _Answers:
         self._known: dict[tuple[int, int], bool] = {}
 
     def of(self, episodes: Episodes, asked: Bools) -> Bools:
-        """Return the answers, bool ``[episodes]``; False where ``asked`` is False."""
+        """Return the function's results, bool ``[episodes]``; False for episodes where ``asked`` is False."""
         if episodes.origin is not self._origin:
             self._origin, self._known = episodes.origin, {}
         table = episodes.table
@@ -300,7 +308,9 @@ def _column_of(table: pa.Table, name: Any, label: str) -> pa.ChunkedArray:
 
 
 def _holds(table: pa.Table, name: str, value: Any) -> Bools:
-    """Return whether each value of a column equals a value, is in a list of values, or lies in a range."""
+    """Return whether each value of a column meets a condition: it equals a value, is in a list of values, or lies in a
+    range.
+    """
     column = _column_of(table, name, "where")
     several = isinstance(value, list | set | frozenset | range | np.ndarray)
     if pa.types.is_null(column.type):
@@ -364,7 +374,7 @@ class SplitRule:
         name: Name of the part.
         low, high: The part has the episodes whose random number in ``[0, 1)`` is at least ``low`` and below ``high``.
         seed: Seed of the random numbers.
-        by: "episode", or the column for whose values the numbers are drawn.
+        by: "episode", or a column: one number is drawn for each value of that column.
     """
 
     name: str
@@ -388,7 +398,7 @@ Rule = Where | Best | SplitRule
 
 
 def parts_of(shares: Mapping[str, float], seed: int, by: str) -> dict[str, SplitRule]:
-    """Return the parts of a split, by name; the last one gets the remaining share.
+    """Return the parts of a split, by name; the last part gets the remaining share.
 
     Raises:
         ConfigError: A share is invalid, or the sum of the shares is above 1.
@@ -437,7 +447,7 @@ _LOOKED_AT = 64
 
 
 class ChosenSegment(SegmentView):
-    """Selected stretches of another segment's rows, in their own order; nothing is copied.
+    """A selection of stretches of another segment's rows, in that segment's order, without a copy.
 
     Args:
         whole: The other segment.
@@ -450,12 +460,12 @@ class ChosenSegment(SegmentView):
 
     @memo
     def indices(self) -> pa.Table | None:
-        """Row numbers into the table, int64, for callers that need them one by one."""
+        """The row number in the table of each selected row, int64."""
         return pa.table({"indices": self.row_numbers(np.arange(self.num_rows))})
 
     @memo
     def origin(self) -> Any:
-        """The corresponding rows of the origin of the underlying segment; None if it has no origin."""
+        """The selected rows as a ``datasets.Dataset``; None if the underlying segment has no such origin."""
         if self.whole.origin is None:
             return None
         stretches = [np.arange(first, first + size) for first, size in zip(self.firsts, self.sizes, strict=True)]
@@ -463,7 +473,9 @@ class ChosenSegment(SegmentView):
 
     @memo
     def runs(self) -> Stretches | None:
-        """The selected stretches, cut at chunk boundaries; None if they are so short that row numbers need less."""
+        """The selected stretches, cut at chunk boundaries; None if stretches are so short that row numbers need less
+        memory.
+        """
         whole = self.whole.runs if self.whole.has_indices else Stretches(self.whole.chunk_starts)
         if whole is None or are_too_short(len(self.sizes), self.num_rows):
             return None
@@ -476,7 +488,8 @@ class ChosenSegment(SegmentView):
         return self.whole.row_numbers(self.firsts[stretch] + rows - self.begins[stretch])
 
     def begins_as(self, other: Segment) -> bool:
-        """Return whether the common rows of both are equal: only the last stretch of one may be longer.
+        """Return whether one of two selections begins with the rows of the other; the last common stretch may differ in
+        length.
 
         Example: (0, 5), (9, 3) begins as (0, 5), (9, 1), and as (0, 5), (9, 3), (20, 4); not as (0, 4), (9, 3).
         """
@@ -492,11 +505,11 @@ class ChosenSegment(SegmentView):
         )
 
     def has_value(self, name: str, rows: int) -> bool:
-        """Return whether a value among the first ``rows`` rows is not null."""
+        """Return whether the column has a non-null value in the first ``rows`` rows."""
         return not rows or self.first_value(name, rows) is not None
 
     def take(self, row: int, count: int = 1) -> pa.Table:
-        """Return ``count`` consecutive rows as a table; by default one row."""
+        """Return ``count`` consecutive rows from ``row`` on as a table; by default one row."""
         first, last = (self.begins.searchsorted([row, row + count - 1], side="right") - 1).tolist()
         lows = np.maximum(row - self.begins[first : last + 1], 0)
         highs = np.minimum(row + count - self.begins[first : last + 1], self.sizes[first : last + 1])
@@ -508,7 +521,7 @@ class ChosenSegment(SegmentView):
             return None
         if self.whole.has_indices:
             return super()._find_first(name)
-        # Do not look into the table, which may be remote and larger; usually the first row has a value.
+        # Do not search the table, which may be remote and larger; usually the first row has a value.
         part, begin = self.whole.part(name), 0
         cut = cut_at_stretches(Stretches(self.whole.chunk_starts), self.firsts, self.sizes)[:3]
         pieces = list(zip(*(some.tolist() for some in cut), strict=True))
@@ -533,10 +546,11 @@ class ChosenSnapshot(Snapshot):
 
     Args:
         segments: The segments that hold exactly these rows.
-        config, budget, store_rows: As in the other snapshot.
+        config, budget, store_rows: See ``Snapshot``.
         starts: The first rows of the episodes, int64 ``[n]``, ascending, 0 first.
         root: The fingerprint of the rows from which the episodes were selected: all rows of a store.
-        of_root: The first rows of the episodes among those rows, int64 ``[n]``, over any number of selections.
+        of_root: The first row of each selected episode among the rows of ``root``, int64 ``[n]``, also after repeated
+            selections.
     """
 
     def __init__(
@@ -554,7 +568,9 @@ class ChosenSnapshot(Snapshot):
         self.root, self.of_root = root, of_root
 
     def of_rows(self, rows: Any) -> Snapshot:
-        """Return these rows for the store's present number of rows; another number needs a selection by the store."""
+        """Return this snapshot; raises ConfigError if ``rows`` is not the number of store rows that it was selected
+        from.
+        """
         if rows != self.store_rows:
             raise ConfigError(
                 f"snapshot: expected {self.store_rows}, the number of rows it selected episodes from, found "
@@ -568,12 +584,12 @@ class ChosenSnapshot(Snapshot):
         return ChosenSnapshot(segments, config, *of_store, self.episode_starts, self.root, self.of_root)
 
     def grown_from(self, before: Snapshot) -> None:
-        """Keep only what segments know: episodes are inserted between others, or are no longer selected."""
+        """Return None: a later selection may insert or remove episodes, so only the segments' caches are reused."""
         return None
 
     @memo
     def fingerprint(self) -> str:
-        """A digest of the original rows, of the selection, and of the computed columns."""
+        """A digest of the original rows, of the selection, and of the derived columns."""
         made = sorted(self.config.made.items())
         sizes = np.diff(self.episode_starts, append=self.num_rows)
         chosen = hashlib.sha256(self.root.encode() + self.of_root.tobytes() + sizes.tobytes()).hexdigest()[:32]

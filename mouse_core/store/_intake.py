@@ -1,4 +1,6 @@
-"""The schema of a store, and its rows: datasets become segments by reference, appended rows go into extents."""
+"""The schema of a store, and the backend of its rows: datasets become segments by reference; appended rows are written
+to extents.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +32,11 @@ if TYPE_CHECKING:
     from mouse_core.metadata import DatasetMetadata
 
 REFUSALS = (ValueError, TypeError, OverflowError, pa.ArrowException)
-"""Errors that may occur while a column is built from a value."""
+"""Errors that building a column from a value may raise."""
 
 
 class StoreSchema:
-    """The fields that a store was created with, and the columns of its rows so far.
+    """The arguments of a store, and the columns and metadata of its rows so far.
 
     Args:
         fields, alignment, image_roots, spec, columns: See ``DatasetStore``.
@@ -71,7 +73,7 @@ class StoreSchema:
         return SnapshotConfig(dict(self.fields), types, self.dims, self.alignment, layout=self.said.layout or "mouse")
 
     def columns(self) -> dict[str, pa.DataType]:
-        """Return the Arrow types of the columns of the rows, or before any row, of the declared columns."""
+        """Return the Arrow types of the columns; in an empty store, of the declared columns."""
         return dict(self.arrow_types) or {name: one.type for name, one in self.declared.items()}
 
     def metadata(self) -> DatasetMetadata:
@@ -87,11 +89,11 @@ class StoreSchema:
 
         Args:
             segments: The segments.
-            said: For each segment its name in messages and its metadata; without segments, the metadata of the store.
+            said: The name in messages and the metadata of each segment; without segments, of the store.
 
         Raises:
             MissingFieldError: A required column is missing.
-            SchemaError: A field cannot be read from its column, columns do not fit the present ones, or metadata
+            SchemaError: A field cannot be read from its column, columns differ from the store's columns, or metadata
                 contradict known metadata.
         """
         merged = copy.copy(self)
@@ -102,7 +104,7 @@ class StoreSchema:
         return merged
 
     def _adopt(self, said: Sequence[tuple[str, DatasetMetadata]]) -> None:
-        """Check the metadata of datasets, and fill in what the store's arguments leave open."""
+        """Check the metadata of datasets; they set the options that the store's arguments leave open."""
         from mouse_core.metadata import joined
 
         told = {field.name: field for field in self.told.fields}
@@ -136,14 +138,14 @@ class StoreSchema:
             self._check_width(column, data_type, " in the rows before")
 
     def _untold_dim(self, name: str, label: str, metadata: DatasetMetadata) -> int | None:
-        """Return a dimension from a dataset's metadata that is not an argument of the store."""
+        """Return a dimension from a dataset's metadata; None if it is an argument of the store."""
         told, found = getattr(self.told, name), getattr(metadata, name)
         if told is not None and found is not None and told < found:
             raise SchemaError(f"{name}: expected at least {found}, as {_called(label, metadata)} says, found {told}")
         return None if told is not None else found
 
     def _know_fields(self) -> None:
-        """Combine the arguments of the store and the metadata of datasets."""
+        """Set dimensions and fields from the store's arguments and the metadata of datasets."""
         self.dims: dict[str, Any] = {name: getattr(self.told, name) or getattr(self.said, name) for name in DIMS}
         self.fields = merge_fields([*self.said.fields, *self.told.fields], self.dims, self.said.layout or "mouse")
         self.by_column = {field.column: self._combined(field.column) for field in self.fields.values()}
@@ -156,10 +158,11 @@ class StoreSchema:
                 self._check_width(name, declared.type)
 
     def declare(self, columns: Iterable[pa.Field], label: str) -> Self:
-        """Return the schema with columns that were declared when the rows' folder was made.
+        """Return the schema with the columns that were declared when the store's folder was created.
 
         Raises:
-            SchemaError: The store declares such a column otherwise, or a field cannot be read from one.
+            SchemaError: The store declares one of these columns with another type, or a field cannot be read from its
+                column.
         """
         schema, found = copy.copy(self), {one.name: one for one in columns}
         for name, declared in self.declared.items():
@@ -204,7 +207,7 @@ class StoreSchema:
         self.arrow_types = arrow_types
 
     def learn(self, name: str, column: ColumnExtent) -> None:
-        """Add the type of a column of appended rows, unless the type is known already."""
+        """Record the type of a column of appended rows, unless the type is known already."""
         if not self.arrow_types and self.said.alignment is None:
             self.all_say_alignment = False  # these are the first rows, and no metadata state their alignment
         if name not in self.arrow_types or column_type(self.arrow_types[name]).kind == "null":
@@ -213,7 +216,7 @@ class StoreSchema:
             self.arrow_types[name] = self.declared[name].type if is_declared else found
 
     def check_names(self, names: Iterable[str]) -> None:
-        """Check that ``names`` are the columns of the store, or can be the first columns of an empty store.
+        """Check that ``names`` are the store's columns, or valid first columns of an empty store.
 
         Raises:
             MissingFieldError: A column is missing.
@@ -239,7 +242,7 @@ class StoreSchema:
             raise SchemaError(f"append: expected columns {known}, found also {unknown}")
 
     def tail_columns(self, row: Mapping[str, Any], spec: Mapping[str, FieldSpec], at: int) -> dict[str, TailColumn]:
-        """Return the columns for appended rows, the first of which is ``row``, number ``at``.
+        """Return columns for appended rows; the first appended row is ``row``, and its number is ``at``.
 
         Raises:
             DataError: A column or field cannot hold its value.
@@ -266,7 +269,7 @@ class StoreSchema:
         return columns
 
     def hint(self, name: str, value: Any = None) -> str:
-        """Return the remedy for a value that a column's field cannot read, to end a message; empty: none."""
+        """Return the end of an error message: the remedy for a value that a column's field cannot read, or ""."""
         if isinstance(value, Mapping) and not value.keys() <= {"bytes", "path"}:
             parts = ", ".join(repr(f"{name}.{key}") for key in [*value][:3])
             return f"; give each part of the dict as a column of its own, such as {parts}"
@@ -276,7 +279,7 @@ class StoreSchema:
         return f"; the field {field.name!r} reads this column: give other values another name, such as '{name}_values'"
 
     def _with_domain(self, name: str, column: TailColumn) -> TailColumn:
-        """Return a column that accepts the values of its spec, and zeros in rows without a transition ("arrived")."""
+        """Return the column with a check of its values: values of its spec, and with alignment "arrived" also zeros."""
         spec, field = self.spec[name], self.by_column.get(name)
         from mouse_core.columns.appended import holds
 
@@ -291,7 +294,7 @@ class StoreSchema:
         bounds = _common_bounds(column, fields)
         fill = None
         if all(field.fill is not None for field in fields):
-            # Any valid value will do: it only shows whether nulls are allowed.
+            # The value does not matter if it is valid: it only shows that nulls are allowed.
             fill = 0 if bounds is None else bounds[0]
         is_padded = all(field.pad is not None for field in fields)
         return replace(
@@ -303,7 +306,9 @@ class StoreSchema:
         )
 
     def _check_width(self, name: str, data_type: pa.DataType, where: str = "", before: pa.DataType = None) -> None:
-        """Raise SchemaError if the type alone shows that rows do not fit their field, or earlier rows of a type."""
+        """Raise SchemaError if a column's type shows that its rows have another width than the field or the earlier
+        rows.
+        """
         found = fixed_shape(data_type)
         field = self.by_column.get(name)
         if not found or field is None or field.image:
@@ -328,7 +333,7 @@ class StoreSchema:
 
 
 def _called(label: str, metadata: DatasetMetadata) -> str:
-    """Return the name of rows in a message, with their environments, the usual reason why rows differ."""
+    """Return the name of rows for a message, with their environments: differing environments are the usual cause."""
     more = ", ..." if len(metadata.environments) > 3 else ""
     return label + (f" ({', '.join(metadata.environments[:3])}{more})" if metadata.environments else "")
 
@@ -348,7 +353,7 @@ def _common_bounds(column: str, fields: Sequence[Field]) -> tuple[int, int] | No
 
 
 def _check_alike(given: Field, said: Field, label: str) -> None:
-    """Raise SchemaError unless the store's field reads the same as the dataset's field of that name."""
+    """Raise SchemaError unless the store's field has the same column and shape as the dataset's field of that name."""
     for name in ("column", "shape", "image"):
         wanted, found = getattr(given, name), getattr(said, name)
         if wanted != found and wanted is not None and found is not None:
@@ -378,13 +383,13 @@ def _in_words(found: Iterable[object], columns: Iterable[str] | None = None) -> 
 
 
 class StoreBackend:
-    """The rows of a store: segments, and the open extent for appended rows; in memory or remote. Subclasses add files.
+    """The rows of a store, in memory or remote: segments, and the open extent for appended rows. Subclasses add files.
 
     Args:
-        schema: The store's schema, which learns the columns of the first row.
+        schema: The store's schema; the first row adds its columns.
         budget: The limit of dense copies.
-        error: Returns the error that every append raises, for a read-only store; None: appends are allowed.
-        path: The folder or the address that the rows lie in; None: in memory.
+        error: Returns the error that every append to a read-only store raises; None: appends are allowed.
+        path: The folder or address of the rows; None: the rows are in memory.
     """
 
     #: The format that the rows were found in.
@@ -407,11 +412,13 @@ class StoreBackend:
         self._flags: tuple[str, str] | None = None
         self.lock = ProcessLock()
         self._kept: Snapshot | None = None
-        # Whether no more appended rows are inspected for rewards that contradict the alignment.
+        # Whether enough appended rows were inspected for rewards that contradict the alignment.
         self._is_inspected = False
 
     def warn_of_rewards(self, *, stacklevel: int) -> None:
-        """Warn once if the first appended rows have rewards where episodes begin, against the alignment "arrived"."""
+        """Warn once if, with alignment "arrived", the first appended rows have rewards in the first row of an
+        episode.
+        """
         if self._extent is not None and not self._is_inspected and self.schema.alignment == "arrived":
             where = "the rows that were appended" if self.path is None else f"store {self.path}"
             found = warn_of_appended(self._extent, self.schema.fields, where, stacklevel=stacklevel + 1)
@@ -419,15 +426,15 @@ class StoreBackend:
 
     @property
     def end(self) -> int:
-        """Number of rows ever written, cleared ones included."""
+        """Number of rows ever written, including cleared rows."""
         return self._cleared + self.count
 
     def seen(self) -> Self:
-        """Return the backend including rows that another process has written since."""
+        """Return the backend with the rows that another process has written since."""
         return self
 
     def shown(self) -> list[Segment]:
-        """The segments of snapshots."""
+        """The segments of complete rows, as snapshots use them."""
         return self.segments
 
     def snapshot(self) -> Snapshot:
@@ -439,16 +446,16 @@ class StoreBackend:
             return self._kept
 
     def _all_segments(self) -> list[Segment]:
-        """Return the segments of snapshots, including the open extent."""
+        """Return all segments, including the open extent."""
         segment = self.open_segment()
         return self.shown() if segment is None else [*self.shown(), segment]
 
     def take(self, segments: Sequence[Segment], said: Sequence[tuple[str, DatasetMetadata]]) -> None:
-        """Add segments behind the present rows; see ``DatasetStore.from_dataset``.
+        """Add segments after the existing rows; see ``DatasetStore.from_dataset``.
 
         Args:
             segments: The segments.
-            said: For each segment its name in messages and its metadata.
+            said: The name in messages and the metadata of each segment.
         """
         with self.lock:
             self.check_open()
@@ -459,7 +466,9 @@ class StoreBackend:
             self.count += sum(segment.num_rows for segment in segments)
 
     def check_first(self, columns: Mapping[str, Any], metadata: DatasetMetadata) -> None:
-        """Raise the errors that ``take`` and ``extend`` raise for first rows with ``metadata``; changes nothing."""
+        """Raise the errors that ``take`` and ``extend`` would raise for first rows with ``metadata``, without a
+        change.
+        """
         trial = StoreBackend(self.schema, self.budget)
         trial.take([], [("the episode", metadata)])
         trial.extend(columns, len(columns["done"]))
@@ -472,22 +481,22 @@ class StoreBackend:
             self.segments, self.count, self._kept, self._extent = [], 0, None, None
 
     def recount(self) -> None:
-        """Count the taken rows after an interrupting error; remove a row that is incomplete."""
+        """Restore a valid row count after an interrupt; an incomplete row is removed."""
         if self.error is None:
             if self._extent is not None:
                 self._extent.forget_parts()
             self.count = sum(segment.num_rows for segment in self.segments) + self.open_count
 
     def check_open(self) -> None:
-        """Raise ``error``, if there is one."""
+        """Raise the error of a read-only store."""
         if self.error is not None:
             raise self.error()
 
     def flush(self) -> None:
-        """Do nothing, without rows to write; see ``DatasetStore.flush``."""
+        """Do nothing, since no rows wait to be written; see ``DatasetStore.flush``."""
 
     def close(self) -> None:
-        """Do nothing, without files to close; see ``DatasetStore.close``."""
+        """Do nothing, since no files are open; see ``DatasetStore.close``."""
 
     def interrupt_on_close(self, recording: Any) -> None:
         """Do nothing, since ``close`` does nothing; see ``DatasetStore.interrupt_on_close``."""
@@ -496,17 +505,17 @@ class StoreBackend:
 
     @property
     def open_count(self) -> int:
-        """Number of rows in the open extent."""
+        """Number of appended rows in the open extent."""
         return 0 if self._extent is None else self._extent.count
 
     def open_segment(self) -> Segment | None:
-        """The present rows of the open extent as a segment; later rows do not appear in it."""
+        """A segment of the rows that the open extent has now; later rows are not in it."""
         if self._extent is None or not self._extent.count:
             return None
         return Segment.of_extent(self._extent, self.schema.image_roots)
 
     def seal_open(self) -> None:
-        """Seal the open extent; the next row opens a new one, which has all columns learnt since."""
+        """Seal the open extent. The next row opens a new extent, with all columns known by then."""
         segment = self.open_segment()
         self._extent = None
         if segment is not None:
@@ -514,7 +523,7 @@ class StoreBackend:
             self.segments.append(segment)
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Add one row; the caller counts it. See ``DatasetStore.append``."""
+        """Add one row; the caller increments the row count. See ``DatasetStore.append``."""
         extent = self._extent
         if self._flags is None and extent is not None and extent.count < extent.rows and extent.append(row):
             return
@@ -598,7 +607,9 @@ class StoreBackend:
         return prepared
 
     def _extent_for(self, row: Mapping[str, Any], coming: int = 0) -> Extent:
-        """Return the extent for ``row``: the open one, or a new one, which is opened once the row is in it."""
+        """Return the extent for ``row``: the open extent, or a new extent, which becomes the open extent when it holds
+        the row.
+        """
         if self._extent is None or row.keys() != self._extent.columns.keys():
             self.schema.check_names(row)
         if self._extent is None:
@@ -612,11 +623,11 @@ class StoreBackend:
         return Extent.allocate(columns, before, coming)
 
     def _has_room(self, extent: Extent, coming: int) -> bool:
-        """Return whether the first of ``coming`` rows fits into an extent."""
+        """Return whether an extent has room for the first of ``coming`` rows."""
         return extent.count < extent.rows
 
     def _learn(self, extent: Extent, row: Mapping[str, Any]) -> bool:
-        """Retry a row with the first value of a column that was null throughout; return whether it was added."""
+        """Retry a row whose column was null in all earlier rows; return whether the row was added."""
         learnt = self._relearnt(extent, row)
         if learnt is None:
             return False
@@ -648,7 +659,7 @@ class StoreBackend:
             self.schema.learn(name, column)
 
     def _spec(self) -> Mapping[str, FieldSpec]:
-        """The specs of the fields of the earlier rows."""
+        """The fields' specs, from the earlier rows."""
         return Snapshot(self._all_segments(), self.schema.config()).spec if self.segments else {}
 
     def _refused(self, name: str, error: BaseException | None, row: int = 0) -> DataError:
@@ -658,7 +669,7 @@ class StoreBackend:
 def _first_known(values: Any, is_read: bool) -> Any:
     """Return the first value that is not null, to infer a type from; None if all are null.
 
-    For a column that no field reads, it is the first value that determines the type; ``[]`` does not.
+    For a column that no field reads, empty lists are skipped, since ``[]`` does not determine a type.
     """
     if type(values) is np.ndarray and values.dtype != object:
         return values[0]
@@ -669,7 +680,7 @@ def _first_known(values: Any, is_read: bool) -> Any:
 def select_splits(
     dataset: Any, splits: str | Sequence[str] | None, split_pattern: str | Sequence[str] | None
 ) -> list[tuple[str, Any]]:
-    """Return the selected datasets in order, each with its name in messages; see ``DatasetStore.from_dataset``.
+    """Return the selected datasets in order, each with a name for messages; see ``DatasetStore.from_dataset``.
 
     Raises:
         ConfigError: Both arguments are given, a split is unknown, or a pattern matches no split.
@@ -693,7 +704,7 @@ def _listed(names: str | Sequence[str] | None) -> list[str]:
 
 
 def _matching(dataset: Mapping[Any, Any], patterns: Iterable[str]) -> Iterable[Any]:
-    """Yield the names that match a pattern, each once, in the order of the patterns."""
+    """Yield each name that matches a pattern once, in the order of the patterns."""
     names: dict[Any, None] = {}
     for pattern in patterns:
         matched = [name for name in dataset if fnmatchcase(str(name), pattern)]
@@ -709,7 +720,7 @@ def segment_of(part: Any, image_roots: tuple[str, ...]) -> Segment:
     Raises:
         ConfigError: ``part`` is neither a dataset nor a table.
         SchemaError: The name of a column is not Unicode text.
-        DataError: A mapped file was cut, or holds rows that its reader did not see.
+        DataError: A mapped file was truncated, or it has grown since its reader opened it.
     """
     if isinstance(part, pa.Table):
         try:

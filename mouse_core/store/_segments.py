@@ -1,4 +1,6 @@
-"""Segments: the immutable stretches of steps that form a store, and the comparison of earlier and later segments."""
+"""Segments: the immutable tables of steps that form a store, and the comparison of a store's earlier and later
+segments.
+"""
 
 from __future__ import annotations
 
@@ -25,20 +27,20 @@ if TYPE_CHECKING:  # loaded on demand: for appended or remote rows
     from mouse_core.readahead import RemoteMemory
 
 _LOOKED_AT = 1 << 16
-# Runs of rows are kept, in 24 bytes each, if they have this average length and there are at most this many.
+# Runs of rows are stored, in 24 bytes each, if their average length and their number are within these limits.
 _SHORTEST_RUNS, _MOST_RUNS = 4, 1 << 21
 
 
 def are_too_short(runs: int, rows: int) -> bool:
-    """Return whether ``runs`` runs of ``rows`` rows are kept row by row instead."""
+    """Return whether ``runs`` runs of ``rows`` rows in total are too short or too many to be stored as runs."""
     return runs > _MOST_RUNS or _SHORTEST_RUNS * runs > rows + _LOOKED_AT
 
 
 def runs_of(numbers: pa.ChunkedArray, rows: int, chunk_starts: npt.NDArray[np.int64]) -> Stretches | None:
-    """Return stretches of consecutive row numbers, each in one chunk; None if the numbers have no such order.
+    """Return row numbers as runs of consecutive numbers, each in one chunk; None if the runs are too short or too many.
 
     Args:
-        numbers: Row numbers into a table of ``rows`` rows.
+        numbers: Row numbers in a table of ``rows`` rows.
         rows: The number of rows of the table.
         chunk_starts: The first row of every chunk of the table, and the end.
     """
@@ -86,13 +88,13 @@ def first_picked(column: pa.ChunkedArray, numbers: pa.ChunkedArray) -> int | Non
 
 
 class Segment:
-    """A table of steps and, optionally, the selection and order of its rows. Creating a segment reads nothing.
+    """A table of steps and, optionally, a selection and order of the table's rows. Creating a segment reads nothing.
 
     Args:
         table: The steps.
-        indices: Row numbers into ``table`` (one uint64 column), as ``datasets`` keeps them after a shuffle or a filter.
-        origin: The ``datasets.Dataset`` of the table, if any. A pickled segment contains it instead of the table; for a
-            dataset on disk, that is a path.
+        indices: Row numbers in ``table`` (one uint64 column), as ``datasets`` stores them after a shuffle or a filter.
+        origin: The ``datasets.Dataset`` of the table, if any. A pickled segment contains the dataset instead of the
+            table; a dataset on disk is pickled as a path.
         image_roots: Additional folders for images that rows name by path; the dataset's own folder is always allowed.
     """
 
@@ -128,9 +130,9 @@ class Segment:
 
     @classmethod
     def of_extent(cls, extent: Extent, image_roots: tuple[str, ...]) -> Segment:
-        """Return the present rows of an extent as a segment of one chunk; later rows do not appear in it.
+        """Return the rows that an extent has now as a segment of one chunk; later rows are not in it.
 
-        Columns and table are created on first use, since few are sampled.
+        Columns and table are created on first use, because few segments are sampled.
         """
         segment = cls.__new__(cls)
         segment._named_roots = image_roots
@@ -151,7 +153,7 @@ class Segment:
 
     @memo
     def indices(self) -> pa.Table | None:
-        """Row numbers into the table; None if its rows are used in order."""
+        """Row numbers in the table; None if the segment has all rows of the table in their order."""
         return None
 
     @memo
@@ -170,7 +172,7 @@ class Segment:
         return self if self.extent is None and self.place is None else None
 
     def seal(self) -> None:
-        """Create the table, and release the objects it is created from."""
+        """Create the table, and release the objects that the table is created from."""
         if self.table is not None:
             self._make_table = None
 
@@ -193,12 +195,12 @@ class Segment:
         return dict(zip(self.table.schema.names, self.table.schema.types, strict=True))
 
     def column(self, name: str) -> pa.ChunkedArray | None:
-        """Return a column of the table as stored; None if there is no column of that name."""
+        """Return a column of the table as stored; None if no column has this name."""
         return self.table.column(name) if name in self.types else None
 
     @memo
     def chunk_starts(self) -> npt.NDArray[np.int64]:
-        """The first row of every chunk, and the end, int64 ``[chunks + 1]``; equal for all columns."""
+        """The first row of every chunk, and the number of rows, int64 ``[chunks + 1]``; equal for all columns."""
         columns = self.table.columns
         if self._same_chunks:
             return _chunk_starts(columns[0])
@@ -206,7 +208,9 @@ class Segment:
 
     @memo
     def _same_chunks(self) -> bool:
-        """Return whether all columns are cut at the same rows, so that chunk ``k`` of each holds the same rows."""
+        """Return whether all columns have the same chunk boundaries, so that chunk ``k`` of each column holds the same
+        rows.
+        """
         if self.is_mapped:
             return True  # record batches; inspecting each of them would take longer than the first batch
         first, *others = (_chunk_starts(column) for column in self.table.columns)
@@ -234,13 +238,13 @@ class Segment:
                     part.videos = self._videos = self._videos or videos_of(self.origin or self.table.schema)
                 if kind is None:
                     part.begin[:] = IRREGULAR
-            # One object for all callers, because addresses in it outlive the snapshot that created it.
+            # All callers get one object, because its cached addresses outlive the snapshot that created it.
             return self._parts.setdefault(name, part)
         return self._parts[name]
 
     @memo
     def is_mapped(self) -> bool:
-        """Whether the table consists of mapped files, one after the other."""
+        """Whether the table consists of consecutive memory-mapped files."""
         data = None if self.origin is None else self.origin.data
         blocks = getattr(data, "blocks", [[data]])
         return all(len(row) == 1 and type(row[0]).__name__ == "MemoryMappedTable" for row in blocks)
@@ -262,8 +266,8 @@ class Segment:
 
     @memo
     def runs(self) -> Stretches | None:
-        """Stretches of consecutive row numbers, as after a filter, each in one chunk; None if there are no row numbers,
-        or if they have no such order.
+        """Runs of consecutive row numbers, as after a filter, each in one chunk. None without row numbers, or if the
+        runs are too short or too many.
         """
         if self.indices is None:
             return None
@@ -271,7 +275,9 @@ class Segment:
         return runs_of(self.indices.column(0), self.table.num_rows, self.chunk_starts)
 
     def row_numbers(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the table's rows behind the segment's ``rows`` (int64 ``[n]``); only for segments with row numbers."""
+        """Return the table's row for each of the segment's ``rows`` (int64 ``[n]``); only for segments with row
+        numbers.
+        """
         if self._indices_column is None:
             return rows
         windows = Windows(Stretches(self._indices_starts), rows, 1).part(0)
@@ -285,7 +291,7 @@ class Segment:
         return numbers
 
     def first_value(self, name: str, rows: int) -> tuple[int, Any] | None:
-        """Return the first non-null value among the first ``rows`` rows, and its row; None if all are null."""
+        """Return the first non-null value among the first ``rows`` rows, and its row; None if all values are null."""
         if name not in self.types:
             return None
         if name not in self._first_values:
@@ -295,16 +301,16 @@ class Segment:
 
     @property
     def fetched_by(self) -> RemoteMemory | None:
-        """The remote memory that fetches encoded values; None if all values are in ``backing``."""
+        """The remote memory whose fetches decoding waits for; None if the values are read directly."""
         return None
 
     @property
     def recorded(self) -> Segment:
-        """The segment of the recorded rows, without computed columns."""
+        """The segment of the recorded rows, without derived columns."""
         return self
 
     def begins_as(self, other: Segment) -> bool:
-        """Return whether the common rows of both segments are equal."""
+        """Return whether one segment begins with the rows of the other."""
         same_place = self.place is not None and self.place == other.place
         return self is other or same_place or (self.extent is not None and self.extent is other.extent)
 
@@ -356,7 +362,7 @@ class Segment:
         return self.table.slice(row, count)
 
     def _listed(self, row: int, count: int) -> list[int]:
-        """Return the table's rows behind ``count`` consecutive rows, in any order."""
+        """Return the table's row numbers of ``count`` consecutive rows, which may be in any order."""
         assert self.indices is not None
         listed: list[int] = self.indices.column(0).slice(row, count).to_pylist()
         return listed
@@ -368,7 +374,7 @@ class Segment:
 
 
 class FileSegment(Segment):
-    """Rows of files that are opened when their rows are read.
+    """A segment whose files are opened when their rows are read.
 
     Args:
         schema: The columns.
@@ -405,18 +411,18 @@ class FileSegment(Segment):
         return dict(zip(self._schema.names, self._schema.types, strict=True))
 
     def part(self, name: str) -> ColumnPart:
-        """See ``Segment``; a file is opened, or its head read, when a chunk is used."""
+        """See ``Segment``; the use of a chunk opens its file or reads the file's head."""
         if name not in self._parts and name in self.types and (part := self._file_part(name)) is not None:
             return self._parts.setdefault(name, part)
         return super().part(name)
 
     def _file_part(self, name: str) -> ColumnPart | None:
-        """Return a column that is read chunk by chunk; None: the column is created from the table's."""
+        """Return a column that is read chunk by chunk; None: the caller uses the table's column."""
         return None
 
 
 class SegmentView(Segment):
-    """Rows of another segment, with its cached knowledge; subclasses select rows or add columns.
+    """A view of another segment that shares its caches; subclasses select rows or add columns.
 
     Args:
         whole: The other segment.
@@ -478,12 +484,12 @@ class SegmentView(Segment):
         return self.whole.row_numbers(rows)
 
     def part(self, name: str) -> ColumnPart:
-        """See ``Segment``; returns the part of the other segment, which caches knowledge of its chunks."""
+        """See ``Segment``; returns the part of the other segment, which caches properties of its chunks."""
         return self.whole.part(name)
 
 
 def no_column() -> None:
-    """Represents a column that a segment does not have."""
+    """Return an empty column that stands for a column that a segment lacks."""
 
 
 def _to_column(extent: ColumnExtent, rows: int) -> pa.ChunkedArray:
@@ -499,10 +505,10 @@ def _chunk_starts(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
 
 
 def growth_of(before: Sequence[Segment], after: Sequence[Segment]) -> Growth | None:
-    """Return the rows appended between two lists of segments; None if more than appended rows differs."""
+    """Return the rows that were appended between two lists of segments; None if the lists also differ otherwise."""
     kept = _same(before, after)
     appended = after[kept:]
-    # Segments of datasets may add shapes of rows, and many files are many chunks.
+    # New datasets may change the shapes of rows, and many files add many chunks.
     grew = all(segment.extent is not None for segment in appended) and not any(
         len(segment.chunk_starts) > 2 for segment in (*appended, *before[kept:])
     )
@@ -510,9 +516,10 @@ def growth_of(before: Sequence[Segment], after: Sequence[Segment]) -> Growth | N
 
 
 def continues(before: Sequence[Segment], after: Sequence[Segment]) -> bool:
-    """Return whether ``after`` has the rows of ``before`` first; False if ``before`` is empty.
+    """Return whether the rows of ``after`` begin with the rows of ``before``; False if ``before`` is empty.
 
-    The last segment may have grown. In a folder, the last rows may have moved to other files: sealed, or merged.
+    The last segment may have grown. In a store's folder, sealing or merging may have moved the last rows to other
+    files.
     """
     kept = _same(before, after)
     replaced, coming = before[kept:], after[kept:]
@@ -524,7 +531,7 @@ def continues(before: Sequence[Segment], after: Sequence[Segment]) -> bool:
 
 
 def _folders(segments: Sequence[Segment]) -> set[object]:
-    """Return the identities of the folders of segments; the rows of a folder have one order."""
+    """Return the identities of the folders that hold the segments; None stands for segments without a folder."""
     return {None if segment.place is None else segment.place[0] for segment in segments}
 
 
@@ -546,15 +553,15 @@ TASKS = ("task", "task_index", "metadata_task", "metadata_task_index")
 TASK_NUMBERS = ("task_index", "metadata_task_index")
 
 BLOCK = 1 << 17
-"""Number of rows that are compared together."""
+"""Number of rows in a block of a comparison."""
 
 
 def run_starts(segments: Sequence[Segment], rows: int, name: str) -> Int64s:
     """Return the rows at which a column's value differs from the previous row, int64 ``[n]``, ascending.
 
     Args:
-        segments: The segments of a store.
-        rows: Number of rows of the segments that count.
+        segments: The segments of the rows.
+        rows: Number of leading rows to compare.
         name: A column of single numbers or texts; null counts as a value.
     """
     return np.concatenate([np.nonzero(differs)[0] + at for _, differs, at in changes(segments, rows, name, 0)])
@@ -573,14 +580,18 @@ def _plain_type(data_type: pa.DataType) -> pa.DataType:
 
 
 def blocks(begin: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield rows ``begin .. end - 1`` in blocks: the first row of each block, and the row behind its last one."""
+    """Cut the rows ``begin .. end - 1`` into blocks; yield the first row of each block, and the row after its last
+    row.
+    """
     return ((at, min(at + BLOCK, end)) for at in range(begin, end, BLOCK))
 
 
 def changes(
     segments: Sequence[Segment], rows: int, name: str, first: int
 ) -> Iterator[tuple[pa.Array, npt.NDArray[np.bool_], int]]:
-    """Yield a column from row ``first`` on in blocks: values, whether each differs from the last, and first row."""
+    """Yield blocks of a column from row ``first`` on: the values, whether each value differs from the previous value,
+    and the block's first row.
+    """
     types = [_plain_type(segment.types[name]) for segment in segments if name in segment.types]
     wanted = next((data_type for data_type in types if not pa.types.is_null(data_type)), pa.null())
     last: pa.Array | None = None
@@ -594,7 +605,9 @@ def changes(
 
 
 def _differs(values: pa.Array, before: pa.Array | None) -> npt.NDArray[np.bool_]:
-    """Return whether each value differs from the value before it, bool ``[n]``; nulls are equal, and so are NaNs."""
+    """Return whether each value differs from the previous value, bool ``[n]``; nulls are equal to each other, and so
+    are NaNs.
+    """
     if pa.types.is_null(values.type):
         return np.zeros(len(values), np.bool_)
     import pyarrow.compute as pc  # loaded on demand
@@ -609,7 +622,7 @@ def _differs(values: pa.Array, before: pa.Array | None) -> npt.NDArray[np.bool_]
 
 
 def _column(segment: Segment, name: str, begin: int, end: int) -> pa.Array:
-    """Return rows ``begin .. end - 1`` of a segment's column, in a plain type."""
+    """Return rows ``begin .. end - 1`` of a segment's column, without dictionary encoding or extension types."""
     column = segment.column(name)
     if column is None:
         return pa.nulls(end - begin)
@@ -623,7 +636,9 @@ def _column(segment: Segment, name: str, begin: int, end: int) -> pa.Array:
 
 
 def _segments_from(segments: Sequence[Segment], rows: int, first: int) -> Iterator[tuple[Segment, int, int, int]]:
-    """Yield each segment with rows from ``first`` on, its first row, and the range of rows to inspect."""
+    """Yield each segment that has rows from ``first`` on, the number of rows before it, and the range of rows to
+    inspect.
+    """
     begin = 0
     for segment in segments:
         end = min(begin + segment.num_rows, rows)

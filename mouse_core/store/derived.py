@@ -1,7 +1,7 @@
-"""A store with computed fields (returns, times, the previous action, ends of episodes).
+"""Stores with derived fields: returns, times, the previous action, ends of episodes.
 
-Each field is computed once for a snapshot, when it is first read, some episodes at a time. Except ``Terminated`` and
-``Truncated``, computed fields belong to the observation of a row: the value is the same in either alignment.
+A derived field is computed once per snapshot, when it is first read, a few episodes at a time. All derived fields
+except ``Terminated`` and ``Truncated`` belong to the row's observation, so their values do not depend on the alignment.
 """
 
 from __future__ import annotations
@@ -48,17 +48,19 @@ _PIECE = 32
 
 
 def discounted_sums(values: Floats, lengths: npt.NDArray[np.int64], discount: float) -> Floats:
-    """Return x_t = values_t + discount x_{t+1} within each episode, with 0 behind its last row.
+    """Return x_t = values_t + discount x_{t+1} within each episode, where x is 0 after the episode's last row.
 
-    Rows of an episode depend on each other; rows of two episodes do not. Each episode is cut into pieces of 32 rows,
-    and all pieces are summed backward in parallel, in 31 steps. Each piece still lacks the sum behind it. These sums
-    have the same form, over the pieces' first rows with a discount of 32 steps, and are computed in the same way.
+    Episodes are independent of each other. Each episode is cut into pieces of 32 rows, and all pieces are summed
+    backward in parallel, in 31 steps. Each piece then lacks the discounted sum of the later pieces. The missing sums
+    follow the same recursion over the pieces' first rows, with a discount of 32 steps, and are computed in the same
+    way.
 
     Example: pieces of 2 rows, values 1, 2, 4, 8, 16 of one episode, a discount of 0.5. The pieces 1 2 | 4 8 | 16 give
-    2 2 | 8 8 | 16. Their first rows 2, 8, 16 with a discount of 0.25 give 5, 12, 16. The sum behind the first piece is
-    12: a quarter and a half of it are added. The sum behind the second piece is 16. The result is 5 8 | 12 16 | 16.
+    2 2 | 8 8 | 16. Their first rows 2, 8, 16 with a discount of 0.25 give 5, 12, 16. The sum after the first piece is
+    12: a quarter of 12 is added to its first row and a half to its second. The sum after the second piece is 16. The
+    result is 5 8 | 12 16 | 16.
 
-    The result of an episode is bit-identical for any other episodes beside it, and takes about as long as
+    The result of an episode does not depend on the other episodes, bit for bit. The time is about that of
     ``numpy.cumsum``.
 
     Args:
@@ -82,7 +84,7 @@ def discounted_sums(values: Floats, lengths: npt.NDArray[np.int64], discount: fl
     filled = np.full(int(pieces.sum()), rows)
     filled[last_piece] = lengths - (pieces - 1) * rows
     is_there = np.arange(rows) < filled[:, None]
-    # Pieces are columns, shorter ones padded with 0; sums run over all columns.
+    # Each piece is a column, padded with 0; sums run over all columns at once.
     summed = np.zeros((rows, len(filled)))
     if len(values) == summed.size:
         summed[:] = values.reshape(-1, rows).T
@@ -104,15 +106,15 @@ def sums_of_next(values: Floats, behind: npt.NDArray[np.int64], n: int, discount
     """Return the sum of ``discount**k * values[t + k]`` over the next ``n`` rows, ``k`` from 0, within each episode.
 
     Sums of 2 rows are computed from sums of 1 row, sums of 4 rows from sums of 2 rows, and so on; the sum of 5 rows is
-    the sum of 1 row plus the sum of the next 4. So 1,000 rows take 10 steps, and nothing is subtracted: rows behind the
-    next ``n`` rows have no effect, even if they are infinite.
+    the sum of 1 row plus the sum of the next 4. So 1,000 rows take 10 steps, and nothing is subtracted: values after
+    the next ``n`` rows have no effect, even infinite values.
 
     Example: values 1, 2, 4, 8, 16 of one episode, 3 rows, a discount of 1. Sums of 2 rows are 3, 6, 12, 24, 16. Sums of
     3 rows are 1 + 6, 2 + 12, 4 + 24, 8 + 16, 16.
 
     Args:
         values: float64 ``[n]``, episode after episode.
-        behind: Number of rows behind each row in its episode, int64 ``[n]``.
+        behind: Number of later rows of the same episode for each row, int64 ``[n]``.
         n: Number of rows, at least 1.
         discount: The discount per step.
 
@@ -154,13 +156,13 @@ _LENGTH = 4096
 
 
 class Derivation(Protocol):
-    """The computation of a field from others: a pure function of whole episodes.
+    """The computation of a derived field from other fields: a pure function of whole episodes.
 
-    Fingerprints contain the derivation's ``repr``, as of a frozen dataclass. If it has no ``repr``, or one that
-    abbreviates arrays, they contain class and attributes. The values of an episode must not depend on other episodes:
-    rows are given some episodes at a time, and when a store grows, only episodes that may have changed are computed
-    again. If the field belongs to transitions, like ``done``, the attribute ``transition`` is True; ``windows=`` of
-    sources uses it.
+    Fingerprints contain the derivation's ``repr``, such as the ``repr`` of a frozen dataclass. Without a ``repr``, or
+    if it abbreviates arrays, fingerprints contain the class and its attributes. The values of an episode must not
+    depend on other episodes: ``compute`` gets a few episodes at a time, and when a store grows, only episodes that may
+    have changed are computed again. If the field belongs to transitions, like ``done``, the attribute ``transition`` is
+    True; ``windows=`` of sources uses it.
     """
 
     def spec(self, name: str, rows: Spec) -> FieldSpec:
@@ -171,23 +173,23 @@ class Derivation(Protocol):
             rows: The spec of the existing fields.
 
         Raises:
-            MissingFieldError: A field is missing from which this one is computed.
+            MissingFieldError: A field that the derivation reads is missing.
         """
         ...
 
     def compute(self, rows: EpisodeRows) -> Array:
-        """Compute the field's values, ``[n, *shape]``, for the rows of some whole episodes."""
+        """Compute the field's values, ``[n, *shape]``, for the rows of one or more whole episodes."""
         ...
 
 
 class EpisodeRows:
-    """The rows of some whole episodes, one after the other, as the input of a ``Derivation``.
+    """Consecutive rows of whole episodes: the input of a ``Derivation``.
 
     An unfinished episode ends with the last present row.
 
     Args:
         snapshot: The snapshot from which values are read.
-        begin: The first row in the snapshot.
+        begin: Number of the first row in the snapshot.
         lengths: Number of rows of each episode, int64 ``[e]``.
     """
 
@@ -275,10 +277,10 @@ class EpisodeRows:
         return self._snapshot.spec
 
     def leaving(self, field: str, dtype: npt.DTypeLike | None = None) -> Array:
-        """Return each row's value of the transition that leaves its observation: its action, reward or done.
+        """Return, for each row, the action, reward or done of the transition that leaves the row's observation.
 
-        The value is 0 if no transition leaves it, as in the last row of an "arrived" episode. A field of observations
-        returns the row's own value.
+        The value is 0 if no transition leaves the observation, as in the last row of an "arrived" episode. For a field
+        of observations, the row's own value is returned.
 
         Args:
             field, dtype: As in ``values``.
@@ -292,10 +294,10 @@ class EpisodeRows:
         return following
 
     def arriving(self, field: str, dtype: npt.DTypeLike | None = None) -> Array:
-        """Return each row's value of the transition that led to its observation: its action, reward or done.
+        """Return, for each row, the action, reward or done of the transition that led to the row's observation.
 
-        The value is 0 if no transition led to it, as in the first row of an episode. A field of observations returns
-        the value of the row before.
+        The value is 0 if no transition led to the observation, as in the first row of an episode. For a field of
+        observations, the value of the previous row is returned.
 
         Args:
             field, dtype: As in ``values``.
@@ -314,12 +316,12 @@ class EpisodeRows:
 
 
 def digest_of(snapshot: Snapshot, field: str, begins: Int64s) -> str:
-    """Return a digest of a field's values in all rows, as stored; ``field`` "": a digest of the episode starts.
+    """Return a digest of a field's stored values in all rows. With ``field`` "", return a digest of the episode starts.
 
     Args:
         snapshot: The rows.
         field: The name of the field.
-        begins: First row of each block that is read at a time, and the end, int64 ``[n]``.
+        begins: First row of each block to read, and the number of rows, int64 ``[n]``.
     """
     if not field:
         return digest(np.ascontiguousarray(snapshot.episode_starts).view(np.uint8).data)
@@ -350,12 +352,12 @@ def _number(name: str, dtype: str, stored: str = "") -> FieldSpec:
 
 
 def _is_by_agent(rows: Spec, reward: FieldSpec) -> bool:
-    """Return whether rewards have a number for each agent, and agents end one by one."""
+    """Return whether rewards have a number for each agent and the store has the field ``agent_done``."""
     return "agent_done" in rows and reward.shape[:1] == rows["agent_done"].shape
 
 
 def _sums(rewards: Array, sums: Callable[[Floats], Floats]) -> Array:
-    """Return ``sums`` of each component of rewards ``[n, ...]``."""
+    """Apply ``sums`` to each component of rewards ``[n, ...]``."""
     if rewards.size == len(rewards):
         return sums(rewards.reshape(-1)).reshape(rewards.shape)
     columns = np.ascontiguousarray(rewards.reshape(len(rewards), -1).T)
@@ -372,8 +374,8 @@ class Return:
     ``G[t] = r + discount * G[t + 1]``, where ``r`` is the reward of the transition that leaves observation t, up to the
     end of its episode; 0 if no transition leaves the observation (Sutton and Barto, "Reinforcement learning", 2nd
     edition, section 3.3). With a discount of 1, it is the return-to-go of D4RL's evaluations and decision transformers.
-    Sums are computed in float64. In an unfinished episode, the present rows count. Vector rewards give vectors. Rewards
-    by agent count up to the end of the agent, if there is a field ``agent_done``.
+    Sums are computed in float64. In an unfinished episode, the sum runs over the existing rows. Vector rewards give
+    vectors. With a field ``agent_done``, the sum of an agent ends where the agent ends.
 
     Args:
         discount: The discount per step, in ``[0, 1]``.
@@ -405,7 +407,7 @@ def _steps_taken(rows: EpisodeRows, n: int) -> Array:
     """Return the number of steps from each row's observation to the bootstrap observation, int64 ``[n]``.
 
     The number is ``n``, or the number of steps left in the episode if that is less. In an "outgoing" episode that did
-    not terminate, the last transition leads to an observation that is not stored: one less.
+    not terminate, the observation after the last transition is not stored, so the number is one less.
     """
     left = rows.steps_left
     if rows.alignment == "outgoing":
@@ -419,8 +421,8 @@ class NStepReturn:
 
     ``G[t] = sum(discount**k * r[t + k] for k in range(m))``, with ``r`` as in ``Return``, and ``m`` steps: ``n``, or
     fewer if the episode ends earlier. The target is ``G[t] + d[t] * V(observation t + m)``, where ``d`` is
-    ``NStepDiscount(n, discount)``; that observation is ``n`` rows further, or the last row of the episode (Sutton and
-    Barto, section 7.1; Pardo et al., "Time limits in reinforcement learning", ICML 2018).
+    ``NStepDiscount(n, discount)``; the bootstrap observation is ``n`` rows later, or the last row of the episode
+    (Sutton and Barto, section 7.1; Pardo et al., "Time limits in reinforcement learning", ICML 2018).
 
     Args:
         n: Steps, at least 1.
@@ -452,7 +454,7 @@ class NStepReturn:
     def compute(self, rows: EpisodeRows) -> Array:
         """Return the sums, float64 ``[n, ...]``."""
         rewards = rows.leaving(self.reward, np.float64)
-        # The last transition of an episode may lead to an observation that is not stored: then it does not count.
+        # The last transition of an episode does not count if the observation that it leads to is not stored.
         rewards[_steps_taken(rows, 1) == 0] = 0.0
         behind = np.repeat(rows.last_rows, rows.lengths) - np.arange(len(rows))
         return _sums(rewards, lambda one: sums_of_next(one, behind, self.n, float(self.discount)))
@@ -460,11 +462,11 @@ class NStepReturn:
 
 @dataclass(frozen=True)
 class NStepDiscount:
-    """The factor of the value of the observation ``n`` steps later, float32: ``discount**m``, or 0 after termination.
+    """The discount of the bootstrap value ``n`` steps later, float32: ``discount**m``, or 0 after termination.
 
-    ``m`` is as in ``NStepReturn``. The factor is 0 if the episode terminates within these steps, since nothing follows.
-    A truncated or interrupted episode continues with the value of its last observation. For ``n`` of 1 the factor is
-    also known as the mask of dones.
+    ``m`` is as in ``NStepReturn``. The factor is 0 if the episode terminates within these steps. In a truncated or
+    interrupted episode, the value of its last observation is the bootstrap value. With ``n`` 1 and ``discount`` 1, the
+    factor is the mask ``1 - terminated``.
 
     Args:
         n: Steps, at least 1.
@@ -514,8 +516,8 @@ class TimeFromStart:
 class TimeToEnd:
     """The number of transitions after a row's observation in its episode, int64.
 
-    In the last row of an episode it is 0 if rows are "arrived", and 1 if they are "outgoing". In an unfinished episode,
-    the existing rows count.
+    The last row of an episode has 0 with alignment "arrived", and 1 with "outgoing". In an unfinished episode, the
+    existing rows count.
     """
 
     def spec(self, name: str, rows: Spec) -> FieldSpec:
@@ -534,11 +536,11 @@ class TimeToEnd:
 class Previous:
     """A value of the transition that led to a row's observation: the previous action, or its reward.
 
-    All values are 0 in the first row of an episode. If rows are "arrived", the value comes from the row itself, except
-    the placeholder in the first one; if they are "outgoing", it comes from the row before.
+    The value is 0 in the first row of an episode. In other rows it comes from the row itself with alignment "arrived",
+    and from the previous row with "outgoing".
 
     Args:
-        field: "action", "reward", or another field; a field of observations takes the row before.
+        field: "action", "reward", or another field; for a field of observations, the value of the previous row.
     """
 
     field: str = "action"
@@ -634,7 +636,7 @@ class DerivedSegment(SegmentView):
     ) -> None:
         super().__init__(segment, segment.num_rows)
         self._number, self._derived, self._values = number, derived, values
-        # Appended rows may change derived values of earlier rows, so each snapshot has its own memory.
+        # Appended rows may change derived values of earlier rows, so each snapshot has its own arrays.
         self.extent = None if segment.extent is None else object()
 
     @property
@@ -644,7 +646,7 @@ class DerivedSegment(SegmentView):
 
     @memo
     def table(self) -> pa.Table:
-        """The steps with the derived columns."""
+        """The table of steps with the derived columns."""
         table = self.whole.table
         for name in self._derived:
             table = table.append_column(name, self._column(name))
@@ -658,7 +660,7 @@ class DerivedSegment(SegmentView):
         return taken
 
     def column(self, name: str) -> pa.ChunkedArray | None:
-        """Return a column; a recorded column does not compute derived ones."""
+        """Return a column; reading a recorded column computes no derived column."""
         return self._column(name) if name in self._derived else self.whole.column(name)
 
     @property
@@ -667,7 +669,7 @@ class DerivedSegment(SegmentView):
         return {**self.whole.types, **self._derived}
 
     def part(self, name: str) -> ColumnPart:
-        """Return one column; for a recorded column the segment's part, which caches knowledge of its chunks."""
+        """Return one column; for a recorded column the segment's part, which caches properties of its chunks."""
         if name not in self._derived:
             return self.whole.part(name)
         if name not in self._parts:
@@ -679,7 +681,7 @@ class DerivedSegment(SegmentView):
         return pa.chunked_array([to_arrow(self._values(name, self._number))])
 
     def first_value(self, name: str, rows: int) -> tuple[int, Any] | None:
-        """See ``Segment``; a derived column has a value in every row and is not computed for this call."""
+        """See ``Segment``; for a derived column the first row, without computing the column."""
         if name not in self._derived:
             return self.whole.first_value(name, rows)
         return (0, 0) if rows > 0 else None
@@ -693,11 +695,11 @@ class DerivedSegment(SegmentView):
 
 
 class _DerivedPart(ColumnPart):
-    """A derived column of one segment: one stretch of memory, for any chunks of the segment.
+    """A derived column of one segment: one array for all chunks of the segment.
 
     Args:
-        values: Returns the memory, ``[rows, *shape]``.
-        starts: The first row of every chunk, and the end.
+        values: Returns the array, ``[rows, *shape]``.
+        starts: The first row of every chunk, and the number of rows.
     """
 
     def __init__(self, values: Any, starts: npt.NDArray[np.int64]) -> None:
@@ -705,7 +707,7 @@ class _DerivedPart(ColumnPart):
         self._values = values
 
     def known(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return the address of every chunk's values, and the values of a row; computes the column."""
+        """Return the address of every chunk's values, and the number of values in a row; computes the column."""
         if (self.begin == UNKNOWN).any():
             values: Array = self._values()
             with self.lock:
@@ -727,7 +729,7 @@ _KEY = b"mouse_derived"
 
 
 def is_lasting(snapshot: Snapshot) -> bool:
-    """Return whether all rows come from datasets, so that the next process can read them, too."""
+    """Return whether all rows come from datasets, so that a later process can read the rows."""
     segments = snapshot.segments
     return all(_is_lasting(segment) for segment in segments) and snapshot.num_rows == sum(
         segment.num_rows for segment in segments
@@ -740,7 +742,7 @@ def _is_lasting(segment: Segment) -> bool:
 
 
 def said_of(snapshot: Snapshot, how: object, spec: FieldSpec) -> dict[str, Any]:
-    """Return the metadata of a file: its version, and all properties that determine its values."""
+    """Return the metadata of a file of derived values: its version, and all properties that determine the values."""
     return {
         "version": _VERSION,
         "rows": snapshot.num_rows,
@@ -752,10 +754,11 @@ def said_of(snapshot: Snapshot, how: object, spec: FieldSpec) -> dict[str, Any]:
 
 
 def load(file: Path, said: Mapping[str, Any], digest: Callable[[str], str]) -> Array | None:
-    """Return the values of a file, ``[rows, *shape]``, mapped; None if no file has matching metadata.
+    """Map the derived values of a file, ``[rows, *shape]``; return None if the file does not exist or its metadata
+    differ.
 
-    ``digest`` returns the digest of a field's values; the file contains the names and digests of the fields from which
-    it was computed. A damaged or cut file counts as missing, because its values can be computed again.
+    ``digest`` returns the digest of a field's values; the file contains the names and digests of the fields that its
+    values were computed from. A damaged or truncated file counts as missing, because its values can be computed again.
     """
     try:
         with pa.memory_map(str(file)) as source, pa.ipc.open_file(source) as reader:
@@ -781,10 +784,11 @@ def _checksum_of(values: Array) -> str:
 
 
 def write(file: Path, values: Array, said: Mapping[str, Any], read: Mapping[str, str]) -> None:
-    """Write the values of a file, replacing an existing one; ``read`` are digests of the fields behind the values.
+    """Write a file of derived values, replacing an existing file; ``read`` has the digests of the fields that the
+    values were computed from.
 
     Raises:
-        StorageError: The file cannot be written; an existing file remains.
+        StorageError: The file cannot be written; an existing file is unchanged.
     """
     column = to_arrow(np.ascontiguousarray(values))
     whole = {**said, "read": dict(read), "values": _checksum_of(values)}
@@ -804,14 +808,14 @@ _ROWS = 1 << 17
 
 
 class DerivedColumns:
-    """Derived columns of one snapshot, by segment.
+    """The derived columns of one snapshot, with an array for each segment.
 
     Args:
         base: The snapshot.
         derivations: The derivations of the fields, by name.
         computed: Known arrays by field and segment.
-        path: A folder in which values are kept, or None.
-        digests: Known digests of the values of the fields from which others are computed, by name.
+        path: The folder of the files of derived values; None: values stay in memory.
+        digests: Known digests, by name, of the fields that derived fields are computed from.
     """
 
     def __init__(
@@ -836,7 +840,7 @@ class DerivedColumns:
 
         Raises:
             ConfigError: A field of that name exists, or a derivation is invalid.
-            MissingFieldError: A field is missing from which another is computed.
+            MissingFieldError: A field that a derivation reads is missing.
         """
         found = {}
         for name, derivation in self.derivations.items():
@@ -861,7 +865,7 @@ class DerivedColumns:
             return self._computed[name][segment]
 
     def taken_over(self, base: Snapshot) -> DerivedColumns:
-        """Return the columns of a later snapshot of the same store; values of common rows are kept.
+        """Return the derived columns of a later snapshot of the same store; values of common rows are reused.
 
         Episodes that are complete in both snapshots are not computed again. The episode at the end of the common rows
         may continue in the later snapshot, so it is computed again.
@@ -873,7 +877,9 @@ class DerivedColumns:
         return later
 
     def _known_before(self, name: str) -> tuple[int, list[Array] | None]:
-        """Return the first row that must be computed, and arrays by segment that have the rows before it."""
+        """Return the first row that must be computed, and the arrays, by segment, with the values of the earlier
+        rows.
+        """
         if name not in self._begun:
             return 0, None
         earlier, arrays = self._begun.pop(name)
@@ -883,7 +889,7 @@ class DerivedColumns:
         return first, arrays if first else None
 
     def _by_segment(self, name: str) -> list[Array]:
-        """Return a field's values, computed or kept."""
+        """Return a derived field's arrays, one for each segment; compute missing values."""
         first, before = self._known_before(name)
         values = self._kept(name) if before is None else self._compute(name, first)
         found: list[Array] = []
@@ -899,7 +905,7 @@ class DerivedColumns:
         return found
 
     def _placed(self, name: str, number: int, begin: int, values: Array, known: Array | None) -> Array:
-        """Return an array in the order of a segment's table: known values, and ``values`` for the last rows."""
+        """Return a segment's array in the order of its table: ``known`` values, then ``values`` for the last rows."""
         segment = self.base.segments[number]
         rows = int(segment.chunk_starts[-1])
         if not segment.has_indices and len(values) == rows:
@@ -927,7 +933,7 @@ class DerivedColumns:
         return placed
 
     def _kept(self, name: str) -> Array:
-        """Return all of a field's values, from the disk if they are kept there."""
+        """Return all values of a derived field, from its file if the file is valid."""
         if not self._is_kept:
             return self._compute(name, 0)
         assert self.path is not None
@@ -955,7 +961,7 @@ class DerivedColumns:
         return self.path is not None and is_lasting(self.base)
 
     def _compute(self, name: str, first: int) -> Array:
-        """Compute a field from an episode that begins at row ``first`` on, ``[num_rows - first, *shape]``."""
+        """Compute a field for the rows from ``first`` on, where an episode begins: ``[num_rows - first, *shape]``."""
         spec, derivation = self.specs[name], self.derivations[name]
         values = np.empty((self.base.num_rows - first, *spec.shape), spec.stored_dtype)
         for rows, begin in self._blocks(first):
@@ -977,7 +983,7 @@ class DerivedColumns:
         return values
 
     def _blocks(self, first: int) -> Iterator[tuple[EpisodeRows, int]]:
-        """Yield the rows from ``first`` on, some whole episodes at a time, and the first row of each block."""
+        """Yield blocks of whole episodes from row ``first`` on, with the first row of each block."""
         starts = self.base.episode_starts
         edges = np.append(starts[np.searchsorted(starts, first) :], self.base.num_rows)
         at = 0
@@ -988,13 +994,13 @@ class DerivedColumns:
 
     def __reduce__(self) -> tuple[Any, ...]:
         with self._lock:
-            # Reading a dataset's rows again costs less than computing with them.
+            # A dataset's rows can be read again in the other process.
             computed = {} if is_lasting(self.base) else dict(self._computed)
             return DerivedColumns, (self.base, self.derivations, computed, self.path, self._digests)
 
 
 def _common_rows(before: Snapshot, after: Snapshot) -> int:
-    """Return the number of first rows that two snapshots have in common, by their segments."""
+    """Return the number of leading rows that two snapshots share, by comparing their segments."""
     rows = 0
     for one, other in zip(before.segments, after.segments, strict=False):
         if not one.begins_as(other):
@@ -1006,27 +1012,28 @@ def _common_rows(before: Snapshot, after: Snapshot) -> int:
 
 
 class DerivedStore(Store):
-    """The rows of a store with computed fields: returns-to-go, times, the previous action, and others.
+    """A store with derived fields: returns-to-go, times, the previous action, and others.
 
-    Every loader delivers them like other fields. A field is computed when it is first read, once for a snapshot, and
-    kept in memory, in 4 bytes a row for most fields. Later rows of the store are in the next snapshot: the values of an
-    unfinished episode change in it, but in no earlier snapshot. If all rows come from datasets, a pickled store has no
-    computed values: another process computes them again, or maps them from ``path``.
+    Every loader delivers derived fields like other fields. A derived field is computed once per snapshot, when it is
+    first read, and kept in memory, in 4 bytes a row for most fields. Rows that are added later appear in the next
+    snapshot: only there may the values of an unfinished episode change. If all rows come from datasets, a pickled store
+    contains no derived values: another process computes them again, or maps them from ``path``.
 
     Args:
         store: Any store.
-        fields: The derivations of the fields by name, such as ``{"returns_to_go": Return()}``. They are computed from
-            the fields of ``store``, not from each other; for that, wrap this store in another one.
-        path: A folder for computed values, one file for each field, which the next process maps. A file contains the
-            digests of the values and the derivation from which it was computed, and is replaced if they differ: to
-            compare them, all values of those fields are read. Only if all rows come from datasets, because the next
-            process does not have appended rows. None: values stay in memory.
+        fields: The derivations of the fields by name, such as ``{"returns_to_go": Return()}``. Derivations read the
+            fields of ``store``, not each other; to derive from a derived field, wrap this store in another
+            ``DerivedStore``.
+        path: A folder for derived values, one file for each field, which later processes map. A file contains its
+            derivation and the digests of the fields that the derivation reads, and is replaced if these differ; the
+            comparison reads all values of those fields. Used only if all rows come from datasets. None: values stay in
+            memory.
 
     Raises:
-        StorageError: On the first read of a field: computed values cannot be written.
-        ConfigError: ``store`` is not a store, or a derivation is invalid. The first snapshot of rows raises ConfigError
-            if the store has a field of the same name, and ``MissingFieldError`` if a field is missing from which
-            another is computed.
+        StorageError: When a field is first read: derived values cannot be written.
+        ConfigError: ``store`` is not a store, or a derivation is invalid. The first snapshot with rows raises
+            ConfigError if the store has a field of the same name, and MissingFieldError if a field that a derivation
+            reads is missing.
 
     Example:
         >>> from mouse_core import BatchSource
@@ -1074,7 +1081,7 @@ class DerivedStore(Store):
         return said.replace(fields=(*said.fields, *derived))
 
     def snapshot(self, rows: int | None = None) -> Snapshot:
-        """Return a snapshot of the present or of earlier rows; see ``Store``."""
+        """Return a snapshot of the present rows, or of the rows of an earlier snapshot; see ``Store``."""
         return self._derived(self._store.snapshot(rows), is_latest=rows is None)
 
     def _look(self, rows: int | None = None) -> tuple[Snapshot, Episodes]:

@@ -1,4 +1,6 @@
-"""Contradictions between rows and their metadata: rewards against "arrived", flags of endings against done codes."""
+"""Detection of contradictions in rows: rewards that contradict the alignment "arrived", and flags that contradict done
+codes.
+"""
 
 from __future__ import annotations
 
@@ -21,17 +23,18 @@ if TYPE_CHECKING:
 
 # The inspected fields, and their default columns.
 _COLUMNS = {field.name: field.column for field in STANDARD_FIELDS if field.name in ("reward", "done", "time")}
-# Inspecting more rows would take longer for a large dataset than for a small one. Shuffled rows lie all over the file.
+# The number of inspected rows is limited, so that large datasets take no longer. Of shuffled rows, which lie all over
+# the file, fewer are inspected.
 _ROWS, _SCATTERED_ROWS = 4096, 64
-# Appended rows are inspected until there are this many.
+# Number of appended rows that are inspected.
 _APPENDED_ROWS = 1024
 
 
 def warn_of_rewards(segment: Segment, fields: Mapping[str, Field], label: str, *, stacklevel: int) -> None:
-    """Warn if, among the first rows, episodes begin with a reward: no action precedes the first row of an episode.
+    """Warn if, among the first rows, the first row of an episode has a reward, since no action precedes that row.
 
     Args:
-        segment: Rows of alignment "arrived".
+        segment: The rows, of alignment "arrived".
         fields: The store's fields, by name.
         label: The name of the rows in the message.
         stacklevel: The stack level of the warning; 1 is the caller of this function.
@@ -42,7 +45,7 @@ def warn_of_rewards(segment: Segment, fields: Mapping[str, Field], label: str, *
 
 
 def warn_of_appended(extent: Extent, fields: Mapping[str, Field], label: str, *, stacklevel: int) -> bool:
-    """Inspect appended rows like ``warn_of_rewards``; return whether later rows need no inspection."""
+    """Inspect appended rows like ``warn_of_rewards``; return True if later rows need no inspection."""
     columns = {name: fields[name].column for name in _COLUMNS if fields[name].column in extent.extents}
     count = min(extent.count, _APPENDED_ROWS)
     rows = pa.table({column: extent.extents[column].to_arrow(count) for column in columns.values()})
@@ -50,13 +53,13 @@ def warn_of_appended(extent: Extent, fields: Mapping[str, Field], label: str, *,
 
 
 def _warn(rows: pa.Table, columns: Mapping[str, str], label: str, *, in_order: bool, stacklevel: int) -> bool:
-    """Warn if rows have rewards where episodes begin, and return whether they have.
+    """Warn if the first rows of episodes have rewards; return whether they have.
 
     Args:
         rows: The rows.
-        columns: The names of their columns, by field.
+        columns: The column of each inspected field.
         label, stacklevel: See ``warn_of_rewards``.
-        in_order: Whether rows stand as they were recorded.
+        in_order: Whether the rows are in recorded order.
     """
     found = {name: rows.column(column) for name, column in columns.items()}
     begins, rewarded = _rewards_at_starts(found, in_order=in_order)
@@ -73,7 +76,9 @@ def _warn(rows: pa.Table, columns: Mapping[str, str], label: str, *, in_order: b
 
 
 class FirstRows:
-    """Inspects a stream of rows: whether the first rows contradict "arrived", and any row its flags."""
+    """Inspects a stream of rows: the first rows for rewards that contradict "arrived", all rows for flags that
+    contradict done codes.
+    """
 
     def __init__(self) -> None:
         self._batches: list[pa.RecordBatch] = []
@@ -83,7 +88,7 @@ class FirstRows:
         """Inspect a batch of rows.
 
         Raises:
-            DataError: Done codes contradict the flags beside them.
+            DataError: Done codes contradict the flags in the same rows.
         """
         before = self._seen
         check_flags(batch, "done", lambda row: f"at row {before + row}")
@@ -93,7 +98,7 @@ class FirstRows:
             self._rows += batch.num_rows
 
     def warn_of_rewards(self, label: str, *, stacklevel: int) -> None:
-        """Warn like the function of this name."""
+        """Warn about the rows seen so far; see the function ``warn_of_rewards``."""
         if self._batches:
             rows = pa.Table.from_batches(self._batches).slice(0, _ROWS)
             columns = {name: column for name, column in _COLUMNS.items() if column in rows.schema.names}
@@ -102,7 +107,7 @@ class FirstRows:
 
 # ---------------------------------------------------------------------- done codes beside flags
 
-# Columns of flags beside the done code: whether the episode terminated, and whether it was truncated.
+# Names of flag columns that rows may have in addition to the done code: terminated, truncated.
 _FLAGS = (
     ("terminated", "truncated"),
     ("terminations", "truncations"),
@@ -113,12 +118,12 @@ _FLAGS = (
 
 
 def flags_in(names: Container[object]) -> tuple[str, str] | None:
-    """Return the columns of the flags terminated and truncated, if rows have both."""
+    """Return the names of the columns of the flags terminated and truncated, if rows have both columns."""
     return next((pair for pair in _FLAGS if pair[0] in names and pair[1] in names), None)
 
 
 def contradicted(done: Any, terminated: Any, truncated: Any) -> npt.NDArray[np.bool_]:
-    """Return the rows in which the flags contradict the done code; nulls never do."""
+    """Return the rows whose flags contradict the done code; null flags contradict nothing."""
     codes, ended, cut = map(_floats, (done, terminated, truncated))
     wanted = np.where(ended != 0, 1, np.where(cut != 0, 2, 0))
     known: npt.NDArray[np.bool_] = np.isfinite(codes) & np.isfinite(ended) & np.isfinite(cut)
@@ -127,7 +132,9 @@ def contradicted(done: Any, terminated: Any, truncated: Any) -> npt.NDArray[np.b
 
 
 def _floats(values: Any) -> npt.NDArray[np.float64]:
-    """Return a column's numbers, one for each row, NaN for null; raise TypeError or ValueError for other values."""
+    """Return a column as float numbers, one for each row, NaN for null; raise TypeError or ValueError for other
+    values.
+    """
     if isinstance(values, pa.Array | pa.ChunkedArray):
         values = _numbers(values)
         if values is None:
@@ -140,10 +147,10 @@ def _floats(values: Any) -> npt.NDArray[np.float64]:
 
 
 def check_flags(columns: Mapping[str, Any] | pa.RecordBatch, done: str, label: Callable[[int], str]) -> None:
-    """Raise DataError if done codes contradict the flags that stand beside them.
+    """Raise DataError if done codes contradict the flags in the same rows.
 
     Args:
-        columns: The columns of the done codes and the flags; values that are no numbers are ignored here.
+        columns: The columns of the done codes and the flags; columns of other values than numbers are ignored here.
         done: The column of done codes.
         label: Returns the name of a row in the message, by its position.
     """
@@ -167,7 +174,7 @@ def check_flags(columns: Mapping[str, Any] | pa.RecordBatch, done: str, label: C
 
 
 def check_flags_of(segment: Segment, done: str, label: str) -> None:
-    """Check a dataset like ``check_flags``: its first rows, and, for boolean flags, all rows with a flag set."""
+    """Check a dataset like ``check_flags``: the first rows, and with boolean flags also all rows with a set flag."""
     names = segment.table.schema.names
     flags = flags_in(names)
     if flags is None or done not in names:
@@ -186,11 +193,12 @@ def check_flags_of(segment: Segment, done: str, label: str) -> None:
 
 
 def _rewards_at_starts(columns: Mapping[str, pa.ChunkedArray], *, in_order: bool) -> tuple[int, int]:
-    """Return the number of rows that begin an episode, and how many of them have a reward.
+    """Return the number of rows that begin an episode, and the number of these rows that have a reward.
 
     Args:
-        columns: "reward", and "time" or "done", if they exist.
-        in_order: Whether rows stand as they were recorded. The first row begins an episode only if "time" says so.
+        columns: The columns of "reward", and of "time" or "done", if they exist.
+        in_order: Whether the rows are in recorded order. The first row counts as the begin of an episode only if "time"
+            is 0 there.
     """
     reward, time, done = (_numbers(columns[name]) if name in columns else None for name in ("reward", "time", "done"))
     if reward is None or not len(reward):
@@ -220,7 +228,7 @@ def _first_rows(segment: Segment, columns: list[str]) -> pa.Table:
 
 
 def _numbers(column: pa.ChunkedArray) -> npt.NDArray[np.float64] | None:
-    """Return the values of a column of numbers, NaN for null; None if it has no numbers or is damaged."""
+    """Return the values of a column of numbers, NaN for null; None if the column has other values or is damaged."""
     kind = column.type
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
         return None

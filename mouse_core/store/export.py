@@ -55,7 +55,8 @@ def to_dataset(snapshot: Snapshot, types: Mapping[str, pa.DataType], metadata: D
             parts.append(origin)
         else:
             parts.append(_with_features(segment, features))
-    # ``datasets`` concatenates only datasets of equal metadata: each loses its metadata, and the result gets `about`.
+    # ``datasets`` concatenates only datasets with equal metadata, so the metadata of each are removed and the result
+    # gets `about`.
     dataset = (
         parts[0]
         if len(parts) == 1
@@ -67,9 +68,7 @@ def to_dataset(snapshot: Snapshot, types: Mapping[str, pa.DataType], metadata: D
 
 
 def warn_of_joins(label: str, rows: Sequence[int], stacklevel: int) -> None:
-    """Warn that episodes will be joined in a dataset, because no column marks that an episode begins at each of
-    ``rows``.
-    """
+    """Warn that a dataset will join episodes: an episode begins at each of ``rows``, but no column marks these rows."""
     warnings.warn(
         f"{label}: the new dataset joins two episodes at row {rows[0]}"
         f"{f', and at {len(rows) - 1} other rows' if len(rows) > 1 else ''}: one was loaded or pushed behind the "
@@ -80,16 +79,16 @@ def warn_of_joins(label: str, rows: Sequence[int], stacklevel: int) -> None:
 
 
 def save(snapshot: Snapshot, dataset: Any, path: str | os.PathLike[str]) -> None:
-    """Write the rows of a snapshot to a new folder, which appears only when it is complete; see ``Store.save``.
+    """Write the rows of a snapshot to a new folder, which becomes visible only when it is complete; see ``Store.save``.
 
     Args:
         snapshot: The rows.
         dataset: The same rows as a ``datasets.Dataset``.
-        path: The folder; nothing may exist there.
+        path: The folder; it must not exist.
 
     Raises:
-        ConfigError: Something is at ``path``, or another process is writing it.
-        StorageError: The folder cannot be written; no part of it remains.
+        ConfigError: ``path`` exists, or another process is writing it.
+        StorageError: The folder cannot be written; no partial folder remains.
     """
     with making(path, "save") as partial_folder:
         dataset.save_to_disk(str(partial_folder))
@@ -107,7 +106,9 @@ def save(snapshot: Snapshot, dataset: Any, path: str | os.PathLike[str]) -> None
 
 
 def _features(snapshot: Snapshot, types: Mapping[str, pa.DataType]) -> Any:
-    """Return the features of all columns: features that a dataset declares, else features of the Arrow types."""
+    """Return the ``datasets`` features of all columns: the features that a dataset declares, else features for the
+    Arrow types.
+    """
     import datasets
 
     features = {}
@@ -118,7 +119,9 @@ def _features(snapshot: Snapshot, types: Mapping[str, pa.DataType]) -> Any:
 
 
 def _declared_feature(snapshot: Snapshot, name: str) -> Any:
-    """Return the feature that the first dataset with values of a column declares; None if none does."""
+    """Return the feature that the first dataset with values of a column declares for it; None if there is no
+    declaration.
+    """
     for segment in snapshot.segments:
         declared = {} if segment.origin is None else segment.origin.features
         if name in declared and column_type(segment.types[name]).kind != "null":
@@ -127,7 +130,7 @@ def _declared_feature(snapshot: Snapshot, name: str) -> Any:
 
 
 def _feature_from_type(snapshot: Snapshot, name: str, data_type: pa.DataType) -> Any:
-    """Return the feature for a column of an Arrow type; a column that a field reads as images gets an image feature."""
+    """Return the ``datasets`` feature for an Arrow type, or an image feature if a field reads the column as images."""
     import datasets
 
     kind = column_type(data_type)
@@ -146,7 +149,9 @@ def _feature_from_type(snapshot: Snapshot, name: str, data_type: pa.DataType) ->
 
 
 def _with_features(segment: Segment, features: Any) -> Any:
-    """Return a segment as a dataset of exactly these features: cast columns; missing columns become nulls."""
+    """Return a segment as a dataset of exactly the given features: columns are cast, and missing columns filled with
+    nulls.
+    """
     import datasets
     from datasets.table import InMemoryTable, cast_table_to_features
 
@@ -163,7 +168,8 @@ def _with_features(segment: Segment, features: Any) -> Any:
 
 
 def rows_to_table(batch: Mapping[str, Sequence[Any]], schema: StoreSchema) -> pa.Table:
-    """Convert values by column, as ``datasets`` yields them, to an Arrow table of the columns that fields read.
+    """Convert lists of values, as ``datasets`` yields them by column, to an Arrow table of the columns that fields
+    read.
 
     Raises:
         DataError: A column has values of several types, or an image cannot be read.
@@ -186,7 +192,9 @@ def rows_to_table(batch: Mapping[str, Sequence[Any]], schema: StoreSchema) -> pa
 def _arrow_column(
     values: Sequence[Any], field: Field, known: pa.DataType | None, image_roots: tuple[str, ...]
 ) -> pa.Array:
-    """Convert values to an Arrow array of the type ``known``, or of an inferred type if None; images become PNG."""
+    """Convert values to an Arrow array of the type ``known``, or of an inferred type if ``known`` is None. Images are
+    encoded as PNG.
+    """
     if field.image and (known is None or column_type(known).kind == "image"):
         encode = partial(encode_png, dtype=field.pixel_dtype, image_roots=image_roots)
         return pa.array([None if value is None else encode(value) for value in values], pa.binary())
@@ -201,7 +209,7 @@ def _arrow_column(
 
 
 def _as_number_or_vector(value: Any, kind: ColumnType) -> Any:
-    """Convert a scalar to the form of its column: 3 to [3] in a column of lists, [3] to 3 in one of numbers.
+    """Convert a value to the form of its column: 3 to [3] in a column of lists, [3] to 3 in a column of numbers.
 
     A bool becomes 0 or 1 in a column of numbers.
     """

@@ -1,4 +1,4 @@
-"""Binding fields to the columns that a snapshot has: their dtypes, shapes and checks."""
+"""Readers of fields: the binding of fields to a snapshot's columns, with dtypes, shapes and checks."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _UNSIGNED = {np.dtype(f"int{bits}"): np.dtype(f"uint{bits}") for bits in (8, 16,
 
 @dataclass(frozen=True)
 class SnapshotConfig:
-    """The configuration of a store's data.
+    """The fields, columns, dimensions and layout of a store's data.
 
     Args:
         fields: The fields by name.
         types: The columns' types by name.
         dims: The configured dimensions, by ``spec.DIMS``.
         alignment: "arrived" or "outgoing".
-        made: The derivations of computed columns, by name.
+        made: The derivations of derived columns, by name.
         layout: How columns are delivered: "mouse" or "stored".
     """
 
@@ -46,9 +46,9 @@ class SnapshotConfig:
     layout: Layout = "mouse"
 
     def in_layout(self, layout: Layout, types: Mapping[str, pa.DataType]) -> SnapshotConfig:
-        """Return the configuration that delivers columns in a layout; ``types`` are their Arrow types by name.
+        """Return the configuration that delivers columns in a layout; ``types`` are the Arrow types of columns by name.
 
-        Fields that this configuration's layout does not define stay.
+        Fields that were added to the current layout are kept.
         """
         if layout == self.layout:
             return self
@@ -67,10 +67,11 @@ class SnapshotConfig:
         return replace(self, layout=layout, fields=fields)
 
     def with_next(self) -> SnapshotConfig:
-        """Return the configuration in which observations, and ``done``, have a second field ``next_<name>``.
+        """Return a configuration in which observations and ``done`` have a second field ``next_<name>``, the value of
+        the next row.
 
         Raises:
-            ConfigError: The store has a field with such a name.
+            ConfigError: The store already has a field of such a name.
         """
         if "next_done" in self.fields:
             return self
@@ -91,7 +92,7 @@ def stored_fields(
 
     Args:
         types: The columns' Arrow types by name.
-        known: Fields whose columns are left out.
+        known: Existing fields; their columns get no new field.
         transitions: Columns whose values belong to transitions.
     """
     columns = {field.column for field in known}
@@ -111,13 +112,13 @@ def stored_fields(
 def fields_of_steps(
     types: Mapping[str, pa.DataType], columns: Container[str], transitions: Iterable[str] = ()
 ) -> list[Field]:
-    """Return fields for the columns of steps that the layout "stored" does not cover.
+    """Return fields for the columns of added episodes that the layout "stored" does not cover.
 
-    Columns of observations and actions, ``observation.<key>`` and ``action.<key>``, have fields in their dtype and
-    shape. If actions are nested, ``action`` is not required.
+    The columns ``observation.<key>`` and ``action.<key>`` get fields in their dtype and shape. If actions are nested,
+    ``action`` is not required.
 
     Args:
-        types: The Arrow types of the columns that get fields, by name.
+        types: The Arrow types, by name, of the columns that may get fields.
         columns: The names of all columns.
         transitions: Further columns whose values belong to transitions.
     """
@@ -127,7 +128,7 @@ def fields_of_steps(
 
 
 def array_type(dtype: npt.DTypeLike, shape: Sequence[int]) -> pa.DataType:
-    """Return the Arrow type of a column of arrays."""
+    """Return the Arrow type for a column of arrays."""
     kind = pa.from_numpy_dtype(dtype)
     for size in reversed(shape):
         kind = pa.list_(kind, size)
@@ -135,10 +136,10 @@ def array_type(dtype: npt.DTypeLike, shape: Sequence[int]) -> pa.DataType:
 
 
 def _mouse_columns(config: SnapshotConfig) -> dict[str, str | None]:
-    """Return the columns that MOUSE's fields of observations read in rows that were added as episodes.
+    """Return the columns that the layout "mouse" reads for its observation fields, in rows that were added as episodes.
 
-    Such rows have columns ``observation`` or ``observation.<key>``. A field reads the only column of its kind; None:
-    there is no such column, and the field's default column is of another kind.
+    Such rows have columns ``observation`` or ``observation.<key>``. A field reads the column of its kind if only one
+    exists. None: no column fits, and the field's default column is of another kind.
     """
     images = {field.column for field in config.fields.values() if field.image}
     found: dict[str, list[str]] = {"obs_continuous": [], "obs_discrete": [], "obs_image": []}
@@ -157,14 +158,14 @@ def _mouse_columns(config: SnapshotConfig) -> dict[str, str | None]:
 
 @dataclass(frozen=True, eq=False)
 class FieldReader:
-    """Reads one field's windows and checks their values.
+    """Reads windows of one field and checks their values.
 
     Args:
         field: The field.
-        spec: Its dtypes and shape.
-        column: Its column.
-        bounds: Lowest and highest allowed value, if values have to be checked; else None.
-        highest: The largest allowed value, if the column holds unsigned integers that have to be checked.
+        spec: The dtypes and shape of the field.
+        column: The column that the field reads.
+        bounds: Lowest and highest allowed value; None: values need no check.
+        highest: The largest allowed value of a column of unsigned integers; None: values need no check.
         holds_fills: Whether the column's dtype can hold the values that replace nulls and pad short rows.
     """
 
@@ -182,7 +183,7 @@ class FieldReader:
 
     @property
     def identity(self) -> list[Any]:
-        """Return the properties that determine the field's values, except the delivered dtype."""
+        """Return the properties that determine the field's values, without the delivered dtype."""
         spec, crop = self.spec, self.field.crop
         column = spec.column if crop is None else f"{spec.column} cropped to {list(crop)}"
         return [spec.name, column, spec.shape, spec.image_shape, repr(self.field.fill), repr(self.field.pad)]
@@ -195,7 +196,9 @@ class FieldReader:
                 raise ConfigError(f"{self.spec.name}: expected a dtype that holds {option}={value}, found {dtype}")
 
     def stored_dtype(self, dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
-        """Return the dtype for a transfer of values that become ``dtype`` later: the column's, if it is lossless."""
+        """Return the dtype for transferring values that are converted to ``dtype`` later: the column's dtype if that is
+        lossless.
+        """
         stored = self.column.kind.dtype
         lossless = self.holds_fills and is_lossless(stored, dtype) and stored.itemsize <= dtype.itemsize
         return stored if lossless else dtype
@@ -203,7 +206,7 @@ class FieldReader:
     def read(
         self, windows: WindowsPart, dtype: np.dtype[np.generic], out: npt.NDArray[np.generic] | None = None
     ) -> npt.NDArray[Any]:
-        """Read the windows' values, for any chunks.
+        """Read the values of windows.
 
         Args:
             windows: The located windows.
@@ -226,7 +229,9 @@ class FieldReader:
         return values
 
     def seen(self, windows: WindowsPart, dtype: np.dtype[np.generic]) -> npt.NDArray[Any] | None:
-        """Return ``read`` of a window as a read-only view, valid while the snapshot lives; None if a copy is needed."""
+        """Return the values of a window as a read-only view that is valid while the snapshot exists; None if a copy is
+        needed.
+        """
         pieces = pieces_lying(self.column, windows, dtype)
         if pieces is None or len(pieces) > 1:
             return None
@@ -235,7 +240,7 @@ class FieldReader:
         return values
 
     def error(self, error: ValueError, windows: WindowsPart) -> DataError:
-        """Return the error for values of some windows, naming the field, the column and, if known, the row."""
+        """Return an error for values of windows that names the field, the column and, if known, the row."""
         where = f" at row {windows.row_of(error.row)}" if isinstance(error, RowError) else ""
         return DataError(f"{self.spec.name}: {error}{where} (column {self.spec.column!r})")
 
@@ -250,7 +255,7 @@ class FieldReader:
     def _check_bounds(self, values: npt.NDArray[Any]) -> None:
         low, high = self.bounds or (0, 0)
         if low == 0 and values.dtype.kind == "i":
-            # As unsigned numbers, negative ones are the largest: one pass instead of two.
+            # Viewed as unsigned numbers, negative numbers are the largest, so one comparison checks both bounds.
             highest = min(high, int(np.iinfo(values.dtype).max))
             if not values.size or values.view(_UNSIGNED[values.dtype]).max() <= highest:
                 return
@@ -265,7 +270,7 @@ class FieldReader:
         raise RowError(step, f"expected {self.field.shown((low, high))}, found {found}")
 
     def _has_fraction(self, values: npt.NDArray[Any]) -> bool:
-        """Return whether a code, which must be an integer, has a fraction or is NaN."""
+        """Return whether a code has a fraction or is NaN; codes must be integers."""
         codes = self.field.dtype is not None and np.dtype(self.field.dtype).kind in "iu"
         return codes and values.dtype.kind == "f" and bool((values != np.floor(values)).any())
 
@@ -278,12 +283,12 @@ def bind_fields(
     rows: int,
     budget: DenseBudget | None = None,
 ) -> dict[str, FieldReader]:
-    """Return readers of the fields whose columns exist and are not null throughout, in the order of ``fields``.
+    """Return readers of the fields whose columns exist and have a value, in the order of ``fields``.
 
     Raises:
         MissingFieldError: A required column is missing.
-        SchemaError: A column's type does not suit its field, or its rows are wider than declared.
-        DataError: A required column is null throughout, or the first image cannot be read.
+        SchemaError: A column's type does not suit its field, or the rows are wider than declared.
+        DataError: A required column has only nulls, or the first image cannot be read.
     """
     if not rows:
         return {}
@@ -342,7 +347,7 @@ def _reader(field: Field, column: Column) -> FieldReader:
 def _shape(
     segments: Sequence[Segment], field: Field, kind: ColumnType, found: tuple[int, Any, Segment]
 ) -> tuple[int, ...]:
-    """Return the shape of one row: declared, or from the column's type, or from its first value."""
+    """Return the shape of one row: the declared shape, else the shape from the column's type or its first value."""
     row, first, of = found
     where = f"at row {row} (column {field.column!r})"
     if field.row_shape is not None:
@@ -373,9 +378,7 @@ def _shape(
 
 
 def _first_value(segments: Sequence[Segment], name: str, rows: int) -> tuple[int, Any, Segment] | None:
-    """Return the first value of a column that is not null, its row, and the segment; None if all are null. The search
-    ends at that value.
-    """
+    """Return a column's first non-null value, its row, and its segment; None if all values are null."""
     begin = 0
     for segment in segments:
         found = segment.first_value(name, rows - begin)
@@ -386,7 +389,9 @@ def _first_value(segments: Sequence[Segment], name: str, rows: int) -> tuple[int
 
 
 def stored_types(segments: Sequence[Segment]) -> dict[str, pa.DataType]:
-    """Return the Arrow types of all columns, from the first segment with values; null if no segment has values."""
+    """Return the Arrow type of each column, from the first segment with values of the column; the null type if no
+    segment has values.
+    """
     found: dict[str, pa.DataType] = {}
     for segment in segments:
         for name, data_type in segment.types.items():
@@ -396,7 +401,7 @@ def stored_types(segments: Sequence[Segment]) -> dict[str, pa.DataType]:
 
 
 def kinds_of(types: Mapping[str, ColumnType], columns: Iterable[str], segments: Sequence[Segment]) -> dict[str, str]:
-    """The types of some columns in words, of frames with what tells the videos that they are of from others."""
+    """Return the types of columns as text; for a column of video frames, with digests of the videos."""
     kinds = {name: str(types[name]) for name in columns}
     for name in kinds:
         if types[name].kind == "video":
@@ -406,9 +411,10 @@ def kinds_of(types: Mapping[str, ColumnType], columns: Iterable[str], segments: 
 
 
 def rows_without(segments: Sequence[Segment], rows: int, column: str) -> str | None:
-    """Return a text that names a dataset among the first ``rows`` rows without values of a column; None if none is.
+    """Return a text that names a dataset among the first ``rows`` rows that has no values of a column; None if all
+    datasets have values.
 
-    Appended rows have all columns, and nulls only if a field replaces them.
+    Appended rows always have all columns, and nulls only where a field replaces nulls.
     """
     begin = 0
     for segment in segments:
@@ -441,7 +447,7 @@ def _always_within(dtype: np.dtype[Any], bounds: tuple[int, int] | None) -> bool
 
 
 def meant_by(name: Any, readers: Mapping[str, Any], columns: Container[str] = ()) -> str:
-    """Return a suggestion for a name that is no field, as the end of an error message; "" without one.
+    """Return a suggestion for an unknown field name, as the end of an error message; "" without a suggestion.
 
     Args:
         name: The requested name.
@@ -452,7 +458,7 @@ def meant_by(name: Any, readers: Mapping[str, Any], columns: Container[str] = ()
 
 
 def meant_among(name: Any, fields: Mapping[str, str], columns: Container[str] = ()) -> str:
-    """Return the suggestion of ``meant_by``, for fields by name with the column of each, "" if it has none."""
+    """Return the suggestion of ``meant_by``; ``fields`` has the column of each field by name."""
     read = [field for field, column in fields.items() if name and column == name]
     if read:
         return f"; column {name!r} is read as the field {read[0]!r}"

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 Int64s = npt.NDArray[np.int64]
 Read = Callable[[str, Int64s, int], npt.NDArray[Any]]
 
-# Rows are read in windows of this length, this many windows at a time; fewer if the rows span more bytes of a file: its
-# record batches may have all columns, and must still be in memory when the next column is read.
+# Length and number of the windows that are read together. Fewer windows if their rows span more bytes of a file,
+# because a record batch may hold all columns, and must still be in memory when the next column is read.
 _LENGTH = 4096
 _WINDOWS = 64
 _BYTES = 16 << 20
@@ -41,7 +41,7 @@ class _Found(NamedTuple):
     """The episode boundaries and times of a segment.
 
     Args:
-        starts: The rows that begin an episode for reasons within the segment, int64 ``[n]``.
+        starts: The rows that begin an episode according to the segment's own values, int64 ``[n]``.
         ended: Whether the last row ends an episode.
         first, last: The times of the first and last row; -1 if unknown.
     """
@@ -52,7 +52,7 @@ class _Found(NamedTuple):
     last: int
 
 
-# A segment never changes, and a store that grows keeps its segments.
+# Cached by segment: a segment never changes, and a growing store keeps its segments.
 _known: WeakKeyDictionary[Segment, dict[tuple[int, ...], _Found]] = WeakKeyDictionary()
 _lock = ProcessLock()
 
@@ -62,17 +62,17 @@ def episode_starts(
 ) -> Int64s:
     """Return the rows at which episodes begin, int64 ``[n]``, ascending, 0 first.
 
-    An episode begins behind a row whose ``done`` ends one. If times are known, an episode also begins at a row whose
-    time is 0 or not larger than the time of the row before: so an interrupted episode ends where the next one begins.
-    A separately loaded dataset also begins an episode, and so does the row behind it, unless its time continues. If
-    rows have neither ``done`` nor ``time``, such as prompts and pictures, each row is an episode.
+    An episode begins after a row whose ``done`` ends an episode. If times are known, an episode also begins at a row
+    whose time is 0 or not larger than the time of the previous row, so an interrupted episode ends where the next
+    episode begins. A separately loaded dataset also begins an episode, and so does the row after it, unless the time
+    continues. If rows have neither ``done`` nor ``time``, such as prompts and pictures, each row is an episode.
 
     Args:
         segments: The segments that hold the rows.
-        rows: Number of rows that count.
-        fields: Names of the existing fields; only ``done`` and ``time`` matter.
-        read: Returns the values of a field in windows of a length that begin at given rows, one after another.
-        alive: The codes of ``done`` that end no episode.
+        rows: Number of leading rows that count.
+        fields: Names of the existing fields; only ``done`` and ``time`` are used.
+        read: Returns the values of a field in windows of a given length that begin at given rows, concatenated.
+        alive: The codes of ``done`` that do not end an episode.
 
     Raises:
         DataError: A value is outside the bounds of its field.
@@ -96,7 +96,7 @@ def episode_starts(
 def _look(
     segment: Segment, begin: int, end: int, fields: Collection[str], read: Read, alive: tuple[int, ...]
 ) -> _Found:
-    """Read the episode boundaries of the rows ``begin .. end - 1``: a whole segment or its first rows."""
+    """Read the episode boundaries of the rows ``begin .. end - 1``, which are a segment or its first rows."""
     whole = end - begin == segment.num_rows
     segment = segment.recorded
     with _lock:
@@ -128,13 +128,13 @@ def _look(
 
 
 def _rows_at_a_time(segment: Segment) -> int:
-    """Return the number of rows to read together: 838 for rows of 20 KB, at most 262,144."""
+    """Return the number of rows to read together: for example 838 rows of 20 KB; at most 262,144 rows."""
     each = segment.sealed_bytes // max(1, segment.num_rows)
     return min(_WINDOWS * _LENGTH, max(1, _BYTES // each)) if each else _WINDOWS * _LENGTH
 
 
 def _is_cut(before: _Found, after: _Found, same_recording: bool) -> bool:
-    """Return whether an episode begins with a segment behind another one."""
+    """Return whether an episode begins where one segment follows another."""
     follows = same_recording or 0 <= before.last == after.first - 1
     return not follows or before.ended or bool(restarts(before.last, after.first))
 
@@ -144,18 +144,18 @@ Sampler = TypeVar("Sampler")
 
 
 class Snapshot:
-    """The rows of a store at one moment. Later changes of the store do not affect a snapshot.
+    """An immutable view of a store's rows. Later changes of the store do not affect a snapshot.
 
-    ``Store.snapshot()`` creates it. Reading is thread-safe. A pickled snapshot contains paths for datasets on disk, and
-    rows that exist only in memory.
+    ``Store.snapshot()`` creates it. Reading is thread-safe. A pickled snapshot contains the paths of datasets on disk,
+    and the rows that exist only in memory.
 
     Args:
         segments: The segments that hold the rows.
         config: The configuration of the store.
-        num_rows: Number of the segments' rows that count; None: all.
-        budget: The memory budget of dense copies.
-        store_rows: The argument with which ``Store.snapshot`` returns this snapshot again, kept in a loader's state:
-            the number of rows of the store, from which this snapshot may select some; None: ``num_rows``.
+        num_rows: Number of leading rows of the segments that belong to the snapshot; None: all.
+        budget: The memory limit for dense copies.
+        store_rows: The argument with which ``Store.snapshot`` returns this snapshot again, saved in a loader's state:
+            the number of store rows, of which the snapshot may be a selection. None: ``num_rows``.
 
     Raises:
         ConfigError: The store has fewer rows.
@@ -180,7 +180,7 @@ class Snapshot:
         self.num_rows = total if num_rows is None else num_rows
         if not 0 <= self.num_rows <= total:
             raise ConfigError(f"snapshot: expected rows in 0..{total}, found {num_rows}")
-        # Rows behind these must not have any effect, not even on a shape.
+        # Later rows of the segments must not have any effect, not even on a shape.
         ends = np.cumsum([segment.num_rows for segment in segments]).tolist()
         self.segments = tuple(
             segment
@@ -203,7 +203,7 @@ class Snapshot:
         return self.config.alignment
 
     def of_rows(self, rows: Any) -> Snapshot:
-        """Return the store's snapshot at ``rows`` store rows, as far as this snapshot contains it.
+        """Return the snapshot of the store's first ``rows`` rows, from this snapshot.
 
         Raises:
             ConfigError: The store has fewer rows.
@@ -218,15 +218,15 @@ class Snapshot:
         return Snapshot(self.segments, self.config, int(rows), budget=self.budget)
 
     def with_columns(self, segments: Sequence[Segment], config: SnapshotConfig) -> Snapshot:
-        """Return a snapshot of the same rows with other columns, from segments with the same numbers of rows."""
+        """Return a snapshot of the same rows with other columns, given segments with the same numbers of rows."""
         return Snapshot(segments, config, self.num_rows, self.budget, store_rows=self.store_rows)
 
     def delivering(self, layout: Layout | None = None, *, transitions: bool = False) -> Snapshot:
-        """Return a snapshot of the same rows with the fields of a layout; None: of its own layout.
+        """Return a snapshot of the same rows with the fields of a layout; None: the current layout.
 
         Args:
             layout: "stored" or "mouse".
-            transitions: Whether observations have a second field ``next_<name>`` with the value of the next row.
+            transitions: Whether to add a field ``next_<name>`` for each observation, with the value of the next row.
 
         Raises:
             ConfigError: The layout is unknown.
@@ -239,11 +239,11 @@ class Snapshot:
         return self if config is self.config else self.with_columns(self.segments, config)
 
     def sampled_by(self, sampler: Sampler) -> Sampler:
-        """Return the sampler to use for this snapshot instead of ``sampler``: itself, for rows of one store."""
+        """Return the sampler to use for this snapshot: ``sampler`` itself, if all rows come from one store."""
         return sampler
 
     def lacking(self, reader: FieldReader) -> str | None:
-        """Return a text that names a part of the rows without any value of a field; None: each part has values."""
+        """Return a text that names a dataset without any value of a field; None if every dataset has values."""
         return rows_without(self.segments, self.num_rows, reader.spec.column)
 
     @memo
@@ -252,9 +252,9 @@ class Snapshot:
         return self._bound(self.config.fields)
 
     def grown_from(self, before: Snapshot) -> Growth | None:
-        """Return the growth from an earlier snapshot to this one; None if this one is not its extension.
+        """Return the rows appended since an earlier snapshot; None if this snapshot does not extend the earlier one.
 
-        An extension binds fields as the earlier snapshot does, in a time that is independent of the number of rows.
+        The field readers of the earlier snapshot are then reused, in constant time.
         """
         same = self.config == before.config and self.begins_as(before)
         grown = growth_of(before.segments, self.segments) if same else None
@@ -269,7 +269,7 @@ class Snapshot:
         return grown
 
     def begins_as(self, before: Snapshot) -> bool:
-        """Return whether the first rows are known to equal the rows of an earlier snapshot."""
+        """Return whether the first rows are certain to equal the rows of an earlier snapshot."""
         plain = type(self) is type(before) is Snapshot  # in other classes rows are inserted between others
         return plain and self.num_rows >= before.num_rows and continues(before.segments, self.segments)
 
@@ -283,7 +283,7 @@ class Snapshot:
 
     @memo
     def backings(self) -> tuple[Any, ...]:
-        """Each ``readahead.RemoteMemory`` of rows that are neither in memory nor in local files."""
+        """The ``readahead.RemoteMemory`` of each remote segment."""
         return tuple({id(one.backing): one.backing for one in self.segments if one.backing is not None}.values())
 
     def locate(
@@ -295,9 +295,9 @@ class Snapshot:
     ) -> Windows:
         """Locate the windows of ``length`` rows that begin at ``starts`` (int64 ``[n]``).
 
-        ``bounds`` are the first window of each batch, and the end; by default all windows are one batch. The caller
-        ensures ``0 <= start < num_rows``. The last row replaces rows beyond it. ``lengths`` are the numbers of present
-        steps of the windows, int64 ``[n]``; by default all steps.
+        ``bounds`` are the first window of each batch, and the number of windows; by default all windows are one batch.
+        The caller ensures ``0 <= start < num_rows``. Steps beyond the snapshot repeat its last row. ``lengths`` are the
+        numbers of present steps of the windows, int64 ``[n]``; by default ``length``.
         """
         beyond = len(starts) > 0 and int(starts.max()) + length > self.num_rows
         if self.has_row_numbers:
@@ -309,7 +309,7 @@ class Snapshot:
 
     @property
     def metadata(self) -> DatasetMetadata:
-        """The metadata of a snapshot: the alignment, or None for "arrived", which may be an assumption."""
+        """The metadata of a snapshot. The alignment is None for "arrived", which may only be assumed."""
         from mouse_core.metadata import DatasetMetadata
 
         return DatasetMetadata("outgoing" if self.alignment == "outgoing" else None)
@@ -318,13 +318,13 @@ class Snapshot:
     def episode_starts(self) -> npt.NDArray[np.int64]:
         """The rows at which episodes begin, int64 ``[n]``, ascending; the first access reads all rows once.
 
-        An episode begins behind a row whose ``done`` is not 0 (with labelled codes: not labelled "alive"). If there is
-        a ``time``, an episode also begins at a row whose time is 0 or not larger than that of the row before. An
+        An episode begins after a row whose ``done`` is not 0 (with labelled codes: not labelled "alive"). With a field
+        ``time``, an episode also begins at a row whose time is 0 or not larger than the time of the previous row. An
         episode also begins where a loaded dataset begins or ends, unless the time continues by 1. Without ``done`` and
         ``time``, every row is an episode.
 
         Raises:
-            DataError: A code of ``done`` does not exist.
+            DataError: A value of ``done`` is not a valid code.
         """
 
         alive = codes_called(self.config.fields["done"], "alive") or (0,)
@@ -332,12 +332,12 @@ class Snapshot:
 
     @memo
     def episodes(self) -> EpisodeIndex:
-        """The index of the episodes."""
+        """The episode index."""
         return EpisodeIndex.of_begins(self.episode_starts, self.num_rows)
 
     @memo
     def recording_starts(self) -> dict[int, tuple[Segment, Segment]]:
-        """The rows at which another recording begins, each with the segments before and behind it."""
+        """The rows at which another recording begins, each with the segments before and after it."""
         rows = np.cumsum(self.rows_of_segments).tolist()
         return {
             row: (before, after)
@@ -350,10 +350,11 @@ class Snapshot:
         return [row for row, joined in self.recording_starts.items() if shows_no_join(*joined, self.config)]
 
     def stretch_starts(self, column: str) -> npt.NDArray[np.int64]:
-        """Return the rows at which a column's value changes, int64 ``[n]``, ascending, with 0 first; "": the task.
+        """Return the rows at which a column's value changes, int64 ``[n]``, ascending, 0 first. The name "" stands for
+        the task column.
 
         Raises:
-            ConfigError: There is no such column, or no column has the task of a row.
+            ConfigError: The column does not exist, or no column holds the task of a row.
         """
         types = {name: data_type for segment in self.segments for name, data_type in segment.types.items()}
         fields = self.config.fields
@@ -386,7 +387,9 @@ class Snapshot:
     def stored(
         self, field: str, starts: npt.NDArray[np.int64], length: int = 1, dtype: np.dtype[Any] | None = None
     ) -> npt.NDArray[Any]:
-        """Return a field in windows of ``length`` rows at ``starts``, ``[n * length, ...]``; by default as stored."""
+        """Return a field's values in windows of ``length`` rows at ``starts``, ``[n * length, ...]``; by default in the
+        stored dtype.
+        """
         reader = self.readers[field]
         kind = reader.stored_dtype(reader.spec.dtype) if dtype is None else dtype
         values = reader.read(self.locate(starts, length).part(0), kind)
@@ -394,12 +397,14 @@ class Snapshot:
 
     @memo
     def fingerprint(self) -> str:
-        """A digest of schema, length and a few rows: equal for equal data on every host, in constant time."""
+        """A digest of the schema, the number of rows and a few rows, in constant time. Equal data give equal digests on
+        every host.
+        """
         from mouse_core._base.identity import canonical  # loaded on demand
 
         columns = {reader.spec.column for reader in self.readers.values()}
         digest = hashlib.sha256()
-        # Computed values follow from the other columns and from their derivations.
+        # Derived values follow from the other columns and the derivations.
         made = {name: how for name, how in self.config.made.items() if name in columns}
         kinds = kinds_of(self.config.types, columns, self.segments) | made
         columns -= made.keys()
@@ -411,11 +416,11 @@ class Snapshot:
         return digest.hexdigest()[:32]
 
     def rows(self, numbers: Sequence[int], columns: Set[str] | None = None) -> dict[str, list[Any]]:
-        """Return stored rows as lists of Python values by column, None if a row's segment lacks the column.
+        """Return stored rows as lists of Python values by column; None where a row's segment lacks the column.
 
         Args:
             numbers: Row numbers in ``0..num_rows - 1``, in any order. Consecutive rows are read together.
-            columns: Names of the columns to read; by default all columns that any of the rows have.
+            columns: Names of the columns to read; by default all columns of any of the rows.
         """
         found: dict[str, list[Any]] = {}
         (breaks,) = np.nonzero(np.diff(numbers) != 1)
@@ -449,7 +454,7 @@ class Snapshot:
 
     @memo
     def has_row_numbers(self) -> bool:
-        """Whether some rows are located one by one through row numbers, as after a shuffle."""
+        """Whether some rows are located individually through row numbers, as after a shuffle."""
         return any(segment.has_indices and segment.runs is None for segment in self.segments)
 
     @memo
@@ -462,12 +467,14 @@ class Snapshot:
         return Stretches(np.concatenate([*parts, self._physical_starts[-1:]]).astype(np.int64, copy=False))
 
     def pieces_of(self, length: int) -> int:
-        """Return the approximate number of pieces of a ``length``-row window, except cuts at ends of long chunks."""
+        """Return the approximate number of contiguous pieces of a window of ``length`` rows, without cuts at the ends
+        of long chunks.
+        """
         return 1 + length * len(self._stretches) // max(self.num_rows, 1)
 
     @memo
     def _stretches(self) -> Stretches:
-        """The snapshot's rows as stretches that are contiguous in a chunk."""
+        """The snapshot's rows as stretches that are each contiguous in one chunk."""
         sizes = zip(self.segments, self.rows_of_segments, strict=True)
         whole = all(not segment.has_indices and segment.num_rows == rows for segment, rows in sizes)
         if self.has_row_numbers or whole:
@@ -491,7 +498,7 @@ class Snapshot:
         return {}
 
     def _stretches_beyond(self, length: int) -> Stretches:
-        """Return stretches for windows that extend beyond the end, whose missing steps repeat the last row."""
+        """Return stretches for windows that extend beyond the snapshot: missing steps repeat the last row."""
         known = self._beyond.get(length)
         if known is None:
             starts, chunk, row = _stretches(self._stretches, 0)
@@ -508,7 +515,7 @@ class Snapshot:
         return known
 
     def _physical(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the tables' rows behind the snapshot's ``rows``, in the same shape."""
+        """Return the table's row for each of the snapshot's ``rows``, in the same shape."""
         if len(self.segments) == 1:
             return self.segments[0].row_numbers(rows.reshape(-1)).reshape(rows.shape)
         owner = np.searchsorted(self._starts, rows, side="right") - 1
@@ -529,14 +536,14 @@ class Snapshot:
 def _stretches(
     chunks: Stretches, first: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return the begin of each stretch, its chunk counted from ``first``, and its first row in that chunk."""
+    """Return each stretch's first row, its chunk (counted from ``first``), and its first row in that chunk."""
     n = len(chunks)
     chunk, row = chunks.located(np.arange(n), np.zeros(n, np.int64))
     return chunks.starts[:-1], chunk + first, row
 
 
 def shows_no_join(before: Segment, after: Segment, config: SnapshotConfig) -> bool:
-    """Return whether an episode begins where a recording follows another, although no row shows it."""
+    """Return whether an episode begins where one recording follows another although no row's values show it."""
     starts = []
     try:
         for appended in (None, object()):  # appended rows continue each other

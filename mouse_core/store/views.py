@@ -1,4 +1,4 @@
-"""Store: the interface of stores, from which batches are drawn; and views, which select episodes of a store."""
+"""Store, the interface of stores from which batches are drawn; and views, which select episodes of a store."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
 
 
 class Store(ABC):
-    """Ordered steps, to which more may be added: the input of sources, loaders, buffers and writers.
+    """An ordered, growing sequence of steps: the input of sources, loaders, buffers and writers.
 
     ``DatasetStore`` is a ``Store``. A user-defined store derives from this class and implements ``snapshot``: a
     ``Snapshot`` of other stores' segments copies no step.
     """
 
-    #: Whether rows are drawn by shares, as in a mixture; a caller that takes only the rows would lose the shares.
+    #: Whether rows are drawn by shares, as in a mixture; a caller that copies the rows would lose the shares.
     has_shares = False
 
     @abstractmethod
     def snapshot(self, rows: int | None = None) -> Snapshot:
-        """Return an immutable view of the present rows, or of earlier rows; copies no steps.
+        """Return an immutable view of the present rows, or of the rows of an earlier snapshot, without copying steps.
 
         Args:
-            rows: The ``store_rows`` of an earlier snapshot, to return it again; None: the present rows.
+            rows: ``store_rows`` of the earlier snapshot to return; None: the present rows.
 
         Raises:
             ConfigError: The store has fewer rows.
@@ -58,14 +58,15 @@ class Store(ABC):
 
     @property
     def metadata(self) -> DatasetMetadata:
-        """The metadata of the rows; the alignment is None if "arrived" is only an assumption."""
+        """The metadata of the rows; the alignment is None if "arrived" is only assumed."""
         return self.snapshot().metadata
 
     @property
     def columns(self) -> dict[str, pa.DataType]:
-        """The Arrow types of the stored columns by name; if parts of the store differ in encoding, the first part's.
+        """The Arrow types of the stored columns by name. If segments encode a column differently, the first segment
+        determines the type.
 
-        A part in which a column is null throughout does not determine its type.
+        A segment with only nulls in a column does not determine its type.
         """
         return stored_types(self.snapshot().segments)
 
@@ -81,11 +82,12 @@ class Store(ABC):
     def __getitem__(self, rows: slice | Sequence[int] | npt.NDArray[Any]) -> list[dict[str, Any]]: ...
 
     def __getitem__(self, rows: int | slice | Sequence[int] | npt.NDArray[Any]) -> Any:
-        """Return stored rows as Python values by column, None if their part of the store lacks the column.
+        """Return stored rows as Python values by column; None where the row's segment lacks the column.
 
         Args:
-            rows: A row number, which returns a dict; or a slice or several row numbers, which return a list of dicts,
-                as ``DatasetStore.extend`` accepts it. Negative numbers count from the end. For batches, use a loader.
+            rows: A row number, which returns a dict; or a slice or several row numbers, which return a list of dicts, a
+                valid argument of ``DatasetStore.extend``. Negative numbers count from the end. For batches, use a
+                loader.
 
         Raises:
             IndexError: A number is not in ``-len(store)..len(store) - 1``.
@@ -100,10 +102,10 @@ class Store(ABC):
         return listed[0] if one else listed
 
     def to_dataset(self) -> Any:
-        """Return the whole store as a ``datasets.Dataset``, which shares its files and memory.
+        """Return the store as one ``datasets.Dataset`` that shares the store's files and memory.
 
-        A store of one dataset returns that dataset. The result has the ``metadata`` of the store, which files, Parquet
-        and the Hub keep, and ``from_dataset`` checks. Columns that only some parts have are null in the others.
+        A store of one dataset returns that dataset. The result carries the store's ``metadata``: saved files, Parquet
+        and the Hub keep them, and ``from_dataset`` checks them. Where a segment lacks a column, its values are null.
 
         Raises:
             ConfigError: The store is empty.
@@ -115,19 +117,20 @@ class Store(ABC):
     def save(self, path: str | os.PathLike[str], format: str | None = None, **options: Any) -> None:
         """Write the rows to a folder that ``DatasetStore.open`` and ``datasets.load_from_disk`` open.
 
-        The folder appears only when all of it is on disk, so that a kill or a power cut leaves no partial folder. The
-        digest of every file is stored, for ``mouse verify``. Existing files are never overwritten, because other
-        processes may have mapped them: write later rows to another folder, or to a ``DatasetStore.open``. The folder
-        also contains the videos whose frames rows refer to: linked, or copied if links are not possible.
+        The folder becomes visible only when it is complete on disk, so a kill or a power cut leaves no partial folder.
+        The folder contains the digest of every file, for ``mouse verify``. Existing files are never overwritten,
+        because other processes may have mapped them: write later rows to another folder, or use
+        ``DatasetStore.open(path, "a")``. The folder also contains the videos whose frames rows refer to: linked, or
+        copied if links are not possible.
 
         Args:
-            path: The folder, or a file whose name ends in ``.parquet``. Nothing may exist there.
+            path: The folder, or a file whose name ends in ``.parquet``. It must not exist.
             format: Another format that ``DatasetStore.open`` opens: "parquet", "store", "lerobot", "minari", "ted" or
                 "tfds".
             **options: Options of the format's writer; see ``mouse_core.formats.save``.
 
         Raises:
-            ConfigError: Something exists at ``path``, another process is writing it, or the store is empty.
+            ConfigError: ``path`` exists, another process is writing it, or the store is empty.
             StorageError: The folder cannot be written; no part of it remains.
         """
         if format is not None or options or os.fspath(path).endswith(".parquet"):
@@ -143,20 +146,20 @@ class Store(ABC):
 
     @property
     def episodes(self) -> pa.Table:
-        """A table with a row for each episode, in the order of the store; it is computed on first access.
+        """An Arrow table with a row for each episode, in the order of the store, computed on first access.
 
         The columns are:
 
-        - ``episode``, the episode's number in the store, which views keep;
-        - ``start``, its first row, and ``length``, its number of rows;
-        - ``return``, the sum of its rewards in float64, without the first row's reward if rows have "arrived"; a list
-          of vector rewards;
-        - ``done``, the code of its last row, 0 if the episode was interrupted or is unfinished;
+        - ``episode``, the episode's number in the store, also in a view of the store;
+        - ``start``, the episode's first row, and ``length``, its number of rows;
+        - ``return``, the sum of the episode's rewards in float64, without the first row's reward if the alignment is
+          "arrived"; a list if rewards are vectors;
+        - ``done``, the code of the episode's last row, 0 if the episode was interrupted or is unfinished;
         - every column of single numbers or texts whose value is constant within each episode, such as a task's name;
         - ``task``, if rows have the number of a task and the store's ``metadata.tasks`` has its text.
 
         If rows have neither ``done`` nor ``time``, such as prompts, each row is an episode; without rewards the return
-        is 0. When rows are added, only the last episode and new ones are counted.
+        is 0. When rows are added, only the last episode and new episodes are computed.
 
         Raises:
             DataError: A value is outside the bounds of its field.
@@ -171,11 +174,11 @@ class Store(ABC):
                 episode, given as a dict of these columns, that returns True or False and is called once for each
                 episode; or a dict of conditions as in ``columns``.
             **columns: For a column the requested value, a list of values (or a ``range``, a set, an array), or the ends
-                ``(lowest, highest)`` of a range, both inclusive; None leaves an end open.
+                ``(lowest, highest)`` of a range, both inclusive; None means no limit.
 
         Raises:
-            ConfigError: There is no condition, or a condition is invalid. When the view is read: a column does not
-                exist, or a value has another type.
+            ConfigError: No condition is given, or a condition is invalid. When the view is read: a column does not
+                exist, or a value has another type than the column.
         """
         from mouse_core.store._chosen import Where
 
@@ -185,12 +188,12 @@ class Store(ABC):
         """Return the episodes with the largest return, or the largest value of another column; see ``where``.
 
         Args:
-            share: The share of all episodes, above 0 and at most 1; their number is rounded, from 1. Of equal episodes
-                the earlier ones are selected.
+            share: The share of all episodes, above 0 and at most 1; the number of episodes is rounded and at least 1.
+                Among equal values, earlier episodes are selected.
             by: A column of numbers of ``episodes``. Episodes without a number are not selected.
 
         Raises:
-            ConfigError: ``share`` is out of range; when the view is read: the column is not one of numbers.
+            ConfigError: ``share`` is out of range. When the view is read: the column does not hold numbers.
         """
         from mouse_core.store._chosen import Best
 
@@ -199,17 +202,17 @@ class Store(ABC):
     def split(self, *, seed: int = 0, by: str = "episode", **shares: float) -> dict[str, View]:
         """Split the store into parts without common episodes, each a store; see ``where``.
 
-        The part of an episode depends only on the seed, the shares and the episode's number, so that it does not change
-        when episodes are added. A part has approximately its share of the episodes.
+        The part of an episode depends only on the seed, the shares and the episode's number (or its value of ``by``),
+        so adding episodes does not change it. Each part has approximately its share of the episodes.
 
         Args:
             seed: In ``[0, 2**64)``.
             by: "episode", or a column of ``episodes``: all episodes with the same value of that column are in the same
-                part, at any position.
+                part.
             **shares: The share of each part by name, such as ``train=0.9``. The remaining share becomes "test".
 
         Returns:
-            The parts by name, in this order.
+            The parts by name, in the order of ``shares``.
 
         Raises:
             ConfigError: A share is invalid; when a part is read: the column does not exist.
@@ -219,7 +222,7 @@ class Store(ABC):
         return {name: View(self, part) for name, part in parts_of(shares, seed, by).items()}
 
     def _look(self, rows: int | None = None) -> tuple[Snapshot, Episodes]:
-        """Return a snapshot with its episodes; see ``snapshot``."""
+        """Return a snapshot and its table of episodes; see ``snapshot``."""
         from mouse_core.store._chosen import episodes_of
 
         snapshot = self.snapshot(rows)
@@ -235,9 +238,9 @@ class Store(ABC):
 
 
 class View(Store):
-    """Selected episodes of a store, as a store; created by ``Store.where``, ``best`` and ``split``.
+    """A store of selected episodes of another store; created by ``Store.where``, ``best`` and ``split``.
 
-    A snapshot of a view selects from the other store's present rows, so that ``refresh()`` of a loader includes new
+    A snapshot of a view selects from the present rows of the other store, so ``refresh()`` of a loader includes new
     episodes. The fingerprint depends on the selected episodes, not on the rule that selected them.
 
     Args:
@@ -292,7 +295,7 @@ class View(Store):
             return self._last[1:]
 
 
-# The episodes of stores at their last count.
+# The last computed episode table of each store.
 _counted: WeakKeyDictionary[Store, Episodes] = WeakKeyDictionary()
 _lock = ProcessLock()
 
@@ -302,7 +305,7 @@ def _taken(whole: Snapshot, episodes: Episodes, rule: Rule) -> tuple[Snapshot, E
     from mouse_core.store._chosen import ChosenSegment, ChosenSnapshot
 
     found = episodes.table.num_rows
-    # Without any episode, the columns of the steps are unknown.
+    # A table without episodes may lack the columns that the rule names.
     (places,) = np.nonzero(rule.taken(episodes) if found else np.zeros(0, np.bool_))
     table = episodes.table.take(pa.array(places))
     firsts, sizes = (table.column(name).to_numpy() for name in ("start", "length"))
@@ -333,7 +336,9 @@ def _joined(
 
 
 def row_numbers(rows: Any, count: int) -> tuple[bool, list[int]]:
-    """Return whether ``rows`` is a single row, and the row numbers in ``0..count - 1``; see ``__getitem__``."""
+    """Return whether ``rows`` is a single row number, and all row numbers as numbers in ``0..count - 1``; see
+    ``__getitem__``.
+    """
     if isinstance(rows, slice):
         try:
             return False, list(range(*rows.indices(count)))

@@ -1,11 +1,11 @@
-"""The functions over arrays that a device replay needs from a framework, in NumPy.
+"""The array functions that a device replay needs from a framework, implemented in NumPy.
 
-An adapter subclasses ``Arrays`` and overrides the functions that its framework computes in another way. The rules of
+An adapter subclasses ``Arrays`` and overrides the functions that its framework implements differently. The rules of
 sampling are in ``units``, ``sum_tree`` and ``samplers``, which call these functions.
 
-Indices are int64 in NumPy and torch, and int32 in JAX, which counts rows and slices modulo 2**32. So counts are
-compared by their differences. Weights are "wide": integers of 64 bits, which ``unpack`` reads from memory and ``pack``
-writes, within ``wide()``.
+Indices are int64 in NumPy and torch, and int32 in JAX. With int32, counts of rows and slices wrap around at 2**32, so
+counts are compared by their differences. Weights are "wide": 64-bit integers, which ``unpack`` reads from memory and
+``pack`` writes to memory, within the context ``wide()``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FAN, SHIFT = 16, 4
 
 
 class DrawKey(NamedTuple):
-    """The name of a sample, which determines its random numbers.
+    """The key of a sample, which determines its random numbers.
 
     Attributes:
         seed: The seed of the replay, in the form of the framework.
@@ -38,13 +38,14 @@ class DrawKey(NamedTuple):
 
 
 class Ring(NamedTuple):
-    """The time steps of a ring. Rows are counted from the oldest: row 0 is the oldest, row ``size - 1`` the newest.
+    """The position and size of a ring of time steps. Rows are numbered from the oldest: row 0 is the oldest, row
+    ``size - 1`` the newest.
 
     Attributes:
         cursor: The time step that is written next, ``[]``.
         size: The number of time steps in the ring, ``[]``.
-        steps: The number of time steps that fit, T.
-        num_envs: The number of environments side by side, or None for one stream.
+        steps: The capacity in time steps, T.
+        num_envs: The number of parallel environments, or None for one stream.
     """
 
     cursor: Any
@@ -64,7 +65,7 @@ class Ring(NamedTuple):
 
     @property
     def capacity(self) -> int:
-        """Number of rows that fit."""
+        """The capacity in rows."""
         return self.steps * self.envs
 
     def after(self, xp: Arrays, count: int) -> Ring:
@@ -74,16 +75,16 @@ class Ring(NamedTuple):
 
 
 class Arrays:
-    """The functions in NumPy.
+    """The array functions, implemented in NumPy.
 
-    An array is what the framework computes with, also an array of a single number ``[]``; on the host, an int may
-    stand for the latter. Words are in a form of the framework, which only the functions of random numbers read: parts
-    are taken of their results. Besides the functions, arrays have operators, slices, ``sum`` and ``reshape``.
+    "Array" means the framework's array type, including arrays ``[]`` of one number, for which the host may pass an int.
+    Random words have a form that depends on the framework: only the functions of random numbers read them. Arrays also
+    need operators, slices, ``sum`` and ``reshape``.
 
-    - ``where(condition, one, other)``: ``one`` or ``other`` may be a number.
-    - ``minimum(one, other)`` and ``maximum(one, other)``: an array, and an array or an int.
-    - ``concat(arrays)``: a list of arrays, joined along the first axis.
-    - Functions below take arrays, unless they say otherwise; counts and shapes are ints.
+    - ``where(condition, one, other)``, where ``one`` or ``other`` may be a number.
+    - ``minimum(one, other)`` and ``maximum(one, other)`` of an array and an array or int.
+    - ``concat(arrays)``, which joins a list of arrays along the first axis.
+    - The methods below take arrays unless stated otherwise; counts and shapes are ints.
     """
 
     where: ClassVar[Callable[..., Any]] = staticmethod(np.where)
@@ -95,107 +96,115 @@ class Arrays:
         "float": np.float32,
     }  # fmt: skip
     top_rows = 256
-    """A draw begins at the first level of a tree that has at most this number of rows of 16, and sums that level."""
+    """A draw from a tree begins at the lowest level that has at most this number of rows of 16 nodes."""
     parts = 8
-    """Parts of the rows that a round of ``search`` leaves one of; a power of 2."""
+    """Number of parts into which a round of ``search`` divides the remaining rows; a power of 2."""
 
     # ------------------------------------------------------------------ making and changing arrays
 
     def full(self, shape: tuple[int, ...], value: Any, dtype: Any) -> Any:
-        """An array of one value; ``dtype`` is a name in ``dtypes``, or a dtype of the framework."""
+        """Return an array filled with one value; ``dtype`` is a name in ``dtypes``, or a dtype of the framework."""
         return np.full(shape, value, self.dtypes.get(dtype, dtype))
 
     def range(self, count: int) -> Any:
-        """Indices ``0 .. count - 1``."""
+        """Return the indices ``0 .. count - 1``."""
         return np.arange(count)
 
     def cast(self, values: Any, dtype: str) -> Any:
-        """Values in a dtype of ``dtypes``."""
+        """Convert values to a dtype of ``dtypes``."""
         return np.asarray(values, self.dtypes[dtype])
 
     def cumsum(self, values: Any) -> Any:
-        """Running sums along the first axis, in the same dtype."""
+        """Return running sums along the first axis, in the same dtype."""
         return values.cumsum(0)
 
     def running_max(self, values: Any) -> Any:
-        """Running maxima along the first axis."""
+        """Return running maxima along the first axis."""
         return np.maximum.accumulate(values, 0)
 
     def expand(self, values: Any, shape: tuple[int, ...]) -> Any:
-        """Values broadcast to a shape."""
+        """Broadcast values to a shape."""
         return np.broadcast_to(values, shape)
 
     def take(self, values: Any, places: Any) -> Any:
-        """Elements, or rows, at some places ``[n]`` of the first axis."""
+        """Return the elements at the positions ``[n]`` of the first axis."""
         return values.take(places, 0)
 
     def searchsorted(self, ends: Any, values: Any) -> Any:
-        """The first of ascending ends ``[E]`` that is larger than each value."""
+        """Return, for each value, the position of the first of the ascending ends ``[E]`` that is larger than the
+        value.
+        """
         return ends.searchsorted(values, "right")
 
     def one_by_one(self, function: Callable[[Any], Any], arrays: Sequence[Any]) -> Sequence[Any]:
-        """The results of a function for several arrays, computed one after another."""
+        """Return the results of a function for several arrays, computed one after another."""
         return [function(array) for array in arrays]
 
     def constant(self, name: str, values: Any) -> Any:
-        """A table of integers of 64 bits that never changes; within ``wide``."""
+        """Convert a constant table of 64-bit integers; within ``wide``."""
         return values
 
     def once(self, values: Any) -> Any:
-        """An array or a tuple of arrays, which a compiler computes once, before any use."""
+        """Return an array or a tuple of arrays that a compiler must compute once, before any use."""
         return values
 
     def behind(self, values: Any, positive: Any) -> Any:
-        """Indices, which a compiler returns only after it computed ``positive``, numbers from 0."""
+        """Return indices unchanged, but only after ``positive`` (numbers of at least 0) was computed; orders operations
+        for a compiler.
+        """
         return values
 
     def loop(self, begin: int, end: int, body: Callable[[Any, Any], Any], state: Any) -> Any:
-        """The last state of ``state = body(number, state)`` for the numbers ``begin .. end - 1``."""
+        """Run ``state = body(number, state)`` for the numbers ``begin .. end - 1``, and return the last state."""
         for number in range(begin, end):
             state = body(number, state)
         return state
 
     def table(self, numbers: list[int]) -> Any:
-        """A list of integers that the number of a ``loop`` can index."""
+        """Return a list of integers in a form that the number of a ``loop`` can index."""
         return numbers
 
     # ------------------------------------------------------------------ rings
 
     def places(self, cursor: Any, count: int, steps: int) -> Any:
-        """The places of ``count`` time steps from ``cursor`` on, for ``write``."""
+        """Return the positions of ``count`` time steps from ``cursor`` on, for ``write``."""
         return (cursor + self.range(count)) % steps
 
     def write(self, memory: Any, places: Any, rows: Any) -> Any:
-        """Memory ``[T, ...]`` with rows ``[n, ...]`` at different places; written in place where possible."""
+        """Write rows ``[n, ...]`` to distinct positions of memory ``[T, ...]``, in place where possible; return the
+        memory.
+        """
         memory[places] = rows
         return memory
 
     def at(self, values: Any, row: Any, column: Any) -> Any:
-        """Elements of ``[T, E]``, or of ``[R, 16]``."""
+        """Return elements of ``[T, E]`` or ``[R, 16]`` by their two indices."""
         columns = values.shape[1]
         return values.take(row if columns == 1 else row * columns + column)
 
     def addresses(self, step: Any, env: Any, num_envs: int | None) -> tuple[Any, Any]:
-        """The addresses of rows, which the framework gathers by, and their slots ``step * num_envs + env``."""
+        """Return the addresses of rows, in the form in which the framework gathers, and the rows' slots ``step *
+        num_envs + env``.
+        """
         slots = step if num_envs is None or num_envs == 1 else step * num_envs + env
         return slots, slots
 
     def row_addresses(self, slots: Any, num_envs: int | None) -> Any:
-        """The addresses, as in ``addresses``, of rows in some slots ``[B]``."""
+        """Return the addresses (see ``addresses``) of the rows in slots ``[B]``."""
         return slots
 
     def search(self, ring: Ring, counts: Any, env: Any, base: Any, more: Any, first: Any, rows: int) -> Any:
-        """The first row at which a count is ``base + more + 1`` or larger, or the number of rows.
+        """Return the first row whose count is at least ``base + more + 1``; the number of rows if there is none.
 
-        Each round looks at ``parts - 1`` rows and leaves one part, for a round costs more than the rows it looks at.
-        With 32 parts, 1,000 rows and ``first`` 0, the first round looks at the rows 31, 63, ... Where 511 is the first
-        of these with a larger count, the second round looks at 480, 481, ..., 510.
+        Each round reads ``parts - 1`` rows and keeps one of ``parts`` parts, because a round costs more than reading
+        its rows. Example: with 32 parts, 1,000 rows and ``first`` 0, the first round reads the rows 31, 63, ... If row
+        511 is the first of them with a larger count, the second round reads the rows 480, 481, ..., 510.
 
         Args:
             ring: The time steps of the ring.
-            counts: Counts that do not fall from row to row, ``[T, E]``.
+            counts: Counts that do not decrease from row to row, ``[T, E]``.
             env: The environment of each search, ``[n]``.
-            base, more: Counts, ``[n]``.
+            base, more: Numbers whose sum is searched for, ``[n]``.
             first: A row at or before the result, ``[n]``.
             rows: The largest distance from ``first`` to the result.
         """
@@ -222,7 +231,7 @@ class Arrays:
         return self.minimum(self.loop(0, rounds + 1, narrow, first), ring.size)
 
     def slots(self, ring: Ring, row: Any) -> Any:
-        """The time steps of rows counted from the oldest, -1 included."""
+        """Return the positions in the ring of rows that are numbered from the oldest; -1 is also valid."""
         # Cheaper than a remainder. In a full ring -1 may stay -1, the last step, which NumPy reads alike.
         step = ring.cursor - ring.size + row
         return np.where(step < 0, step + ring.steps, step)
@@ -230,19 +239,19 @@ class Arrays:
     # ------------------------------------------------------------------ random numbers
 
     def words(self, key: DrawKey, count: int) -> Any:
-        """Random words of 64 bits, ``[count]``, in the form that ``integers`` and ``scaled`` take.
+        """Return random words of 64 bits, ``[count]``, in the form that ``integers`` and ``scaled`` read.
 
-        The words are a function of the key: a second call gives the same words. Two random numbers per row come from
-        one call, ``words(key, 2 * size)``: ``integers(words, 2)[:size]`` and ``integers(words, high)[size:]``.
+        The words are a function of the key: a second call gives the same words. For two random numbers per row, use one
+        call ``words(key, 2 * size)``, then ``integers(words, 2)[:size]`` and ``integers(words, high)[size:]``.
         """
         return _key(key).bits(count)
 
     def integers(self, words: Any, high: Any) -> Any:
-        """Words as indices in ``[0, high)``, as ``Key.integers`` makes them.
+        """Convert words to indices in ``[0, high)``, like ``Key.integers``.
 
         Args:
-            words: All words of a call of ``words``, ``[n]``.
-            high: An int, an array ``[]``, or an array of one number per word ``[n]``; from 0, which gives 0.
+            words: All words of one call of ``words``, ``[n]``.
+            high: An int, an array ``[]``, or an array ``[n]`` with a number for each word; at least 0, where 0 gives 0.
         """
         drawn = (words >> _ELEVEN).astype(np.float64)
         # A product with an int is faster than with a number of NumPy. Of less than 2**53 none is rounded up to high.
@@ -250,7 +259,7 @@ class Arrays:
         return drawn.astype(np.int64)
 
     def scaled(self, words: Any, total: Any) -> Any:
-        """``floor(word * total / 2**64)``, wide."""
+        """Return ``floor(word * total / 2**64)`` of each word, wide."""
         high, low = (np.uint64(half) for half in divmod(int(total), 1 << 32))
         upper, lower = words >> np.uint64(32), words & np.uint64(0xFFFFFFFF)
         middle = upper * low + (lower * low >> np.uint64(32))
@@ -258,89 +267,90 @@ class Arrays:
         return (upper * high + (middle >> np.uint64(32)) + carried).view(np.int64)
 
     def upper_bits(self, words: Any) -> Any:
-        """The upper 53 bits of words, wide."""
+        """Return the upper 53 bits of words, wide."""
         return (words >> np.uint64(11)).astype(np.int64)
 
     def no_order(self, most: int) -> dict[str, Any]:
-        """The first state of ``in_order`` for orders of up to ``most`` elements."""
+        """Return the initial state of ``in_order`` for orders of up to ``most`` elements."""
         return {}
 
     def to_numpy(self, values: Any, like: Any) -> Any:
-        """An array of a state in NumPy; ``like`` is the array of an empty state in NumPy."""
+        """Convert an array of a state to NumPy; ``like`` is the same array of an empty state in NumPy."""
         return values
 
     def from_numpy(self, values: Any, like: Any) -> Any:
-        """An array of a state in the framework; ``like`` is the array of an empty state in the framework."""
+        """Convert an array of a state from NumPy; ``like`` is the same array of an empty state in the framework."""
         return values
 
     def in_order(
         self, key: DrawKey, n: Any, positions: Any, most: int, state: Mapping[str, Any], anew: Any
     ) -> tuple[Any, dict[str, Any]]:
-        """The elements at some positions of ``Order(key, n)``, and the next state.
+        """Return the elements at the positions of ``Order(key, n)``, and the next state.
 
         Args:
-            key: Names the order.
+            key: The key of the order.
             n: Number of elements, from 1 to ``most``.
             positions: Indices in ``[0, n)``.
             most: The largest number of elements.
-            state: What ``no_order`` or this function gave.
-            anew: Whether the order differs from the order of the state.
+            state: The result of ``no_order``, or the state that the previous call returned.
+            anew: Whether a new order begins, which differs from the order in the state.
         """
         return _order(int(key.seed), int(key.number), int(n))(positions), {}
 
     # ------------------------------------------------------------------ trees of weights
 
     def wide(self) -> AbstractContextManager[Any]:
-        """A context in which the framework computes with integers of 64 bits."""
+        """Return a context in which the framework computes with 64-bit integers."""
         return nullcontext()
 
     def pack(self, numbers: Any) -> Any:
-        """Wide numbers in the form of the memory."""
+        """Convert wide numbers to their form in memory."""
         return numbers
 
     def unpack(self, memory: Any) -> Any:
-        """Memory as wide numbers."""
+        """Convert memory to wide numbers."""
         return memory
 
     def scatter(self, memory: Any, slots: Any, values: Any, unique: bool = False) -> Any:
-        """Memory ``[R, 16]`` with values in some slots; the values of a slot that occurs twice are equal."""
+        """Write values to slots of memory ``[R, 16]``; if a slot occurs twice, its values must be equal."""
         memory.reshape(-1)[slots] = values
         return memory
 
     def overwrite(self, memory: Any, slots: Any, there: Any, values: Any) -> Any:
-        """Memory ``[R, 16]`` with values in some slots; of a slot that occurs twice the last value counts.
+        """Write values to slots of memory ``[R, 16]``; if a slot occurs twice, its last value is written.
 
         Args:
             memory: Memory as ``wide_memory`` returns it.
             slots: Int ``[n]``.
-            there: Whether each value is written, bool ``[n]``.
-            values: As ``pack`` gives them, ``[n]``.
+            there: Whether to write each value, bool ``[n]``.
+            values: Values in the form of ``pack``, ``[n]``.
         """
         if not there.all():
             slots, values = slots[there], values[there]
         return self.scatter(memory, slots, values)
 
     def wide_memory(self, rows: int) -> Any:
-        """Memory of at least ``rows`` rows of 16 wide zeros."""
+        """Return memory of at least ``rows`` rows of 16 wide zeros."""
         return self.full((rows, FAN), 0, "wide")
 
     def total(self, children: Any) -> Any:
-        """Sums of rows of 16 weights, wide ``[m]``."""
+        """Return the sums of rows of 16 weights, wide ``[m]``."""
         return np.add.reduce(np.ascontiguousarray(children.T), 0)
 
     def lowest(self, rows: Any) -> Any:
-        """The smallest number of each row of 16 numbers, ``[m]``."""
+        """Return the smallest number of each row of 16 numbers, ``[m]``."""
         return np.minimum.reduce(np.ascontiguousarray(rows.T), 0)
 
     def child(self, children: Any, rest: Any) -> tuple[Any, Any]:
-        """The first place up to which the sum of weights exceeds ``rest``, or the last place.
+        """Return the first position at which the running sum of weights exceeds ``rest``; the last position if none
+        does.
 
         Args:
-            children: Weights: one row ``[1, k]`` for all numbers, or a row for each number, ``[n, k]``.
-            rest: Numbers, ``[n]``.
+            children: Weights, ``[n, k]``, or ``[1, k]`` for the same weights for all numbers.
+            rest: The numbers to search for, ``[n]``.
 
         Returns:
-            The places, and the sums of all weights before them.
+            The positions, and the sum of all weights before each position.
         """
         if len(children) == 1:
             ends = children[0].cumsum()
@@ -352,11 +362,13 @@ class Arrays:
         return found, before.reshape(-1).take(np.arange(0, before.size, before.shape[1]) + found)
 
     def above(self, nodes: Any, count: Any) -> Any:
-        """The rows of 16 that contain some nodes; at most ``count`` rows, all rows of the level."""
+        """Return the rows of 16 nodes that contain the given nodes, at most the ``count`` rows of the level."""
         return self.range(count) if count < len(nodes) else nodes >> SHIFT
 
     def weights(self, priority: Any, alpha: float, eps: float, most: int) -> Any:
-        """Weights of priorities, float32 ``[n]`` from 0, wide, at most ``most`` each; see ``weighing.weights_of``."""
+        """Convert priorities, float32 ``[n]`` of at least 0, to wide weights of at most ``most``; see
+        ``weighing.weights_of``.
+        """
         return np.minimum(weighing._weighed(priority, eps, weighing.powers(alpha)), most)
 
 

@@ -1,4 +1,4 @@
-"""One batch from several replays on a device: the assignment of rows to replays."""
+"""Batches from several replays on a device: which replay each row of a batch comes from."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from mouse_core.replay.ensemble import WITHOUT, Shares
 
 
 def members_of(xp: Arrays, shares: Shares, key: DrawKey, stage_by: Any, size: int) -> tuple[Any, Any]:
-    """The member of each row of a batch, and the place of the row in the concatenated rows of the members.
+    """Return the member of each row of a batch, and the position of the row in the concatenated rows of the members.
 
     Args:
         xp: Functions over arrays.
-        shares: The shares of the members, each of which gives ``most`` rows.
-        key: Names the batch.
-        stage_by: The number of the batch, an integer ``[]``, by which shares change.
+        shares: The shares of the members; each member contributes ``most`` candidate rows.
+        key: The key of the batch.
+        stage_by: The number of the batch, an integer ``[]``, which selects the stage of the shares.
         size: Rows in the batch.
     """
     words = xp.words(key, 1)

@@ -1,4 +1,4 @@
-"""The constants of a replay on a device, from the checked arguments of users."""
+"""The constants of a replay on a device, from users' arguments, which are checked here."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ from mouse_core.replay.transforms.fields import Apply, Cast, Pad
 from mouse_core.spec import Alignment, check_alignment, check_choice, check_count
 
 Order = Literal["random", "epochs", "queue"]
-"""The order of units: drawn from all with replacement, each once per epoch, or each once, the oldest first."""
+"""The order of units: "random", drawn from all units with replacement; "epochs", each unit once per epoch; or "queue",
+each unit once, the oldest first.
+"""
 
 Memory = Literal["device", "host"]
-"""The memory of rows: of the device that draws, or of the host."""
+"""The memory that holds the rows: the memory of the drawing device, or of the host."""
 
 # The sum of two numbers below fits into 32 bits.
 _MOST = 1 << 30
@@ -34,17 +36,17 @@ _MOST = 1 << 30
 
 @dataclass(frozen=True)
 class Layout:
-    """Constants of a replay.
+    """The constants of a device replay.
 
     Args:
-        capacity: The number of rows that fit.
-        num_envs: E, or None where rows are one stream.
+        capacity: The capacity in rows.
+        num_envs: The number of environments E, or None for one stream.
         batch_size: The default number of rows or slices in a batch.
-        sampler: The sampler, which decides the rows of a batch.
+        sampler: The sampler, which chooses the rows of a batch.
         transform: The transform of batches, or None.
         alignment: The transition that the action, reward and done of a row belong to.
         schedule: The exponent of importance weights as a function of the number of the sample, or None.
-        memory: The memory that rows lie in, on the device or the host.
+        memory: The memory of the rows: on the device or on the host.
     """
 
     capacity: int
@@ -58,7 +60,7 @@ class Layout:
 
     @property
     def steps(self) -> int:
-        """The number of time steps that fit, T."""
+        """The capacity in time steps, T."""
         return self.capacity // (self.num_envs or 1)
 
     @classmethod
@@ -76,19 +78,21 @@ class Layout:
         sampler: DeviceSampler | None,
         memory: Memory = "device",
     ) -> Self:
-        """The constants for the arguments of a user.
+        """Check a user's arguments, and return the constants.
 
         Args:
-            row: A tree of objects with a ``shape`` and a ``dtype``; in memory, a field has the dtype ``held`` if given.
+            row: A tree of objects with a ``shape`` and a ``dtype``; ``held`` may give other dtypes for fields in
+                memory.
             capacity, batch_size, slices, priorities, order: The arguments of a replay.
             num_envs: The number of environments, or None for one stream; ``...``: not given.
-            transform: A transform, or a sequence of transforms, that read the batch alone.
+            transform: A transform, or a sequence of transforms, that read only the batch.
             alignment: The alignment of the rows.
-            sampler: A sampler, which gets the units of the replay; None: the sampler of the other options.
-            memory: The memory that rows lie in.
+            sampler: A sampler, whose ``units`` are set; None: the sampler that the other options describe.
+            memory: The memory of the rows.
 
         Raises:
-            ConfigError, SchemaError, MissingFieldError: An argument out of range, or two that exclude each other.
+            ConfigError, SchemaError, MissingFieldError: An argument is out of range, or two arguments exclude each
+                other.
         """
         check_choice("memory", memory, get_args(Memory))
         composition = _composed(transform, alignment)
@@ -131,17 +135,17 @@ class Layout:
         held: Mapping[FieldKey, tuple[tuple[int, ...], Any]],
         fits: Callable[[FieldKey, Any], bool],
     ) -> tuple[bool, int]:
-        """Return whether rows to be written lack the axis of time, and the number of their time steps.
+        """Check rows that will be written; return whether they lack the time axis, and their number of time steps.
 
         Args:
             caller: The begin of error messages.
-            given: The rows by field, anything with a ``shape`` and a ``dtype``.
+            given: The rows by field, any objects with a ``shape`` and a ``dtype``.
             held: The shape and dtype of one time step by field.
             fits: Whether the values of a field can be converted to a dtype.
 
         Raises:
             SchemaError: Fields, shapes or dtypes differ.
-            ConfigError: The rows have more time steps than fit.
+            ConfigError: The rows have more time steps than the capacity.
         """
         if given.keys() != held.keys():
             raise SchemaError(f"{caller}: expected rows with the fields {list(held)}, found {list(given)}")
@@ -168,10 +172,10 @@ class Layout:
 
 
 def _composed(transform: Any, alignment: Alignment) -> Compose | None:
-    """One transform from a transform or a sequence of transforms; None for no transforms.
+    """Compose a transform or a sequence of transforms to one transform; None for no transforms.
 
     Raises:
-        ConfigError: A transform that needs more than the batch, or takes rows of another alignment.
+        ConfigError: A transform needs more than the batch, or rows of another alignment.
     """
     check_alignment(alignment)
     given = transform if isinstance(transform, list | tuple) else [] if transform is None else [transform]
@@ -197,11 +201,11 @@ def _composed(transform: Any, alignment: Alignment) -> Compose | None:
 
 
 def _streams(num_envs: Any, slices: Slices | None, transform: Compose | None) -> int | None:
-    """The number of environments; None for one stream.
+    """Return the number of environments; None for one stream.
 
     Raises:
-        ConfigError: The user gave none, and batches pair rows of one environment. Eight rows ``[8, ...]`` of eight
-            environments would count as eight steps of one environment.
+        ConfigError: ``num_envs`` is not given although batches pair rows of one environment. Otherwise one step of
+            eight environments, ``[8, ...]``, would count as eight steps of one environment.
     """
     if num_envs is not ...:
         return num_envs  # type: ignore[no-any-return]
@@ -217,7 +221,7 @@ def _streams(num_envs: Any, slices: Slices | None, transform: Compose | None) ->
 
 
 def _check_sizes(capacity: int, batch_size: int, num_envs: int | None, slices: Slices | None) -> None:
-    """Raise ConfigError for numbers of rows that 32 bits do not count, and for slices longer than the capacity."""
+    """Raise ConfigError for numbers of rows that exceed 32 bits, and for slices longer than the capacity."""
     check_count("capacity", capacity)
     check_count("batch_size", batch_size)
     if num_envs is not None and capacity % check_count("num_envs", num_envs):
@@ -238,7 +242,7 @@ def _check_sizes(capacity: int, batch_size: int, num_envs: int | None, slices: S
 def _check_order(
     order: Any, capacity: int, batch_size: int, slices: Slices | None, priorities: Priorities | None
 ) -> None:
-    """Raise ConfigError for an order that the other options exclude."""
+    """Raise ConfigError if the other options exclude the order."""
     check_choice("order", order, get_args(Order))
     if priorities is not None and order != "random":
         raise ConfigError(f"priorities: expected order='random', found {order!r}")
@@ -255,7 +259,7 @@ def _check_order(
 
 
 def _check_pad(fields: Mapping[FieldKey, Any], slices: Slices) -> None:
-    """Raise ConfigError for a pad that the dtype of a field cannot represent."""
+    """Raise ConfigError if the dtype of a field cannot represent the pad."""
     for key, leaf in () if isinstance(slices.pad, bool) else fields.items():
         kind = kind_of(leaf.dtype)
         if kind in "fc":
@@ -271,8 +275,8 @@ def _find_marks(fields: Mapping[FieldKey, Any], slices: Slices) -> EpisodeFields
     """Return the fields of a row that mark the ends of episodes.
 
     Raises:
-        MissingFieldError: No such field exists, or a named one is missing.
-        SchemaError: A field has several values per row, or trajectory numbers are no integers.
+        MissingFieldError: No such field exists, or a named field is missing.
+        SchemaError: A field has several values per row, or trajectory numbers are not integers.
     """
     ends = tuple(key for key in (slices.end_key, slices.truncated_key) if key is not None)
     ids = slices.traj_key

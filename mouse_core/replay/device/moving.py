@@ -1,4 +1,4 @@
-"""Copies of rows and states between a replay on a device and a buffer on the host, of any framework."""
+"""Copying rows and states between a replay on a device and a buffer on the host, for any framework."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ Int64s = npt.NDArray[np.int64]
 
 
 def buffer_like(layout: Layout, beta: Any) -> ReplayBuffer:
-    """An empty buffer on the host that draws the batches of a replay, with the exponent ``beta`` of weights."""
+    """Return an empty host buffer that draws the same batches as a replay; ``beta`` is the exponent of importance
+    weights.
+    """
     storage = ArrayStorage(layout.capacity, ndim=1 if layout.num_envs is None else 2, alignment=layout.alignment)
     return ReplayBuffer(storage, layout.sampler.host(beta))
 
@@ -31,20 +33,20 @@ def buffer_like(layout: Layout, beta: Any) -> ReplayBuffer:
 def to_host(
     layout: Layout, xp: Arrays, state: State, ring: Ring, rows: Any, buffer: ReplayBuffer, seed: int, samples: int
 ) -> None:
-    """Copy all rows to an empty buffer, which then draws the batches of the replay.
+    """Copy all rows to an empty buffer, which then continues the draws of the replay.
 
     Args:
         layout: The constants of the replay.
         xp: Functions over the arrays of the state.
         state: The state of the sampler.
         ring: The ring.
-        rows: The memory of the rows as a tree of arrays of NumPy, ``[T, ...]`` or ``[T, E, ...]``.
-        buffer: An empty buffer, of the capacity of the ring.
+        rows: The memory of the rows, a tree of NumPy arrays ``[T, ...]`` or ``[T, E, ...]``.
+        buffer: An empty buffer with the capacity of the ring.
         seed: The seed of the replay.
         samples: The number of the next sample.
 
     Raises:
-        ConfigError: A buffer that is not empty, or of another capacity or ``ndim``.
+        ConfigError: The buffer is not empty, or has another capacity or ``ndim``.
     """
     sampler, ring = layout.sampler, _known(ring)
     size, cursor, steps = ring.size, ring.cursor, ring.steps
@@ -75,14 +77,14 @@ def to_host(
 
 
 def rows_from_host(ring: Ring, buffer: ReplayBuffer) -> tuple[Ring, Any]:
-    """The ring of a buffer's rows, of integers, and the rows, the oldest first.
+    """Return the ring that holds a buffer's rows, with Python integers, and the rows, the oldest first.
 
     Args:
         ring: The ring of an empty replay.
         buffer: A buffer of the same capacity.
 
     Raises:
-        ConfigError: A replay that is not empty, or of another capacity; a buffer whose rows have no order.
+        ConfigError: The replay is not empty or has another capacity, or the buffer's rows are not in order.
     """
     ring = _known(ring)
     _check_fits(buffer, ring, "from_host")
@@ -107,7 +109,7 @@ def state_from_host(
     buffer: ReplayBuffer,
     seed: Any,
 ) -> State:
-    """The state of a sampler that continues the draws of a buffer.
+    """Return the state of a device sampler that continues the draws of a buffer.
 
     Args:
         sampler: The sampler of the replay.
@@ -141,7 +143,7 @@ def _known(ring: Ring) -> Ring:
 
 
 def _check_fits(buffer: ReplayBuffer, ring: Ring, caller: str) -> None:
-    """Raise ConfigError for a buffer in which the rows of a ring would lie in other places."""
+    """Raise ConfigError if rows of the ring would lie in other slots of the buffer."""
     storage, wanted = buffer.storage, (ring.capacity, 1 if ring.num_envs is None else 2)
     if (storage.capacity, storage.ndim) != wanted or (len(buffer) and storage.num_envs != ring.envs):
         raise ConfigError(
@@ -153,7 +155,7 @@ def _check_fits(buffer: ReplayBuffer, ring: Ring, caller: str) -> None:
 def _lost_in_buffer(rule: SliceUnits, buffer: ReplayBuffer, num_envs: int) -> Int64s:
     """Return the number of evicted steps of the oldest episode of each environment, ``[E]``.
 
-    A number above S is reduced by whole periods; it is 0 if it does not matter or is unknown.
+    A number above S is reduced by multiples of the period. The number is 0 if it is unknown or has no effect.
     """
     slices = rule.slices
     if slices.period == 1 or not len(buffer):
@@ -166,7 +168,9 @@ def _lost_in_buffer(rule: SliceUnits, buffer: ReplayBuffer, num_envs: int) -> In
 
 
 def _lost_in_state(rule: SliceUnits, state: Mapping[str, Any], ring: Ring) -> Int64s:
-    """Return ``_lost_in_buffer`` for a device's slices, reduced by all whole periods: only the remainder is known."""
+    """Return ``_lost_in_buffer`` for the slices of a device state, modulo the period, because only the remainder is
+    known.
+    """
     size, slices = ring.size, rule.slices
     if not size or slices.period == 1:
         return np.zeros(ring.envs, np.int64)

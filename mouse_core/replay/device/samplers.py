@@ -1,7 +1,7 @@
 """Samplers of a device replay: pure functions from a state to the rows of a batch and the next state.
 
-A sampler is a frozen dataclass, which holds what compilers may take as constant. Its state is a dict of dicts of
-arrays. The adapters of torch and JAX keep the arrays, and call the functions in eager and in compiled code.
+A sampler is a frozen dataclass with values that are constant for a compiler. Its state is a dict of dicts of arrays.
+The torch and JAX adapters hold the state, and call the functions in eager and compiled code.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from mouse_core.replay.samplers.weighing import powers, shape_like, weighed
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceSampler:
-    """A sampler that draws units uniformly, with replacement, and the base class of all others.
+    """A sampler that draws units uniformly with replacement; the base class of all device samplers.
 
-    A custom sampler overrides ``draw``, and, if it has a state, ``init``, ``extend`` and ``settle``. A ``draw`` serves
-    rows and slices if it finds them with ``units``: ``units.at_slots`` by the slots of their (first) rows, or
-    ``units.find`` by their numbers, which are below ``left``.
+    A custom sampler overrides ``draw``, and, if it has a state, ``init``, ``extend`` and ``settle``. A ``draw`` works
+    for rows and slices if it finds units with ``units.at_slots``, by the slots of their (first) rows, or with
+    ``units.find``, by their numbers below ``left``.
 
     Args:
         units: The drawn units: rows or slices. A replay on a device sets them.
@@ -49,93 +49,95 @@ class DeviceSampler:
 
     @property
     def constants(self) -> dict[str, Any]:
-        """Tables of NumPy by name, which a framework may keep on its device."""
+        """NumPy tables by name, which a framework may keep on its device."""
         return {}
 
     order: ClassVar[str] = "random"
-    """The name of the order in which units come; with any other than "random" a draw changes the state."""
+    """The order in which units are drawn; with any order except "random", a draw changes the state."""
 
     @property
     def what(self) -> str:
-        """The noun for what is drawn, for errors."""
+        """The noun for the drawn units in error messages."""
         if isinstance(self.units, RowUnits):
             return "rows"
         length = f" of {self.units.slices.sequence_length} steps in one episode"
         return f"slices{length}" if self.order == "random" else "slices"
 
     def init(self, xp: Arrays, ring: Ring) -> State:
-        """The state of no rows."""
+        """Return the state of an empty replay."""
         return self.units.init(xp, ring)
 
     def extend(self, xp: Arrays, state: State, fields: Mapping[FieldKey, Any], count: int, ring: Ring) -> State:
-        """The state for a write of ``count`` time steps from the cursor on, before the write.
+        """Return the state for a write of ``count`` time steps from the cursor on; called before the write.
 
-        The result is the same for time steps that are written one by one. The call may change memory of the state.
+        The result equals the result of writing the time steps one by one. The call may change the state's memory.
 
         Args:
             xp: Functions over arrays.
             state: The state.
             fields: The time steps by field, ``[count, ...]`` or ``[count, E, ...]``.
-            count: Time steps.
+            count: Number of time steps.
             ring: The ring before the write.
         """
         return self.units.extend(xp, state, fields, count, ring)
 
     def settle(self, xp: Arrays, state: State, count: int, ring: Ring) -> State:
-        """The state after a write of ``count`` time steps; ``ring`` is the ring after the write."""
+        """Return the state after a write of ``count`` time steps; ``ring`` is the ring after the write."""
         return state
 
     def left(self, xp: Arrays, state: State, ring: Ring) -> Any:
-        """The number of units that can be drawn, ``[]``; a batch needs ``fewest``."""
+        """Return the number of units that can be drawn, ``[]``; a batch needs at least ``fewest``."""
         return self.units.count(self.units.table(xp, state, ring))
 
     def fewest(self, batch_size: int) -> int:
-        """The smallest number of units for a batch."""
+        """Return the smallest number of units with which a batch can be drawn."""
         return 1
 
     def waiting(self, xp: Arrays, state: State, ring: Ring) -> Any:
-        """The number of rows that a write must not overwrite, ``[]``."""
+        """Return the number of oldest rows that a write must not overwrite, ``[]``."""
         return xp.full((), 0, "index")
 
     # ------------------------------------------------------------------ to and from the host
 
     def host(self, beta: Any) -> Sampler:
-        """The sampler of a buffer on the host that draws the same; ``beta`` is the exponent of importance weights."""
+        """Return a sampler for a host buffer with the same draws; ``beta`` is the exponent of importance weights."""
         if type(self) is not DeviceSampler:
             return HostSampler(self, beta)
         return RandomSampler() if isinstance(self.units, RowUnits) else SliceSampler(**self.units.options)
 
     def host_state(self, state: State, ring: Ring, sampler: Any, batch_size: int) -> dict[str, Any]:
-        """The state of a buffer's sampler that continues these draws; a sampler of another kind keeps its state.
+        """Return a state for a host buffer's sampler that continues these draws; a sampler of another kind keeps its
+        state.
 
         Args:
             state: The state in NumPy.
             ring: The ring, of integers.
-            sampler: A sampler on the host, of a buffer with the rows of the ring.
+            sampler: The sampler of a host buffer with the rows of the ring.
             batch_size: Units in a batch.
         """
         found: dict[str, Any] = sampler.state_dict()
         return found | flat_state(state) if isinstance(sampler, HostSampler) else found
 
     def resumed(self, state: State, ring: Ring, sampler: Any, storage: Storage) -> State:
-        """The state that continues the draws of a buffer's sampler; for a sampler of another kind the same state.
+        """Return a device state that continues the draws of a host buffer's sampler; for a sampler of another kind,
+        ``state``.
 
         Args:
             state: The state in NumPy after the rows of the storage were written.
             ring: The ring, of integers.
             sampler: A sampler on the host.
-            storage: Its storage.
+            storage: The storage of the host buffer.
         """
         return sampler.settled(storage) if isinstance(sampler, HostSampler) else state
 
     def loaded(self, xp: Arrays, state: State, ring: Ring, seed: Any) -> State:
-        """A state that was copied from NumPy, with the arrays that only the framework has."""
+        """Add the arrays that exist only in the framework to a state that was copied from NumPy."""
         return state
 
     # ------------------------------------------------------------------ drawing
 
     def draw(self, xp: Arrays, state: State, ring: Ring, key: DrawKey, size: int) -> tuple[State, RowPlan]:
-        """The state after a batch of ``size`` units, and the rows of the batch."""
+        """Draw a batch of ``size`` units; return the next state and the rows of the batch."""
         table = self.units.table(xp, state, ring)
         left = self.units.count(table)
         ranks = xp.integers(xp.words(key, size), left)
@@ -147,14 +149,14 @@ class DeviceSampler:
 class EpochSampler(DeviceSampler):
     """A sampler that draws every unit once per epoch, in a random order.
 
-    The state ``turns``: ``rows``, the number of units of the epoch, or 0 before the first epoch; ``began``, the number
-    of the first sample of the epoch; ``position``, the number of units that were drawn.
+    The state ``turns`` contains ``rows``, the number of units of the epoch, or 0 before the first epoch; ``began``, the
+    number of the epoch's first sample; and ``position``, the number of units drawn in the epoch.
     """
 
     order: ClassVar[str] = "epochs"
 
     def init(self, xp: Arrays, ring: Ring) -> State:
-        """No epoch has begun."""
+        """Return the state before the first epoch."""
         turns = {
             "rows": xp.full((), 0, "index"),
             "began": xp.full((), 0, "number"),
@@ -163,24 +165,24 @@ class EpochSampler(DeviceSampler):
         return {**super().init(xp, ring), "turns": turns | xp.no_order(ring.capacity)}
 
     def settle(self, xp: Arrays, state: State, count: int, ring: Ring) -> State:
-        """End an epoch over slices, which a write changes."""
+        """End an epoch over slices, because a write changes the slices."""
         if isinstance(self.units, RowUnits):
             return state
         return {**state, "turns": {**state["turns"], "rows": xp.full((), 0, "index")}}
 
     def fewest(self, batch_size: int) -> int:
-        """A batch."""
+        """Return the size of a batch."""
         return batch_size
 
     def host(self, beta: Any) -> Sampler:
-        """The sampler of a buffer on the host that draws the same."""
+        """Return a sampler for a host buffer with the same draws."""
         if isinstance(self.units, RowUnits):
             return SamplerWithoutReplacement(drop_last=True)
         options = {name: value for name, value in self.units.options.items() if name != "period"}
         return SliceSamplerWithoutReplacement(**options, drop_last=True)
 
     def host_state(self, state: State, ring: Ring, sampler: Any, batch_size: int) -> dict[str, Any]:
-        """The state of a buffer's sampler; see ``DeviceSampler``."""
+        """Return the state of a host buffer's sampler; see ``DeviceSampler``."""
         found = super().host_state(state, ring, sampler, batch_size)
         if not isinstance(sampler, Epochs):
             return found
@@ -190,7 +192,7 @@ class EpochSampler(DeviceSampler):
         return found | {"over": over, "began": began, "position": position, "ran_out": ran_out}
 
     def resumed(self, state: State, ring: Ring, sampler: Any, storage: Storage) -> State:
-        """The state that continues the draws of a buffer's sampler; see ``DeviceSampler``."""
+        """Return a state that continues the draws of a host buffer's sampler; see ``DeviceSampler``."""
         found = sampler.state_dict() if isinstance(sampler, Epochs) else {"over": 0}
         if not found["over"]:
             return state
@@ -201,13 +203,13 @@ class EpochSampler(DeviceSampler):
         return {**state, "turns": {**state["turns"], **turns}}
 
     def loaded(self, xp: Arrays, state: State, ring: Ring, seed: Any) -> State:
-        """The state with the order of its epoch."""
+        """Return the state with the random order of its epoch."""
         turns, none = state["turns"], xp.range(1) * 0
         key, count = DrawKey(seed, turns["began"]), xp.maximum(turns["rows"], turns["rows"] * 0 + 1)
         return {**state, "turns": {**turns, **xp.in_order(key, count, none, ring.capacity, turns, count > 0)[1]}}
 
     def draw(self, xp: Arrays, state: State, ring: Ring, key: DrawKey, size: int) -> tuple[State, RowPlan]:
-        """The next units; with too few units left, a new epoch begins."""
+        """Draw the next units of the epoch; if too few units are left, begin a new epoch."""
         turns, table = state["turns"], self.units.table(xp, state, ring)
         units = self.units.count(table)
         begins = (units != turns["rows"]) | (units - turns["position"] < size)
@@ -224,36 +226,36 @@ class EpochSampler(DeviceSampler):
 class QueueSampler(DeviceSampler):
     """A sampler that draws every row once, the oldest first.
 
-    The state ``turns``: ``left``, the number of the newest rows that were not drawn.
+    The state ``turns`` contains ``left``, the number of newest rows that were not drawn yet.
     """
 
     order: ClassVar[str] = "queue"
 
     def init(self, xp: Arrays, ring: Ring) -> State:
-        """No row was drawn."""
+        """Return the state of an empty queue."""
         return {**super().init(xp, ring), "turns": {"left": xp.full((), 0, "index")}}
 
     def settle(self, xp: Arrays, state: State, count: int, ring: Ring) -> State:
-        """The written rows are left."""
+        """Add the written rows to the queue."""
         left = (state["turns"]["left"] + count * ring.envs).clip(max=ring.capacity)
         return {**state, "turns": {"left": left}}
 
     def left(self, xp: Arrays, state: State, ring: Ring) -> Any:
-        """The number of rows that were not drawn."""
+        """Return the number of rows that were not drawn yet."""
         return state["turns"]["left"]
 
     waiting = left
 
     def fewest(self, batch_size: int) -> int:
-        """A batch."""
+        """Return the size of a batch."""
         return batch_size
 
     def host(self, beta: Any) -> Sampler:
-        """The sampler of a buffer on the host that draws the same."""
+        """Return a sampler for a host buffer with the same draws."""
         return ConsumingSampler(shuffle=False, drop_last=True)
 
     def host_state(self, state: State, ring: Ring, sampler: Any, batch_size: int) -> dict[str, Any]:
-        """The state of a buffer's sampler; see ``DeviceSampler``."""
+        """Return the state of a host buffer's sampler; see ``DeviceSampler``."""
         found, left, rows = super().host_state(state, ring, sampler, batch_size), int(state["turns"]["left"]), ring.rows
         if not isinstance(sampler, ConsumingSampler):
             return found
@@ -261,13 +263,13 @@ class QueueSampler(DeviceSampler):
         return found | {"left": (age < left) * sampler.times, "ran_out": int(left < batch_size and rows > 0)}
 
     def resumed(self, state: State, ring: Ring, sampler: Any, storage: Storage) -> State:
-        """The state that continues the draws of a buffer's sampler; see ``DeviceSampler``."""
+        """Return a state that continues the draws of a host buffer's sampler; see ``DeviceSampler``."""
         if not isinstance(sampler, ConsumingSampler):
             return state
         return {**state, "turns": {"left": np.count_nonzero(sampler.state_dict()["left"])}}
 
     def draw(self, xp: Arrays, state: State, ring: Ring, key: DrawKey, size: int) -> tuple[State, RowPlan]:
-        """The next rows; with too few rows left, the state stays."""
+        """Draw the next rows; if too few rows are left, the state is unchanged."""
         left = state["turns"]["left"]
         slots = ((ring.cursor * ring.envs - left) % ring.capacity + xp.range(size)) % ring.capacity
         state = {**state, "turns": {"left": xp.where(left >= size, left - size, left)}}
@@ -288,17 +290,17 @@ class ByPriority(DeviceSampler):
 
     @property
     def constants(self) -> dict[str, Any]:
-        """Tables of powers, for ``Arrays.weights``."""
+        """The tables of powers that ``Arrays.weights`` uses."""
         tables = powers(self.tree.alpha)
         return {name: getattr(tables, name) for name in ("factors", "shifts", "pieces")}
 
     @property
     def what(self) -> str:
-        """The noun for what is drawn, for errors."""
+        """The noun for the drawn units in error messages."""
         return f"{super().what} with a priority above 0"
 
     def init(self, xp: Arrays, ring: Ring) -> State:
-        """A state in which all weights are 0."""
+        """Return a state in which all weights are 0."""
         return {**super().init(xp, ring), "weights": self.tree.init(xp)}
 
     def settle(self, xp: Arrays, state: State, count: int, ring: Ring) -> State:
@@ -315,7 +317,7 @@ class ByPriority(DeviceSampler):
     def _begun(
         self, xp: Arrays, weights: dict[str, Any], rule: SliceUnits, state: State, ring: Ring, count: int
     ) -> tuple[dict[str, Any], Any]:
-        """The leaves with the begins of slices, and the changed rows of leaves.
+        """Mark the rows at which slices begin; return the leaves of the tree, and the changed rows of leaves.
 
         After ``count`` more steps, slices of S may begin up to S - 1 steps before them. With padding, a slice may also
         begin at one of the oldest steps, with the remaining steps of its episode.
@@ -327,7 +329,7 @@ class ByPriority(DeviceSampler):
             return xp.at(counts, (step % steps)[:, None], env)
 
         def are_whole(age: Any) -> Any:
-            """Whether the row S - 1 behind the row ``age`` steps before the newest completes a slice."""
+            """Return whether a slice that begins ``age`` steps before the newest row is complete."""
             last = age - (length - 1)
             step = ring.cursor - 1 - last
             behind = xp.where((last > 0)[:, None], at(known["windows"], step + 1), known["made"])
@@ -360,18 +362,18 @@ class ByPriority(DeviceSampler):
         return {**weights, "begins": flags}, nodes
 
     def left(self, xp: Arrays, state: State, ring: Ring) -> Any:
-        """1 if a unit has a weight above 0, else 0."""
+        """Return 1 if a unit has a weight above 0, else 0."""
         return self.tree.some(xp, state["weights"])
 
     def host(self, beta: Any) -> Sampler:
-        """The sampler of a buffer on the host that draws the same."""
+        """Return a sampler for a host buffer with the same draws."""
         options: dict[str, Any] = {"alpha": self.tree.alpha, "beta": beta, "eps": self.tree.eps}
         if isinstance(self.units, RowUnits):
             return PrioritizedSampler(**options)
         return PrioritizedSliceSampler(**options, **self.units.options)
 
     def host_state(self, state: State, ring: Ring, sampler: Any, batch_size: int) -> dict[str, Any]:
-        """The state of a buffer's sampler, whose own exponents stay; see ``DeviceSampler``."""
+        """Return the state of a host buffer's sampler, which keeps its exponents; see ``DeviceSampler``."""
         found = super().host_state(state, ring, sampler, batch_size)
         if not isinstance(sampler, PrioritizedSampler):
             return found
@@ -380,7 +382,7 @@ class ByPriority(DeviceSampler):
         return found | {"weights": units, "max_priority": largest}
 
     def resumed(self, state: State, ring: Ring, sampler: Any, storage: Storage) -> State:
-        """The state that continues the draws of a buffer's sampler; see ``DeviceSampler``."""
+        """Return a state that continues the draws of a host buffer's sampler; see ``DeviceSampler``."""
         if not isinstance(sampler, PrioritizedSampler):
             return state
         sampler.weights_at(storage, slice(0))  # new rows have their weights then
@@ -389,25 +391,25 @@ class ByPriority(DeviceSampler):
         return {**state, "weights": weights}
 
     def draw(self, xp: Arrays, state: State, ring: Ring, key: DrawKey, size: int) -> tuple[State, RowPlan]:
-        """Units by weight, with the weights of their rows."""
+        """Draw units in proportion to their weights; the plan has the weights of the rows."""
         slots, times, total = self.tree.draw(xp, state["weights"], key, size)
         plan = self.units.plan(xp, state, ring, self.units.at_slots(ring, slots))
         return state, plan._replace(times=times, left=total)
 
     def update(self, xp: Arrays, state: State, ring: Ring, slots: Any, priority: Any) -> State:
-        """The state with priorities of some slots; see ``SumTree.update``."""
+        """Return the state with new priorities for some slots; see ``SumTree.update``."""
         return {**state, "weights": self.tree.update(xp, state["weights"], ring.rows, slots, priority)}
 
     def checked(self, slots: Any, priority: Any, rows: int) -> tuple[Any, Any, Any]:
-        """The slots from 0, their priorities and their weights, in NumPy; negative slots are left out.
+        """Check an update; return the slots, their priorities and their weights, in NumPy. Negative slots are left out.
 
         Args:
-            slots, priority: Arrays of NumPy, ``[n]``.
+            slots, priority: NumPy arrays, ``[n]``.
             rows: The number of slots in use.
 
         Raises:
-            DataError: A priority that is negative, not finite, or too large for the capacity.
-            IndexError: A slot that is not in use.
+            DataError: A priority is negative, not finite, or too large for the capacity.
+            IndexError: A slot is not in use.
         """
         there = slots >= 0
         if not there.all():
@@ -419,7 +421,8 @@ class ByPriority(DeviceSampler):
 
 
 def priorities_of(xp: Arrays, sampler: DeviceSampler, indices: Any, priorities: Any) -> tuple[ByPriority, Any, Any]:
-    """The sampler, the slots ``[n]`` and their priorities, float32 ``[n]``, for the arguments of ``set_priorities``.
+    """Check the arguments of ``set_priorities``; return the sampler, the slots ``[n]`` and their priorities, float32
+    ``[n]``.
 
     Args:
         xp: Functions over arrays.
@@ -428,7 +431,7 @@ def priorities_of(xp: Arrays, sampler: DeviceSampler, indices: Any, priorities: 
         priorities: Numbers of the same shape, or one number for each slice.
 
     Raises:
-        ConfigError: A sampler without priorities, indices that are no integers, or shapes that do not match.
+        ConfigError: The sampler has no priorities, indices are not integers, or shapes do not match.
     """
     if not isinstance(sampler, ByPriority):
         raise ConfigError("set_priorities: expected a replay made with priorities=, found one without")
@@ -439,18 +442,18 @@ def priorities_of(xp: Arrays, sampler: DeviceSampler, indices: Any, priorities: 
 
 
 def checked_sampler(given: Any) -> DeviceSampler:
-    """A sampler that a user gave, or ConfigError for anything else, such as a class."""
+    """Return a user's sampler; raise ConfigError for anything else, such as a class."""
     if not isinstance(given, DeviceSampler):
         raise ConfigError(f"sampler: expected an instance of a subclass of DeviceSampler, found {given!r:.80}")
     return given
 
 
 class HostSampler(BaseSampler):
-    """A device sampler as the sampler of a buffer on the host, with equal draws.
+    """The sampler of a host buffer that makes the same draws as a device sampler.
 
     Args:
         sampler: The sampler.
-        beta: The exponent of ``priority_weight``, where rows have weights.
+        beta: The exponent of ``priority_weight``, if rows have weights.
     """
 
     needs_order = True
@@ -466,22 +469,22 @@ class HostSampler(BaseSampler):
         return f"HostSampler({self.sampler})"
 
     def wrote(self, storage: Storage, write: Write) -> None:
-        """Add written rows to the state; rows that are changed in place mark it as stale."""
+        """Add written rows to the state; if rows are changed in place, mark the state as stale."""
         if write.first is None or self._state_now is None:
             self._state_now = None
         else:
             self._extend(storage, write.read, write.first, len(write.slots))
 
     def reset(self, storage: Storage) -> None:
-        """Mark the state as stale, as all rows may differ."""
+        """Mark the state as stale, because all rows may differ."""
         self._state_now, self._loaded = None, {}
 
     def grew(self, storage: Storage) -> None:
-        """Mark the state as stale, as slots changed."""
+        """Mark the state as stale, because slots changed."""
         self._state_now = None
 
     def settled(self, storage: Storage) -> State:
-        """The state of all rows of a storage."""
+        """Return the state for all rows of a storage."""
         self._unflatten(_ring(storage, storage.written))
         if self._state_now is None:
             count, first = len(storage), storage.written - len(storage)
@@ -498,7 +501,7 @@ class HostSampler(BaseSampler):
         self._state_now = self.sampler.settle(self._arrays, state, steps, after)
 
     def _unflatten(self, ring: Ring) -> None:
-        """Restore the loaded state in the shapes for the ring."""
+        """Restore the loaded state in the array shapes for the ring."""
         if self._loaded:
             like = self.sampler.init(self._arrays, ring)
             self._state_now = {
@@ -508,7 +511,7 @@ class HostSampler(BaseSampler):
             self._loaded = {}
 
     def draw(self, storage: Storage, batch_size: int, key: Key) -> Draw:
-        """The rows of a batch.
+        """Draw the rows of a batch.
 
         Raises:
             ConfigError: Too few units can be drawn.
@@ -534,7 +537,7 @@ class HostSampler(BaseSampler):
 
 
 class Reads(dict[FieldKey, Any]):
-    """Fields of rows, each read on first access."""
+    """The fields of rows by name, each read on first access."""
 
     def __init__(self, read: Callable[[FieldKey], Any]) -> None:
         self._read = read
@@ -544,7 +547,7 @@ class Reads(dict[FieldKey, Any]):
 
 
 def flat_state(state: State) -> dict[str, Any]:
-    """Arrays of a state ``[n]`` by the names of their part and their own."""
+    """Return the arrays of a state, flattened to ``[n]``, by "part.name"."""
     return {
         f"{part}.{name}": np.reshape(array, -1).copy()
         for part, arrays in state.items()
@@ -553,14 +556,14 @@ def flat_state(state: State) -> dict[str, Any]:
 
 
 def _ring(storage: Storage, written: int) -> Ring:
-    """The ring of a storage after ``written`` rows."""
+    """Return the ring of a storage after ``written`` rows."""
     num_envs = None if storage.ndim == 1 else storage.num_envs
     steps, count = storage.capacity // (num_envs or 1), written // (num_envs or 1)
     return Ring(count % steps, min(count, steps), steps, num_envs)
 
 
 def check_left(sampler: DeviceSampler, left: int, batch_size: int, size: int, caller: str) -> None:
-    """Raise ConfigError if too few units are left for a batch; ``size`` is the number of time steps."""
+    """Raise ConfigError if too few units are left for a batch; ``size`` is the number of time steps in the ring."""
     fewest = sampler.fewest(batch_size)
     if left >= fewest:
         return

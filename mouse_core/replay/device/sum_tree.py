@@ -1,4 +1,4 @@
-"""Weights of rows: a sum tree of integers, which draws as the sum tree on the host."""
+"""The weights of rows: a sum tree of integers with the same draws as the sum tree on the host."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ _NO_WEIGHT = 1 << 62  # above all weights, which are at most 2**60
 
 @dataclass(frozen=True)
 class SumTree:
-    """A tree in which a node is the sum of 16 children. Its levels lie one behind the other, in rows of 16 siblings.
+    """A tree in which each node is the sum of its 16 children. The levels are stored one after another, in rows of 16
+    siblings.
 
     The first level has the weights of the replay's rows, by their slots; the last level is a single row. The tree is a
     dict of arrays:
 
     - ``sums``: the weights and their sums, wide ``[R, 16]``;
-    - ``least``: the smallest weight above 0 below each node, float32 ``[R', 16]``; of all levels but the first;
-    - ``begins``: whether a slice begins at a row, bool, as the first level; others do not count;
+    - ``least``: the smallest positive weight below each node, float32 ``[R', 16]``, for all levels except the first;
+    - ``begins``: whether a slice begins at a row, bool, in the shape of the first level; only such rows are drawn;
     - ``fresh``: the weight of new rows, wide ``[]``;
     - ``largest``: the priority of new rows, float32 ``[]``.
 
     Args:
         capacity: The number of slots.
         alpha, eps: The conversion of priorities to weights; see ``mouse_core.replay.PrioritizedSampler``.
-        sliced: Whether only rows at which a slice begins count.
+        sliced: Whether only rows at which a slice begins are drawn.
     """
 
     capacity: int
@@ -43,7 +44,9 @@ class SumTree:
 
     @cached_property
     def starts(self) -> list[int]:
-        """Begins of levels, in rows, and the end: levels of 1,000 slots have 63, 4 and 1 rows, so 0, 63, 67, 68."""
+        """The first row of each level, and the end. Example: the levels of 1,000 slots have 63, 4 and 1 rows, so the
+        result is 0, 63, 67, 68.
+        """
         rows = -(-self.capacity // FAN)
         starts = [0, rows]
         while rows > 1:
@@ -52,7 +55,7 @@ class SumTree:
         return starts
 
     def init(self, xp: Arrays) -> dict[str, Any]:
-        """A tree in which all weights are 0, and new rows get priority 1."""
+        """Return a tree in which all weights are 0 and new rows get priority 1."""
         end, first = self.starts[-1], self.starts[1]
         state = {"sums": xp.wide_memory(end), "least": xp.full((max(end - first, 1), FAN), float(_NO_WEIGHT), "float")}
         if self.sliced:
@@ -70,25 +73,25 @@ class SumTree:
             return xp.pack(xp.weights(priority, self.alpha, self.eps, self.most))
 
     def _leaves(self, xp: Arrays, state: State, rows: Any) -> Any:
-        """Leaves that count, wide ``[m, 16]``; within ``wide``."""
+        """Return rows of leaves, with weight 0 for rows that cannot be drawn, wide ``[m, 16]``; within ``wide``."""
         found = xp.unpack(xp.take(state["sums"], rows))
         return found * xp.take(state["begins"], rows) if self.sliced else found
 
     def _level(self, xp: Arrays, state: State, level: int) -> Any:
-        """All nodes of a level, wide ``[n]``; within ``wide``."""
+        """Return all nodes of a level, wide ``[n]``; within ``wide``."""
         begin, end = self.starts[level : level + 2]
         rows = begin + xp.range(end - begin)
         found = xp.unpack(xp.take(state["sums"], rows)) if level else self._leaves(xp, state, rows)
         return found.reshape(-1)
 
     def some(self, xp: Arrays, state: State) -> Any:
-        """Whether any weight is above 0, index ``[]``."""
+        """Return whether any weight is above 0, an index ``[]``."""
         with xp.wide():
             found = (self._level(xp, state, len(self.starts) - 2) > 0).any()
         return xp.cast(found, "index")
 
     def refresh(self, xp: Arrays, state: State, nodes: Any) -> dict[str, Any]:
-        """The tree after changes in rows of its first level, ``[m]``; a row may occur twice."""
+        """Recompute the tree above changed rows of the first level, ``[m]``; a row may occur twice."""
         levels, first = len(self.starts) - 1, self.starts[1]
         if levels == 1:
             return {**state}
@@ -96,7 +99,9 @@ class SumTree:
             starts = xp.table(self.starts)
 
             def put(level: Any, sums: Any, least: Any, nodes: Any, found: Any) -> tuple[Any, Any]:
-                """Write sums and least weights below nodes of a level, which are equal where a node comes again."""
+                """Write the sums and least weights of nodes of a level; if a node occurs twice, its values are
+                equal.
+                """
                 # All is read before anything is written, which can be done in place then.
                 total, smallest = xp.once((xp.pack(found[0]), found[1]))
                 sums = xp.scatter(sums, starts[level] * FAN + nodes, total)
@@ -116,7 +121,9 @@ class SumTree:
         return {**state, "sums": sums, "least": least}
 
     def draw(self, xp: Arrays, state: State, key: DrawKey, size: int) -> tuple[Any, Any, Any]:
-        """Slots in proportion to their weights, ``[B]``; their weights over the least one, float32 ``[B]``; the sum."""
+        """Draw slots in proportion to their weights, ``[B]``; return the slots, their weights divided by the least
+        weight, float32 ``[B]``, and the sum of all weights.
+        """
         words, levels = xp.words(key, size), len(self.starts) - 1
         # The level with which a search begins: the root, or the first one of few rows.
         top = next(level for level in range(levels) if self.starts[level + 1] - self.starts[level] <= xp.top_rows)
@@ -146,18 +153,18 @@ class SumTree:
             return xp.behind(slots, times), times, total
 
     def fill(self, xp: Arrays, state: State, slots: Any) -> dict[str, Any]:
-        """The tree with new rows in different slots; the caller calls ``refresh``."""
+        """Set the weight of new rows in distinct slots; the caller then calls ``refresh``."""
         return {**state, "sums": xp.scatter(state["sums"], slots, state["fresh"], unique=True)}
 
     def update(self, xp: Arrays, state: State, rows: Any, slots: Any, priority: Any) -> dict[str, Any]:
-        """The tree with priorities of some slots, float32 ``[n]``; of a slot that comes twice the last one counts.
+        """Set the priorities of slots, float32 ``[n]``; if a slot occurs twice, its last priority counts.
 
         Args:
             xp: Functions over arrays.
             state: The tree.
-            rows: The number of slots in use; other slots are left out.
+            rows: The number of slots in use; other slots are ignored.
             slots: Indices ``[n]``.
-            priority: The priorities; negative ones and NaN are left out.
+            priority: The priorities; negative priorities and NaN are ignored.
         """
         there = (slots >= 0) & (slots < rows) & (priority >= 0)
         # Infinity becomes the largest finite number, as a state must not contain infinity.
@@ -169,7 +176,7 @@ class SumTree:
         return self.refresh(xp, changed, xp.where(there, slots, 0) >> SHIFT)
 
     def put(self, xp: Arrays, state: State, slots: Any, priority: Any, units: Any) -> dict[str, Any]:
-        """``update`` in NumPy, of slots in use whose priorities and weights ``units`` were checked."""
+        """Do ``update`` in NumPy, for checked slots, priorities and weights ``units``."""
         changed = {**state, "sums": xp.scatter(state["sums"], slots, units)}
         largest = priority.argmax()
         if priority[largest] > state["largest"]:
@@ -177,9 +184,7 @@ class SumTree:
         return self.refresh(xp, changed, slots >> SHIFT)
 
     def assign(self, xp: Arrays, state: State, units: Any, largest: float) -> dict[str, Any]:
-        """The tree in which the first slots have the weights ``units``, wide ``[n]``, and new rows priority
-        ``largest``.
-        """
+        """Set the weights of the first slots to ``units``, wide ``[n]``, and the priority of new rows to ``largest``."""
         priority = xp.full((1,), largest, "float")
         sums = xp.scatter(state["sums"], xp.range(len(units)), xp.pack(units), unique=True)
         changed = {**state, "sums": sums, "fresh": self._weigh(xp, priority)[0], "largest": priority[0]}
@@ -187,12 +192,16 @@ class SumTree:
 
 
 def _summed(xp: Arrays, weights: Any) -> tuple[Any, Any]:
-    """Sums of rows of 16 weights, and the smallest weight above 0 of each row, or 2**62; within ``wide``."""
+    """Return the sums of rows of 16 weights, and the smallest positive weight of each row, or 2**62 without one; within
+    ``wide``.
+    """
     return xp.total(weights), xp.cast(xp.lowest(xp.where(weights > 0, weights, _NO_WEIGHT)), "float")
 
 
 def touched(xp: Arrays, begin: Any, count: int, capacity: int) -> Any:
-    """The rows of the first level with the ``count`` slots from ``begin`` on, round the end of a ring; ``[m]``."""
+    """Return the rows ``[m]`` of the first level that contain the ``count`` slots from ``begin`` on, which may wrap
+    around the end of the ring.
+    """
     behind = xp.minimum(xp.range(-(-(count + FAN - 1) // FAN)) * FAN, xp.range(1) + count - 1)
     slots = (begin + behind) % capacity
     # The nodes at the end of the ring and at its begin may have no slot at such a distance.

@@ -1,15 +1,15 @@
-"""The units of a batch, which are rows or slices of episodes, and the rows that a batch reads.
+"""The drawable units (single rows, or slices of episodes), and the rows that a batch reads.
 
-Slices are counted while rows are written, and found by a search in the counts.
+Slices are counted while rows are written, and a slice is found by a search in the counts.
 
-The slices of one environment are numbered by the row that completes each: the last row of the slice or, for the first
-slice of an episode where short episodes are padded, the first row of the episode. So the number of slices before a row
-never changes, and slice k is completed by the last row that has k slices before it. A slice with an overwritten row is
-completed before the row S - 1 behind the oldest, if its episode goes on until there. With padding, the oldest row may
-begin one slice more than the counts have.
+The slices of one environment are numbered in the order of the rows that complete them. The last row of a slice
+completes it. With padded short episodes, the first row of an episode completes the episode's first slice. So the number
+of slices before a row never changes, and slice k is completed by the last row that has k slices before it. A slice with
+an overwritten row is completed before the row S - 1 after the oldest row, if its episode continues until there. With
+padding, the oldest row may begin one more slice than was counted.
 
-With slices of 3 and pad=False, rows of two episodes of 4 and 3 steps have 0, 0, 0, 1, 2, 2, 2 slices before them: the
-slices end at the rows 2, 3 and 6.
+Example: with slices of 3 steps, pad=False and two episodes of 4 and 3 steps, the rows have 0, 0, 0, 1, 2, 2, 2 slices
+before them: the slices end at the rows 2, 3 and 6.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ class RowPlan(NamedTuple):
         read: The addresses of the rows, from ``Arrays.addresses``, ``[B]`` or ``[B, S]``.
         index: The slots of the rows, which the batch returns to the caller, ``[B]`` or ``[B, S]``.
         mask: Whether each row exists, bool ``[B, S]``; None: all exist.
-        traj_id: The trajectory number of each slice, ``[B, 1]``; None: the rows are no slices, or ``ids`` has it.
-        ids: The field with the trajectory number of each slice.
-        pad: The number that fields become where the mask is False; None: fields stay.
-        times: How many times as likely as the least likely row each row is, float32 ``[B]``; None: all are alike.
+        traj_id: The trajectory number of each slice, ``[B, 1]``; None for single rows, or if ``ids`` names a field.
+        ids: The field of the rows with the trajectory number of each slice.
+        pad: The value of all fields where the mask is False; None: fields are unchanged.
+        times: The probability of each row divided by the smallest probability of a row, float32 ``[B]``; None: all rows
+            are equally likely.
         left: The number of units that can be drawn, or the sum of their weights, ``[]``. With fewer units than
             ``fewest``, the plan and its state are invalid.
     """
@@ -53,7 +54,7 @@ class RowPlan(NamedTuple):
     left: Any = None
 
     def batch(self, xp: Arrays, rows: Any, beta: Any) -> dict[str, Any]:
-        """The batch of gathered rows: the fields of the rows, and the fields of the plan.
+        """Return the batch: the fields of the gathered rows, and the fields of the plan.
 
         Args:
             xp: Functions over arrays.
@@ -75,47 +76,47 @@ class RowPlan(NamedTuple):
         return batch | {name: values for name, values in added.items() if name not in batch}
 
     def _filled(self, xp: Arrays, leaf: Any) -> Any:
-        """A field ``[B, S, ...]`` with the pad where the mask is False."""
+        """Return a field ``[B, S, ...]`` with the pad where the mask is False."""
         there = self.mask.reshape(*self.mask.shape, *[1] * (leaf.ndim - 2))
         return xp.where(there, leaf, xp.full((), self.pad, leaf.dtype))
 
 
 @dataclass(frozen=True)
 class RowUnits:
-    """Single rows, numbered by their slots.
+    """Single rows as units, numbered by their slots.
 
     Args:
-        reach: The number of following rows that transforms read beside each row.
+        reach: The number of following rows that transforms read for each row.
     """
 
     reach: int = 0
 
     def init(self, xp: Arrays, ring: Ring) -> State:
-        """An empty state."""
+        """Return an empty state."""
         return {}
 
     def extend(self, xp: Arrays, state: State, fields: Mapping[FieldKey, Any], count: int, ring: Ring) -> State:
-        """The same state."""
+        """Return the state unchanged."""
         return state
 
     def table(self, xp: Arrays, state: State, ring: Ring) -> Any:
-        """The number of rows, ``[]``."""
+        """Return the number of rows, ``[]``."""
         return ring.rows
 
     def count(self, table: Any) -> Any:
-        """The number of rows, ``[]``."""
+        """Return the number of rows, ``[]``."""
         return table
 
     def find(self, xp: Arrays, state: State, ring: Ring, table: Any, ranks: Any) -> Any:
-        """The slots of rows by their numbers, which are equal."""
+        """Return the slots of rows by their numbers; both are equal."""
         return ranks
 
     def at_slots(self, ring: Ring, slots: Any) -> Any:
-        """The rows in some slots."""
+        """Return the slots, which identify the rows."""
         return slots
 
     def plan(self, xp: Arrays, state: State, ring: Ring, slot: Any) -> RowPlan:
-        """The plan of the rows in some slots ``[B]``, and of the rows behind each that transforms read."""
+        """Return the plan that reads the rows in slots ``[B]``, and the following rows that transforms need."""
         if not self.reach:
             return RowPlan(xp.row_addresses(slot, ring.num_envs), slot)
         # The newest row of a stream is repeated in place of rows behind it.
@@ -133,14 +134,15 @@ class Slices:
     Args:
         sequence_length: Steps in a slice, S.
         pad: Whether episodes shorter than a slice are drawn, filled up to S steps, with a field ``mask``. True repeats
-            the nearest existing step; a number replaces the values of all fields. False leaves short episodes out.
-        end_key, truncated_key, traj_key: The fields that mark the ends of episodes; by default all such fields of the
+            the nearest existing step; a number is the value of all fields in missing steps. False leaves short episodes
+            out.
+        end_key, truncated_key, traj_key: The fields that mark the ends of episodes; by default all known fields of the
             rows, as in ``SliceSampler``. Trajectory numbers are integers.
         period: The distance between the beginnings of two slices of an episode, counted from the first step of the
             episode, even if that step is overwritten.
 
     Raises:
-        ConfigError: An argument out of range.
+        ConfigError: An argument is out of range.
     """
 
     sequence_length: int
@@ -150,7 +152,9 @@ class Slices:
     traj_key: FieldKey | None = None
     period: int = 1
     _fills: bool = field(init=False, repr=False)
-    """Whether ``pad`` is a number: slices with the pads 0 and False are equal otherwise, and compile differently."""
+    """Whether ``pad`` is a number. Without this field, slices with the pads 0 and False would be equal, but they
+    compile differently.
+    """
 
     def __post_init__(self) -> None:
         check_count("sequence_length", self.sequence_length)
@@ -161,7 +165,7 @@ class Slices:
 
 
 class Windows(NamedTuple):
-    """Slices, ``[B]`` each.
+    """The positions of slices, arrays ``[B]``.
 
     Attributes:
         env: The environment of each slice.
@@ -173,14 +177,14 @@ class Windows(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Limits of the drawable slices by environment, ``[E]`` each. Rows are counted from the oldest.
+    """The limits of the drawable slices of each environment, arrays ``[E]``. Rows are numbered from the oldest.
 
     Attributes:
-        head: The first row that completes a slice; of slices side by side, the first row behind the oldest episode.
-        of_head: The number of slices that rows before ``head`` completed.
+        head: The first row that completes a slice; with ``tiled`` slices, the first row after the oldest episode.
+        of_head: The number of slices that are completed by rows before ``head``.
         before: The number of counted slices before ``head``.
-        ends: The number of slices up to the end of each environment, over all environments.
-        first: The first row at which a slice of its episode may begin.
+        ends: The running total of slices over environments: the number of slices up to the end of each environment.
+        first: The first row at which a slice may begin.
     """
 
     head: Any
@@ -192,23 +196,25 @@ class Table(NamedTuple):
 
 @dataclass(frozen=True)
 class SliceUnits:
-    """Slices of consecutive rows of one episode, which are found in the index ``state["episodes"]``.
+    """Slices of consecutive rows of one episode as units, found through the index ``state["episodes"]``.
 
     The index is a dict of arrays:
 
     - ``windows``: the number of slices before a row in its environment, ``[T, E]``;
-    - ``numbers``: the number of episodes up to and with a row, ``[T, E]``;
-    - ``phases``: the distance of a row to the last row at which a slice may begin, ``[T, E]``, where that is needed;
-    - ``made``, ``begun``: the numbers of all slices and episodes, ``[E]``;
-    - ``position``: the position of the newest row in its episode, ``[E]``; above S reduced by whole periods;
+    - ``numbers``: the number of episodes up to and including a row, ``[T, E]``;
+    - ``phases``: the distance from a row back to the nearest row at which a slice may begin, ``[T, E]``, if it is
+      needed;
+    - ``made``, ``begun``: the total numbers of slices and of episodes, ``[E]``;
+    - ``position``: the position of the newest row in its episode, ``[E]``; positions above S are reduced by multiples
+      of the period;
     - ``ended``: whether the newest row ended its episode, ``[E]``;
-    - ``last_id``: the trajectory number of the newest row, ``[E]``, where rows have trajectory numbers.
+    - ``last_id``: the trajectory number of the newest row, ``[E]``, if rows have trajectory numbers.
 
     Args:
         slices: The options of slices.
         marks: The fields that mark the ends of episodes.
         ids: The dtype of trajectory numbers, or None.
-        tiled: Whether slices lie side by side, from the first existing step of an episode on.
+        tiled: Whether slices follow one another without overlap, from the first existing step of an episode on.
     """
 
     slices: Slices
@@ -218,7 +224,7 @@ class SliceUnits:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The arguments of a sampler of slices on the host."""
+        """The arguments of the corresponding sampler of slices on the host."""
         names = ("sequence_length", "pad", "end_key", "truncated_key", "traj_key", "period")
         return {name: getattr(self.slices, name) for name in names}
 
@@ -229,11 +235,11 @@ class SliceUnits:
 
     @property
     def padded(self) -> bool:
-        """Whether episodes shorter than a slice have a slice."""
+        """Whether episodes shorter than a slice have a (padded) slice."""
         return self.slices.pad is not False
 
     def init(self, xp: Arrays, ring: Ring) -> State:
-        """The index of no rows."""
+        """Return the index of an empty ring."""
         rows, envs = (ring.steps, ring.envs), (ring.envs,)
         index = {name: xp.full(rows, 0, "count") for name in ("windows", "numbers")}
         if self.padded and not self.tiled and self.every > 1:
@@ -243,9 +249,9 @@ class SliceUnits:
         return {"episodes": index if self.ids is None else index | {"last_id": xp.full(envs, 0, self.ids)}}
 
     def extend(self, xp: Arrays, state: State, fields: Mapping[FieldKey, Any], count: int, ring: Ring) -> State:
-        """The index after a write of ``count`` time steps of ``fields`` at the cursor of the ring.
+        """Return the index after a write of ``count`` time steps of ``fields`` at the cursor of the ring.
 
-        The result is the same for time steps that are written one by one.
+        The result equals the result of writing the time steps one by one.
         """
         length, every, shape, index = self.slices.sequence_length, self.every, (count, ring.envs), state["episodes"]
         ends = xp.full(shape, False, "bool")
@@ -274,7 +280,7 @@ class SliceUnits:
         return {**state, "episodes": found if ids is None else found | {"last_id": ids[-1]}}
 
     def cut_off(self, xp: Arrays, state: State, lost: Any, first_ids: Any) -> State:
-        """The index of no rows, where the next rows begin in the middle of their episodes.
+        """Return the index of an empty ring whose next rows begin in the middle of their episodes.
 
         Args:
             xp: Functions over arrays.
@@ -288,19 +294,19 @@ class SliceUnits:
         return {**state, "episodes": index}
 
     def _reduced(self, xp: Arrays, position: Any) -> Any:
-        """Positions in episodes without whole periods: for slices of 4 with a period of 3, 9 becomes 6."""
+        """Reduce positions in episodes by multiples of the period: for slices of 4 with a period of 3, 9 becomes 6."""
         length = self.slices.sequence_length
         return xp.where(position < length, position, length + (position - length) % self.every)
 
     def table(self, xp: Arrays, state: State, ring: Ring) -> Table:
-        """Limits of the drawable slices."""
+        """Return the limits of the drawable slices."""
         size, length, every, index = ring.size, self.slices.sequence_length, self.every, state["episodes"]
         envs, windows, numbers, made = xp.range(ring.envs), index["windows"], index["numbers"], index["made"]
         none = envs * 0
         oldest = xp.slots(ring, none)
 
         def before(row: Any) -> Any:
-            """The number of slices before a row; behind the newest row, the total."""
+            """Return the number of slices before a row; for the row after the newest row, the total."""
             return xp.where(row < size, xp.at(windows, xp.slots(ring, xp.minimum(row, size - 1)), envs), made)
 
         end = none + size
@@ -322,11 +328,11 @@ class SliceUnits:
         return Table(head, of_head, counted, ends, first)
 
     def count(self, table: Table) -> Any:
-        """The number of slices, ``[]``."""
+        """Return the number of slices, ``[]``."""
         return table.ends[-1]
 
     def find(self, xp: Arrays, state: State, ring: Ring, table: Table, ranks: Any) -> Windows:
-        """The slices by their numbers among all slices, ``[B]``, environment by environment."""
+        """Return slices by their numbers ``[B]``; slices are numbered environment by environment."""
         length, env, (head, of_head, before, ends, first) = self.slices.sequence_length, ranks * 0, table
         if ring.envs > 1:
             # Without any slice, the last environment is searched.
@@ -351,15 +357,17 @@ class SliceUnits:
         return Windows(env, start)
 
     def at_slots(self, ring: Ring, slots: Any) -> Windows:
-        """The slices that begin in some slots; without padding, only some slots begin a slice, see ``find``."""
+        """Return the slices that begin in the given slots. Without padding, not every slot begins a slice; see
+        ``find``.
+        """
         step, env = (slots, slots * 0) if ring.envs == 1 else (slots // ring.envs, slots % ring.envs)
         return Windows(env, (step - (ring.cursor - ring.size)) % ring.steps)
 
     def plan(self, xp: Arrays, state: State, ring: Ring, windows: Windows) -> RowPlan:
-        """The plan of the rows of some slices, which ``find`` or ``at_slots`` returned.
+        """Return the plan that reads the rows of slices, which ``find`` or ``at_slots`` returned.
 
         Raises:
-            ConfigError: Slots in place of slices.
+            ConfigError: The argument contains slots instead of slices.
         """
         if not isinstance(windows, Windows):
             raise ConfigError("sampler: plan: expected slices of units.at_slots or units.find, found slots of rows")
@@ -378,7 +386,8 @@ class SliceUnits:
         pad = None if isinstance(slices.pad, bool) else slices.pad
         if marks.numbers and marks.ids is not None:
             return RowPlan(read, index, mask, ids=marks.ids, pad=pad)
-        # The numbers of an environment differ by the number of environments, so that no two episodes have one number.
+        # Numbers of one environment differ by multiples of the number of environments, so every episode has a unique
+        # number.
         traj_id = xp.cast(number - 1, "index") * ring.envs + env
         return RowPlan(read, index, mask, traj_id, pad=pad)
 
@@ -387,7 +396,7 @@ Units = RowUnits | SliceUnits
 
 
 def one_a_row(key: FieldKey, values: Any, shape: tuple[int, int]) -> Any:
-    """A field of one value per row, also with axes of length 1 behind, as ``[n, E]``.
+    """Reshape a field with one value per row, possibly with further axes of length 1, to ``[n, E]``.
 
     Raises:
         SchemaError: The field has several values per row.

@@ -1,11 +1,11 @@
-"""The protocols of a replay buffer's parts: storage, writer, sampler and transform, and the values between them.
+"""The protocols of a replay buffer's parts (storage, writer, sampler, transform), and the values that they exchange.
 
 Rows are numbered in the order of writing: row 0, 1, 2, ...; a number is never reused. A *slot* is the position of a
 row, ``0 <= slot < capacity``. Slots fill up from 0, so the slots in use are always ``0 .. len(storage) - 1``. In a
 ring, row ``n`` lies in slot ``n % capacity``. With ``ndim=2`` a storage is ``[time, env]``: slot ``time * num_envs +
 env``, so the rows of one stream lie ``num_envs`` apart.
 
-A field at the root of a row is named by its name, a nested field by a tuple of names: ``"reward"``, ``("next",
+A field at the root of a row is identified by its name, a nested field by a tuple of names: ``"reward"``, ``("next",
 "reward")``. A row that is a tuple has the fields ``(0,)``, ``(1,)``; a row that is one array has the field ``()``.
 """
 
@@ -28,16 +28,16 @@ END_KEYS: tuple[tuple[FieldKey, ...], ...] = (
     (("next", "done"), ("next", "terminated"), ("next", "truncated")),
     ("done", "terminated", "truncated"),
 )
-"""The fields that are not 0 in the last row of an episode: the first of these groups of which one is there."""
+"""Groups of fields that are nonzero in the last row of an episode; the first group with an existing field is used."""
 
 EPISODE: FieldKey = ("snapshot", "episode")
-"""The number of each row's episode, where rows are those of a store, which knows where its episodes begin."""
+"""Name of the field with the episode number of each row, for rows of a store, which knows where its episodes begin."""
 
 TRAJ_KEYS: tuple[FieldKey, ...] = (EPISODE, ("collector", "traj_ids"), "episode", "traj_id", "traj_ids", "traj")
-"""The fields with the number of each row's trajectory: the first of them that is there."""
+"""Fields with the trajectory number of each row; the first existing field is used."""
 
 TRANSFORM_CALLS = 1 << 32
-"""The first ``call`` of the keys that transforms draw from; samplers use those below."""
+"""The first ``call`` of keys for transforms; samplers use smaller values."""
 
 
 @dataclass(slots=True)
@@ -45,12 +45,12 @@ class Draw:
     """A sampler's decision about a batch.
 
     Args:
-        index: Slots, int64: ``[batch]`` for rows, ``[B, S]`` for slices. Every slot is in use, also where ``mask`` is
-            False.
-        mask: The valid slots, bool, the shape of ``index``; None: all.
-        priority_weight: Importance weights, float32, the shape of ``index`` or ``[B]``.
+        index: Slots, int64: ``[batch]`` for rows, ``[B, S]`` for slices. Every slot must hold a row, even where
+            ``mask`` is False.
+        mask: Whether each slot is valid, bool, in the shape of ``index``; None: all are valid.
+        priority_weight: Importance weights, float32, in the shape of ``index`` or ``[B]``.
         pad: The value of all fields where ``mask`` is False; None keeps the values at ``index``.
-        extra: Further fields of the batch by name, such as ``traj_id``; their first axes are those of ``index``.
+        extra: Further fields of the batch by name, such as ``traj_id``; their first axes are the axes of ``index``.
     """
 
     index: Slots
@@ -64,10 +64,11 @@ class Write(NamedTuple):
     """The notice of a write that a sampler receives.
 
     Attributes:
-        slots: The slots written, int64 ``[n]``, in the order of the rows. In a ring the rows are ``first .. first + n -
+        slots: The written slots, int64 ``[n]``, in the order of the rows. In a ring the rows are ``first .. first + n -
             1`` in the slots ``row % capacity``, and ``n`` is at most ``capacity``.
         first: The number of the first row; None if existing rows were changed in place (``buf[i] = x``).
-        read: The values of a field of these rows, ``[n, ...]``, as ``read(key)``; valid during the call.
+        read: A function: ``read(key)`` returns a field's values in the written rows, ``[n, ...]``; valid only during
+            the call.
     """
 
     slots: Slots
@@ -97,7 +98,7 @@ class Storage(Protocol):
 
     @property
     def num_envs(self) -> int:
-        """The number of environments: 1 for ``ndim=1``; 1 until the first write for ``ndim=2``."""
+        """The number of environments: 1 for ``ndim=1``; for ``ndim=2``, 1 until the first write."""
 
     @property
     def alignment(self) -> Alignment:
@@ -109,29 +110,29 @@ class Storage(Protocol):
 
     @property
     def written(self) -> int:
-        """The number of rows ever appended by any process, at least ``len``. The next row gets this number."""
+        """The number of rows ever appended by any process, at least ``len``. It is the number of the next row."""
 
     @property
     def changes(self) -> int:
-        """The number of changes to rows other than ``append``, by any process."""
+        """The number of changes to rows by any process, without calls of ``append``."""
 
     def __len__(self) -> int:
-        """The number of rows; they lie in the slots ``0 .. len - 1``."""
+        """Return the number of rows, which lie in the slots ``0 .. len - 1``."""
 
     def append(self, rows: Any, *, one: bool = False) -> tuple[int, int]:
         """Append rows; a full storage overwrites its oldest rows.
 
         Args:
-            rows: ``[n, ...]`` in every leaf, ``[time, env, ...]`` for ``ndim=2``; or a list of single rows.
-            one: ``rows`` is a single row, or for ``ndim=2`` a single time step, without the first axis.
+            rows: A tree of arrays ``[n, ...]``, for ``ndim=2`` ``[time, env, ...]``; or a list of single rows.
+            one: Whether ``rows`` is a single row, or for ``ndim=2`` a single time step, without the first axis.
 
         Returns:
-            The number of the first row, and the number of rows. Of more than ``capacity`` rows only the last
+            The number of the first row, and the count of rows. Of more than ``capacity`` rows, only the last
             ``capacity`` remain.
         """
 
     def put(self, slots: Slots, rows: Any) -> None:
-        """Overwrite the rows in ``slots`` (int64 ``[n]``) by ``rows``, as for ``append``.
+        """Overwrite the rows in ``slots`` (int64 ``[n]``) with ``rows``; see ``append``.
 
         Raises:
             IndexError: A slot is not in use.
@@ -151,10 +152,12 @@ class Storage(Protocol):
         """Remove all rows; the next row has number 0. The schema of the rows stays."""
 
     def lock(self) -> AbstractContextManager[Any] | None:
-        """Return the lock for a draw and its gather if other processes write too; None for no lock."""
+        """Return the lock to hold during a draw and its gather, if other processes also write; None: no lock is
+        needed.
+        """
 
     def state(self) -> dict[str, Any]:
-        """Return the rows and their description, as large as the data: nested dicts of plain values and NumPy arrays.
+        """Return the rows and their description as nested dicts of plain values and NumPy arrays, as large as the data.
 
         Arrays may be views, valid until the next write.
         """
@@ -163,7 +166,7 @@ class Storage(Protocol):
         """Restore the storage from ``state``.
 
         Raises:
-            StateError: The state is of a storage of another shape, or damaged.
+            StateError: The state is damaged or comes from a storage of another shape.
         """
 
 
@@ -173,10 +176,10 @@ class Writer(Protocol):
 
     @property
     def ordered(self) -> bool:
-        """Whether rows lie in the order of writing (slot = number % capacity), which slices need."""
+        """Whether rows are stored in the order of writing (slot = number % capacity), which slices require."""
 
     def write(self, storage: Storage, rows: Any, *, one: bool = False) -> tuple[Slots, Slots, int | None]:
-        """Write rows; arguments as ``Storage.append``.
+        """Write rows; see ``Storage.append`` for the arguments.
 
         Returns:
             The slot of every row, or -1 if the row was not kept, int64 ``[n]``; and two values for ``Write``: the
@@ -184,7 +187,7 @@ class Writer(Protocol):
         """
 
     def reset(self, storage: Storage) -> None:
-        """Discard what was computed from the rows, as any row may have changed; the next write may compute it again."""
+        """Discard cached values about rows, because any row may have changed."""
 
 
 @runtime_checkable
@@ -194,30 +197,32 @@ class Sampler(Protocol):
     A draw depends only on its key and on the earlier writes and draws. After an error in a method the sampler is
     unchanged. A sampler without state has empty methods, and ``{}`` as its state.
 
-    A sampler may have ``adds``: the names of the fields of its draws beside ``index`` and ``traj_id``. Rows with a
-    field of such a name then raise an error when they are written; without ``adds``, when they are drawn.
+    A sampler may have ``adds``: the names of the fields of its draws, without ``index`` and ``traj_id``. Rows with a
+    field of such a name then raise an error at the write; without ``adds``, at the draw.
 
-    A sampler may have ``grew(storage)``. A buffer over a store calls it when the storage has a larger capacity, before
-    it reports the new rows with ``wrote``. No row was overwritten until then. For a sampler without ``grew`` the buffer
-    calls ``reset``.
+    A sampler may have ``grew(storage)``. A buffer over a store calls ``grew`` when the storage's capacity has
+    increased, before it reports the new rows with ``wrote``. No row was overwritten before the call. For a sampler
+    without ``grew`` the buffer calls ``reset``.
 
-    A sampler may have ``dropped(storage, rows)``. A buffer calls it when its store dropped its oldest ``rows`` rows.
-    The remaining rows lie in the slots from 0 on. Rows after them are new, and ``wrote`` does not report them. For a
-    sampler without ``dropped`` the buffer calls ``reset``.
+    A sampler may have ``dropped(storage, rows)``. A buffer calls ``dropped`` when its store dropped the oldest ``rows``
+    rows. The remaining rows lie in the slots from 0 on. Rows after the remaining rows are new, and ``wrote`` does not
+    report them. For a sampler without ``dropped`` the buffer calls ``reset``.
     """
 
     @property
     def needs_order(self) -> bool:
-        """Whether rows must lie in the order of writing, as for slices."""
+        """Whether rows must be stored in the order of writing, as for slices."""
 
     def wrote(self, storage: Storage, write: Write) -> None:
-        """Handle written rows. Every ``append`` calls this method, so defer work to the next draw where possible."""
+        """Handle a report of written rows. Writes call this method often, so defer work to the next draw where
+        possible.
+        """
 
     def reset(self, storage: Storage) -> None:
         """Handle a new or emptied buffer, or changes to any rows; read the rows now or at the next draw."""
 
     def draw(self, storage: Storage, batch_size: int, key: Key) -> Draw:
-        """Return the next draw of ``batch_size`` windows (rows, or slices ``[B, S]``), with random numbers of ``key``.
+        """Draw the next ``batch_size`` windows (rows, or slices ``[B, S]``), with random numbers from ``key``.
 
         ``key.call`` is 0 and may be raised up to ``TRANSFORM_CALLS``.
 
@@ -226,13 +231,15 @@ class Sampler(Protocol):
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state on which draws depend, without rows: plain values and NumPy arrays, as large as the data."""
+        """Return the state on which draws depend, without rows: plain values and NumPy arrays, which may have a number
+        for each row.
+        """
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore ``state``. The storage holds the rows of that time before the next draw.
+        """Restore ``state``. Before the next draw, the storage holds the rows that belong to the state.
 
         Raises:
-            StateError: The state is of another sampler or configuration, or damaged.
+            StateError: The state is damaged, or comes from another sampler or configuration.
         """
 
 
@@ -241,12 +248,12 @@ class PrioritySampler(Sampler, Protocol):
     """A sampler with a priority for each row.
 
     The sampler may have ``check_update(storage, index, priority)``, which raises the errors of ``update_priority``
-    without changing priorities. ``index`` is None for rows that are not written yet. A buffer calls it before it writes
-    rows that have a field of priorities.
+    without changing priorities. ``index`` is None for rows that are not written yet. A buffer calls this method before
+    it writes rows with a field of priorities.
     """
 
     def update_priority(self, storage: Storage, index: Slots, priority: npt.NDArray[np.floating[Any]]) -> None:
-        """Set the priorities of the rows in the slots ``index``; ``index`` and ``priority`` have one shape.
+        """Set the priorities of the rows in the slots ``index``; ``index`` and ``priority`` have the same shape.
 
         If a slot occurs twice, the last priority counts.
 
@@ -257,7 +264,7 @@ class PrioritySampler(Sampler, Protocol):
 
 
 class Transform(Protocol):
-    """A transform of a delivered batch: any callable from a batch to a batch. A transform may have
+    """A transform of a delivered batch: any callable from a batch to a batch. A transform may have:
 
     - ``inverse(rows)``: converts rows before they are written, one row of ``append`` or many rows of ``extend``;
     - ``random = True``: the transform draws random numbers, and is called as ``transform(batch, key)`` with a ``Key``
@@ -265,22 +272,23 @@ class Transform(Protocol):
     - ``takes``: "arrived" or "outgoing", the alignment of its input; a buffer with the other alignment raises
       ConfigError;
     - ``alignment``: "arrived" or "outgoing", the alignment of its output; None or absent: the alignment of its input;
-    - ``gather(storage, index, episodes, key)``: called under the lock when a batch is drawn, with the slots drawn, the
-      episodes of the storage's rows, and the key with which the transform is called later. It returns further fields of
-      the batch by name, made from other rows of the same episodes. Such a transform has ``done``, the name of the field
-      that marks where episodes end;
+    - ``gather(storage, index, episodes, key)``: called under the lock when a batch is drawn, with the drawn slots, the
+      episode index of the storage, and the key with which the transform is called later. The method returns further
+      fields of the batch by name, computed from other rows of the same episodes. Such a transform has ``done``, the
+      name of the field that marks where episodes end;
     - ``reach``: the number of rows that the transform needs after each drawn row. Single rows are then passed as slices
       ``[batch, 1 + reach]``, with a ``mask`` and with the drawn ``index``, ``[batch]``; the result keeps the first step
       of each slice.
 
     A transform with statistics of all rows (a running mean, as ``VecNorm``) has two more methods. ``settled(storage)``
     is called under the lock when a batch is drawn, and returns nested dicts of plain values and NumPy arrays.
-    ``at(settled)`` returns the transform with these statistics, and the batch is passed to it. The buffer calls
-    ``watch(storage)`` once, and reports writes by ``wrote``, ``reset`` and ``dropped``, as for a ``Sampler``. The
-    result of ``state_dict()`` is a part of the buffer's state, and ``load_state_dict(state)`` restores it.
+    ``at(settled)`` returns the transform with these statistics, and the batch is passed to the returned transform. The
+    buffer calls ``watch(storage)`` once, and reports writes by ``wrote``, ``reset`` and ``dropped``, as for a
+    ``Sampler``. The result of ``state_dict()`` is saved in the buffer's state, and ``load_state_dict(state)`` restores
+    it.
 
-    A transform runs in a prefetching thread, outside the buffer's lock, so it must not use the buffer. It may change
-    the dict of the batch, but must not write to the arrays.
+    A transform runs in a prefetching thread, outside the buffer's lock, so it must not use the buffer. A transform may
+    change the batch's dict, but must not write to the arrays.
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -1,1 +1,1 @@
-"""Samplers of a buffer: the rows of a batch."""
+"""Samplers, which choose the rows of a batch."""

@@ -23,12 +23,12 @@ class EpisodeFields(NamedTuple):
     """The fields that mark where episodes end.
 
     Attributes:
-        ends: The fields that are not 0 in an episode's last row.
+        ends: The fields that are nonzero in an episode's last row.
         ids: The field that numbers trajectories; None without such a field.
-        numbers: Whether ``ids`` are the numbers of episodes; otherwise a change of ``ids`` only marks the end of an
-            episode.
-        other_ends, other_ids: Further fields beside the fields that the caller named. They are only compared: a warning
-            names a row where they end an episode but the named fields do not.
+        numbers: Whether ``ids`` are delivered as episode numbers; otherwise a change of ``ids`` only marks the end of
+            an episode.
+        other_ends, other_ids: Known fields that the caller did not name. They are only compared: a warning names a row
+            where they end an episode but the named fields do not.
     """
 
     ends: tuple[FieldKey, ...]
@@ -39,12 +39,12 @@ class EpisodeFields(NamedTuple):
 
     @property
     def cuts(self) -> bool:
-        """Whether ``ids`` mark where an episode ends, and are not its number."""
+        """Whether ``ids`` only mark where an episode ends."""
         return self.ids is not None and not self.numbers
 
     @property
     def others(self) -> bool:
-        """Whether fields exist that are only compared, for warnings."""
+        """Whether there are fields that are only compared, for warnings."""
         return bool(self.other_ends) or self.other_ids is not None
 
 
@@ -74,15 +74,16 @@ class Marks(NamedTuple):
 def find_fields(
     read: Read, traj_key: FieldKey | None, end_keys: tuple[FieldKey, ...], done: FieldKey = "done"
 ) -> EpisodeFields:
-    """Return the fields that mark where episodes end: the fields that the caller names, or else all known ones.
+    """Return the fields that mark where episodes end: the fields that the caller names, or else all known fields.
 
     Args:
         read: Returns a field's values.
         traj_key, end_keys: The named fields.
-        done: The field that replaces ``"done"`` in ``END_KEYS``; "terminated" and "truncated" lie on the same level.
+        done: The field to use instead of ``"done"`` in ``END_KEYS``; "terminated" and "truncated" are on the same
+            level.
 
     Raises:
-        MissingFieldError: The caller names no field, and the rows have no known one.
+        MissingFieldError: The caller names no field, and the rows have no known field.
     """
     ends = _ends_there(read, done)
     there = [key for key in TRAJ_KEYS if _has(read, key)]
@@ -103,7 +104,9 @@ def find_fields(
 
 
 def _ends_there(read: Read, done: FieldKey) -> tuple[FieldKey, ...]:
-    """Return the fields that are not 0 in an episode's last row: those under ``next``, or else those at the root."""
+    """Return the known fields that are nonzero in an episode's last row: fields under ``next``, or else fields at the
+    root.
+    """
     groups = END_KEYS
     if done != "done":
         mine = (done, *(key_of((*path_of(done)[:-1], name)) for name in ("terminated", "truncated")))
@@ -113,7 +116,7 @@ def _ends_there(read: Read, done: FieldKey) -> tuple[FieldKey, ...]:
 
 
 def _contradiction(fields: EpisodeFields, marks: Marks, before: Marks | None) -> tuple[int, str] | None:
-    """Return the first step at which fields contradict each other about the begin of an episode, and a description."""
+    """Return the first step at which fields disagree about whether an episode begins, and a description."""
     if fields.others:
         other = None if before is None else before.others()
         missed = marks.others().begins(other) & ~marks.begins(before)
@@ -138,7 +141,7 @@ def _has(read: Read, key: FieldKey) -> bool:
 
 
 def marks_of(fields: EpisodeFields, read: Read, num_envs: int) -> Marks:
-    """Return the values of the fields in some rows."""
+    """Return the values of the fields in the given rows."""
 
     def ends(keys: tuple[FieldKey, ...]) -> Bools | None:
         flags = [_one_a_row(key, read(key)) != 0 for key in keys]
@@ -151,7 +154,9 @@ def marks_of(fields: EpisodeFields, read: Read, num_envs: int) -> Marks:
 
 
 def _numbers_trajectories(values: npt.NDArray[Any]) -> bool:
-    """Whether a field that the caller did not name has one integer, or one text, for every row."""
+    """Whether a field that the caller did not name can number trajectories: it has one integer or text for every
+    row.
+    """
     values = as_text(np.asarray(values))
     if values.size != len(values) or values.dtype.kind not in "iufUS":
         return False
@@ -185,13 +190,13 @@ _SCANNED = 1 << 20
 
 
 class StorageEpisodes:
-    """The episodes of a ring of rows, updated with each write.
+    """The episode index of a ring of rows, updated with each write.
 
     Args:
         traj_key: The field with the number of each row's trajectory: an episode ends where it changes.
-        end_key: The field that is not 0 in the last row of an episode.
-        truncated_key: A second field that is not 0 in the last row of an episode.
-        done: The field that replaces ``"done"``, if none of the three fields is named.
+        end_key: The field that is nonzero in the last row of an episode.
+        truncated_key: A second field that is nonzero in the last row of an episode.
+        done: The field to use instead of ``"done"``, if none of the three fields is named.
 
     If no field is named, all known fields of the rows count: ``("next", "done")``, ``("next", "terminated")`` and
     ``("next", "truncated")``, or else ``"done"``, ``"terminated"`` and ``"truncated"``; and the first of ``TRAJ_KEYS``,
@@ -213,12 +218,12 @@ class StorageEpisodes:
         self._episodes: EpisodeIndex | None = None
         self._is_whole = False
         self._changes = -1  # ``storage.changes`` that the index is of
-        self._before: Marks | None = None  # the last time step known, if it must be
+        self._before: Marks | None = None  # marks of the last indexed time step, if they are needed
         self._has_warned = False
-        self._rows_looked_at = 0  # for environments that take turns
+        self._rows_looked_at = 0  # for rows of alternating environments
 
     def is_like(self, other: object) -> bool:
-        """Whether another index finds the same episodes in the same rows."""
+        """Whether another index has the same arguments and the same rows, and thus the same episodes."""
         return isinstance(other, StorageEpisodes) and (self.keys, self._done) == (other.keys, other._done)
 
     def wrote(self, storage: Storage, write: Write) -> None:
@@ -234,7 +239,7 @@ class StorageEpisodes:
             if episodes is None and not write.first:
                 episodes = self._episodes = EpisodeIndex(storage.num_envs, storage.capacity // storage.num_envs)
             if episodes is None or write.first != episodes.end * episodes.num_envs:
-                self._is_whole = False  # rows came and went that nobody spoke of
+                self._is_whole = False  # rows were written and overwritten without a report
                 return
             fields = self._fields(write.read)
             if self._before is None and (fields.cuts or fields.others):
@@ -242,11 +247,13 @@ class StorageEpisodes:
             self._extend(episodes, fields, marks_of(fields, write.read, episodes.num_envs))
             self._is_of(storage)
         except SchemaError:
-            # The rows are written, and this is no time to complain: the next draw looks again.
+            # The rows are already written, so raise no error here: the next draw reads them again and raises it.
             self._is_whole = False
 
     def resume(self, storage: Storage) -> None:
-        """Read the newest time step of a loaded storage: a write of the whole ring, which replaces it, needs its id."""
+        """Read the marks of the newest time step of a loaded storage, because a write of the complete ring would
+        overwrite it.
+        """
         if not self._is_whole or not len(storage):
             return
         slots = ring_slots(storage.written - storage.num_envs, storage.num_envs, storage.capacity)
@@ -258,7 +265,7 @@ class StorageEpisodes:
             self._is_whole = False  # the next draw raises it
 
     def grew(self, storage: Storage) -> None:
-        """Follow a storage that has room for more rows now; no row was overwritten so far."""
+        """Adapt to a larger capacity of the storage; no row was overwritten so far."""
         if self._episodes is not None:
             self._episodes.steps = storage.capacity // self._episodes.num_envs
 
@@ -273,7 +280,7 @@ class StorageEpisodes:
         Raises:
             ConfigError: There are no rows.
             MissingFieldError: The rows have none of the fields that mark where episodes end.
-            SchemaError: Such a field has more than one value for each row, or the numbers of trajectories are not
+            SchemaError: A field that marks ends has several values for each row, or trajectory numbers are not
                 integers.
         """
         if not len(storage):
@@ -286,7 +293,9 @@ class StorageEpisodes:
         return episodes
 
     def coming_back(self, storage: Storage) -> FieldKey | None:
-        """The field whose trajectory numbers recur after other numbers, as if environments take turns in rows."""
+        """The field whose trajectory numbers recur after other numbers, which happens if rows of several environments
+        alternate.
+        """
         fields, episodes = self._found, self._episodes
         if fields is None or fields.ids is None or episodes is None or storage.ndim != 1:
             return None
@@ -298,7 +307,7 @@ class StorageEpisodes:
         return fields.ids if len(np.unique(heads)) < len(heads) else None
 
     def warn_of_turns(self, storage: Storage) -> None:
-        """Warn if all slices are too short because environments take turns in rows.
+        """Warn if all slices are too short because rows of several environments alternate.
 
         The check reads all rows, so it is repeated only when the number of rows has doubled.
         """
@@ -312,14 +321,14 @@ class StorageEpisodes:
             )
 
     def shown(self) -> str:
-        """Return the keys as the ``repr`` of a sampler shows them."""
+        """Return the named keys for the ``repr`` of a sampler."""
         names = ("traj_key", "end_key", "truncated_key")
         return ", ".join(f"{name}={key!r}" for name, key in zip(names, self.keys, strict=True))
 
     # ------------------------------------------------------------------ reading
 
     def _extend(self, episodes: EpisodeIndex, fields: EpisodeFields, marks: Marks) -> None:
-        """Add the time steps after the last indexed one."""
+        """Add the time steps after the last indexed time step."""
         before = self._before
         if fields.cuts or fields.others:
             self._before = marks.last()
@@ -457,7 +466,7 @@ STATE = ("steps", "counts", "begins", "ids", "ended", "next_ids")
 
 
 def of_turns(key: FieldKey) -> str:
-    """Return the hint for a field in which a trajectory's number occurs again after another number."""
+    """Return the hint of an error or warning about a field whose trajectory numbers recur after other numbers."""
     return (
         f"numbers of {key!r} come back behind others: rows of several environments? A storage with ndim=2 takes "
         "[time, env], each environment a stream of its own"

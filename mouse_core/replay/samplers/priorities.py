@@ -33,15 +33,16 @@ _LOW = np.uint64(0xFFFFFFFF)
 
 
 class SumTree:
-    """Integer weights of the numbers ``0 .. size - 1``, with weighted draws, the sum, and the smallest weight above 0.
+    """A sum tree of integer weights for the numbers ``0 .. size - 1``: weighted draws, the sum, and the smallest
+    positive weight.
 
     Sums are exact integers: they have no rounding errors, and do not depend on the order of changes or on the shape of
     the tree. All operations take arrays and cost ``O(n log size)`` for ``n`` numbers.
 
-    Example with 2 children for each node instead of 16: the weights 3, 0, 1, 2 have parent nodes 3 and 3, and the total
-    is 6. A random number 3/4 becomes the target 4 (4.5, rounded down). The target is beyond the first node (3), so the
-    rest 1 is searched in the second node, whose children are 1 and 2. The rest is beyond the first child (1), so the
-    second child, number 3, is drawn.
+    Example with 2 children per node instead of 16: the weights 3, 0, 1, 2 have the parents 3 and 3, and the total is 6.
+    A random number 3/4 gives the target 4 (4.5, rounded down). The first node ends at 3, so the search continues in the
+    second node with the rest 1. Its children have the weights 1 and 2. The first child ends at 1, so the second child,
+    number 3, is drawn.
 
     Args:
         size: The count of numbers, at least 1. All weights are 0 at first. The sum of the weights must be less than
@@ -64,7 +65,7 @@ class SumTree:
 
     @property
     def weights(self) -> Int64s:
-        """The weights, int64 ``[size]``; a view that must not be written to."""
+        """The weights, int64 ``[size]``, as a read-only view."""
         return self._sums[0][: self.size]
 
     @property
@@ -74,7 +75,7 @@ class SumTree:
 
     @property
     def smallest(self) -> int:
-        """The smallest weight above zero; 0 if all weights are 0."""
+        """The smallest positive weight; 0 if all weights are 0."""
         words = self._mins[-1] if self._mins else self._sums[0].view(np.uint64) - _ONE
         return (int(words.min()) + 1) % (1 << 64)
 
@@ -82,7 +83,7 @@ class SumTree:
         """Set the weights of ``numbers`` (int64 ``[n]``); if a number occurs twice, its last weight counts.
 
         Args:
-            numbers: Each in ``0 .. size - 1``.
+            numbers: Numbers in ``0 .. size - 1``.
             weights: Int64 ``[n]``, or one weight for all numbers; not negative.
         """
         self._sums[0][numbers] = weights
@@ -113,7 +114,7 @@ class SumTree:
         self._add_up_all(0, self.size)
 
     def grown(self, size: int, most: int) -> SumTree:
-        """Return a tree of ``size`` numbers, not fewer than now, with these weights limited to ``most``."""
+        """Return a larger tree of ``size`` numbers with the same weights, limited to ``most``."""
         tree = SumTree(size)
         tree.assign(np.minimum(self.weights, most))
         return tree
@@ -160,7 +161,7 @@ class SumTree:
             self._add_up(level, begin, end)
 
     def _add_up(self, level: int, begin: int, end: int) -> None:
-        """Recompute the nodes ``begin .. end - 1`` above ``level`` from their children."""
+        """Recompute the parents ``begin .. end - 1`` of the nodes of ``level``."""
         within = slice(begin * _FAN, end * _FAN)
         children = self._sums[level][within]
         words = self._mins[level - 1][within] if level else children.view(np.uint64) - _ONE
@@ -170,7 +171,7 @@ class SumTree:
 
 
 def _scaled(words: Words, total: int) -> Int64s:
-    """Return ``floor(word * total / 2**64)`` of each word, int64 ``[n]``; the total is below ``2**63``."""
+    """Return ``floor(word * total / 2**64)`` for each word, int64 ``[n]``; the total is below ``2**63``."""
     high, low = np.uint64(total >> 32), np.uint64(total & 0xFFFFFFFF)
     upper, lower = words >> _HALF, words & _LOW
     # Products of 32-bit halves; each sum with the carry of the lower product has at most 64 bits.
@@ -192,13 +193,13 @@ def draw_slots(tree: SumTree, n: int, key: Key) -> Slots:
 
 
 def importance_weights(tree: SumTree, slots: Slots, beta: float) -> npt.NDArray[np.float32]:
-    """Return ``(p_i / p_min) ** -beta`` of the ``slots``, float32 of their shape."""
+    """Return ``(p_i / p_min) ** -beta`` for the ``slots``, float32, in the same shape."""
     return ((tree.weights[slots] / tree.smallest) ** -beta).astype(np.float32)
 
 
 Floats = npt.NDArray[np.float64]
 Beta = float | Callable[[int], float]
-"""A number, or a function from the number of the sample (0, 1, 2, ...) to one."""
+"""A number, or a function from the sample number (0, 1, 2, ...) to a number."""
 
 
 @dataclass(frozen=True)
@@ -232,27 +233,27 @@ class LinearSchedule:
 
 
 class PrioritizedSampler(BaseSampler):
-    """Rows drawn in proportion to ``p_i = (priority_i + eps) ** alpha``, each draw independent of the others.
+    """Draws rows independently in proportion to ``p_i = (priority_i + eps) ** alpha``.
 
-    New rows, and rows that are changed in place, have the largest priority that was ever set, at least 1. A batch also
-    has importance weights ``(p_i / p_min) ** -beta``, in which ``p_min`` is the smallest ``p`` of all rows: the weights
-    are at most 1. A row whose ``p`` is 0 (priority and ``eps`` both 0) is never drawn and does not count for ``p_min``.
+    New rows, and rows that are changed in place, get the largest priority that was ever set, at least 1. A batch also
+    has importance weights ``(p_i / p_min) ** -beta``, where ``p_min`` is the smallest ``p`` of all rows, so weights are
+    at most 1. A row whose ``p`` is 0 (priority and ``eps`` both 0) is never drawn and does not count for ``p_min``.
 
     Priorities are float32. The weight of a row is an integer: ``p_i`` in units of ``2**-24``, at least one unit. For
-    ``alpha`` up to 2 its error is at most a relative ``2**-27`` plus half a unit. Weights are computed and summed
-    without floats, so draws are bit-identical on every machine. The sum of all weights is less than ``2**63`` units: in
-    a buffer of 1 million rows each ``p`` is at most 549,755. With 10 million rows ``p`` is at most 54,975, which is a
-    priority of 79 million for ``alpha=0.6``. If the capacity of a buffer grows, larger weights are reduced to the new
-    limit.
+    ``alpha`` up to 2, the error of a weight is at most a relative ``2**-27`` plus half a unit. Weights are computed and
+    summed without floats, so draws are bit-identical on every machine. The sum of all weights is less than ``2**63``
+    units: in a buffer of 1 million rows each ``p`` is at most 549,755. With 10 million rows ``p`` is at most 54,975,
+    which is a priority of 79 million for ``alpha=0.6``. If the capacity of a buffer grows, larger weights are reduced
+    to the new limit.
 
     Args:
-        alpha: The exponent of priorities, from 0 to 8; with 0 all rows are drawn with equal probability.
-        beta: The exponent of the importance weights, at least 0; 1 corrects the whole bias. A number, or a function
-            from the number of the sample (0, 1, 2, ..., counted by the buffer) to a number, such as
-            ``LinearSchedule(0.4, 1.0, samples=100_000)``. The attribute can be set at any time.
-        eps: The number that is added to every priority: 0, or from ``2**-100`` to ``2**100``.
+        alpha: The exponent of priorities, in ``[0, 8]``; with 0, all rows are equally likely.
+        beta: The exponent of the importance weights, at least 0; 1 corrects the bias completely. A number, or a
+            function from the buffer's sample number (0, 1, 2, ...) to a number, such as ``LinearSchedule(0.4, 1.0,
+            samples=100_000)``. The attribute can be set at any time.
+        eps: The number that is added to every priority: 0, or in ``[2**-100, 2**100]``.
         max_priority_within_buffer: Whether new rows get the largest current priority instead of the largest priority
-            ever set, so that a corrected outlier has no effect. Every update then reads all priorities.
+            ever set, so that an outlier has no effect after its correction. Every update then reads all priorities.
 
     Raises:
         ConfigError: A number is out of range.
@@ -290,12 +291,12 @@ class PrioritizedSampler(BaseSampler):
 
     @property
     def adds(self) -> tuple[str, ...]:
-        """The fields of a draw that rows cannot have."""
+        """The names of the fields that a draw adds, which rows cannot have."""
         return ("priority_weight",)
 
     @property
     def beta(self) -> Beta:
-        """The exponent of the weights, or its schedule."""
+        """The exponent of the importance weights, or its schedule."""
         return self._beta
 
     @beta.setter
@@ -308,8 +309,8 @@ class PrioritizedSampler(BaseSampler):
         self.max_priority = largest
 
     def _set_largest_weight(self, weight: int) -> None:
-        """Set the weight of new rows to the largest current weight; rows that replace others do not change it."""
-        if not weight:  # or no row would ever be drawn
+        """Set the weight of new rows to the largest current weight."""
+        if not weight:  # otherwise no row would ever be drawn
             self._set_largest(1.0)
             return
         self._weight_of_new = weight
@@ -324,7 +325,7 @@ class PrioritizedSampler(BaseSampler):
         return weighing.largest_weight(capacity, self._powers)
 
     def wrote(self, storage: Storage, write: Write) -> None:
-        """Set the largest priority for the written rows."""
+        """Give the written rows the largest priority."""
         slots = write.slots
         if not len(slots):
             return
@@ -337,25 +338,25 @@ class PrioritizedSampler(BaseSampler):
         self._size = len(storage)
 
     def reset(self, storage: Storage) -> None:
-        """Reset all rows to new rows without a priority."""
+        """Treat all rows as new rows without a priority."""
         self._set_largest(1.0)
         self._tree, self._known = None, np.zeros(0, np.int64)
 
     def grew(self, storage: Storage) -> None:
-        """Do nothing for more capacity; see ``Sampler``. The next call makes a larger tree."""
+        """Do nothing when the capacity grows; see ``Sampler``. The next draw creates a larger tree."""
 
     def dropped(self, storage: Storage, rows: int) -> None:
-        """Remove the first rows, and add the new rows after the remaining ones; see ``Sampler``.
+        """Remove the oldest rows, and add the new rows after the remaining rows; see ``Sampler``.
 
-        If three rows have the priorities 5, 1, 3, the first row is dropped and two rows are new, the priorities are 1,
-        3, 5, 5.
+        Example: three rows have the priorities 5, 1, 3. If the first row is dropped and two rows are new, the
+        priorities are 1, 3, 5, 5.
         """
         self._tree, self._known = None, self._weights()[rows:].copy()
         if self._within:
             self._set_largest_weight(int(self._known.max(initial=0)))
 
     def _weights(self) -> Int64s:
-        """Return the weights of the first rows; rows after them are new."""
+        """Return the weights of the rows that the tree contains; later rows are new."""
         return self._known if self._tree is None else self._tree.weights[: self._size]
 
     def _settle(self, storage: Storage) -> SumTree:
@@ -392,9 +393,9 @@ class PrioritizedSampler(BaseSampler):
                 for each slice, ``[B]`` or ``[B, 1]``.
 
         Raises:
-            DataError: A priority is negative, NaN or not finite in float32, or above the limit for the number of rows.
+            DataError: A priority is negative, not finite in float32, or above the limit for the capacity.
             IndexError: A slot is not in use.
-            ConfigError: The shapes do not fit each other, or the index does not consist of integers.
+            ConfigError: The shapes differ, or the index does not contain integers.
 
         After an error the priorities are unchanged.
         """
@@ -407,14 +408,18 @@ class PrioritizedSampler(BaseSampler):
             self._set_largest(largest)
 
     def check_update(self, storage: Storage, index: Slots | None, priority: npt.NDArray[Any]) -> None:
-        """Raise the errors of ``update_priority``; ``index`` None: for rows that are not written yet."""
+        """Raise the errors of ``update_priority`` without a change; ``index`` is None for rows that are not written
+        yet.
+        """
         if index is None:
             weighing.weighed(np.asarray(priority), storage.capacity, self._alpha, self._eps)
         else:
             self._checked(storage, index, priority)
 
     def _checked(self, storage: Storage, index: Slots, priority: npt.NDArray[Any]) -> tuple[Slots, Int64s, float]:
-        """Return the slots ``[n]``, weights ``[n]`` and largest priority of an update; raise as ``update_priority``."""
+        """Return the slots ``[n]``, weights ``[n]`` and largest priority of an update; raise the errors of
+        ``update_priority``.
+        """
         slots = to_numpy(index)
         if slots.dtype.kind not in "iu" and slots.size:
             raise ConfigError(f"update_priority: expected integers as index, found {slots.dtype}")
@@ -427,7 +432,7 @@ class PrioritizedSampler(BaseSampler):
         return slots, weights, float(values.max(initial=0))
 
     def set_weights(self, storage: Storage, slots: Slots, weights: Floats) -> None:
-        """Set the weights of rows to numbers that ``weights_at`` returned."""
+        """Restore weights of rows that ``weights_at`` returned."""
         self._settle(storage).set(slots, weighing.in_units(weights, self._most(storage.capacity)))
 
     def weights_at(self, storage: Storage, slots: Slots | slice) -> Floats:
@@ -435,7 +440,7 @@ class PrioritizedSampler(BaseSampler):
         return self._settle(storage).weights[slots] / weighing.UNIT
 
     def _state(self) -> dict[str, Any]:
-        """The weights of all rows in units, the largest priority, and beta, which is 0 for a schedule."""
+        """The state: the weights of all rows in units, the largest priority, and beta (0 for a schedule)."""
         beta = 0.0 if callable(self._beta) else self._beta
         return {"weights": self._weights().copy(), "max_priority": self.max_priority, "beta": beta}
 
@@ -459,7 +464,7 @@ class PrioritizedSampler(BaseSampler):
 
 
 def beta_at(beta: Beta, sample: int) -> float:
-    """Return the exponent for sample number ``sample``.
+    """Return the exponent of importance weights for sample number ``sample``.
 
     Raises:
         ConfigError: A schedule does not return a finite number of at least 0.

@@ -1,4 +1,4 @@
-"""Samplers of single rows: uniform, without replacement, consuming, backwards in time, by policy version."""
+"""Samplers of single rows: uniform, without replacement, consuming, backwards in time, and by policy version."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ class BaseSampler:
 
     needs_order = False
     _kinds: Mapping[str, type | str] = {}
-    """The kinds of the state's values beside the configuration; see ``check_state``."""
+    """The types of the state's values, without the configuration; see ``check_state``."""
 
     def wrote(self, storage: Storage, write: Write) -> None:
-        """Handle written rows."""
+        """Do nothing when rows are written."""
 
     def reset(self, storage: Storage) -> None:
-        """Handle a reset: all rows may have changed."""
+        """Do nothing at a reset."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the configuration, and the state on which draws depend beside the rows: plain values and arrays."""
+        """Return the configuration, and the values on which draws depend besides the rows: plain values and arrays."""
         return {**self._config(), **self._state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore ``state``; the next draws continue from it.
 
         Raises:
-            StateError: The state is of another sampler or configuration, or damaged; the sampler is unchanged.
+            StateError: The state is damaged, or comes from another sampler or configuration; the sampler is unchanged.
         """
         self._restore(check_state(state, self._config(), self._kinds, self))
 
@@ -53,7 +53,7 @@ class BaseSampler:
         return {}
 
     def _restore(self, values: Mapping[str, Any]) -> None:
-        """Restore the values of a state, which are of their kinds."""
+        """Set the attributes from the checked values of a state."""
 
 
 class Epochs(BaseSampler):
@@ -61,7 +61,7 @@ class Epochs(BaseSampler):
 
     Args:
         drop_last: Whether an incomplete batch at the end of an epoch is left out.
-        shuffle: Whether each epoch has a random order; otherwise the numbers ascend.
+        shuffle: Whether each epoch has a random order; otherwise the order is ascending.
     """
 
     _kinds: Mapping[str, type | str] = dict.fromkeys(("over", "began", "position", "ran_out"), int)
@@ -72,7 +72,7 @@ class Epochs(BaseSampler):
         self._begin_anew()
 
     def reset(self, storage: Storage) -> None:
-        """Discard the current epoch, as any row may have changed; the next draw begins an epoch."""
+        """Discard the current epoch, because any row may have changed; the next draw begins an epoch."""
         self._begin_anew()
 
     def _begin_anew(self) -> None:
@@ -80,7 +80,9 @@ class Epochs(BaseSampler):
         self._began, self._position, self.ran_out = 0, 0, False
 
     def _begins(self, key: Key, over: int, total: int, count: int) -> bool:
-        """Begin an epoch if the last one was over another number of rows, or cannot fill a batch of ``count``."""
+        """Begin an epoch if the number of rows has changed, or if the current epoch cannot fill a batch of
+        ``count``.
+        """
         if over == self._over and not self._is_over(total, count):
             return False
         self._over, self._began, self._position, self.ran_out = over, key.index, 0, False
@@ -90,7 +92,7 @@ class Epochs(BaseSampler):
         return total - self._position < (count if self.drop_last else 1)
 
     def _take(self, key: Key, total: int, count: int) -> Int64s:
-        """Return the next ``count`` numbers of the epoch, or the remaining ones."""
+        """Return the next ``count`` numbers of the epoch, or all remaining numbers if fewer are left."""
         ranks = np.arange(self._position, min(self._position + count, total))
         self._position += len(ranks)
         self.ran_out = self._is_over(total, count)
@@ -111,7 +113,7 @@ def _order(key: Key, total: int) -> Order:
 
 
 def meant(where: npt.NDArray[np.bool_], batch: Any, masks: bool) -> npt.NDArray[np.bool_]:
-    """Return the mask of the rows of a batch that count: all rows that its ``mask`` includes.
+    """Return the mask of a batch's valid rows: the rows in ``where`` that the batch's ``mask`` includes.
 
     Args:
         where: The mask of the rows to consider, of the shape of the index.
@@ -131,13 +133,13 @@ def meant(where: npt.NDArray[np.bool_], batch: Any, masks: bool) -> npt.NDArray[
 def check_state(
     state: Any, fixed: Mapping[str, str], kinds: Mapping[str, type | str], sampler: object
 ) -> dict[str, Any]:
-    """Return the values of a sampler's state.
+    """Check a sampler's state, and return its values.
 
     Args:
         state: The state to check.
         fixed: The configuration of the sampler, whose values the state must equal.
-        kinds: The types of the other values: ``int`` (at least 0), ``float``, or the dtype kinds of an array ``[n]``
-            ("iu").
+        kinds: The types of the other values: ``int`` (at least 0), ``float``, or for an array ``[n]`` its dtype kinds,
+            such as "iu".
         sampler: The name of the sampler in the error message.
 
     Raises:
@@ -145,7 +147,7 @@ def check_state(
     """
     name = type(sampler).__name__
     expected = {*fixed, *kinds}
-    for key, value in fixed.items():  # other keys follow from another configuration, which says more
+    for key, value in fixed.items():  # report the different configuration, from which the different keys follow
         if isinstance(state, Mapping) and key in state and str(state[key]) != value:
             raise StateError(f"sampler: expected the state of a sampler made as {value}, found {state[key]}")
     if not isinstance(state, Mapping) or set(state) != expected:
@@ -155,7 +157,7 @@ def check_state(
 
 
 def _checked(key: str, value: Any, kind: type | str) -> Any:
-    """Return a value of the state, or raise StateError if it is of another kind."""
+    """Return a value of the state; raise StateError if it has another type."""
     if isinstance(kind, str):
         array = np.asarray(value)
         if array.ndim != 1 or array.dtype.kind not in kind:
@@ -187,15 +189,15 @@ class RandomSampler(BaseSampler):
 
 
 class SamplerWithoutReplacement(Epochs):
-    """Draws every row once in each epoch; the next draw after an epoch begins another epoch.
+    """Draws every row once in each epoch; the next draw after the end of an epoch begins another epoch.
 
     The current epoch ends when the number of rows changes. In a full ring the number does not change: a written row
-    takes the place of the row that it overwrites.
+    replaces the overwritten row in the epoch.
 
     Args:
-        drop_last: Whether the rows of an incomplete batch at the end of an epoch are left out; otherwise they are a
-            short batch.
-        shuffle: Whether each epoch has a new random order; otherwise rows come in order, the oldest first.
+        drop_last: Whether the rows of an incomplete last batch of an epoch are left out; otherwise the last batch is
+            shorter.
+        shuffle: Whether each epoch has a new random order; otherwise rows are drawn in order, the oldest first.
     """
 
     _kinds: Mapping[str, type | str] = {**Epochs._kinds, "oldest": int}
@@ -208,7 +210,7 @@ class SamplerWithoutReplacement(Epochs):
         return f"SamplerWithoutReplacement(drop_last={self.drop_last}, shuffle={self.shuffle})"
 
     def draw(self, storage: Storage, batch_size: int, key: Key) -> Draw:
-        """Return the next ``batch_size`` slots of the epoch, or the remaining ones.
+        """Return the next ``batch_size`` slots of the epoch, or all remaining slots if fewer are left.
 
         Raises:
             ConfigError: The storage has fewer rows than ``batch_size``.
@@ -235,7 +237,7 @@ class SamplerWithoutReplacement(Epochs):
 
 
 def rows_in(storage: Storage) -> int:
-    """Return the number of rows of a storage.
+    """Return the number of rows of a storage, which must not be empty.
 
     Raises:
         ConfigError: The storage is empty.
@@ -247,17 +249,18 @@ def rows_in(storage: Storage) -> int:
 
 
 class ConsumingSampler(BaseSampler):
-    """Draws every row ``times`` times after it was written, and then not again until its slot is overwritten.
+    """Draws every written row ``times`` times, and then never again.
 
     A batch contains a row at most once, and is short if fewer rows than ``batch_size`` are left. Rows that were drawn
     less often come first, so rows that were written together are drawn in passes. For example, 256 rows with
-    ``times=4`` give 16 batches of 64, 4 batches for each pass. If a pass ends within a batch, the next pass fills the
-    batch. With ``times=1`` and ``shuffle=False`` a buffer is a queue: each row is drawn once, in the order of writing.
-    A row may be a whole trajectory. Consumed rows stay readable by their index until a ring overwrites them. Rows that
-    a ring overwrites before they were drawn are never drawn. Each draw reads the counts of all rows.
+    ``times=4`` give 16 batches of 64 rows, 4 batches for each pass. If a pass ends within a batch, rows of the next
+    pass fill the batch. With ``times=1`` and ``shuffle=False`` a buffer is a queue: each row is drawn once, in the
+    order of writing. A row may be a whole trajectory. Consumed rows stay readable by their index until a ring
+    overwrites them. Rows that a ring overwrites before they were drawn are never drawn. Each draw reads the counts of
+    all rows.
 
     Args:
-        times: The number of draws of each row.
+        times: The number of times that each row is drawn.
         shuffle: Whether each batch is drawn uniformly from the rows that were drawn least often; otherwise the oldest
             remaining rows come first.
         drop_last: Whether a draw raises ConfigError if too few rows for a full batch are left, so that the caller waits
@@ -272,8 +275,8 @@ class ConsumingSampler(BaseSampler):
     def __init__(self, times: int = 1, *, shuffle: bool = True, drop_last: bool = False) -> None:
         self.times = check_count("times", times)
         self.shuffle, self.drop_last = bool(shuffle), bool(drop_last)
-        self._left = np.zeros(0, np.int64)  # how often the row in each slot is still drawn
-        self._rows = 0  # how many slots have one; there may be more room
+        self._left = np.zeros(0, np.int64)  # number of remaining draws of the row in each slot
+        self._rows = 0  # number of slots with a row; the array may be longer
         self.ran_out = False
 
     def __repr__(self) -> str:
@@ -281,11 +284,11 @@ class ConsumingSampler(BaseSampler):
 
     @property
     def left(self) -> int:
-        """The number of rows that are still to be drawn, without rows written since the last draw."""
+        """The number of rows with remaining draws, without rows written since the last draw."""
         return int(np.count_nonzero(self._left))
 
     def wrote(self, storage: Storage, write: Write) -> None:
-        """Count the written rows as new; rows that are changed in place keep their counts."""
+        """Set the remaining draws of written rows to ``times``; rows that are changed in place keep their counts."""
         if write.first is None:
             return
         self._rows = max(self._rows, int(write.slots.max(initial=-1)) + 1)
@@ -300,7 +303,7 @@ class ConsumingSampler(BaseSampler):
         self._left = np.full(self._rows, self.times, np.int64)
 
     def grew(self, storage: Storage) -> None:
-        """Do nothing for more capacity; see ``Sampler``."""
+        """Do nothing when the capacity grows; see ``Sampler``."""
 
     def dropped(self, storage: Storage, rows: int) -> None:
         """Remove the first rows, and add the new rows after the remaining ones; see ``Sampler``."""
@@ -309,10 +312,10 @@ class ConsumingSampler(BaseSampler):
         self._left = np.concatenate([kept, np.full(self._rows - len(kept), self.times, np.int64)])
 
     def draw(self, storage: Storage, batch_size: int, key: Key) -> Draw:
-        """Draw ``batch_size`` of the slots whose rows are left, each once, or all remaining slots.
+        """Draw ``batch_size`` distinct slots whose rows have remaining draws, or all such slots if there are fewer.
 
         Raises:
-            ConfigError: No row is left; with ``drop_last``, fewer than ``batch_size``.
+            ConfigError: No row is left, or with ``drop_last`` fewer rows than ``batch_size``.
         """
         (there,) = np.nonzero(self._left)
         fewest = batch_size if self.drop_last else 1
@@ -334,7 +337,7 @@ class ConsumingSampler(BaseSampler):
         return Draw(slots)
 
     def _least_drawn(self, there: Slots, count: int, key: Key) -> Slots:
-        """Return ``count`` of the slots at random; slots that were drawn less often come first."""
+        """Return ``count`` of the slots at random; slots that were drawn less often are preferred."""
         found: list[Slots] = []
         left = self._left[there]
         for times in np.unique(left)[::-1]:
@@ -357,13 +360,13 @@ class ConsumingSampler(BaseSampler):
 
 
 class ReverseSampler(BaseSampler):
-    """Rows backwards in time: a batch is the newest row and those ``stride``, ``2 * stride``, ... rows before it, and
-    the next batch is the rows one before these (Rotinov, "Reverse Experience Replay", 2019).
+    """Draws rows backwards in time: a batch is the newest row and the rows ``stride``, ``2 * stride``, ... before it;
+    the next batch begins one row earlier (Rotinov, "Reverse Experience Replay", 2019).
 
-    So the value of a terminal step is learned before the steps that lead to it are drawn. After ``2 * stride`` rows the
-    sampler begins again with the newest row. Rows are counted in the order of writing; with ``ndim=2``, the
-    environments of a time step follow one another. If a batch reaches beyond the oldest row, it continues with the
-    newest row.
+    So the value of a terminal step is learned before earlier steps are drawn. When a batch would begin ``2 * stride``
+    rows before the newest row, the sampler begins again with the newest row. Rows are numbered in the order of writing;
+    with ``ndim=2``, the environments of a time step follow one another. A batch that reaches beyond the oldest row
+    continues with the newest row.
 
     Args:
         stride: The distance between two rows of a batch, in rows.
@@ -383,11 +386,11 @@ class ReverseSampler(BaseSampler):
         return f"ReverseSampler(stride={self.stride})"
 
     def reset(self, storage: Storage) -> None:
-        """Begin with the newest row."""
+        """Begin again with the newest row."""
         self._next = -1
 
     def grew(self, storage: Storage) -> None:
-        """Do nothing for more capacity; see ``Sampler``."""
+        """Do nothing when the capacity grows; see ``Sampler``."""
 
     def draw(self, storage: Storage, batch_size: int, key: Key) -> Draw:
         """Return ``batch_size`` slots, the newest first.
@@ -411,17 +414,17 @@ class ReverseSampler(BaseSampler):
 
 
 class StalenessSampler(BaseSampler):
-    """Draws rows by the age of the policy version that collected them; excludes old rows, and may prefer newer ones.
+    """Draws rows by the age of the policy version that collected them: excludes old rows, and may prefer newer rows.
 
-    A row's staleness is ``version - row[version_key]``, at least 0, and is the field ``staleness`` of the batch. Rows
-    are drawn independently of each other. After a write or a change of the version, the next draw recomputes the
+    The staleness of a row is ``version - row[version_key]``, at least 0; a batch has it as the field ``staleness``.
+    Rows are drawn independently of each other. After a write or a change of the version, the next draw recomputes the
     weights of all rows.
 
     Args:
-        max_staleness: The largest staleness of a row that is drawn; None: any.
+        max_staleness: The largest staleness of a row that may be drawn; None: no limit.
         weight: A function from staleness, int64 ``[n]``, to weights of at least 0, ``[n]``, such as ``lambda age: 1 /
             (age + 1)``; None: equal weights for all rows that are not too old.
-        version_key: The field with the version of the policy that a row was collected with, an integer.
+        version_key: The field with the version of the policy that collected the row, an integer.
 
     Attributes:
         version: The version of the trained policy; set ``version`` when it changes. None: the newest version among the
@@ -464,11 +467,11 @@ class StalenessSampler(BaseSampler):
         self._version = None if version is None else check_count("version", version, 0)
 
     def wrote(self, storage: Storage, write: Write) -> None:
-        """Make the next draw read the versions again."""
+        """Make the next draw read the rows' versions again."""
         self._known = None
 
     def reset(self, storage: Storage) -> None:
-        """Make the next draw read the versions again."""
+        """Make the next draw read the rows' versions again."""
         self._known = None
 
     def draw(self, storage: Storage, batch_size: int, key: Key) -> Draw:
@@ -514,7 +517,7 @@ class StalenessSampler(BaseSampler):
         return staleness, slots, self._sums(staleness[slots])
 
     def _sums(self, staleness: Int64s) -> Floats:
-        """Return the cumulative weights of rows of this staleness; empty if all weights are equal."""
+        """Return the cumulative weights of rows with the given staleness; empty if all weights are equal."""
         if self._weight is None:
             return np.zeros(0)
         weights = np.asarray(self._weight(staleness), np.float64)

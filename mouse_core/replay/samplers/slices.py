@@ -1,4 +1,6 @@
-"""Samplers of slices: consecutive rows of one episode, drawn uniformly or by the priority of their first row."""
+"""Samplers of slices, which are consecutive rows of one episode, drawn uniformly or by the priority of the slice's
+first row.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ Span = bool | int | tuple[bool | int, bool | int]
 
 
 class SliceSampling(BaseSampler):
-    """Base class of samplers of slices: the rule of a slice, the episodes, and the draw of windows.
+    """Base class of samplers of slices: the options of slices, the episode index, and the draw of windows.
 
     Args:
         keys: ``traj_key``, ``end_key`` and ``truncated_key`` of ``SliceSampler``.
@@ -61,7 +63,7 @@ class SliceSampling(BaseSampler):
         burn_in: int = 0,
     ) -> None:
         self.dilation, self._burn_in = check_count("dilation", dilation), check_count("burn_in", burn_in, 0)
-        # Rows of an episode that a slice spans, without the steps to burn in: 4 steps with a dilation of 2 span 7 rows.
+        # Number of rows that a slice spans, without burn-in: 4 steps with a dilation of 2 span 7 rows.
         length = (check_count("sequence_length", sequence_length) - burn_in - 1) * dilation + 1
         if length < 1:
             raise ConfigError(f"burn_in: expected less than the {sequence_length} steps of a slice, found {burn_in}")
@@ -85,7 +87,7 @@ class SliceSampling(BaseSampler):
 
     @property
     def sequence_length(self) -> int:
-        """Steps in a slice."""
+        """Number of steps in a slice."""
         return self._burn_in + (self._rule.length - 1) // self.dilation + 1
 
     @property
@@ -96,7 +98,7 @@ class SliceSampling(BaseSampler):
         return () if self._strict and not any(self._span) and not self._burn_in else ("slice_id",)
 
     def wrote(self, storage: Storage, write: Write) -> None:
-        """Index the ends of episodes among the written rows, in time proportional to the number of rows."""
+        """Add written rows to the episode index, in time proportional to their number."""
         self.episodes.wrote(storage, write)
 
     def reset(self, storage: Storage) -> None:
@@ -114,7 +116,7 @@ class SliceSampling(BaseSampler):
         self.episodes.load(values)
 
     def _shown(self) -> str:
-        """Return the arguments, for the ``repr`` and for states."""
+        """Return the arguments by name, for the ``repr`` and for states."""
         span = "" if self._rule.tiled else f", span={self._span}"
         # Only values that are not the default.
         for name, value, default in (
@@ -127,11 +129,11 @@ class SliceSampling(BaseSampler):
         return f"{size}, {self.episodes.shown()}"
 
     def draw_of(self, windows: Windows, episodes: EpisodeIndex, storage: Storage) -> Draw:
-        """Return the rows of some windows; warn if all windows lack steps because environments take turns.
+        """Return the rows of windows; warn if all windows lack steps because rows of several environments alternate.
 
-        In a ring of 100 time steps an episode of the steps 295 to 304 lies in the slots 95 to 99 and 0 to 4. A window
-        of 4 that begins at 298 has the steps 298 to 301. The round of the ring in which its episode begins began with
-        step 200, so these are 98, 99, 100 and 101 in it; the last two are 100 too many: the slots 98, 99, 0, 1.
+        Example: in a ring of 100 time steps, an episode with the steps 295 to 304 lies in the slots 95 to 99 and 0 to
+        4. A window of 4 steps that begins at 298 has the steps 298 to 301. Relative to step 200, which lies in slot 0,
+        the steps are 98, 99, 100 and 101. 100 is subtracted from numbers of at least 100: the slots are 98, 99, 0, 1.
         """
         rule, (env, start, begin, end, traj_id) = self._rule, windows
         before = self._burn_in * self.dilation
@@ -161,7 +163,9 @@ class SliceSampling(BaseSampler):
     def _keep_within(
         self, slots: npt.NDArray[np.int64], windows: Windows, origin: npt.NDArray[np.int64], before: int
     ) -> npt.NDArray[np.bool_]:
-        """Replace slots beyond an end of their episode by its first or last row; return the mask of the other slots."""
+        """Replace slots outside the episode by the slot of its first or last row; return the mask of the slots
+        inside.
+        """
         length, (_, start, begin, end, _) = self._rule.length, windows
         mask = np.ones(slots.shape, np.bool_)
         (lacking,) = np.nonzero((start - before < begin) | (start + length > end))
@@ -175,7 +179,9 @@ class SliceSampling(BaseSampler):
 
 
 def no_window(episodes: EpisodeIndex, rule: WindowRule, again: FieldKey | None) -> ConfigError:
-    """Return the error if no episode has a window; ``again`` is a field whose trajectory numbers recur."""
+    """Return the error for the case that no episode has a window; ``again`` is a field whose trajectory numbers
+    recur.
+    """
     longest, hint = episodes.longest(), "pad=True takes shorter ones" if again is None else of_turns(again)
     if longest >= rule.length or not rule.strict:
         needed, hint = (rule.length, "; pad=True takes what is left of it") if rule.strict else (1, "")
@@ -203,52 +209,52 @@ def _check_span(span: Any) -> tuple[bool | int, bool | int]:
 
 
 class SliceSampler(SliceSampling):
-    """Slices of consecutive rows, drawn with replacement; none crosses the end of an episode, or the place in a ring
-    where the newest row meets the oldest.
+    """Draws slices of consecutive rows with replacement. No slice crosses the end of an episode, or the point in a ring
+    where the oldest row follows the newest row.
 
-    A batch is ``batch_size`` slices of ``sequence_length`` steps, ``[B, S]``. A batch also has ``traj_id``, the number
-    of each row's trajectory: the value of ``traj_key``, or else a number of the episode that is unique in the buffer.
-    If the stored rows have a field ``traj_id``, its values stay.
+    A batch is ``batch_size`` slices of ``sequence_length`` steps, ``[B, S]``. A batch also has ``traj_id``, the
+    trajectory number of each row: the value of ``traj_key``, or else an episode number that is unique in the buffer. If
+    stored rows have a field ``traj_id``, the batch has its values.
 
-    The episode index is updated with each write, so a slice costs the same in small and large buffers.
+    The episode index is updated with each write, so the time to draw a slice does not depend on the size of the buffer.
 
     Args:
         sequence_length: Steps in a slice, S.
         traj_key: The field with the number of each row's trajectory: an episode ends where it changes.
         end_key: The field that is not 0 in the last row of an episode.
-        truncated_key: A second such field, for truncated episodes. By default, without any of the three arguments, all
-            known fields of the rows count: ``("next", "done")``, ``("next", "terminated")`` and ``("next",
-            "truncated")``, or else ``"done"``, ``"terminated"`` and ``"truncated"``; and the first of ``("collector",
-            "traj_ids")``, ``"episode"``, ``"traj_id"``, ``"traj_ids"`` and ``"traj"`` that holds a number or a text for
-            each row. Over a store, an episode also begins where an episode of the store begins. One warning is given if
-            these fields contradict each other, or if the named fields miss an end.
+        truncated_key: A second such field, for truncated episodes. If none of the three arguments is given, all known
+            fields of the rows count: ``("next", "done")``, ``("next", "terminated")`` and ``("next", "truncated")``, or
+            else ``"done"``, ``"terminated"`` and ``"truncated"``; and the first of ``("collector", "traj_ids")``,
+            ``"episode"``, ``"traj_id"``, ``"traj_ids"`` and ``"traj"`` that holds a number or a text for each row. Over
+            a store, an episode also begins where an episode of the store begins. One warning is raised if these fields
+            contradict each other, or if the named fields miss an end.
         strict_length: With ``pad=False``: whether episodes shorter than a slice are left out. If False, such an episode
-            is a short slice, and a batch is flat, ``[steps]``: one slice after another, and the field ``slice_id``
-            holds the number of each row's slice.
+            is a short slice, and a batch is flat, ``[steps]``: the slices are concatenated, and the field ``slice_id``
+            has the slice number of each row.
         pad: Whether episodes shorter than a slice are padded to ``sequence_length``; ``mask`` then marks the existing
             steps. With True, the nearest existing step is repeated; a number is the value of all fields in padded
-            steps. True is the default of all windows within episodes, so that no episode is left out silently.
-        span: The number of steps by which a slice may reach beyond the ends of its episode; missing steps are handled
-            as for short episodes. True: at least one step exists; an integer: at least ``sequence_length - span`` steps
-            exist; False: all steps exist. A pair sets the begin and the end separately.
+            steps. The default is True, so that no episode is left out silently.
+        span: The number of steps by which a slice may extend beyond the ends of its episode; missing steps are padded
+            as for short episodes. True: at least one step of the slice exists; an integer: at least ``sequence_length -
+            span`` steps exist; False: all steps exist. A pair sets the values for the begin and the end of the episode.
         weighting: "step": all slices have equal probability, so long episodes are drawn more often; "trajectory": all
             episodes with a slice have equal probability.
-        period: The distance of the begins of slices, counted from the first step of an episode: with a period of 3,
-            slices begin at the steps 0, 3, 6, ... With a span, the count begins at the first begin that the span
-            allows. The first step counts also after a ring has overwritten it, so slices keep their positions, also
-            in ``with_parts``, if a sampler of these rows with the same fields has seen it. A sampler of a mapped
-            storage that is opened again finds it among the overwritten rows that its files still have, up to 1,024.
-            Otherwise the oldest step that is there counts instead. An episode may have lost its first steps and have no
-            whole slice left: its remaining steps after the next begin are then a short slice, unless short episodes are
-            left out.
-        dilation: The distance of consecutive steps of a slice, in rows. With 4 steps and a dilation of 2, a slice is
-            the rows 0, 2, 4 and 6, and a whole slice needs an episode of 7 rows. The rows between are left out, rewards
-            included. So a buffer with ``NextView``, ``NStep``, ``HindsightRelabel`` or ``ReturnsToGo`` of slices ``[B,
-            S]`` raises ConfigError.
-        burn_in: The number of extra first steps of a slice, which compute the state of a recurrent network. They lie
-            before the row at which the slice begins. ``mask`` is False where the episode has no such steps. The
-            positions of slices do not depend on ``burn_in``, so with ``span=(False, True)`` a slice begins at every
-            row.
+        period: The distance between the begins of slices, counted from the first step of an episode: with a period of
+            3, slices begin at the steps 0, 3, 6, ... With a span, the count begins at the first begin that the span
+            allows. The first step counts also after a ring has overwritten it, so slices keep their positions, also in
+            ``with_parts``, if a sampler of these rows with the same fields has seen it. A sampler of a mapped storage
+            that is opened again finds it among the overwritten rows that its files still have, up to 1,024. Otherwise
+            the oldest step that is there counts instead. An episode may have lost its first steps and have no whole
+            slice left: its remaining steps after the next begin are then a short slice, unless short episodes are left
+            out.
+        dilation: The distance between consecutive steps of a slice, in rows. With 4 steps and a dilation of 2, a slice
+            has the rows 0, 2, 4 and 6, and a complete slice needs an episode of 7 rows. The rows in between, with their
+            rewards, are left out. So a buffer with ``NextView``, ``NStep``, ``HindsightRelabel`` or ``ReturnsToGo`` of
+            slices ``[B, S]`` raises ConfigError.
+        burn_in: The number of extra steps before a slice, from which a recurrent network computes its initial state.
+            They are the rows before the row at which the slice begins. ``mask`` is False where the episode has no such
+            steps. The positions of slices do not depend on ``burn_in``, so with ``span=(False, True)`` a slice begins
+            at every row.
 
     Raises:
         ConfigError: An argument out of range.
@@ -289,7 +295,7 @@ class SliceSampler(SliceSampling):
         return self.draw_of(windows, self.episodes.settled(storage), storage)
 
     def windows(self, storage: Storage, batch_size: int, keys: Sequence[Key]) -> Windows:
-        """Return the slices of one or several draws, one draw after another."""
+        """Return the windows of one or several draws, concatenated."""
         rule = self._rule
         episodes = self.episodes.settled(storage)
         view = episodes.view(rule)
@@ -303,22 +309,22 @@ class SliceSampler(SliceSampling):
 
     @property
     def gives_windows(self) -> bool:
-        """Whether slices are windows of one length that begin in their episode, and may end after it."""
+        """Whether all slices are windows of one length that begin inside their episode."""
         rule = self._rule
         moved = self.dilation > 1 or self._burn_in
         return not moved and not (rule.left or rule.right) and (rule.strict or self._pad is not False)
 
     def is_whole(self, storage: Storage) -> bool:
-        """Whether every slice has all its steps; reads all episodes if short ones are padded."""
+        """Whether every slice has all its steps; reads all episodes if short episodes are padded."""
         episodes = self.episodes.settled(storage)
         rule = replace(self._rule, strict=True)
         return self._rule == rule or episodes.view(rule).episode_count == episodes.view(self._rule).episode_count
 
 
 class SliceSamplerWithoutReplacement(SliceSampling, Epochs):
-    """Draws slices without overlap: every episode is cut into slices from its first row on.
+    """Draws slices without replacement and without overlap: every episode is cut into slices from its first row on.
 
-    Each epoch has every slice once. The next draw after an epoch begins another epoch.
+    Each epoch has every slice once. The next draw after the end of an epoch begins another epoch.
 
     A write begins a new epoch. A batch may contain several slices of one episode.
 
@@ -327,13 +333,13 @@ class SliceSamplerWithoutReplacement(SliceSampling, Epochs):
         strict_length: With ``pad=False``: whether an incomplete slice at the end of an episode is left out; otherwise
             it is a shorter slice, as in ``SliceSampler``.
         pad: See ``SliceSampler``; an incomplete slice at the end of an episode is padded, too.
-        drop_last: Whether an incomplete batch at the end of an epoch is left out; otherwise it is a batch of fewer
+        drop_last: Whether an incomplete batch at the end of an epoch is left out; otherwise the last batch has fewer
             slices.
         shuffle: Whether each epoch has a new random order; otherwise slices are ordered by environment and then by
             time.
 
     Raises:
-        ConfigError: As ``SliceSampler``.
+        ConfigError: See ``SliceSampler``.
     """
 
     _kinds: Mapping[str, type | str] = {**SliceSampling._kinds, **Epochs._kinds}
@@ -358,7 +364,7 @@ class SliceSamplerWithoutReplacement(SliceSampling, Epochs):
         return f"SliceSamplerWithoutReplacement({self._shown()}, drop_last={self.drop_last}, shuffle={self.shuffle})"
 
     def wrote(self, storage: Storage, write: Write) -> None:
-        """Index the ends of episodes among the written rows; the next draw begins an epoch."""
+        """Add written rows to the episode index; the next draw begins an epoch."""
         super().wrote(storage, write)
         self._over = 0
 
@@ -368,7 +374,7 @@ class SliceSamplerWithoutReplacement(SliceSampling, Epochs):
         self._begin_anew()
 
     def draw(self, storage: Storage, batch_size: int, key: Key) -> Draw:
-        """Return the next ``batch_size`` slices of the epoch, or the remaining ones.
+        """Return the next ``batch_size`` slices of the epoch, or all remaining slices if fewer are left.
 
         Raises:
             ConfigError: The epoch has fewer slices than ``batch_size``.
@@ -401,22 +407,23 @@ _SCANNED = 1 << 18
 
 
 class PrioritizedSliceSampler(SliceSampling, PrioritizedSampler):
-    """Slices whose first rows are drawn in proportion to their priorities, as ``PrioritizedSampler`` draws rows.
+    """Draws slices in proportion to the priorities of their first rows; see ``PrioritizedSampler``.
 
-    Only rows at which a whole slice begins are drawn, as in ``SliceSampler``. With ``strict_length=False`` or ``pad``,
-    the first row of a shorter episode is drawn, too, and with a span also the rows after it. All rows have priorities,
-    so the priority of a row applies as soon as a slice begins at this row. ``priority_weight`` is equal for all steps
-    of a slice, and is relative to the smallest weight of all rows at which slices begin.
+    A slice is drawn only at a row where a complete slice begins, as in ``SliceSampler``; with ``strict_length=False``
+    or ``pad`` also at the first row of a shorter episode, and with a span at later rows. All rows have priorities, so
+    the priority of a row applies as soon as a slice begins at the row. ``priority_weight`` is equal for all steps of a
+    slice, and is relative to the smallest weight of all rows at which slices begin.
 
     Args:
         alpha, beta, eps, max_priority_within_buffer: See ``PrioritizedSampler``.
         sequence_length, traj_key, end_key, truncated_key, strict_length, pad: See ``SliceSampler``.
-        span: See ``SliceSampler``; only beyond the end of an episode, ``(False, ...)``, as no row with a priority lies
-            before its begin.
-        period, dilation, burn_in: See ``SliceSampler``; a slice is drawn by the priority of its row number ``burn_in``.
+        span: See ``SliceSampler``; only beyond the end of an episode, ``(False, ...)``, because no row with a priority
+            lies before its begin.
+        period, dilation, burn_in: See ``SliceSampler``. With ``burn_in``, a slice is drawn by the priority of its row
+            number ``burn_in``, its first row after the burn-in.
 
     Raises:
-        ConfigError: As ``PrioritizedSampler`` and ``SliceSampler``; also a span before the begin of an episode.
+        ConfigError: See ``PrioritizedSampler`` and ``SliceSampler``; also for a span before the begin of an episode.
     """
 
     _kinds: Mapping[str, type | str] = {**SliceSampling._kinds, **PrioritizedSampler._kinds}
@@ -448,7 +455,7 @@ class PrioritizedSliceSampler(SliceSampling, PrioritizedSampler):
         self._forget()
 
     def _forget(self) -> None:
-        """Discard the begins of slices; the next draw reads all rows."""
+        """Discard the marks of rows at which slices begin; the next draw reads all rows."""
         self._starting: SumTree | None = None
         self._begins = np.zeros(0, np.bool_)  # whether a slice begins in a slot
         self._seen = 0  # the first time step not looked at
@@ -464,7 +471,7 @@ class PrioritizedSliceSampler(SliceSampling, PrioritizedSampler):
         return ("priority_weight", *super().adds)
 
     def wrote(self, storage: Storage, write: Write) -> None:
-        """Set the largest priority for the written rows, and index the ends of episodes among them."""
+        """Give the written rows the largest priority, and add the rows to the episode index."""
         PrioritizedSampler.wrote(self, storage, write)
         SliceSampling.wrote(self, storage, write)
         if write.first is None:
@@ -485,7 +492,7 @@ class PrioritizedSliceSampler(SliceSampling, PrioritizedSampler):
             self._begins = np.append(self._begins, np.zeros(storage.capacity - len(self._begins), np.bool_))
 
     def dropped(self, storage: Storage, rows: int) -> None:
-        """Remove the first rows; see ``Sampler``. The episode index is rebuilt."""
+        """Remove the oldest rows; see ``Sampler``. The episode index is rebuilt."""
         PrioritizedSampler.dropped(self, storage, rows)
         SliceSampling.reset(self, storage)
         self._forget()
@@ -494,7 +501,7 @@ class PrioritizedSliceSampler(SliceSampling, PrioritizedSampler):
         """Draw ``batch_size`` slices, with importance weights, float32 of the shape of ``index``.
 
         Raises:
-            ConfigError: As ``SliceSampler`` and ``PrioritizedSampler``.
+            ConfigError: See ``SliceSampler`` and ``PrioritizedSampler``.
             MissingFieldError, SchemaError: No field marks where episodes end, or its values are invalid.
         """
         rule = self._rule
@@ -518,8 +525,7 @@ class PrioritizedSliceSampler(SliceSampling, PrioritizedSampler):
     def update_priority(self, storage: Storage, index: Slots, priority: npt.NDArray[Any]) -> None:
         """Set the priorities of rows; see ``PrioritizedSampler.update_priority``.
 
-        With slices ``[B, S]`` each row gets a priority of its own. With priorities ``[B]`` all rows of a slice get the
-        same priority.
+        Priorities ``[B, S]`` set each row's priority; priorities ``[B]`` give all rows of a slice the same priority.
         """
         super().update_priority(storage, index, priority)
         self._weigh(storage, np.asarray(index).reshape(-1))
@@ -530,7 +536,7 @@ class PrioritizedSliceSampler(SliceSampling, PrioritizedSampler):
         self._weigh(storage, slots)
 
     def _weigh(self, storage: Storage, slots: Slots) -> None:
-        """Write the weights of the rows at which slices begin into the tree."""
+        """Copy the weights of the rows at which slices begin to the tree of slices."""
         if self._starting is not None:
             slots = slots[self._begins[slots]]
             self._starting.set(slots, self._settle(storage).weights[slots])
@@ -538,7 +544,7 @@ class PrioritizedSliceSampler(SliceSampling, PrioritizedSampler):
     # ------------------------------------------------------------------ where slices begin
 
     def _settle_starting(self, storage: Storage, episodes: EpisodeIndex) -> SumTree:
-        """Return the tree of the weights of all rows at which slices begin."""
+        """Update and return the tree with the weights of all rows at which slices begin."""
         num_envs, rule = episodes.num_envs, self._rule
         first = self._seen
         if self._changes != episodes.changes or not episodes.begin <= first <= episodes.end:

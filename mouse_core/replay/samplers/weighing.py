@@ -1,8 +1,8 @@
-"""Priorities as integers: the weight of a row, bit-identical in NumPy, torch and JAX.
+"""Conversion of priorities to integer weights, bit-identical in NumPy, torch and JAX.
 
-``x ** 0.6`` depends on the framework: for one in five float32 values NumPy and compiled JAX have different results.
-Sums of floats depend on their order. So a priority is converted to an integer weight by integer operations alone.
-Integers are summed exactly, and the same rows are drawn on the host and on any device.
+The float result of ``x ** 0.6`` depends on the framework: NumPy and compiled JAX differ for one in five float32 values.
+Sums of floats depend on their order. So a priority is converted to an integer weight by integer operations only.
+Integers are summed exactly, so the host and every device draw the same rows.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ A = TypeVar("A")
 
 UNIT_BITS = 24
 UNIT = float(1 << UNIT_BITS)
-"""A row of priority 1 weighs 2**24 units.
+"""Number of fractional bits of weights: a row of priority 1 has the weight 2**24 units.
 
-That leaves room on both sides: with alpha=0.6 a row that has nothing but eps=1e-8 weighs 266 units, so even that is
-rounded to 0.2%, and in a buffer of 10 million rows, whose weights must sum up to less than 2**63, each may weigh 55,000
-times as much as one of priority 1, which is a priority of 79 million.
+Small weights are precise enough: with alpha=0.6, a row of priority 0 and eps=1e-8 has 266 units, so rounding changes
+the weight by at most 0.2%. Large weights fit: the weights of a buffer must sum to less than 2**63, so in a buffer of 10
+million rows a weight may be 55,000 times the weight of priority 1, which is a priority of 79 million.
 """
 
 LARGEST_ALPHA = 8.0
-"""Of larger exponents the powers of few priorities would fit."""
+"""Largest exponent; with larger exponents, the powers of few priorities would fit into 64 bits."""
 
-# Of the 23 bits of a float32 behind the point the first 7 choose a polynomial, and the other 16 are its argument.
+# Of the 23 fraction bits of a float32, the upper 7 choose a polynomial, and the lower 16 are its argument.
 _PIECES, _ARGUMENT_BITS = 128, 16
 _FACTOR_BITS = 30
 _EPS = (2.0**-100, 2.0**100)
-# So many priorities are weighed together, that all there is on the way stays in a processor's cache.
+# Number of priorities that are converted together, so that intermediate values stay in the processor's cache.
 _TOGETHER = 1 << 13
 
 
@@ -51,7 +51,7 @@ class Priorities:
         alpha, beta, eps: See ``PrioritizedSampler``. ``beta`` may also be an array ``[]`` of a framework.
 
     Raises:
-        ConfigError: A number out of range.
+        ConfigError: A number is out of range.
     """
 
     alpha: float = 0.6
@@ -66,19 +66,19 @@ class Priorities:
 
 @dataclass(frozen=True, eq=False)
 class Powers:
-    """Tables for the powers of float32 numbers with one exponent: arrays of int64, NumPy's or another framework's.
+    """Tables for powers of float32 numbers with one exponent: int64 arrays of NumPy or another framework.
 
     For ``x = 2**(e - 127) * m``, with m from 1 to below 2, the power of x is the power of ``2**(e - 127)`` times the
-    power of m. The first power is ``2**(whole + part)``: ``2**part`` is a factor and ``2**whole`` a shift. The second
-    power is a polynomial. The upper 7 bits of the fraction of m choose a, b and c, the lower 16 bits are t, and the
-    value is ``a + (b + c * t / 2**16) * t / 2**16``, with each product rounded down to an integer.
+    power of m. The first power is ``2**(whole + part)``, computed with ``2**part`` as a factor and ``2**whole`` as a
+    shift. The second power is a polynomial. The upper 7 bits of the fraction of m choose a, b and c, the lower 16 bits
+    are t, and the value is ``a + (b + c * t / 2**16) * t / 2**16``, with each product rounded down to an integer.
 
     Args:
         factors: For each e from 0 to 255, ``2**(30 + part)``, rounded; 0 for e=0, which represents the number 0.
         shifts: For each e, the right shift of the product of both powers, in bits from 0 to 63, for weights in half
             units.
         pieces: a, b and the absolute value of c, ``[3, 128]``; a has 24 to 31 fractional bits.
-        bends_down: Whether c is subtracted, which is so for exponents below 1.
+        bends_down: Whether c is subtracted, as for exponents below 1.
         most: The largest weight; larger results are reduced to ``most``.
     """
 
@@ -91,7 +91,7 @@ class Powers:
 
 @lru_cache(maxsize=64)
 def powers(alpha: float) -> Powers:
-    """Return the tables for an exponent, which are equal on all machines.
+    """Return the tables for an exponent; they are equal on all machines.
 
     Args:
         alpha: The exponent, from 0 to 8.
@@ -99,7 +99,8 @@ def powers(alpha: float) -> Powers:
     Raises:
         ConfigError: The exponent is out of range.
     """
-    from decimal import Decimal, localcontext  # computes as exactly as it is told to, and rounds alike everywhere
+    # decimal arithmetic has the requested precision, and rounds equally on all machines
+    from decimal import Decimal, localcontext
 
     exponent = Decimal(check_alpha(alpha))
     bits = 31 if alpha <= 1 else 32 - math.ceil(alpha)  # behind the point of the power of m, which is below 2**alpha
@@ -113,7 +114,7 @@ def powers(alpha: float) -> Powers:
             factors[e] = round((part * logarithm).exp() * 2**_FACTOR_BITS)
             shifts[e] = min(max(_FACTOR_BITS + bits - UNIT_BITS - whole - 1, 0), 63)
         ends = [((1 + Decimal(k) / (2 * _PIECES)).ln() * exponent).exp() * 2**bits for k in range(2 * _PIECES + 1)]
-        # Through both ends of the piece and the point between them.
+        # The polynomial passes through both ends of the piece and its middle.
         known = zip(ends[:-2:2], ends[1::2], ends[2::2], strict=True)
         pieces = [
             [round(low), round(4 * middle - 3 * low - high), round(abs(2 * low - 4 * middle + 2 * high))]
@@ -133,7 +134,7 @@ def weights_of(bits: Any, tables: Powers, xp: Any = np) -> Any:
 
     A weight is an integer from 1 to ``tables.most``, and 0 only for the number 0. With alpha 0 all weights are
     ``2**24``. For alpha up to 2 the error is at most a relative ``2**-27`` plus half a unit; for a larger alpha, a
-    relative ``2**-18`` plus half a unit. With alpha 1 the weight is the number itself, rounded to a unit, halves up.
+    relative ``2**-18`` plus half a unit. With alpha 1, the weight is the number, rounded half up to a unit.
 
     Args:
         bits: The bits of numbers of at least 0, int64 of any shape. Numbers below ``2**-126`` (subnormal, not supported
@@ -167,10 +168,10 @@ def bits_of(eps: float) -> int:
 
 
 def plus_bits(bits: A, other: int, xp: Any) -> A:
-    """Return the bits of the float32 sum of two numbers, rounded to nearest, ties to even, by integer operations alone.
+    """Return the bits of the float32 sum of two numbers, rounded to nearest, ties to even, by integer operations only.
 
-    A float addition could be fused with a multiplication before it by a compiler, which then rounds once where NumPy
-    rounds twice.
+    Floats are not used, because a compiler may fuse a multiplication and an addition and round once, where NumPy rounds
+    twice.
 
     Args:
         bits: The bits of finite numbers of at least 0, or of infinity, in any integer dtype that holds 32 bits.
@@ -201,15 +202,15 @@ def plus_bits(bits: A, other: int, xp: Any) -> A:
 
 
 def sums_of(priority: npt.NDArray[np.float32], eps: float) -> Int64s:
-    """Return the bits of ``priority + eps``, equal to ``plus_bits``, as NumPy rounds each addition separately."""
+    """Return the bits of ``priority + eps`` by a float addition, which in NumPy equals ``plus_bits``."""
     return (priority + np.float32(eps)).view(np.int32).astype(np.int64)
 
 
 def weighed(priority: npt.NDArray[Any], capacity: int, alpha: float, eps: float) -> Int64s:
-    """Return the weights for these priorities, int64 of their shape, in a buffer of ``capacity`` rows.
+    """Convert priorities to weights, int64 in the same shape, for a buffer of ``capacity`` rows.
 
     Raises:
-        DataError: A priority is negative, NaN or not finite in float32, or above the limit for ``capacity`` rows.
+        DataError: A priority is negative, not finite in float32, or above the limit for ``capacity`` rows.
     """
     narrow = narrowed(priority)
     # NaN fails every comparison, and comes through the minimum.
@@ -226,7 +227,9 @@ def weighed(priority: npt.NDArray[Any], capacity: int, alpha: float, eps: float)
 
 
 def _weighed(priority: npt.NDArray[np.float32], eps: float, tables: Powers) -> Int64s:
-    """Return ``weights_of``; a weight above the limit may have any value above the limit."""
+    """Return the result of ``weights_of``, but do not limit weights exactly: above the limit, any larger value is
+    possible.
+    """
     if priority.size > _TOGETHER:
         flat, found = priority.reshape(-1), np.empty(priority.size, np.int64)
         for begin in range(0, priority.size, _TOGETHER):
@@ -257,18 +260,18 @@ def narrowed(priority: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
 
 
 def in_units(weights: npt.NDArray[Any], most: int) -> Int64s:
-    """Return powers as integers, limited to ``most``; a power above 0 is at least one unit."""
+    """Convert powers to integer units, at most ``most``; a power above 0 gives at least one unit."""
     units = np.minimum(np.rint(np.asarray(weights, np.float64) * UNIT), float(most)).astype(np.int64)
     return np.minimum(np.maximum(units, weights > 0), most)
 
 
 def largest_weight(capacity: int, tables: Powers) -> int:
-    """Return the largest weight of a row with which ``capacity`` rows sum up to less than ``2**63``."""
+    """Return the largest weight w for which ``capacity * w`` is less than ``2**63``."""
     return min(tables.most, ((1 << 63) - 1) // capacity)
 
 
 def largest_priority(most: int, alpha: float, eps: float) -> float:
-    """Return the largest priority whose weight is at most ``most``, a float32."""
+    """Return the largest float32 priority whose weight is at most ``most``."""
     tables = powers(alpha)
     low, high = 0, 0x7F7FFFFF  # the order of floats is that of their bits, and their weights' but for rounding
     while low < high:
@@ -283,7 +286,7 @@ def priorities_like(slots: Slots, priority: Any) -> npt.NDArray[Any]:
 
     Raises:
         DataError: The priorities are not numbers.
-        ConfigError: The shape of the priorities does not fit the shape of the slots.
+        ConfigError: The shape of the priorities does not match the shape of the slots.
     """
     values = np.asarray(priority)
     if number_kind(values.dtype) not in "biuf":
@@ -292,13 +295,13 @@ def priorities_like(slots: Slots, priority: Any) -> npt.NDArray[Any]:
 
 
 def shape_like(shape: tuple[int, ...], given: tuple[int, ...], caller: str = "update_priority") -> tuple[int, ...]:
-    """Return the shape in which priorities of the shape ``given`` broadcast to the ``shape`` of their slots.
+    """Return a shape for priorities of the shape ``given`` that broadcasts to the ``shape`` of their slots.
 
     Priorities may end with axes of length 1, as networks return them, or have one number for each slice. For slots
     ``[8, 4]``, priorities ``[8, 4, 1]`` become ``[8, 4]``, and priorities ``[8]`` become ``[8, 1]``.
 
     Raises:
-        ConfigError: The shapes do not fit each other.
+        ConfigError: The shapes do not match.
     """
     if given[: len(shape)] == shape and math.prod(given) == math.prod(shape):
         return shape
@@ -309,7 +312,7 @@ def shape_like(shape: tuple[int, ...], given: tuple[int, ...], caller: str = "up
 
 
 def check_alpha(value: Any) -> float:
-    """Return an exponent that ``powers`` accepts, or raise ConfigError."""
+    """Return the exponent; raise ConfigError unless ``powers`` accepts it."""
     alpha = check_number("alpha", value)
     if alpha > LARGEST_ALPHA:
         raise ConfigError(f"alpha: expected a number up to {LARGEST_ALPHA:g}, found {value!r}")
@@ -327,7 +330,9 @@ def check_beta(value: Any) -> None:
 
 
 def check_eps(value: Any) -> float:
-    """Return ``value``, the number to add to priorities: 0, or from 2**-100 to 2**100; else raise ConfigError."""
+    """Return ``value``, the number to add to priorities; raise ConfigError unless it is 0 or in ``[2**-100,
+    2**100]``.
+    """
     eps = check_number("eps", value)
     if eps and not _EPS[0] <= eps <= _EPS[1]:
         raise ConfigError(f"eps: expected 0 or a number from 2**-100 to 2**100, found {value!r}")

@@ -1,10 +1,10 @@
-"""Storages for the rows of a buffer, and the tools for custom storages.
+"""Storages for the rows of a buffer, and base classes for custom storages.
 
 A storage is any object with the methods of ``mouse_core.replay.Storage``. A storage with rows in the memory of this
 process derives from ``RingStorage``, which counts the rows. A storage of columns creates a ``RowSchema`` from the first
-rows, and checks all later rows with it. It saves and restores the columns with ``rows_state`` and ``state_rows``, so
-that checkpoints of any such storage fit any other. ``mouse_core.testing.StorageConformance`` tests the behaviour that
-all storages share.
+rows and checks all later rows against it. It saves and restores columns with ``rows_state`` and ``state_rows``, so a
+checkpoint of one such storage can be loaded into another. ``mouse_core.testing.StorageConformance`` tests the behaviour
+that all storages share.
 """
 
 from mouse_core.columns.memory import FieldType, RowSchema

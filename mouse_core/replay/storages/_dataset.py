@@ -1,4 +1,4 @@
-"""Recorded data as a read-only storage, and slices of it as the windows of a ``BatchSource``."""
+"""A read-only storage over recorded data, and slices of recorded data as windows of a ``BatchSource``."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from mouse_core.store.views import Store
 
 Int64s = npt.NDArray[np.int64]
 
-# Sources of windows that are kept.
+# Number of cached sources of windows.
 _SOURCES_KEPT = 8
 # The key of plans without augmentation; no number is drawn from it.
 _KEY = Key(0, Purpose.REPLAY, 0)
 
 
 class DatasetStorage:
-    """The rows of a snapshot, by their fields and in their delivered dtypes, without a copy.
+    """A read-only storage of the rows of a snapshot, by field and in the delivered dtypes, without a copy.
 
     Args:
         snapshot: The rows.
-        store: The store of the snapshot, which may have more rows later.
+        store: The store of the snapshot, which may get more rows; None without a store.
     """
 
     ndim = 1
@@ -74,17 +74,18 @@ class DatasetStorage:
 
     @property
     def grows(self) -> bool:
-        """Whether later rows can come from a store."""
+        """Whether the storage has a store, which may get more rows."""
         return self._store is not None
 
     def refresh(self) -> int:
-        """Include the rows that the store has now. Earlier rows keep their slots, or ``changes`` grows.
+        """Include the rows that the store has now. If earlier rows do not keep their slots, ``changes`` grows.
 
         Returns:
-            The number of first rows that were dropped, where the others lie in slots from 0 on; else 0.
+            The number of oldest rows that the store dropped, if the remaining rows now lie in the slots from 0 on; else
+            0.
 
         Raises:
-            ConfigError: There is no store.
+            ConfigError: The storage has no store.
         """
         if self._store is None:
             raise no_store("a snapshot, a dataset or a copy of a buffer")
@@ -124,12 +125,13 @@ class DatasetStorage:
             return {name: self._values(name, slots) for name in self.snapshot.readers}
         steps = slots.shape[1] if slots.ndim == 2 else 1
         if 1 < steps <= len(self):
-            # Slices are read as windows from their first row on. Where one repeats rows, as behind the end of its
-            # episode, these are taken from the window: of the slots 7, 8, 9, 9 they are its steps 0, 1, 2, 2.
+            # Slices are read as windows from their first row on. If a slice repeats rows, as after the end of its
+            # episode, they are copied from the window: the slots 7, 8, 9, 9 are its steps 0, 1, 2, 2.
             first = np.minimum(slots[:, 0], len(self) - steps)
             taken = slots - first[:, None]
             if int(taken.view(np.uint64).max()) < steps:
-                with suppress(DataError):  # maybe in a row that is not asked for: then they are read one by one
+                # the damaged row may not be among the requested rows, so rows are then read one by one
+                with suppress(DataError):
                     found = self._read(first, steps)
                     slices, places = np.nonzero(taken != np.arange(steps))
                     if len(slices):
@@ -161,18 +163,18 @@ class DatasetStorage:
         reader = self.snapshot.readers[name]
         if not slots.size:
             return np.empty((*slots.shape, *reader.spec.shape), reader.spec.dtype)
-        # Rows that follow each other are read as one window, others each as a window of its own.
+        # Consecutive rows are read as one window, other rows as windows of one row.
         follow = slots.ndim > 0 and bool((np.diff(slots, axis=-1) == 1).all())
         starts, length = (slots[..., 0], slots.shape[-1]) if follow else (slots, 1)
         found = self.snapshot.stored(name, starts.reshape(-1), length, reader.spec.dtype)
         return found.reshape(*slots.shape, *found.shape[1:])
 
     def __getstate__(self) -> dict[str, Any]:
-        # A store stays in its process; a copy has the rows that there are.
+        # A pickle does not contain the store, only the present rows.
         return {**self.__dict__, "_sources": {}, "_store": None}
 
     def lock(self) -> None:
-        """Return None: no process writes recorded rows."""
+        """Return None, because no process writes recorded rows."""
         return None
 
     def state(self) -> dict[str, Any]:
@@ -180,7 +182,7 @@ class DatasetStorage:
         return _state_of(self.snapshot)
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore the rows of ``state``: the first rows of the snapshot or of its store."""
+        """Restore the snapshot that ``state`` describes: the first rows of the present snapshot or of its store."""
         if not isinstance(state, Mapping) or state.get("kind") != "dataset":
             raise StateError(f"storage: expected the state of a dataset, found {state!r:.200}")
         snapshot = self._of_rows(state.get("size"))
@@ -203,9 +205,9 @@ def _state_of(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def _dropped(before: Snapshot, after: Snapshot) -> int:
-    """Return the number of first rows of an earlier snapshot that a later one of the folder lacks; 0 if unknown.
+    """Return how many of an earlier snapshot's first rows a later snapshot of the same folder lacks; 0 if unknown.
 
-    Where the earlier snapshot began with row 40 and the later one begins with row 70, it is 30.
+    Example: if the earlier snapshot begins with row 40 and the later snapshot with row 70, the result is 30.
     """
     starts = []
     for segments in (before.segments, after.segments):
@@ -224,10 +226,11 @@ def no_store(found: str) -> ConfigError:
 
 
 def as_storage(storage: Any) -> Storage:
-    """Return the storage itself, or one over a store, a snapshot, a dataset or a table, in its alignment.
+    """Return a storage unchanged; wrap a store, a snapshot, a dataset or a table in a ``DatasetStorage`` with its
+    alignment.
 
     Raises:
-        ConfigError: It is none of these.
+        ConfigError: The argument has another type.
     """
     if isinstance(storage, Storage):
         return storage
@@ -245,12 +248,12 @@ def as_storage(storage: Any) -> Storage:
 
 # ---------------------------------------------------------------------- slices
 
-# Blocks of windows that are kept after they were planned together; steps that are numbered at once.
+# Number of cached blocks of windows that were planned together; number of steps that are planned at once.
 _BLOCKS_KEPT, _STEPS_TOGETHER = 4, 1 << 14
 
 
 class RecordedSlices:
-    """Slices of recorded rows by the number of the sample: batch ``i`` of a ``BatchSource`` is sample ``i``.
+    """Slices of recorded rows, read through a ``BatchSource`` whose batch ``i`` is the buffer's sample ``i``.
 
     Args:
         storage: The rows of a snapshot, ``storage.snapshot``.
@@ -273,18 +276,18 @@ class RecordedSlices:
         return self._known_whole
 
     def is_for_rows(self) -> bool:
-        """Whether batches of a source can be the samples; False for padded slices of rows that have a field "mask".
+        """Whether batches of a source can be used as samples; False for padded slices of rows with a field "mask".
 
         Raises:
-            ConfigError, MissingFieldError, SchemaError: As the sampler's ``draw``.
+            ConfigError, MissingFieldError, SchemaError: See the sampler's ``draw``.
         """
         return self._is_whole or MASK not in self._storage.snapshot.readers
 
     def draw(self, batch_size: int, key: Key) -> tuple[dict[str, npt.NDArray[Any]], Draw]:
-        """Return the rows of sample ``key.index``, and their draw.
+        """Return the rows of sample ``key.index``, and the draw.
 
         Raises:
-            ConfigError, MissingFieldError, SchemaError: As the sampler's ``draw``.
+            ConfigError, MissingFieldError, SchemaError: See the sampler's ``draw``.
         """
         source = self._source(batch_size, key)
         slices: Any = source.sampler
@@ -293,14 +296,14 @@ class RecordedSlices:
         except DataError:
             if self._is_whole:
                 raise
-            draw = slices.draw(key)  # the damaged row may lie behind the end of an episode
+            draw = slices.draw(key)  # the damaged row may lie after the end of an episode
             return self._storage.get(draw.index), draw
         if not self._is_whole:
             del rows[MASK]  # which is in the draw
         return rows, slices.draw(key)
 
     def _source(self, batch_size: int, key: Key) -> BatchSource:
-        """Return the source of the samples from number ``key.index`` on."""
+        """Return the source of the samples with numbers from ``key.index`` on."""
         name = (batch_size, key.seed, self._sampler.weighting)
         source = self._sources.get(name)
         if source is None:
@@ -317,7 +320,7 @@ class RecordedSlices:
         return source
 
     def wrote(self, storage: Storage, write: Write) -> None:
-        """Draw the next samples from the later rows of the store, too."""
+        """Include new rows of the store in the next samples."""
         self._before |= self._sources
         self._sources, self._known_whole = {}, None
 
@@ -330,7 +333,7 @@ class RecordedSlices:
 
 
 class _Slices:
-    """The slices of a buffer's samples as the windows of batches; see ``WindowSampler``."""
+    """A ``WindowSampler`` whose windows are the slices of a buffer's samples."""
 
     def __init__(self, storage: Storage, sampler: SliceSampler, batch_size: int) -> None:
         self.sequence_length, self.batch_size = sampler.sequence_length, batch_size
@@ -339,7 +342,7 @@ class _Slices:
         self._draws: dict[int, Draw] = {}
 
     def batches_per_epoch(self, snapshot: Snapshot) -> int:
-        """Return 1: epochs have no end."""
+        """Return 1, because the stream has no epochs."""
         return 1
 
     def starts(self, seed: int, index: int, snapshot: Snapshot, epoch_start: int) -> Int64s:
@@ -361,7 +364,7 @@ class _Slices:
         return planned
 
     def forget(self) -> None:
-        """Discard all plans, since the store has more rows."""
+        """Discard all plans, because the store has new rows."""
         self._planned.clear()
         self._draws = {}
 
@@ -373,7 +376,9 @@ class _Slices:
         return self._draws.pop(key.index)
 
     def _draws_from(self, first: int, samples: range, windows: Windows) -> dict[int, Draw]:
-        """Return draws of ``samples`` from number ``first`` on, up to ``_STEPS_TOGETHER`` steps together."""
+        """Return the draws of ``samples`` samples from number ``first`` on, planning up to ``_STEPS_TOGETHER`` steps at
+        once.
+        """
         size = self.batch_size
         count = min(samples.stop - first, max(1, _STEPS_TOGETHER // (size * self.sequence_length)))
         begin = (first - samples.start) * size
@@ -388,7 +393,7 @@ def _part(draw: Draw, windows: slice) -> Draw:
 
 
 class _PaddedSlices(_Slices):
-    """Slices of which some lack steps behind the end of their episode; see ``PaddedSampler``."""
+    """A ``PaddedSampler`` of slices that may extend beyond the end of their episode."""
 
     fill = None  # batches are padded when they are assembled
 

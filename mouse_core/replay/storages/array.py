@@ -1,4 +1,4 @@
-"""Rows as arrays in memory; and the base of storages in this process's memory, with the checks that storages share."""
+"""ArrayStorage, which keeps rows as arrays in memory; and the base classes and checks that storages share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mouse_core.spec import Alignment, check_alignment, check_count, check_list
 
 
 def rows_state(storage: Storage, schema: RowSchema | None, columns: Sequence[Any]) -> dict[str, Any]:
-    """Return the state of a storage with these columns ``[len, *shape]``, in the order of the schema's fields.
+    """Return the state of a storage with columns ``[len, *shape]``, in the order of the schema's fields.
 
     A column that differs in length is a list of the rows' bytes.
     """
@@ -44,7 +44,9 @@ def _packed(values: list[Bytes]) -> dict[str, npt.NDArray[Any]]:
 
 
 def _column(key: FieldKey, kind: FieldType, saved: Any, size: int) -> Any:
-    """Check a saved column of ``size`` rows, and return it as ``rows_state`` takes it; raise StateError."""
+    """Check a saved column of ``size`` rows, and return it in the form of ``rows_state``; raise StateError if it is
+    invalid.
+    """
     if kind.varies:
         return _unpacked(key, kind, saved, size)
     column = np.asarray(saved)
@@ -57,7 +59,7 @@ def _column(key: FieldKey, kind: FieldType, saved: Any, size: int) -> Any:
 
 
 def _unpacked(key: FieldKey, kind: FieldType, column: Mapping[str, Any], size: int) -> list[Bytes]:
-    """Return the bytes of each row; raise StateError for bytes that cannot be decoded."""
+    """Return the bytes of each row; raise StateError if the saved bytes cannot be decoded."""
     lengths, raw = np.asarray(column["lengths"]), np.asarray(column["bytes"])
     fits = lengths.dtype == np.int64 and lengths.shape == (size,) and raw.dtype == np.uint8 and raw.ndim == 1
     if not fits or (lengths < 0).any() or int(lengths.sum()) != raw.size:
@@ -73,19 +75,19 @@ def _unpacked(key: FieldKey, kind: FieldType, column: Mapping[str, Any], size: i
 
 
 def _whole_steps(storage: Storage, state: Mapping[str, Any]) -> int:
-    """Return the capacity of a storage in whole time steps of as many environments as a state has."""
+    """Return the capacity of a storage, rounded down to complete time steps of the state's environments."""
     schema = state.get("schema")
     num_envs: Any = schema.get("num_envs") if isinstance(schema, Mapping) else 1
     own = storage.capacity
     return own - own % num_envs if is_whole(num_envs) and 1 <= num_envs <= own else own
 
 
-# More rows than any run writes; sums of such numbers fit into 64 bits.
+# Upper limit of row counts: no run writes so many rows, and sums of such numbers fit into 64 bits.
 _MOST_WRITTEN = 1 << 53
 
 
 def check_state(storage: Storage, state: Mapping[str, Any], kind: str) -> None:
-    """Raise StateError unless a state is of this kind of storage, of its size, and whole."""
+    """Raise StateError unless a state is complete and belongs to a storage of the given kind and size."""
     if not isinstance(state, Mapping) or state.get("kind") != kind:
         found = state.get("kind") if isinstance(state, Mapping) else state
         raise StateError(f"storage: expected a state of {kind}, found {found!r:.80}")
@@ -105,10 +107,10 @@ def check_state(storage: Storage, state: Mapping[str, Any], kind: str) -> None:
 def state_rows(
     storage: Storage, state: Mapping[str, Any], known: RowSchema | None
 ) -> tuple[RowSchema | None, list[Any], int]:
-    """Check a state, and return its schema, its columns as in ``rows_state``, and its number of rows written.
+    """Check a state; return the schema, the columns (see ``rows_state``) and the number of rows ever written.
 
     Raises:
-        StateError: The state does not fit the storage, or its parts do not fit each other.
+        StateError: The state belongs to another storage, or is inconsistent.
     """
     check_state(storage, state, "rows")
     size, written = state["size"], int(state["written"])
@@ -134,11 +136,11 @@ def state_rows(
 
 
 class RowStorage:
-    """The fields of a storage's rows; a base of storages, which keep the rows.
+    """Base class of storages of columns: the schema of rows, without the rows.
 
     Args:
         ndim: 1, or 2 for ``[time, env]``.
-        ragged: Fields whose rows are declared to differ in length.
+        ragged: Names of fields whose rows may differ in length.
 
     Raises:
         ConfigError: An argument is out of range.
@@ -160,22 +162,22 @@ class RowStorage:
 
     @property
     def structure(self) -> Any:
-        """The nesting of rows, as from ``mouse_core.nested.structure_of``; None before the first write."""
+        """The nesting of rows (see ``mouse_core.nested.structure_of``); None before the first write."""
         return None if self._schema is None else self._schema.structure
 
     @property
     def ragged(self) -> tuple[FieldKey, ...]:
-        """Fields that differ in length: the declared fields, and the fields that differ in the first write."""
+        """Fields whose rows differ in length: declared fields, and fields that differ in the first write."""
         return self._ragged if self._schema is None else tuple({**dict.fromkeys(self._ragged), **self._schema.varying})
 
     @property
     def keys(self) -> list[FieldKey]:
-        """The names of the fields; none before the first write."""
+        """The names of the fields; empty before the first write."""
         return [] if self._schema is None else list(self._schema.fields)
 
 
 class RingStorage(RowStorage):
-    """Base class of a ring of rows: sizes, counters, and the checks before rows are written or read.
+    """Base class of a ring of rows: sizes, counters, and checks of writes and reads.
 
     A subclass keeps the rows in the memory of this process. It defines ``append``, ``put``, ``get``, ``read``,
     ``state`` and ``load`` of ``mouse_core.replay.Storage``. ``_pieces(n)`` returns the slots of the next ``n`` rows,
@@ -184,11 +186,11 @@ class RingStorage(RowStorage):
     and ``load`` add 1 to ``changes``, so that samplers read the rows again.
 
     Args:
-        capacity: The most rows.
+        capacity: The largest number of rows.
         ndim: 1, or 2 for ``[time, env]``.
         alignment: The transition that a row's action, reward and done belong to; None: "outgoing", as for all
             transitions.
-        ragged: Fields whose rows are declared to differ in length.
+        ragged: Names of fields whose rows may differ in length.
 
     Raises:
         ConfigError: An argument is out of range.
@@ -208,7 +210,7 @@ class RingStorage(RowStorage):
         return self._size
 
     def lock(self) -> None:
-        """Return None: no other process writes here."""
+        """Return None, because no other process writes to this storage."""
         return None
 
     def empty(self) -> None:
@@ -217,18 +219,19 @@ class RingStorage(RowStorage):
         self.changes += 1
 
     def _pieces(self, n: int) -> Iterator[tuple[int, int, int]]:
-        """Return where the next ``n`` rows go: for each run of slots the first slot, the first row, and the count.
+        """Return the slots of the next ``n`` rows: for each run of slots, the first slot, the first row, and the number
+        of rows.
 
-        If a ring of 4 slots holds row 0 and 5 rows are appended, row 1 would be overwritten at once. So only the rows 2
-        to 5, which are the appended rows 1 to 4, are written to the slots 2, 3, 0 and 1: ``(2, 1, 2)`` and ``(0, 3,
-        2)``.
+        Example: a ring of 4 slots holds row 0, and 5 rows are appended. Row 1 would be overwritten at once, so only the
+        rows 2 to 5, which are the appended rows 1 to 4, are written, to the slots 2, 3, 0 and 1: the result is ``(2, 1,
+        2)`` and ``(0, 3, 2)``.
         """
         lost = max(0, n - self.capacity)
         for slot, begin, count in ring_pieces(self.written + lost, n - lost, self.capacity):
             yield slot, lost + begin, count
 
     def _appended(self, n: int) -> int:
-        """Count ``n`` rows as appended, and return the number of the first."""
+        """Count ``n`` appended rows, and return the number of the first appended row."""
         first = self.written
         self.written = first + n
         self._size = min(self._size + n, self.capacity)
@@ -254,8 +257,8 @@ class RingStorage(RowStorage):
         """Return the attributes, for a pickle.
 
         Raises:
-            ConfigError: The pickle goes to a process that is being started, where the copy and the original would
-                diverge. Pickling to a file or by ``copy.deepcopy`` is fine.
+            ConfigError: The storage is pickled for a new process, where the copy and the original would diverge.
+                Pickling to a file and ``copy.deepcopy`` are allowed.
         """
         if is_spawning():
             raise ConfigError(
@@ -270,53 +273,54 @@ class RingStorage(RowStorage):
 
 
 def check_put(slots: Slots, n: int) -> None:
-    """Raise DataError unless the numbers of rows and of slots are equal."""
+    """Raise DataError unless the number of rows equals the number of slots."""
     if slots.size != n:
         raise DataError(f"rows: expected {slots.size}, as many as indices, found {n}")
 
 
 def is_all(slots: Slots, size: int) -> bool:
-    """Whether slots are all that are in use, in their order."""
+    """Whether ``slots`` are all slots in use, in order."""
     return slots.size == size and bool((slots.reshape(-1) == np.arange(size)).all())
 
 
 def check_slots(slots: Slots, size: int) -> None:
-    """Raise RowIndexError if any slot is not below ``size``."""
-    # As unsigned numbers negative ones are the largest: one pass instead of two.
+    """Raise RowIndexError unless all slots are in ``0 .. size - 1``."""
+    # Viewed as unsigned numbers, negative numbers are the largest, so one comparison checks both bounds.
     if slots.size and int(slots.view(np.uint64).max()) >= size:
         raise slot_error(slots, size)
 
 
 def slot_error(slots: Slots, size: int) -> RowIndexError:
-    """Return the error for slots that are not all in use."""
+    """Return the RowIndexError for slots of which some are not in use."""
     outside = slots[(slots < 0) | (slots >= size)].reshape(-1)
     return RowIndexError(f"index: expected 0..{size - 1}, found {outside[:1].tolist() or 'an empty storage'}")
 
 
 class ArrayStorage(RingStorage):
-    """Rows as nested dicts or tuples of arrays in memory, which is allocated when the first row is written.
+    """A storage of rows that are nested dicts or tuples of arrays, in memory that the first write allocates.
 
     The first write fixes the fields, dtypes and shapes; all later writes must match. Python numbers are converted to
-    the dtype of their field. Small fields of a row lie side by side, so a read of a row touches one block of memory.
+    the dtype of their field. Small fields of a row are stored next to each other, so reading a row touches one block of
+    memory.
 
     Args:
-        capacity: The most rows; with ``ndim=2`` all time steps of all environments, rounded down to whole time steps.
-            By default the number of rows in ``arrays``.
+        capacity: The largest number of rows; with ``ndim=2`` time steps times environments, rounded down to complete
+            time steps. By default the number of rows in ``arrays``.
         ndim: 1, or 2 for ``[time, env]``, in which every environment is a separate stream.
-        arrays: A tree of arrays ``[n, ...]`` (``[time, env, ...]``) that become the storage's memory: the storage
-            begins with their rows, and later rows overwrite them. Or a replay buffer, whose rows are copied in the
-            order of time.
+        arrays: A tree of arrays ``[n, ...]`` (``[time, env, ...]``) that become the storage's memory: their rows are
+            the first rows, and later rows overwrite them. Or a replay buffer, whose rows are copied in the order of
+            writing.
         alignment: The transition that a row's action, reward and done belong to; None: "outgoing", as for all
             transitions.
-        ragged: Fields whose rows are arrays of differing length. Text, and fields that already differ in the first
-            write, need not be named.
+        ragged: Fields whose rows are arrays that may differ in length. Text, and fields that already differ in the
+            first write, need not be named.
 
-    A pickle holds a copy of the rows. Sending the storage to a new process (``multiprocessing`` with "spawn", a
+    A pickle contains a copy of the rows. Sending the storage to a new process (``multiprocessing`` with "spawn", a
     ``DataLoader``'s workers) raises ConfigError, as the copies would diverge. Use a ``MemmapStorage`` to share rows
     between processes.
 
     Raises:
-        ConfigError: An argument is out of range, or both or none of ``capacity`` and ``arrays`` are passed.
+        ConfigError: An argument is out of range, or not exactly one of ``capacity`` and ``arrays`` is passed.
         SchemaError: The arrays differ in length.
         DataError: The buffer cannot be copied; see ``ReplayBuffer.extend``.
     """
@@ -382,7 +386,9 @@ class ArrayStorage(RingStorage):
         return self._appended(n), n
 
     def _append_single(self, rows: Any) -> bool:
-        """Write one row of plain values without further checks; return False for other rows, and the first."""
+        """Write one row of plain values on a short path; return False for the first row and for rows of other
+        values.
+        """
         if not self._single or type(rows) is not dict or len(rows) != len(self._single):
             return False
         values = []
@@ -401,12 +407,12 @@ class ArrayStorage(RingStorage):
         return True
 
     def _refs(self) -> list[Refs]:
-        """Return the references of the rows in use, as views."""
+        """Return the references to ragged values in the rows in use, as views."""
         assert self._memory is not None
         return self._memory.refs(slice(self._size))
 
     def put(self, slots: Slots, rows: Any) -> None:
-        """Overwrite the rows in ``slots`` by ``rows``; see ``Storage.put``."""
+        """Overwrite the rows in ``slots`` with ``rows``; see ``Storage.put``."""
         self._check_writable()
         if self._memory is None:
             raise slot_error(slots, 0)
@@ -415,7 +421,7 @@ class ArrayStorage(RingStorage):
         more = self._memory.schema.with_more(rows, 1) if is_all(slots, self._size) else None
         arrays, n = (more or self._memory.schema).check(rows, 1, 1)
         check_put(slots, n)
-        if more is not None:  # all rows there are get the new fields, and what is written later must have them
+        if more is not None:  # existing rows get the new fields, and later rows must have them
             self._allocate(more)
         memory = self._memory
         memory.put(slots, memory.values.keep(memory.schema, arrays, self._refs if more is None else list))
@@ -449,7 +455,7 @@ class ArrayStorage(RingStorage):
     # ------------------------------------------------------------------ state
 
     def state(self) -> dict[str, Any]:
-        """Return the rows and their description, as large as the data. The arrays are views."""
+        """Return the rows, as views, and their description; see ``Storage.state``."""
         columns = [] if self._memory is None else self._memory.saved(slice(self._size))
         return rows_state(self, self._schema, columns)
 
@@ -497,12 +503,12 @@ class ArrayStorage(RingStorage):
 
 
 def _as_given(leaf: Any) -> Any:
-    """Convert a leaf to an array; a list stays, as its rows may be text or differ in length."""
+    """Convert a leaf to an array; a list is returned unchanged, because its rows may be text or differ in length."""
     return leaf if isinstance(leaf, list) else to_numpy(leaf)
 
 
 def _scalars(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[type, ...]:
-    """Return the types of single values that fit a field unchanged."""
+    """Return the types of scalars that can be written to a field without a conversion."""
     if shape:
         return ()
     return (dtype.type, *{"f": (float,), "b": (bool,)}.get(dtype.kind if dtype.itemsize in (1, 4, 8) else "", ()))

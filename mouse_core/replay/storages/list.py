@@ -1,9 +1,9 @@
-"""A storage of rows that are any Python objects, and the rules by which a batch of such rows becomes arrays.
+"""A storage of arbitrary Python objects, and the rules by which such rows become arrays in a batch.
 
-Each field of a batch is either one array or an array of objects. The rows that are drawn must not decide which: a field
-is one array only if it has one shape, and one common dtype, in all rows of the storage. ``Signatures`` counts the rows
-of each combination of dtypes and shapes. For the rows ``{"a": 1, "b": [1]}`` and ``{"a": 2, "b": [1, 2]}`` field "a" is
-an int64 array, and field "b", whose length differs, is an array of objects in every batch.
+Each field of a batch is either a numeric array or an array of objects. The choice must not depend on the drawn rows: a
+field is numeric only if all rows of the storage have one shape and a common dtype in this field. ``Signatures`` counts
+the rows of each combination of dtypes and shapes. For the rows ``{"a": 1, "b": [1]}`` and ``{"a": 2, "b": [1, 2]}``
+field "a" is an int64 array, and field "b", whose length differs, is an array of objects in every batch.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ from mouse_core.replay.storages.array import RingStorage, check_put, check_state
 from mouse_core.spec import Alignment
 
 _LeafSignature = tuple[Any, ...]
-"""The type of a leaf: ("strong", dtype, shape) for NumPy values, ("weak", kind, shape) for Python numbers, ("any",)."""
+"""The type of a leaf: ("strong", dtype, shape) for NumPy values, ("weak", kind, shape) for Python numbers, ("any",) for
+other objects.
+"""
 
 _RowSignature = tuple[tuple[Any, ...], ...]
 """The signatures of all leaves of a row: (name, *signature of the leaf) for each."""
@@ -49,7 +51,7 @@ _DTYPES = {"b": np.dtype(bool), "i": np.dtype(np.int64), "f": np.dtype(np.float6
 
 
 class Signatures:
-    """The dtypes and shapes of the rows in a storage; each row is examined once, when the next batch is made.
+    """Counts the dtypes and shapes of the rows in a storage; a row is examined once, when the next batch is assembled.
 
     Args:
         ragged: Fields that always become arrays of objects.
@@ -65,7 +67,7 @@ class Signatures:
         self._layout: tuple[dict[FieldKey, np.dtype[Any] | None], Callable[[Any], bool]] | None = None
 
     def mark_changed(self, slot: int) -> None:
-        """Record that a slot has a new object, whose signature is computed with the next batch."""
+        """Record that a slot has a new object; its signature is computed at the next batch."""
         if slot == len(self._by_slot):
             self._by_slot.append(None)
         else:
@@ -80,7 +82,7 @@ class Signatures:
         self._pending.append(slot)
 
     def gather(self, items: Sequence[Any], slots: Slots) -> Any:
-        """Return the objects in ``slots`` as one tree of arrays; fields without one shape become arrays of objects.
+        """Return the objects in ``slots`` as one tree of arrays; fields that differ in shape become arrays of objects.
 
         Args:
             items: All objects of the storage, by slot.
@@ -99,7 +101,8 @@ class Signatures:
         self._pending.clear()
         if self._layout is None:
             entering_lists = [signature for signature, _ in self._counts]
-            # If entering lists gives rows different fields, the lists differ in length: each list is one leaf then.
+            # If treating lists as nodes gives rows different fields, lists differ in length; then each list is one
+            # leaf.
             if len({frozenset(key for key, *_ in signature) for signature in entering_lists}) < 2:
                 self._layout = _dtypes_by_field(entering_lists, self._ragged), _is_none
             else:
@@ -125,7 +128,7 @@ def _is_none_or_list(node: Any) -> bool:
 def _stack_values(
     values: list[Any], dtype: np.dtype[Any] | None, shape: tuple[int, ...], key: FieldKey
 ) -> npt.NDArray[Any]:
-    """Return ``values`` as an array ``[*shape, ...]`` of ``dtype``, or, if ``dtype`` is None, of objects."""
+    """Stack ``values`` to an array ``[*shape, ...]`` of ``dtype``, or of objects if ``dtype`` is None."""
     if dtype is None:
         return object_array([copied(value) for value in values], shape)
     try:
@@ -140,7 +143,7 @@ def _stack_values(
 
 
 def _row_signature(item: Any, is_leaf: Callable[[Any], bool]) -> _RowSignature:
-    """Return the signatures of all leaves of a row; a row that is no dict, tuple or list is a single leaf."""
+    """Return the signatures of all leaves of a row; a row that is not a dict, tuple or list is a single leaf."""
     try:
         leaves = flatten(item, leaf=is_leaf) if isinstance(item, Mapping | tuple | list) else {(): item}
     except SchemaError:
@@ -194,9 +197,9 @@ def _fields_of(signatures: Sequence[_RowSignature]) -> tuple[FieldKey, ...] | No
 
 
 def _common_dtype(signatures: set[tuple[Any, ...]]) -> np.dtype[Any] | None:
-    """Return the dtype that holds values of all these signatures without loss; None if no dtype does.
+    """Return the dtype that represents values of all signatures without loss; None if no dtype does.
 
-    Python numbers are "weak": 1.5 beside float32 values gives float32. int64 beside float32 values gives None.
+    Python numbers are "weak": 1.5 and float32 values give float32. int64 and float32 values give None.
     """
     weak, strong = ({kind for name, kind, _ in signatures if name == strength} for strength in ("weak", "strong"))
     kinds = {number_kind(dtype) for dtype in strong}
@@ -211,20 +214,20 @@ def _common_dtype(signatures: set[tuple[Any, ...]]) -> np.dtype[Any] | None:
 
 
 class ListStorage(RingStorage):
-    """Rows as any Python objects.
+    """A storage of arbitrary Python objects.
 
-    Arrays and tensors, and the dicts, lists, tuples and dataclasses that hold them, are copied on the way in and out.
-    Objects of all other kinds stay references.
+    Arrays and tensors, and the dicts, lists, tuples and dataclasses that contain them, are copied at writes and reads.
+    Other objects are stored as references.
 
-    A batch has one field for each leaf of nested dicts, tuples and lists of arrays. A field is an array if all rows in
-    the storage have numbers of one shape there, and otherwise a list. The rows that are drawn do not change this. Lists
-    of arrays that differ in length from row to row are lists in every batch.
+    A batch has one field for each leaf of nested dicts, tuples and lists of arrays. If all rows in the storage have
+    numbers of one shape in a field, the field of every batch is an array, otherwise a list. Lists of arrays that differ
+    in length from row to row are lists in every batch.
 
     Args:
-        capacity: The most rows that the storage holds.
+        capacity: The largest number of rows.
         alignment: The transition that a row's action, reward and done belong to; None: "outgoing", as for all
             transitions.
-        ragged: Fields that are lists even if all rows have one shape there.
+        ragged: Fields that are lists in every batch, even if all rows have one shape.
 
     Raises:
         ConfigError: `capacity` is below 1.
@@ -241,11 +244,11 @@ class ListStorage(RingStorage):
         return f"ListStorage({len(self)} of {self.capacity} rows)"
 
     def append(self, rows: Any, *, one: bool = False) -> tuple[int, int]:
-        """Write objects after the newest row; a full storage overwrites its oldest rows. See ``Storage.append``.
+        """Append objects; a full storage overwrites its oldest rows. See ``Storage.append``.
 
         Args:
-            rows: One object if ``one``; else a list of objects, or a tree of arrays ``[n, ...]``, which is split into
-                ``n`` rows.
+            rows: With ``one`` a single object; else a list of objects, or a tree of arrays ``[n, ...]``, which is split
+                into ``n`` rows.
             one: Whether ``rows`` is a single object.
         """
         items = [copied(item) for item in self._checked(rows, one=one)]
@@ -271,7 +274,7 @@ class ListStorage(RingStorage):
         self._checked(rows)
 
     def put(self, slots: Slots, rows: Any) -> None:
-        """Replace the objects in ``slots``; ``rows`` as for ``append``."""
+        """Replace the objects in ``slots``; see ``append`` for ``rows``."""
         self._check_slots(slots)
         items = self._checked(rows)
         check_put(slots, len(items))
@@ -280,19 +283,21 @@ class ListStorage(RingStorage):
         self.changes += 1
 
     def get(self, slots: Slots) -> list[Any]:
-        """Return the objects in ``slots`` as a list; for slots ``[B, S]``, as a list of B lists."""
+        """Return the objects in ``slots`` as a list; for slots ``[B, S]``, a list of B lists."""
         self._check_slots(slots)
         if slots.ndim > 1:
             return [self.get(window) for window in slots]
         return [copied(self._items[slot]) for slot in slots.tolist()]
 
     def batch(self, slots: Slots) -> Any:
-        """Return the objects in ``slots`` as one tree of arrays; fields without one shape become arrays of objects."""
+        """Return the objects in ``slots`` as one tree of arrays; fields that differ in shape become arrays of
+        objects.
+        """
         self._check_slots(slots)
         return self._signatures.gather(self._items, slots)
 
     def read(self, key: FieldKey, slots: Slots | slice) -> npt.NDArray[Any]:
-        """Return one field of the objects in ``slots``, which are nested dicts or tuples."""
+        """Return one field of the objects in ``slots``, which must be nested dicts or tuples."""
         if isinstance(slots, slice):
             slots = np.arange(len(self._items), dtype=np.int64)[slots]
         leaves = [find(self._items[slot], key) for slot in slots.reshape(-1).tolist()]
@@ -343,7 +348,7 @@ class ListStorage(RingStorage):
 
 
 def _check_row(tree: Any) -> None:
-    """Raise DataError for a masked array that hides a value, SchemaError for a field name that is no Unicode text."""
+    """Raise DataError for a masked array that hides a value, SchemaError for a field name that is not Unicode text."""
     if not is_node(tree):
         refuse_hidden(tree)
         return
@@ -354,7 +359,9 @@ def _check_row(tree: Any) -> None:
 
 
 def take_apart(rows: Any, ragged: Collection[FieldKey] = ()) -> list[Any]:
-    """Split a tree of arrays ``[n, ...]`` into ``n`` rows; a list stays as it is. Fields in ``ragged`` may be lists."""
+    """Split a tree of arrays ``[n, ...]`` into ``n`` rows; a list is returned unchanged. Fields in ``ragged`` may be
+    lists.
+    """
     if isinstance(rows, list):
         return rows
     rows = opened(rows, 1, ragged)
@@ -369,5 +376,5 @@ def take_apart(rows: Any, ragged: Collection[FieldKey] = ()) -> list[Any]:
 
 
 def _has_rows(leaf: Any) -> bool:
-    """Whether a leaf is an array or a list with one value for each row; a text is one value, not a list of letters."""
+    """Whether a leaf is an array or a list with one value for each row; a text counts as one value."""
     return hasattr(leaf, "__len__") and hasattr(leaf, "__getitem__") and not isinstance(leaf, str | bytes)

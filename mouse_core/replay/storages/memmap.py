@@ -1,6 +1,6 @@
-"""MemmapStorage: rows in mapped files that several processes write and read.
+"""MemmapStorage: rows in memory-mapped files that several processes write and read.
 
-A folder has these files, where ``G`` counts how often all rows were written anew::
+A folder has these files, where ``G`` is the number of times that all rows were rewritten::
 
     lock          held around every call
     head          capacity, counters, flags
@@ -10,8 +10,8 @@ A folder has these files, where ``G`` counts how often all rows were written ane
     values-G-R    values that differ in length, in a ring of R bytes
     journal       rows that are being changed in place
 
-The head has all counters twice, and one word says which copy counts. A change goes to the other copy and takes effect
-when that word is set, with a single store: a process that dies in the middle has changed nothing.
+The head has two copies of all counters, and one word selects the valid copy. A change is written to the other copy and
+takes effect when a single store sets that word, so a process that dies before the store has changed nothing.
 """
 
 from __future__ import annotations
@@ -56,18 +56,20 @@ from mouse_core.replay.storages.array import RowStorage, check_put, check_slots,
 from mouse_core.spec import Alignment, check_alignment, check_count
 
 _FORMAT = 1
-# "MOUSMMP" and the format's number as a digit, read as a little-endian number.
+# "MOUSMMP" and the version of the format as a digit, read as a little-endian number.
 _MAGIC = 0x00504D4D53554F4D | ord(str(_FORMAT)) << 56
 _WORDS = 32
 _CAPACITY, _NDIM, _ALIGNMENT, _JOURNAL, _WHICH, _MAKING, _BOOT = range(1, 8)
 _COPIES, _SYNCED, _CLOSED = (8, 16), 24, 25
-# Places beyond the capacity, at most.
+# Largest number of places in addition to the capacity.
 _SPARE_BYTES, _SPARE_ROWS = 1 << 20, 1024
-_MOST = 1 << 40  # an upper limit of rows, and a terabyte
+_MOST = 1 << 40  # the upper limits of rows and of bytes (a terabyte)
 
 
 def lengthen(path: Path, nbytes: int) -> None:
-    """Make a file at least ``nbytes`` long, with room on the disk for all of it; raises StorageError without room."""
+    """Extend a file to at least ``nbytes`` bytes, and allocate them on the disk; raises StorageError if the disk is
+    full.
+    """
     with storing(f"file {path}"), open(path, "ab") as file:
         size = os.fstat(file.fileno()).st_size
         if size < nbytes:
@@ -78,7 +80,7 @@ def map_file(path: Path, nbytes: int) -> npt.NDArray[np.uint8]:
     """Map the first bytes of a file for reading and writing.
 
     Raises:
-        StateError: The file is shorter, or missing.
+        StateError: The file is too short or missing.
         StorageError: The file cannot be opened or mapped.
     """
     if not nbytes:
@@ -101,16 +103,16 @@ def map_file(path: Path, nbytes: int) -> npt.NDArray[np.uint8]:
 
 
 class Counters(NamedTuple):
-    """Numbers of the head that change together.
+    """The counters in the head, which change together.
 
     Args:
-        written: Rows ever appended.
-        changes: How often rows were changed otherwise.
-        allocated: Rows that the files have room for.
-        generation: Which files hold the rows.
-        end: Bytes ever written of values that differ in length.
-        room: Bytes that the ring of these values has.
-        summed: The rows before this one have checksums.
+        written: Number of rows ever appended.
+        changes: Number of changes of rows, without appends.
+        allocated: Number of rows that fit into the files.
+        generation: The number ``G`` in the names of the files that hold the rows.
+        end: Number of bytes of ragged values ever written.
+        room: Size in bytes of the ring of ragged values.
+        summed: Rows with smaller numbers have checksums.
         first: The files hold no row before this one.
     """
 
@@ -125,34 +127,34 @@ class Counters(NamedTuple):
 
 
 class Head:
-    """The head of a folder of mapped rows; made, if it is missing, while the folder's lock is held.
+    """The head file of a folder; it is created if it is missing, while the folder's lock is held.
 
     Args:
-        path: The file.
-        capacity: Rows; None: as the file says.
+        path: The path of the file.
+        capacity: Capacity in rows; None: the capacity in the file.
         ndim: 1 or 2.
-        outgoing: 1 for outgoing rows, 0 for arrived ones; None: as the file says, and 1 for a new file.
+        outgoing: 1 for "outgoing" rows, 0 for "arrived" rows; None: the value in the file, 1 for a new file.
 
     Raises:
-        ConfigError: The file is of a storage of another size, ``ndim`` or alignment; or it is missing, and ``capacity``
-            is None.
+        ConfigError: The file belongs to a storage of another size, ``ndim`` or alignment; or the file is missing and
+            ``capacity`` is None.
         StateError: The file is damaged, or a newer release wrote it.
     """
 
     journal = Word(_JOURNAL)
-    """Whether the journal holds rows that are being changed in place."""
+    """Whether the journal contains an unfinished change in place."""
 
     making = Word(_MAKING)
-    """Whether temporary files are being written or removed; a process that dies leaves them behind."""
+    """Whether temporary files are being written or removed; if the process dies, the files remain."""
 
     synced = Word(_SYNCED)
-    """The number of written rows that are known to be on the disk."""
+    """The number of written rows that are known to be on disk."""
 
     closed = Word(_CLOSED)
-    """Whether all rows and this word are on the disk, and nothing was written since."""
+    """Whether all rows and this word are on disk, and nothing was written since."""
 
     boot = Word(_BOOT)
-    """The boot of the machine in which the rows were last checked."""
+    """Identity of the machine's boot during which rows were last checked."""
 
     def __init__(self, path: Path, capacity: int | None, ndim: int, outgoing: int | None) -> None:
         self.path = path
@@ -180,7 +182,7 @@ class Head:
             )
 
     def _check(self, path: Path) -> None:
-        """Raise StateError for a head that no storage of this format writes."""
+        """Raise StateError for an invalid head."""
         magic, capacity, ndim, *flags = self.words[: _MAKING + 1].tolist()
         if magic in (_MAGIC + (step << 56) for step in range(1, 10 - _FORMAT)):
             expected = f"expected a mapped buffer of format {_FORMAT}"
@@ -193,18 +195,18 @@ class Head:
             raise StateError(f"{path}: expected numbers of a buffer of {capacity} rows, found {now}")
 
     def now(self) -> Counters:
-        """Return the counters as they are now."""
+        """Return the current counters."""
         begin = _COPIES[self.words[_WHICH]]
         return Counters(*self.words[begin : begin + len(Counters._fields)])
 
     @property
     def written(self) -> int:
-        """``now().written``, which is faster."""
+        """The same as ``now().written``, but faster."""
         return self.words[_COPIES[self.words[_WHICH]]]
 
     @property
     def changes(self) -> int:
-        """``now().changes``, which is faster."""
+        """The same as ``now().changes``, but faster."""
         return self.words[_COPIES[self.words[_WHICH]] + 1]
 
     def commit(self, now: Counters) -> None:
@@ -226,7 +228,7 @@ def read_schema(folder: Path, capacity: int, now: Counters) -> RowSchema | None:
     """Return the schema of a row; None before the first row.
 
     Raises:
-        StateError: The file is damaged or missing, or the counters do not fit rows like these.
+        StateError: The file is damaged or missing, or the counters contradict the schema.
     """
     path = folder / "schema"
     if not path.exists():
@@ -248,30 +250,32 @@ def read_schema(folder: Path, capacity: int, now: Counters) -> RowSchema | None:
 
 
 def num_places(schema: RowSchema, capacity: int) -> int:
-    """Return how many rows the files may have: more than a storage holds, so that new rows overwrite none in use."""
+    """Return the number of places for rows: more than the capacity, so that a new row does not overwrite a row in
+    use.
+    """
     held, row = schema.whole_steps(capacity), sum(block.raw.itemsize for block in blocks_of(schema))
     steps = -(-min(held, _SPARE_ROWS, max(1, _SPARE_BYTES // row)) // schema.num_envs)
     return held + steps * schema.num_envs
 
 
 def row_files(folder: Path, schema: RowSchema, generation: int) -> dict[Path, int]:
-    """Return the files of rows and the file of checksums, the last, with the bytes that a row takes in each."""
+    """Return the files of rows and, last, the file of checksums, each with its number of bytes per row."""
     sizes = [block.raw.itemsize for block in blocks_of(schema)]
     files = {folder / f"rows-{generation}-{number}": size for number, size in enumerate(sizes)}
-    # One checksum for each file of rows, and one for the values that differ in length.
+    # One checksum for each file of rows, and one for the ragged values.
     return {**files, folder / f"sums-{generation}": 8 * (len(sizes) + bool(schema.varying))}
 
 
 def values_file(folder: Path, generation: int | None, room: int) -> Path:
-    """Return the file of the values that differ in length, in a ring of ``room`` bytes."""
+    """Return the path of the file of ragged values, a ring of ``room`` bytes."""
     return folder / f"values-{generation}-{room}"
 
 
 def read_journal(folder: Path, memory: Columns | None, rows: int) -> tuple[Slots, list[npt.NDArray[Any]]]:
-    """Return the places and rows of the journal that ``MemmapStorage.put`` wrote.
+    """Return the places and rows in the journal that ``MemmapStorage.put`` wrote.
 
     Raises:
-        StateError: The journal is damaged, missing, or of other rows than the ``rows`` rows in ``memory``.
+        StateError: The journal is damaged or missing, or does not match the ``rows`` rows in ``memory``.
     """
     path = folder / "journal"
     try:
@@ -291,7 +295,8 @@ def read_journal(folder: Path, memory: Columns | None, rows: int) -> tuple[Slots
 
 
 class MappedValues(Values):
-    """Values that differ in length, in a mapped file. The folder's lock is held around every call; ``at`` comes first.
+    """Ragged values (rows that differ in length) in a mapped file. Callers hold the folder's lock and call ``at``
+    first.
 
     Args:
         folder: The folder.
@@ -305,7 +310,7 @@ class MappedValues(Values):
         self._generation: int | None = None
 
     def at(self, now: Counters) -> MappedValues:
-        """Map the file that counts now."""
+        """Map the current file."""
         if (self._generation, self.nbytes) != (now.generation, now.room):
             if self._generation != now.generation:
                 self._begin = 0
@@ -317,7 +322,7 @@ class MappedValues(Values):
     def kept(
         self, schema: RowSchema, arrays: Sequence[Any], now: Counters, refs: Callable[[], Sequence[Refs]]
     ) -> tuple[Sequence[npt.NDArray[Any]], Counters]:
-        """Return what ``keep`` returns, and the counters then."""
+        """Write values with ``keep``; return its result and the updated counters."""
         if not schema.varying:
             return arrays, now
         rows = self.at(now).keep(schema, arrays, refs)
@@ -326,7 +331,9 @@ class MappedValues(Values):
     def with_room(
         self, schema: RowSchema, arrays: Sequence[Any], now: Counters, refs: Callable[[], Sequence[Refs]]
     ) -> Counters:
-        """Make room for all of these rows, so that a full disk is found before one is written; the counters then."""
+        """Allocate space for all given rows, so that a full disk raises before any row is written; return the
+        counters.
+        """
         self.at(now).reserve(sum(value.size for part in varying_of(schema, arrays) for value in part), refs)
         return now if self.nbytes == now.room else now._replace(room=self.nbytes)
 
@@ -337,7 +344,7 @@ class MappedValues(Values):
 
     @property
     def path(self) -> Path:
-        """The file."""
+        """The path of the file."""
         return values_file(self._folder, self._generation, self.nbytes)
 
     def forget(self) -> None:
@@ -346,40 +353,39 @@ class MappedValues(Values):
 
 
 class RowSums:
-    """The checksums of rows: in each file the XXH3 of the row's bytes, with the number of the row as its seed.
+    """The checksums of rows: for each file, XXH3 of the row's bytes with the row's number as seed.
 
-    So a row in the place of another row is damage, too. The folder's lock is held around every call; ``at`` comes
-    first.
+    So a row in the place of another row is also detected. Callers hold the folder's lock and call ``at`` first.
     """
 
     def __init__(self) -> None:
         self._unread: npt.NDArray[np.bool_] | None = None  # rows from before the files were opened, not read yet
 
     def at(self, files: Sequence[Path], memory: Columns, sums: npt.NDArray[np.uint64]) -> None:
-        """Use these rows from now on.
+        """Set the rows whose checksums are computed and checked.
 
         Args:
             files: The files of the rows.
             memory: The rows in the files.
-            sums: Memory for the checksums, uint64 ``[places, files]``, the last column for values that differ in
-                length if there are any.
+            sums: Memory for the checksums, uint64 ``[places, files]``; if there are ragged values, the last column is
+                their checksum.
         """
         self._files, self._memory, self._sums = files, memory, sums
         self._values: Any = memory.values
         self._bytes = [memoryview(rows.view(np.uint8)) for _, rows in memory.blocks]  # type: ignore[arg-type]
 
     def make(self, places: Slots, numbers: Slots) -> None:
-        """Write the checksums of the rows with these numbers at these places, int64 ``[n]``."""
+        """Write the checksums of the rows with the given numbers at the given places, int64 ``[n]``."""
         self._sums[places] = self._of(places, numbers)
         self._mark_read(places)
 
     def wrong(self, places: Slots, numbers: Slots) -> npt.NDArray[np.bool_]:
-        """Return which checksums differ from those of the rows that are there, bool ``[n, files]``."""
+        """Return which stored checksums differ from the checksums of the rows, bool ``[n, files]``."""
         wrong: npt.NDArray[np.bool_] = self._sums[places] != self._of(places, numbers)
         return wrong
 
     def watch(self, places: Slots, total: int) -> None:
-        """Check the rows at these places, of ``total`` places, when they are next read."""
+        """Let ``check`` check the rows at the given places, of ``total`` places, when they are next read."""
         self._unread = None
         if len(places):
             self._unread = np.zeros(total, np.bool_)
@@ -389,9 +395,10 @@ class RowSums:
         """Raise StateError, naming row and file, if a watched row differs from the written row.
 
         Args:
-            places: Places of the rows that are read.
-            numbers: Returns the numbers of the rows at some places.
-            summed: Rows from this number on have no checksums; they were written since the files were opened.
+            places: Places of the rows to read.
+            numbers: Returns the numbers of the rows at given places.
+            summed: Rows with numbers from this one on have no checksums, because they were written after the files were
+                opened.
         """
         if self._unread is None:
             return
@@ -425,50 +432,51 @@ class RowSums:
         return np.array(found, np.uint64).T
 
     def _values_of(self, refs: list[Refs], row: int) -> bytes:
-        """Return the joined values of a row; nothing if damaged references point elsewhere."""
+        """Return the concatenated ragged values of a row; empty if damaged references point outside the file."""
         with suppress(DataError):
             return b"".join(value.tobytes() for column in refs for value in self._values.read(column[row]))
         return b""
 
 
 Sync = Literal["none", "flush", "append"]
-# Bytes that files become longer by, at least.
+# Least number of bytes by which a file is extended.
 _GROWTH = 1 << 16
 
 
 class MemmapStorage(RowStorage):
-    """Rows as nested dicts or tuples of arrays in mapped files, which several processes may write and read.
+    """A storage of rows that are nested dicts or tuples of arrays, in mapped files that several processes may write and
+    read.
 
-    The processes take turns. A row is complete or absent, even if its writer is killed in the middle of a write. New
-    rows are written to places without a row in use (the files have a few more places than ``capacity``), and count when
-    they are complete. A change in place is written to a journal first. The next process continues from this state.
+    A lock lets one process at a time write. A row is complete or absent, even if its writer is killed during the write.
+    New rows are written to unused places (the files have a few more places than ``capacity``), and count when they are
+    complete. A change in place is written to a journal first; after a crash, the next process completes it.
 
-    The files are about as long as the data, and exactly as long after ``close()``. A full disk raises StorageError
+    The files have about the size of the data, and exactly this size after ``close()``. A full disk raises StorageError
     before a row is written. Priorities are not shared.
 
     Rows survive the process as soon as a write returns. ``flush()`` and ``close()`` compute the checksums of all rows.
-    ``sync`` decides which rows with checksums survive a crash of the machine:
+    ``sync`` determines which rows with checksums survive a crash of the machine:
 
     - ``"none"``: no call waits for the disk. After a power cut, only the rows that had reached the disk remain.
     - ``"flush"``: all rows that were written when ``flush()`` or ``close()`` returned. A crash of the machine loses the
-      later rows, and the same number of the oldest rows, whose places the later rows took.
+      later rows, and an equal number of the oldest rows, whose places the later rows took.
     - ``"append"``: every write is flushed.
 
     After opening, each row is compared with its checksum when it is first read. If the machine was restarted and not
-    all rows are known to be on the disk, opening compares all rows: the whole ones up to the last checksum stay, and a
-    warning counts the others.
+    all rows are known to be on disk, opening compares all rows: undamaged rows up to the last checksum are kept, and a
+    warning counts the lost rows.
 
     Args:
-        capacity: The most rows, as for ``ArrayStorage``; None: the capacity of the storage at ``path``.
-        path: A folder for this storage alone, created if it is missing. An existing storage is opened with its rows.
+        capacity: The largest number of rows; see ``ArrayStorage``. None: the capacity of the storage at ``path``.
+        path: A folder for this storage only, created if it is missing. An existing storage is opened with its rows.
         ndim: 1, or 2 for ``[time, env]``.
         alignment: The transition that a row's action, reward and done belong to; None: the alignment of the storage at
             ``path``, or "outgoing" for a new one.
-        ragged: Fields whose rows are arrays of differing length; see ``ArrayStorage``.
-        sync: When the rows that this process writes reach the disk: "none", "flush" or "append".
+        ragged: Fields whose rows are arrays that may differ in length; see ``ArrayStorage``.
+        sync: When rows that this process writes are synced to the disk: "none", "flush" or "append".
 
     Raises:
-        ConfigError: An argument out of range, or the buffer at ``path`` is of another size, ``ndim`` or alignment.
+        ConfigError: An argument is out of range, or the storage at ``path`` has another size, ``ndim`` or alignment.
         StateError: The files are damaged (also raised when a row is read), or a newer release wrote them.
         StorageError: The folder cannot be written to (also an OSError).
     """
@@ -521,7 +529,7 @@ class MemmapStorage(RowStorage):
 
     @property
     def capacity(self) -> int:
-        """Rows that the storage holds; in whole time steps as soon as the environments are known."""
+        """The capacity in rows; a multiple of the number of environments as soon as it is known."""
         return self._head.capacity - self._head.capacity % self.num_envs
 
     @property
@@ -539,41 +547,42 @@ class MemmapStorage(RowStorage):
 
     @property
     def written(self) -> int:
-        """Rows ever appended, by any process."""
+        """The number of rows ever appended by any process."""
         return self._head.written
 
     @property
     def changes(self) -> int:
-        """The number of changes to rows other than ``append``, by any process."""
+        """The number of changes to rows by any process, without calls of ``append``."""
         return self._head.changes
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the rows' files."""
+        """Size of the rows' files in bytes."""
         now = self._head.now()
         blocks = [] if self._schema is None else blocks_of(self._schema)
         return now.allocated * sum(block.raw.itemsize for block in blocks) + now.room
 
     @property
     def synced(self) -> int:
-        """Rows that are known to be on the disk, of all rows ever appended by any process."""
+        """The number of rows, of all rows ever appended by any process, that are known to be on disk."""
         return min(self._head.synced, self._head.written)
 
     def stats(self) -> dict[str, Any]:
-        """``size``, ``capacity``, ``written`` and ``nbytes`` as the attributes; ``sync``; of the rows written, how many
-        have checksums (``summed``) and how many are known to be on the disk (``synced``)."""
+        """Return the attributes ``size``, ``capacity``, ``written``, ``nbytes`` and ``sync``, the number of written
+        rows with checksums (``summed``), and the number of written rows that are known to be on disk (``synced``).
+        """
         now = self._head.now()
         known = {"size": len(self), "capacity": self.capacity, "written": now.written, "nbytes": self.nbytes}
         return {**known, "sync": self._sync, "summed": now.summed, "synced": self.synced}
 
     def lock(self) -> FileLock:
-        """The lock to hold around a draw and its gather; every method takes it, too."""
+        """Return the lock to hold during a draw and its gather; every method also takes this lock."""
         return self._lock
 
     # ------------------------------------------------------------------ writing
 
     def append(self, rows: Any, *, one: bool = False) -> tuple[int, int]:
-        """Write rows behind the last one, over the oldest ones in a full ring; StorageError: no room on the disk."""
+        """Append rows; a full ring overwrites its oldest rows. Raises StorageError if the disk is full."""
         with self._lock:
             now = self._writing()
             schema, arrays, n = checked(rows, self._schema, one=one, ndim=self.ndim, ragged=self._ragged)
@@ -582,8 +591,9 @@ class MemmapStorage(RowStorage):
             memory, now = self._reserve(schema, arrays, n, now)
             first, done, places = now.written, 0, self._num_places
             while done < n:
-                # As many as there are places that no row in use has: of 4 rows and 2 places more, in which rows 0 to 5
-                # were written, rows 2 to 5 are in use; two more rows go to the places 0 and 1, a third waits for them.
+                # Rows are written in groups that fit into the unused places. Example: a capacity of 4 rows has 6
+                # places. After rows 0 to 5 were written, rows 2 to 5 are in use, so two more rows go to the places 0
+                # and 1; a third row must wait until they count.
                 piece = min(n - done, places - min(now.written, self.capacity))
                 part = arrays if piece == n else [array[done : done + piece] for array in arrays]
                 rows, now = self._values.kept(schema, part, now, self._refs)
@@ -600,7 +610,7 @@ class MemmapStorage(RowStorage):
             self.flush()
 
     def flush(self) -> None:
-        """Give all rows checksums and, except with ``sync="none"``, wait until they are on the disk."""
+        """Compute the checksums of all rows and, except with ``sync="none"``, wait until the rows are on disk."""
         with self._lock:
             now = self._catch_up()
             if self._schema is None:
@@ -615,7 +625,7 @@ class MemmapStorage(RowStorage):
             self._sync_head()
 
     def check(self, rows: Any) -> None:
-        """Raise the error that ``append(rows)`` raises; write nothing."""
+        """Raise the errors of ``append(rows)`` without writing."""
         with self._lock:
             self._catch_up()
             checked(rows, self._schema, one=False, ndim=self.ndim, ragged=self._ragged)
@@ -643,7 +653,7 @@ class MemmapStorage(RowStorage):
             self._written()
 
     def empty(self) -> None:
-        """Remove all rows; the files keep their places."""
+        """Remove all rows; the files keep their size."""
         with self._lock:
             now = self._writing()
             self._head.synced = 0
@@ -682,7 +692,7 @@ class MemmapStorage(RowStorage):
             return values
 
     def verify(self) -> None:
-        """Compare all rows that have checksums with them.
+        """Compare all rows that have checksums with their checksums.
 
         Raises:
             StateError: A row differs from the written row; the message names the row and its file.
@@ -697,15 +707,15 @@ class MemmapStorage(RowStorage):
     # ------------------------------------------------------------------ state
 
     def state(self) -> dict[str, Any]:
-        """Return the rows, as long as the data, and their description."""
+        """Return the rows and their description; see ``Storage.state``."""
         with self._lock:
             now = self._catch_up()
             return rows_state(self, self._schema, self._columns(now))
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore the storage that ``state`` was taken from; see ``Storage.load``.
+        """Restore the rows in ``state``; see ``Storage.load``.
 
-        The rows are written to new files, so that a crash leaves the old files intact.
+        The rows are written to new files, so the old files are intact after a crash.
         """
         with self._lock:
             now = self._writing()
@@ -718,7 +728,7 @@ class MemmapStorage(RowStorage):
             self._written()
 
     def close(self) -> None:
-        """Flush, cut the files to the length of the data, and unmap them; the next use maps them again."""
+        """Flush, shorten the files to the size of the data, and unmap them; the next use maps the files again."""
         with self._lock:
             self.flush()
             now = self._catch_up()
@@ -738,7 +748,7 @@ class MemmapStorage(RowStorage):
     # ---------------------------------------------------------------------- the state of the folder
 
     def _catch_up(self) -> Counters:
-        """Catch up with the other processes, and with one that died while it changed rows."""
+        """Read the changes of other processes, and complete the change of a process that died."""
         now = self._head.now()
         if self._schema is None:
             self._know(read_schema(self.path, self._head.capacity, now))
@@ -751,14 +761,14 @@ class MemmapStorage(RowStorage):
         return now
 
     def _writing(self) -> Counters:
-        """Catch up before rows are written."""
+        """Prepare for a write: call ``_catch_up``."""
         if self._head.closed:
             self._head.closed = False
             self._sync_head()
         return self._catch_up()
 
     def _recover(self) -> None:
-        """After a restart of the machine, keep the rows that reached the disk, up to the last one with a checksum."""
+        """After a restart of the machine, keep the undamaged rows, up to the last row with a checksum."""
         before = self._head.now()
         schema = read_schema(self.path, self._head.capacity, before)
         if schema is None:
@@ -777,7 +787,8 @@ class MemmapStorage(RowStorage):
         places = numbers % self._num_places
         self._values.at(now)
         (wrong,) = np.nonzero(self._sums.wrong(places, numbers).any(axis=1))
-        # Behind the last wrong one: those before it may have been overwritten by rows that did not reach the disk.
+        # Keep the rows after the last damaged row: rows before it may have been overwritten by rows that did not reach
+        # the disk.
         kept = places[wrong[-1] + 1 if len(wrong) else 0 :]
         gone = len(self) - len(kept)
         if gone:
@@ -792,7 +803,7 @@ class MemmapStorage(RowStorage):
             self._memory, self._mapped = None, None
 
     def _map(self, now: Counters, schema: RowSchema) -> Columns:
-        """Return the memory of the rows' files, as long as the files are now."""
+        """Map the rows' files in their current size."""
         length = (now.generation, now.allocated)
         if self._memory is None or self._mapped != length:
             *files, sums_file = row_files(self.path, schema, now.generation).items()
@@ -806,12 +817,12 @@ class MemmapStorage(RowStorage):
         return self._memory
 
     def _files(self, schema: RowSchema, now: Counters) -> dict[Path, int]:
-        """Return the files of the rows that are there, and the length of each."""
+        """Return the files that hold the current rows, and the length of each file."""
         files = {file: now.allocated * size for file, size in row_files(self.path, schema, now.generation).items()}
         return {**files, values_file(self.path, now.generation, now.room): now.room} if now.room else files
 
     def _remove_others(self, now: Counters) -> None:
-        """Remove the files of rows that do not count, and leftovers of writers that died; the caller holds the lock."""
+        """Remove outdated files of rows, and temporary files of writers that died; the caller holds the lock."""
         remove_leftovers(self.path, ["head", "schema", "journal"], only_writer=True)
         kept = (f"rows-{now.generation}-", f"sums-{now.generation}", f"values-{now.generation}-{now.room}")
         for path in self.path.iterdir():
@@ -822,7 +833,7 @@ class MemmapStorage(RowStorage):
         self._head.making = False
 
     def _sync_rows(self, now: Counters) -> None:
-        """Wait until the rows are on the disk; the head follows."""
+        """Sync the rows to the disk, and then the head."""
         assert self._schema is not None
         with storing(f"rows in {self.path}"):
             sync_files([*self._files(self._schema, now)])
@@ -846,14 +857,14 @@ class MemmapStorage(RowStorage):
         self._head.making = False
 
     def _with_sums(self, now: Counters) -> Counters:
-        """Give all rows checksums, and return the counters then."""
+        """Compute the checksums of all rows, and return the updated counters."""
         numbers = np.arange(max(now.summed, now.written - self.capacity), now.written)
         self._values.at(now)
         self._sums.make(numbers % self._num_places, numbers)
         return now._replace(summed=now.written)
 
     def _apply_journal(self) -> None:
-        """Change the rows in place that the journal names; a second call changes nothing more."""
+        """Apply the change in place that the journal contains; repeating the call has no effect."""
         now = self._head.now()
         places, rows = read_journal(self.path, self._memory, now.allocated)
         assert self._memory is not None
@@ -871,7 +882,9 @@ class MemmapStorage(RowStorage):
     # ---------------------------------------------------------------------- room for rows
 
     def _reserve(self, schema: RowSchema, arrays: list[Any], n: int, now: Counters) -> tuple[Columns, Counters]:
-        """Return the memory with room for ``n`` more rows, and the counters then; StorageError: no room on the disk."""
+        """Extend the files for ``n`` more rows; return the mapped memory and the counters. Raises StorageError if the
+        disk is full.
+        """
         now = self._lengthened(schema, now, now.written + n)
         self._save_schema(schema)
         self._map(now, schema)
@@ -882,7 +895,7 @@ class MemmapStorage(RowStorage):
         return self._map(now, schema), now
 
     def _lengthened(self, schema: RowSchema, now: Counters, rows: int) -> Counters:
-        """Make the files long enough for ``rows`` rows, up to all places, and return the counters then."""
+        """Extend the files to ``rows`` rows, at most all places, and return the updated counters."""
         places = self._num_places or num_places(schema, self._head.capacity)
         rows = min(rows, places)
         if rows <= now.allocated:
@@ -904,14 +917,16 @@ class MemmapStorage(RowStorage):
         self._num_places = 0 if schema is None else num_places(schema, self._head.capacity)
 
     def _compact(self, schema: RowSchema, now: Counters) -> Counters:
-        """Write all rows anew if overwritten rows hold most of the values' ring, and return the counters then."""
+        """Rewrite all rows if overwritten rows occupy most of the ring of ragged values; return the updated
+        counters.
+        """
         if schema.varying and self._values.at(now).is_sparse(self._refs):
             self._replace(now, schema, self._columns(now), now.written, now.changes)
             now = self._catch_up()
         return now
 
     def _replace(self, now: Counters, schema: RowSchema, arrays: list[Any], written: int, changes: int) -> None:
-        """Write rows to new files, and count these from then on."""
+        """Write rows to new files, and make these files current."""
         self._head.making = True
         later = Counters(written, changes, 0, now.generation + 1, first=written - len(arrays[0]))
         try:
@@ -930,7 +945,7 @@ class MemmapStorage(RowStorage):
 
     @property
     def _slots(self) -> Slots:
-        """All slots in use."""
+        """Return all slots in use."""
         return np.arange(len(self), dtype=np.int64)
 
     def _places(self, slots: Slots, now: Counters) -> Slots:
@@ -941,12 +956,14 @@ class MemmapStorage(RowStorage):
         return (newest - (newest - slots) % self.capacity) % self._num_places
 
     def _numbers(self, places: Slots, now: Counters) -> Slots:
-        """Return the numbers of the rows at some places: of 6 places, with 9 rows written, place 1 has row 7."""
+        """Return the numbers of the rows at the given places. Example: with 6 places and 9 written rows, place 1 has
+        row 7.
+        """
         newest = now.written - 1
         return newest - (newest - places) % self._num_places
 
     def _checked(self, places: Slots, now: Counters) -> Slots:
-        """Return the places, after checking that the rows there are as they were written."""
+        """Compare the rows at the places with their checksums, and return the places."""
         self._values.at(now)
         self._sums.check(places, lambda some: self._numbers(some, now), now.summed)
         return places
@@ -957,7 +974,7 @@ class MemmapStorage(RowStorage):
         return self._memory.saved(self._checked(self._places(self._slots, now), now))
 
     def _refs(self) -> list[Refs]:
-        """Return the references to the values that differ in length, of the rows in use."""
+        """Return the references to the ragged values of the rows in use."""
         if self._memory is None or self._schema is None:
             return []
         return self._memory.refs(self._places(self._slots, self._head.now()))

@@ -1,6 +1,6 @@
-"""Transforms of batches on their way out of a replay buffer, and of rows on their way in.
+"""Transforms of batches that a replay buffer delivers, and of rows that are written to it.
 
-A transform is any callable from a batch to a batch. The transforms of this package are pure functions of nested dicts
-of arrays, of NumPy or torch on any device. Unchanged fields are shared with the input batch. ``protocols.Transform``
-describes the optional attributes of a transform.
+A transform is any callable from a batch to a batch. The transforms in this package are pure functions of nested dicts
+of NumPy arrays or torch tensors on any device. Unchanged fields are shared with the input batch.
+``protocols.Transform`` describes the optional attributes of a transform.
 """

@@ -22,16 +22,16 @@ Array = Any
 
 @dataclass(frozen=True, init=False)
 class Compose:
-    """Applies transforms in order, and to written rows their inverses in reverse order.
+    """Applies transforms in order; written rows pass through the inverses in reverse order.
 
-    A ``Compose`` is a transform itself. If single transitions are drawn and some transforms need the steps after each
-    transition (``reach``), the buffer reads these steps. They are removed after the last of those transforms.
+    A ``Compose`` is a transform. If single transitions are drawn and a transform needs the steps after each transition
+    (``reach``), the buffer also reads these steps; they are removed after the last such transform.
 
     Args:
         transforms: Callables from a batch to a batch.
 
     Raises:
-        ConfigError: A transform is not callable, or the alignments do not fit each other.
+        ConfigError: A transform is not callable, or the alignments of consecutive transforms differ.
     """
 
     transforms: tuple[Callable[..., Any], ...]
@@ -47,7 +47,7 @@ class Compose:
             delivered_alignment(self, self.takes)
 
     def _said(self, name: str) -> list[Any]:
-        """Return the values of an attribute of all transforms that have it, in order."""
+        """Return the values of an attribute, in order, from all transforms that have the attribute."""
         return [said for transform in self.transforms if (said := getattr(transform, name, None))]
 
     @property
@@ -67,7 +67,7 @@ class Compose:
 
     @property
     def reach(self) -> int:
-        """The number of rows after a drawn row that the transforms need together."""
+        """The number of rows after each drawn row that all transforms together need."""
         return sum(self._said("reach"))
 
     @property
@@ -77,7 +77,7 @@ class Compose:
 
     @property
     def gather(self) -> Callable[..., dict[str, Any]] | None:
-        """Return the results of each transform's ``gather``, called with the key of the transform's later call."""
+        """Call each transform's ``gather`` with the key of the transform's later call; return the results."""
         return self._gather if self._gathering else None
 
     def _gather(self, storage: Any, index: Any, episodes: Any, key: Key) -> dict[str, Any]:
@@ -89,7 +89,7 @@ class Compose:
 
     @property
     def done(self) -> FieldKey:
-        """The field of episode ends of the transforms with ``gather``, or else of the transforms with ``reach``."""
+        """The field that marks episode ends, from the transforms with ``gather``, or else with ``reach``."""
         reaching = (at for at, step in enumerate(self.transforms) if getattr(step, "reach", 0))
         return next((getattr(self.transforms[at], "done", "done") for at in (*self._gathering, *reaching)), "done")
 
@@ -112,7 +112,7 @@ class Compose:
         return made
 
     def check_gather(self) -> None:
-        """Raise ConfigError if a transform gathers rows of a field that an earlier transform changes in the batch."""
+        """Raise ConfigError if a transform gathers rows of a field that an earlier transform changes."""
         gathering = self._gathering
         looking = {*gathering, *map(int, self.watchers)}
         for number, other in enumerate(self.transforms[: max(looking, default=0)]):
@@ -158,7 +158,7 @@ class Compose:
         return batch
 
     def inverse(self, rows: Any) -> Any:
-        """Return rows as they are stored; rows of a list are converted one by one."""
+        """Convert rows to their stored form; a list of rows is converted row by row."""
         if type(rows) is list:
             return [self.inverse(row) for row in rows]
         for transform in reversed(self.transforms):
@@ -172,7 +172,7 @@ def delivered_alignment(transform: Callable[..., Any] | None, alignment: Alignme
     """Return the alignment of a transform's output for rows of ``alignment``.
 
     Raises:
-        ConfigError: The transform takes rows of the other alignment.
+        ConfigError: The transform needs rows of the other alignment.
     """
     known, source = alignment, "the rows have"
     for step in getattr(transform, "transforms", (transform,)):
@@ -190,7 +190,7 @@ def delivered_alignment(transform: Callable[..., Any] | None, alignment: Alignme
 
 
 def _by_name(batch: Any) -> Any:
-    """Return a batch with the fields of a named tuple at the root, where transforms read them."""
+    """Convert a batch that is a named tuple to a dict, because transforms read fields by name."""
     rows = batch.get("data") if isinstance(batch, Mapping) else None
     if not hasattr(rows, "_asdict") or not rows._asdict().keys().isdisjoint(batch):  # type: ignore[union-attr]
         return batch
@@ -198,9 +198,9 @@ def _by_name(batch: Any) -> Any:
 
 
 def _read_ahead(batch: Any) -> tuple[int, frozenset[FieldKey]] | None:
-    """Return the number of single transitions with later steps, and the fields without these steps.
+    """Return the number of single transitions that have following steps, and the names of fields without such steps.
 
-    Fields with steps have one axis more than ``index``; without such fields the result is None.
+    Fields with following steps have one axis more than ``index``; without such fields the result is None.
     """
     index, mask = find_any(batch, "index"), find_any(batch, "mask")
     if index is None or mask is None or index.ndim != 1 or mask.ndim != 2:
@@ -209,13 +209,13 @@ def _read_ahead(batch: Any) -> tuple[int, frozenset[FieldKey]] | None:
 
 
 def _first_steps(batch: Any, count: int, single: frozenset[FieldKey]) -> Any:
-    """Return the batch without the steps after ``count`` transitions; ``single`` fields have no such steps."""
+    """Remove the following steps of ``count`` transitions from the batch; the fields ``single`` have none."""
 
     def first(key: FieldKey, values: Array) -> Array:
         if key in single or values.ndim < 2 or values.shape[0] != count:
             return values
         taken = values[:, 0]
-        # Contiguous, and without holding on to the steps behind.
+        # A contiguous copy, which does not keep the following steps in memory.
         return (
             np.ascontiguousarray(taken) if isinstance(taken, np.ndarray) else namespace(taken).asarray(taken, copy=True)
         )
@@ -228,16 +228,16 @@ class OnWrite:
     """Applies a transform to rows when they are written; batches stay unchanged.
 
     For example, ``OnWrite(ReturnsToGo(0.99))`` stores the returns of whole episodes, which cannot be computed from a
-    single transition later. The rows of one write are one slice, so pass whole episodes to ``extend``, as ``[time,
-    ...]``.
+    single transition later. The transform receives the rows of one write as one slice, so pass whole episodes to
+    ``extend``, as ``[time, ...]``.
 
     Args:
-        transform: A transform that returns as many rows as it receives, and draws no random numbers.
+        transform: A transform that returns the same number of rows and draws no random numbers.
 
     Raises:
         ConfigError: The transform is not callable, draws random numbers, or has statistics of all rows (``VecNorm``);
             or it is an ``OnWrite``, or a ``Cast`` or ``Apply`` with ``stored``, which already act on written rows.
-        SchemaError: A write of a single row by ``append``, or the transform returned another number of rows.
+        SchemaError: A single row is written by ``append``, or the transform returns another number of rows.
     """
 
     transform: Callable[..., Any]
@@ -248,7 +248,7 @@ class OnWrite:
         for part in getattr(self.transform, "transforms", (self.transform,)):
             if hasattr(part, "settled"):
                 raise ConfigError(f"OnWrite: expected a transform without numbers of all rows, found {part!r}")
-            # What these do to rows on their way in they do by themselves; called, they would leave them as they are.
+            # These transforms convert written rows in ``inverse``; calling them would change nothing.
             if isinstance(part, OnWrite):
                 raise ConfigError(f"OnWrite: expected a transform of batches, found {part!r}; leave one OnWrite out")
             if isinstance(part, Cast | Apply) and part.stored:
@@ -269,7 +269,7 @@ class OnWrite:
         return batch
 
     def inverse(self, rows: Any) -> Any:
-        """Return the rows, transformed along their first axis."""
+        """Apply the transform along the first axis of the rows."""
         arrays = map_tree(as_array, rows)
         lengths = {tuple(values.shape[:1]) for values in flatten(arrays).values()}
         if lengths == {()} or len(lengths) != 1:

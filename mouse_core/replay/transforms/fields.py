@@ -1,4 +1,4 @@
-"""Transforms of fields, as Rename, Cast and Pad, and the functions that find and replace fields of nested batches."""
+"""Transforms of fields, such as Rename, Cast and Pad, and functions that find and replace fields of nested batches."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ Array = Any
 Path = tuple[str | int, ...]
 
 GATHERED = ("hindsight_goal", "hindsight_drawn", "hindsight_left")
-"""Goals for the rows of a batch that were drawn with it, and which rows are to get one."""
+"""Fields with drawn goals for the rows of a batch, and with the mask of the rows that get a goal."""
 
 BEFORE = "frames before "
-"""What the names of fields begin with that hold the frames before the rows of a batch, until they are stacked."""
+"""Prefix of the names of fields with earlier frames, which ``CatFrames`` then stacks."""
 
 BOOKKEEPING = frozenset({"index", "mask", "priority_weight", "traj_id", "slice_id", "buffer_ids", *GATHERED})
-"""What a sampler adds to a batch: it belongs to a drawn step and is no part of the row."""
+"""Fields that a sampler adds to a batch; they belong to a draw, not to a stored row."""
 
 NEXT = "next"
 
@@ -58,7 +58,7 @@ def check_keys(keys: Sequence[FieldKey], *, where: str) -> tuple[FieldKey, ...]:
 
 
 def at_the_root(keys: tuple[FieldKey, ...]) -> tuple[FieldKey, ...]:
-    """Return the fields without fields under ``next`` whose counterpart at the root is named as well."""
+    """Return the fields without those under ``next`` whose counterpart at the root is also named."""
     named = {path_of(key) for key in keys}
     return tuple(key for key in keys if path_of(key)[0] != NEXT or path_of(key)[1:] not in named)
 
@@ -66,7 +66,7 @@ def at_the_root(keys: tuple[FieldKey, ...]) -> tuple[FieldKey, ...]:
 def find_any(batch: Any, key: FieldKey) -> Array | None:
     """Return a field, or a node above fields, or None."""
     node = batch
-    for name in path_of(key):  # misses are common, and an error that says what is there takes long
+    for name in path_of(key):  # missing fields are common, and creating an error that lists all fields is slow
         try:
             node = child_of(node, name)
         except (KeyError, IndexError, TypeError):
@@ -75,7 +75,7 @@ def find_any(batch: Any, key: FieldKey) -> Array | None:
 
 
 def replaced(batch: Any, changes: Mapping[FieldKey, Array]) -> Any:
-    """Return a batch with some fields replaced; the input is not changed, and its other fields are shared."""
+    """Return a new batch with some fields replaced; the other fields are shared with the input."""
     for key, values in changes.items():
         batch = _with(batch, path_of(key), values)
     return batch
@@ -96,7 +96,7 @@ def _with(node: Any, path: Path, values: Array) -> Any:
 
 
 def removed(batch: Any, key: FieldKey) -> Any:
-    """Return the batch without a field or node; a dict that becomes empty is removed, too."""
+    """Return the batch without a field or node; a dict that becomes empty is also removed."""
     path = path_of(key)
     parent = find(batch, path[:-1])
     if not isinstance(parent, Mapping):
@@ -108,7 +108,7 @@ def removed(batch: Any, key: FieldKey) -> Any:
 
 
 def only(tree: Any, fields: Mapping[FieldKey, Array], path: Path = ()) -> Any:
-    """Return the part of a tree at ``path`` with these fields, in the same nesting; None if it has none of them.
+    """Return the tree with only the given fields, in the same nesting; None if none of the fields lies below ``path``.
 
     Raises:
         SchemaError: Some, but not all, fields of a tuple are requested.
@@ -131,15 +131,15 @@ def _kind(node: Any) -> str:
 
 
 def place_of(batch: Any, key: FieldKey) -> FieldKey:
-    """Return the key of a field of a transition: under ``next`` if it exists there, or else ``key``."""
+    """Return the key of a field of a transition: the key under ``next`` if it exists, or else ``key``."""
     inside = (NEXT, *path_of(key))
     return key if find_any(batch, inside) is None else inside
 
 
 def steps_of(values: Array, *, where: str, key: FieldKey) -> tuple[int, int]:
-    """Return the first two axes of a field of slices: their number and their length."""
+    """Return the first two axes of a field of slices: the number of slices and their length."""
     if values.ndim < 2:
-        # How far returns reach is not known beforehand, so that a buffer cannot read the steps for them.
+        # A buffer cannot read the following steps for returns, because their number is not known in advance.
         if where == "ReturnsToGo":
             otherwise = "sum when episodes are written: OnWrite(ReturnsToGo(...))"
         else:
@@ -164,7 +164,7 @@ def as_array(value: Any) -> Array:
 
 
 def on_host(values: Array) -> npt.NDArray[Any]:
-    """Convert an array of NumPy or torch, on any device, to a NumPy array."""
+    """Convert a NumPy array, or a torch tensor on any device, to a NumPy array."""
     return np.asarray(values.cpu() if hasattr(values, "cpu") else values)
 
 
@@ -177,14 +177,16 @@ ALIVE, TERMINAL, TRUNCATED = 0, 1, 2
 
 
 def flat_flags(values: Array, steps: tuple[int, int], *, where: str, key: FieldKey) -> Array:
-    """Return a field of one value a step (``[N, T]`` or ``[N, T, 1]``) as ``[N, T]``."""
+    """Reshape a field with one value per step, ``[N, T]`` or ``[N, T, 1]``, to ``[N, T]``."""
     if tuple(values.shape[:2]) != steps or prod(values.shape[2:]) != 1:
         raise SchemaError(f"{where}: expected {key!r} of shape {[*steps]}, found {list(values.shape)}")
     return values.reshape(steps)
 
 
 def end_fields(batch: Any, done: FieldKey) -> dict[str, FieldKey]:
-    """Return the fields that mark ends of episodes: ``done``, and ``terminated`` and ``truncated`` on its level."""
+    """Return the fields that mark ends of episodes: ``done``, and ``terminated`` and ``truncated`` on the same
+    level.
+    """
     found: dict[str, FieldKey] = {}
     for name, path in (
         ("done", path_of(done)),
@@ -200,15 +202,14 @@ def end_fields(batch: Any, done: FieldKey) -> dict[str, FieldKey]:
 def end_codes(batch: Any, done: FieldKey, *, where: str) -> Array:
     """Return the end code of each step, int8 ``[N, T]``: 0 no end, 1 terminal, 2 truncated.
 
-    ``done`` holds these codes, or is boolean. If ``terminated`` and ``truncated`` exist, they decide between the two
-    codes for a boolean ``done`` (a step that is both is terminal), and ``done`` may be missing. If the number of the
-    trajectory changes after a step (``TRAJ_KEYS``, or the ``traj_id`` of slices), the step is truncated.
+    ``done`` holds these codes, or is boolean. With fields ``terminated`` and ``truncated``, these determine the code
+    for a boolean ``done`` (terminated takes precedence), and ``done`` may be missing. If the trajectory number
+    (``TRAJ_KEYS``, or the ``traj_id`` of slices) changes after a step, the step is truncated.
 
     Raises:
-        MissingFieldError: The batch has none of the three fields, and no number of trajectories.
+        MissingFieldError: The batch has none of the three fields, and no trajectory numbers.
         SchemaError: One of the three fields is not a single value for each step.
-        DataError: A code is not 0, 1 or 2; not checked for arrays on a device, arrays of JAX, and in code that torch
-            compiles.
+        DataError: A code is not 0, 1 or 2; codes are not checked on devices, in JAX, and in code that torch compiles.
     """
     fields = end_fields(batch, done)
     if not fields:
@@ -233,7 +234,7 @@ def end_codes(batch: Any, done: FieldKey, *, where: str) -> Array:
         if coded:
             _check_codes(flags["done"], fields["done"], where=where)
             codes = xp.where(flags["done"] == TRUNCATED, xp.full_like(codes, TRUNCATED), codes)
-        elif "terminated" in flags:  # the two flags decide; done alone, where neither is set, is an end by force
+        elif "terminated" in flags:  # the two flags determine the code; a set done without either flag is a truncation
             codes = xp.where(ended, xp.full_like(codes, TRUNCATED), codes)
     if "truncated" in flags:
         codes = xp.where(flags["truncated"] != 0, xp.full_like(codes, TRUNCATED), codes)
@@ -243,7 +244,7 @@ def end_codes(batch: Any, done: FieldKey, *, where: str) -> Array:
 
 
 def _check_codes(done: Array, key: FieldKey, *, where: str) -> None:
-    """Raise DataError for an unknown code, which would count as a terminal state."""
+    """Raise DataError for an unknown end code."""
     if not may_look(done) or 0 in done.shape:
         return
     for code in (done.min().item(), done.max().item()):
@@ -255,7 +256,9 @@ def _check_codes(done: Array, key: FieldKey, *, where: str) -> None:
 
 
 def _cut_short(batch: Any, codes: Array | None) -> Array | None:
-    """Add an end to the codes where the number of the trajectory changes; None without codes and without numbers."""
+    """Add truncations to the codes where the trajectory number changes; None without codes and without trajectory
+    numbers.
+    """
     for key in TRAJ_KEYS:
         ids = find_any(batch, key)
         if ids is None or len(getattr(ids, "shape", ())) < 2 or prod(ids.shape[2:]) != 1:
@@ -282,13 +285,13 @@ def valid_steps(batch: Any, codes: Array, mask: FieldKey, *, where: str) -> Arra
 
 
 def beside(flags: Array, values: Array) -> Array:
-    """Return flags ``[N, T]``, extended by axes of length 1 to the number of axes of ``values``."""
+    """Reshape flags ``[N, T]`` by adding axes of length 1 up to the number of axes of ``values``."""
     return flags.reshape((*flags.shape, *[1] * (values.ndim - flags.ndim)))
 
 
 @dataclass(frozen=True)
 class Rename:
-    """Renames fields, also from one level to another; written rows are renamed back.
+    """Renames fields, also to another level; written rows are renamed back to the stored names.
 
     Args:
         names: New names by stored names: ``{"obs": "observation", "next_obs": ("next", "observation")}``.
@@ -313,7 +316,7 @@ class Rename:
         return _renamed(batch, {old: (new, find(batch, old, where="Rename")) for old, new in self.names.items()})
 
     def inverse(self, rows: Any) -> Any:
-        """Return rows with the stored names; rows that already have these names stay unchanged."""
+        """Return rows with the stored names; rows that already have the stored names are unchanged."""
         moved = {path_of(new) for new in self.names.values()}
         lacking = {new: old for old, new in self.names.items() if path_of(old) in moved or find_any(rows, old) is None}
         found = {new: (old, find_any(rows, new)) for new, old in lacking.items()}
@@ -344,7 +347,7 @@ class _OfFields:
 
 
 class Select(_OfFields):
-    """Keeps fields ``keys``, and those of the sampler (index, mask, priority_weight, traj_id, slice_id, buffer_ids).
+    """Keeps the fields ``keys`` and the sampler's fields (index, mask, priority_weight, traj_id, slice_id, buffer_ids).
 
     Args:
         keys: Names of fields, or of nodes with all their fields.
@@ -355,7 +358,7 @@ class Select(_OfFields):
     """
 
     def __call__(self, batch: Any) -> Any:
-        """Return the batch with these fields, in the order of the batch."""
+        """Return the batch with only the kept fields, in the batch's order."""
         for key in self.keys:
             find(batch, key, where="Select")
         wanted = [path_of(key) for key in (*self.keys, *BOOKKEEPING)]
@@ -376,7 +379,7 @@ class Exclude(_OfFields):
     """
 
     def __call__(self, batch: Any) -> Any:
-        """Return the batch without these fields."""
+        """Return the batch without the fields ``keys``."""
         for key in self.keys:
             find(batch, key, where="Exclude")
             batch = removed(batch, key)
@@ -414,7 +417,7 @@ class Cast:
                 check_keys(list(given), where=where)
             made[name] = {key: check_dtype(dtype, where=f"{where}[{key!r}]") for key, dtype in given.items()}
         vars(self).update(made)
-        # By what torch calls them, too, whose compiler follows no mapping from dtypes.
+        # Also by torch's names of dtypes, because torch's compiler does not support mappings from dtypes.
         vars(self)["_every"] = {str(old): new for old, new in made["every"].items()}
 
     def __call__(self, batch: Any) -> Any:
@@ -455,8 +458,8 @@ class Apply:
     """Changes each field by a function: a scale, an offset, a limit, or a normalisation of ``mouse_core.statistics``.
 
     Args:
-        functions: By field, a function from the array of a batch, ``[B, ...]`` or ``[B, S, ...]``, to an array with as
-            many rows.
+        functions: By field, a function from a batch's array, ``[B, ...]`` or ``[B, S, ...]``, to an array with the same
+            number of rows.
         stored: By field, a function that converts written rows: one row of ``append`` (without a first axis) or many
             rows of ``extend``.
 
@@ -489,7 +492,7 @@ class Apply:
         return replaced(batch, {key: _applied(batch, key, function) for key, function in self.functions.items()})
 
     def inverse(self, rows: Any) -> Any:
-        """Return the rows to store."""
+        """Return the rows in the form to store."""
         return replaced(rows, {key: _applied(rows, key, function) for key, function in self.stored.items()})
 
 
@@ -513,12 +516,12 @@ class Concatenate:
     they hold numbers.
 
     Args:
-        keys: The fields to join, in this order, of one dtype.
+        keys: The fields to join, in this order; all must have the same dtype.
         to: The name of the new field.
-        keep: Whether the joined fields stay in the batch.
+        keep: Whether the batch also keeps the joined fields.
 
     Raises:
-        ConfigError: Fewer than two fields, or an invalid name.
+        ConfigError: Fewer than two fields are given, or a name is invalid.
         MissingFieldError: The batch lacks a field.
         SchemaError: The fields differ in dtype, or in more than their last axis.
 
@@ -566,13 +569,13 @@ class Pad:
     """Pads ragged fields to one length, and adds the mask ``<name>_mask``.
 
     A field of arrays ``[length, ...]`` becomes one array ``[batch, L, ...]`` with a mask, bool ``[batch, L]``. So a
-    batch consists only of arrays, as ``jax.jit`` and most models need it. Convert text to numbers first.
+    batch consists only of arrays, which ``jax.jit`` and most models require. Convert text to numbers first.
 
     Args:
         keys: Names of fields; without names, all ragged fields.
         length: The padded length L; None: the length of the longest row in the batch, so that batches differ in shape.
         value: The value of padded elements.
-        side: The padded side: "right" after the row, or "left" before the row, as for generation.
+        side: The padded side: "right", after the row, or "left", before the row, as for generation.
         truncate: Whether longer rows are cut to ``length`` at the padded side; otherwise they raise DataError.
 
     Raises:
@@ -664,21 +667,23 @@ class Compress:
     """Stores each row of a field as compressed bytes, in any storage, and delivers the original arrays.
 
     The bytes of a row are packed when the row is written. A batch is unpacked where transforms run, also in the threads
-    of a ``PrefetchBatchifier``: zlib lets them run in parallel. Rows that are bytes already, such as rows from
-    ``buffer[index]``, stay unchanged.
+    of a ``PrefetchBatchifier``, which zlib allows to run in parallel. Rows that are already bytes, such as rows from
+    ``buffer[index]``, are unchanged.
 
     Args:
-        keys: Fields of numbers, all of one shape and dtype.
+        keys: Fields of numbers, all with the same shape and dtype.
         shape: The shape of a row, such as ``(84, 84, 3)``.
         dtype: The dtype of the fields.
-        level: The level of zlib, 0 to 9; 1 is the fastest level with compression.
-        pack, unpack: Functions that pack and unpack bytes instead of zlib, such as ``lz4.frame.compress``.
+        level: The compression level of zlib, 0 to 9; 1 is the fastest level that compresses.
+        pack, unpack: Functions that compress and decompress bytes instead of zlib, such as ``lz4.frame.compress`` and
+            ``lz4.frame.decompress``.
 
     Raises:
-        ConfigError: No fields, an invalid shape or dtype, a level out of range, or only one of the two functions.
+        ConfigError: No field is given, the shape or dtype is invalid, the level is out of range, or only one of the two
+            functions is given.
         MissingFieldError: The batch lacks a field.
         SchemaError: Written rows have another shape or dtype.
-        DataError: The bytes do not hold a row of this shape and dtype.
+        DataError: The bytes do not contain a row of this shape and dtype.
 
     Example:
         >>> import numpy as np

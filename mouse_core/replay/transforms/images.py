@@ -21,7 +21,7 @@ from mouse_core.spec import check_dtype
 
 Array = Any
 
-# Bytes (as float32) of the images that are resized at a time, which stay in the cache.
+# Size in bytes (as float32) of the images that are resized together, which then fit into the cache.
 _BLOCK_BYTES = 1 << 21
 # Images with more channels need ``layout``.
 _MOST_CHANNELS = 4
@@ -72,10 +72,10 @@ class _OfImages:
         return _moved(values, to="last") if self.layout == "CHW" else values
 
     def _laid_out(self, images: Array, values: Array) -> Array:
-        """Return images ``[..., H, W, C]`` in the layout of ``values``, as a copy."""
+        """Convert images ``[..., H, W, C]`` to the layout of ``values``, as a copy."""
         if self.layout == "CHW":
             images = _moved(images, to="first")
-        # A part of an image, or one whose channels were moved, has its bytes elsewhere; frameworks want them in order.
+        # A crop, or an image with moved channels, is not contiguous, but frameworks need contiguous arrays.
         images = np.ascontiguousarray(images) if isinstance(images, np.ndarray) else images
         return images if self.image_shape is None else images.reshape((*values.shape[:-1], -1))
 
@@ -84,19 +84,19 @@ class _OfImages:
 class Resize(_OfImages):
     """Resizes images ``[..., H, W, C]`` or ``[..., C, H, W]`` to ``size``, keeping their dtype and layout.
 
-    "bilinear" weights the pixels under a new pixel with a triangle. If images shrink, the triangle is as wide as the
-    new pixel, so that no pixel is skipped (as Pillow's BILINEAR and torch's ``interpolate(antialias=True)``). Integers
-    are rounded to the nearest. "nearest" takes the pixel in the middle.
+    "bilinear" weights the old pixels around each new pixel with a triangle filter. If images shrink, the filter is
+    widened so that no pixel is skipped, like Pillow's BILINEAR and torch's ``interpolate(antialias=True)``. Integers
+    are rounded to the nearest. "nearest" takes the old pixel at the centre of the new pixel.
 
     Args:
         keys: Fields of images.
-        size: ``(height, width)`` to deliver.
+        size: ``(height, width)`` of the delivered images.
         method: "bilinear" or "nearest".
-        image_shape: ``(H, W, C)`` of images that are stored and delivered flattened, ``[..., H * W * C]``.
-        layout: "HWC", or "CHW" as in torch. By default the last dimension must be 1 to 4 channels.
+        image_shape: ``(H, W, C)``, for images that are stored and delivered flattened, ``[..., H * W * C]``.
+        layout: "HWC" or, as in torch, "CHW". By default, the last axis must have 1 to 4 channels.
 
     Raises:
-        ConfigError: No fields, an invalid size, an unknown method or layout.
+        ConfigError: No field is given, the size is invalid, or the method or layout is unknown.
         MissingFieldError: The batch lacks a field.
         SchemaError: A field does not hold images, or its layout is ambiguous without ``layout``.
     """
@@ -132,17 +132,18 @@ class Resize(_OfImages):
 
 @dataclass(frozen=True, init=False)
 class CenterCrop(_OfImages):
-    """Cuts the middle out of images ``[..., H, W, C]``, keeping their dtype and layout.
+    """Crops the centre of images ``[..., H, W, C]``, keeping their dtype and layout.
 
-    If the number of removed lines is odd, Python's ``round`` decides which side loses one line more, as in torchvision.
+    If an odd number of rows or columns is removed, Python's ``round`` determines which side loses one more, as in
+    torchvision.
 
     Args:
         keys: Fields of images.
-        size: ``(height, width)`` to deliver.
+        size: ``(height, width)`` of the delivered images.
         image_shape, layout: See ``Resize``.
 
     Raises:
-        ConfigError: No fields, an invalid size, an unknown layout.
+        ConfigError: No field is given, the size is invalid, or the layout is unknown.
         MissingFieldError: The batch lacks a field.
         SchemaError: A field does not hold images, or the images are smaller than ``size``.
     """
@@ -168,13 +169,13 @@ class CenterCrop(_OfImages):
         return self._laid_out(images[..., top : top + self.size[0], side : side + self.size[1], :], values)
 
 
-# How bright red, green and blue are to the eye: ITU-R BT.601.
+# Luminance weights of red, green and blue: ITU-R BT.601.
 _LUMA = (0.299, 0.587, 0.114)
 
 
 @dataclass(frozen=True, init=False)
 class GrayScale(_OfImages):
-    """Converts RGB images to images of one channel, keeping their dtype and layout.
+    """Converts RGB images to greyscale images with one channel, keeping their dtype and layout.
 
     The result is ``0.299 R + 0.587 G + 0.114 B`` (ITU-R BT.601), computed in float32; integers are rounded to the
     nearest.
@@ -184,7 +185,7 @@ class GrayScale(_OfImages):
         image_shape, layout: See ``Resize``.
 
     Raises:
-        ConfigError: No fields, an unknown layout.
+        ConfigError: No field is given, or the layout is unknown.
         MissingFieldError: The batch lacks a field.
         SchemaError: A field does not hold images of three channels.
     """
@@ -211,21 +212,21 @@ class GrayScale(_OfImages):
 
 @dataclass(frozen=True, init=False)
 class ToFloatImage(_OfImages):
-    """Converts images of integers 0..255 to floats 0..1.
+    """Converts images of integers in 0..255 to floats in 0..1.
 
-    Pixels outside 0..255 raise DataError. In compiled code and on devices, where values are not checked, they become
-    NaN.
+    Pixels outside 0..255 raise DataError. In compiled code and on devices, where values are not checked, such pixels
+    become NaN.
 
     Args:
         keys: Fields of images, ``[..., H, W, C]`` or ``[..., C, H, W]``.
         channels: The position of the channels in the result: "last", ``[..., H, W, C]`` as Flax expects, or "first",
             ``[..., C, H, W]`` as torch does.
         dtype: A floating dtype.
-        image_shape: ``(H, W, C)`` of images that are stored flattened, ``[..., H * W * C]``.
-        layout: "HWC" or "CHW": the layout of the stored images. By default the last dimension must be 1 to 4 channels.
+        image_shape: ``(H, W, C)``, for images that are stored flattened, ``[..., H * W * C]``.
+        layout: "HWC" or "CHW", the layout of the stored images. By default, the last axis must have 1 to 4 channels.
 
     Raises:
-        ConfigError: No fields, unknown ``channels`` or ``layout``, or a dtype that is not floating.
+        ConfigError: No field is given, ``channels`` or ``layout`` is unknown, or the dtype is not a floating dtype.
         MissingFieldError: The batch lacks a field.
         SchemaError: A field does not hold images of integers, or its layout is ambiguous without ``layout``.
         DataError: A pixel is outside 0..255.
@@ -260,12 +261,14 @@ class ToFloatImage(_OfImages):
         scaled = xp.astype(images, floating) / 255
         if str(images.dtype).split(".")[-1] not in ("uint8", "bool"):  # others hold more than 0..255
             scaled = self._within(images, scaled, key)
-        # Moved channels leave the bytes as they were; frameworks want them in order.
+        # Moving channels only changes strides, but frameworks need contiguous arrays.
         return np.ascontiguousarray(scaled) if isinstance(scaled, np.ndarray) else xp.asarray(scaled, copy=True)
 
     @staticmethod
     def _within(images: Array, scaled: Array, key: FieldKey) -> Array:
-        """Return the scaled pixels; DataError for a pixel outside 0..255, or NaN in compiled code and on devices."""
+        """Scale pixels to 0..1. A pixel outside 0..255 raises DataError, or becomes NaN in compiled code and on
+        devices.
+        """
         xp = namespace(images)
         outside = images < 0
         if str(images.dtype).split(".")[-1] != "int8":  # with which torch does not compare 255
@@ -309,7 +312,9 @@ def _bilinear(images: Array, height: int, width: int) -> Array:
 
 
 def _beside(images: Array, make: Callable[..., Array], old: int, new: int) -> Array:
-    """Return a table for two sizes on the device of the images; torch computes it there, as a copy would block."""
+    """Return the table for two sizes on the device of the images; torch computes it there, because a copy would
+    block.
+    """
     if is_tensor(images) and not may_look(images):
         return make(old, new, namespace(images), device=images.device)
     known = _kept(make, old, new)
@@ -322,7 +327,7 @@ def _kept(make: Callable[..., Array], old: int, new: int) -> Array:
 
 
 def _weights(old: int, new: int, xp: Any, **where: Any) -> Array:
-    """Return the weight of each old pixel of a line in each new one, float32 ``[new, old]``; rows sum to 1."""
+    """Return the weight of each old pixel in each new pixel of a line, float32 ``[new, old]``; rows sum to 1."""
     scale = old / new
     support = max(scale, 1.0)
     centre = (xp.arange(new, dtype=xp.float64, **where) + 0.5) * scale
@@ -332,7 +337,7 @@ def _weights(old: int, new: int, xp: Any, **where: Any) -> Array:
 
 
 def _nearest(old: int, new: int, xp: Any, **where: Any) -> Array:
-    """Return the old pixel in the middle of each new one, int64 ``[new]``."""
+    """Return the old pixel at the centre of each new pixel, int64 ``[new]``."""
     middle = (xp.arange(new, dtype=xp.float64, **where) + 0.5) * (old / new)
     return xp.clip(xp.astype(middle, xp.int64), None, old - 1)
 

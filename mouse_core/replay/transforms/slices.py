@@ -42,14 +42,14 @@ Array = Any
 class RandomTimeCrop:
     """Crops a random sub-trajectory of ``sequence_length`` steps from every slice, or from rows that are trajectories.
 
-    The first step is drawn uniformly from all steps that are followed by enough steps of the mask. A shorter slice is
-    cropped from its first existing step, and its mask marks the existing steps. (``mouse_core.RandomCrop`` crops
-    images.)
+    The first step is drawn uniformly from all steps that enough existing steps follow. A slice with fewer existing
+    steps is cropped from its first existing step, and its mask marks the existing steps. (``mouse_core.RandomCrop``
+    crops images.)
 
     Args:
-        sequence_length: Steps of a sub-trajectory.
-        mask: The field that marks the existing steps, a contiguous range of each slice. Without this field all steps
-            exist.
+        sequence_length: Number of steps of a sub-trajectory.
+        mask: The field that marks the existing steps, which must be a contiguous range in each slice. Without this
+            field, all steps exist.
 
     Raises:
         ConfigError: The length is not a positive integer.
@@ -87,7 +87,7 @@ class RandomTimeCrop:
         return map_tree(lambda values: crop(values) if runs(values, steps) else values, batch)
 
     def _stretches(self, batch: Any, steps: tuple[int, int]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Return where the existing steps of each slice begin, and their number, int64 ``[N]``."""
+        """Return the first existing step of each slice, and the number of existing steps, int64 ``[N]``."""
         found = find_any(batch, self.mask)
         if found is None:
             return np.zeros(steps[0], np.int64), np.full(steps[0], steps[1])
@@ -109,8 +109,8 @@ class MarkSlices:
 
     A recurrent network that is trained on slices resets its state at the first step of each slice. Sums along time stop
     at the last step, as at the end of an episode. ``MarkSlices(first="is_init", last=[("next", "truncated"), ("next",
-    "done")])`` marks a slice like a truncated episode. Missing steps have no mark. Fields are bool, of the shape of
-    ``index``. If the batch already has a field of that name, its marks stay.
+    "done")])`` marks a slice like a truncated episode. Missing steps have no mark. Fields are bool, in the shape of
+    ``index``. If the batch already has a field of that name, its marks are kept.
 
     Args:
         first: The field, or a list of fields, that are True in the first step of each slice.
@@ -118,7 +118,7 @@ class MarkSlices:
         mask: The field that marks the existing steps; without this field all steps exist.
 
     Raises:
-        ConfigError: Neither a first nor a last field.
+        ConfigError: Neither ``first`` nor ``last`` names a field.
         SchemaError: The batch has single rows, or an existing field is not one bool for each step.
     """
 
@@ -148,7 +148,8 @@ class MarkSlices:
         xp = namespace(index)
         if slices is None or index.ndim == 2:
             meant = xp.ones_like(index, dtype=xp.bool) if there is None else there != 0
-            # Of 0, 1, 1 steps that are there 0, 1 and 2 are counted up to each: the first is where 1 is, the last 2.
+            # Example: the mask 0, 1, 1 has the running count 0, 1, 2: the first existing step has count 1, the last
+            # existing step count 2.
             count = meant.cumsum(1)
             ends = [meant & (count == 1), meant & (count == count[:, -1:])]
         else:
@@ -170,27 +171,29 @@ class MarkSlices:
 
 
 def _names(keys: Any, name: str) -> tuple[FieldKey, ...]:
-    """Return one field or a list of fields as a tuple; a tuple is the name of one nested field."""
+    """Convert one field or a list of fields to a tuple of fields; a tuple as argument is the name of one nested
+    field.
+    """
     names: list[FieldKey] = keys if isinstance(keys, list) else [keys] if keys else []
     return check_keys(names, where=f"MarkSlices: {name}")
 
 
 @dataclass(frozen=True)
 class BurnIn:
-    """Removes the first steps of every slice, from which a function computes the state of a recurrent network.
+    """Removes the first steps of every slice; a function computes a recurrent network's initial state from these steps.
 
-    Draw slices that are longer by these steps: ``SliceSampler(sequence_length=burn_in + learned)``. The function is
-    called with a batch of the first ``steps``, ``mask`` included, and returns fields with the initial state for the
+    Draw slices that include these steps: ``SliceSampler(sequence_length=burn_in + learned)``. The function is called
+    with a batch of the first ``steps`` steps, including ``mask``, and returns fields with the initial state for the
     remaining steps. (Kapturowski et al., "Recurrent experience replay in distributed reinforcement learning", ICLR
     2019.)
 
-    The state depends on the current weights of the network. In a buffer the function runs where transforms run, also in
-    the threads of a ``PrefetchBatchifier``. Without a prefetcher, batches depend only on the draws and the weights. The
-    transform may also be called with a delivered batch, a dict of arrays of NumPy, torch or JAX.
+    The state depends on the network's weights at the time of the call. In a buffer the function runs where transforms
+    run, also in the threads of a ``PrefetchBatchifier``. Without a prefetcher, batches depend only on the draws and the
+    weights. The transform may also be called with a delivered batch, a dict of arrays of NumPy, torch or JAX.
 
     Args:
         function: A function from a batch ``[B, steps, ...]`` to a dict of fields ``[B, ...]``.
-        steps: Steps to burn in, at least 1.
+        steps: Number of burn-in steps, at least 1.
 
     Raises:
         ConfigError: ``function`` is not callable, or ``steps`` is below 1.
@@ -239,9 +242,9 @@ class BurnIn:
 
 
 def _steps(batch: Any, where: str) -> tuple[int, int]:
-    """Return the number of slices and their length: the first axes of the index, or else of all fields.
+    """Return the number of slices and their length, from the first axes of the index, or else of all fields.
 
-    If the index has single rows, the rows are whole trajectories, and all fields must have the axis of time.
+    If the index has single rows, each row is a trajectory, and all fields must have a time axis.
     """
     index = find_any(batch, "index")
     if index is not None and index.ndim == 2:
@@ -265,26 +268,26 @@ class CatFrames:
     """Replaces each observation by the last ``frames`` observations of its episode, concatenated, oldest first.
 
     Frames are stored once. The buffer reads the earlier frames of a drawn row, or of the first row of a slice, from the
-    rows of its episode that still exist. The begin of an episode is found as in ``SliceSampler``. Before the first
-    frame of an episode, the first frame is repeated. An observation under ``next`` follows the last frame of the stack;
-    naming it as well as the field at the root has no effect. So this transform must precede other transforms that
-    change its fields. Only ``NextView`` and ``HindsightRelabel`` may precede it, and a later ``NStep`` moves whole
-    stacks.
+    rows of its episode that still exist. The begin of an episode is found as in ``SliceSampler``. For missing frames
+    before the begin of an episode, the first frame is repeated. The field under ``next`` is stacked, too: its
+    observation follows the last frame of the stack. This transform must precede other transforms that change its
+    fields. Only ``NextView`` and ``HindsightRelabel`` may precede it, and a later ``NStep`` moves whole stacks.
 
     If called directly with slices ``[N, T]``, the transform uses only the steps of the slice.
 
     Args:
         keys: Fields of a step's shape ``[..., C]``: 4 frames of 3 channels become ``[..., 12]``.
         frames: The number of frames, k, at least 1.
-        axis: The axis of a step, counted from the last one: -1, or -3 for images ``[C, H, W]``.
-        pad: The value of frames before the first frame of an episode; None repeats the first frame.
+        axis: The axis along which frames are concatenated, counted from the last axis: -1, or -3 for images ``[C, H,
+            W]``.
+        pad: The value of missing frames before the begin of an episode; None repeats the first frame.
         done: The field that marks where episodes end, as in ``NextView``.
         mask: The field that marks the existing steps.
 
     Raises:
-        ConfigError: No fields, a number of frames below 1, or an axis that is not negative.
+        ConfigError: No field is given, the number of frames is below 1, or the axis is not negative.
         MissingFieldError: The batch lacks a field.
-        SchemaError: A field has no such axis.
+        SchemaError: A field lacks the axis.
         DataError: The field's dtype cannot represent ``pad``.
 
     Example:
@@ -320,7 +323,7 @@ class CatFrames:
         vars(self).update(zip(("done", "mask"), check_keys((done, mask), where="CatFrames"), strict=True))
 
     def gather(self, storage: Storage, index: Slots, episodes: EpisodeIndex, key: Key) -> dict[str, Any]:
-        """Return the frames before drawn rows, or before the first rows of slices; see ``Transform``.
+        """Return the earlier frames of drawn rows, or of the first rows of slices; see ``Transform``.
 
         Returns:
             For each field ``[N, 1, k - 1, ...]``, oldest first; for slices with a dilation ``[N, S, k - 1, ...]``.
@@ -332,7 +335,8 @@ class CatFrames:
             step, env = step[:, :1], env[:, :1]
         begin = episodes.episode_of(step, env)[0][..., None]
         begin = np.maximum(begin, episodes.begin)
-        # Of an episode that began with step 10, the 3 frames before step 12 are those of the steps 10, 10 and 11.
+        # Example: in an episode that begins with step 10, the 3 frames before step 12 are the frames of the steps 10,
+        # 10 and 11.
         wanted = step[..., None] - np.arange(self.frames - 1, 0, -1)
         rows = episodes.slots_of(np.maximum(wanted, begin), env[..., None])
         found = {}
@@ -398,7 +402,9 @@ class CatFrames:
         return xp.concat(parts, axis=self.axis)
 
     def _begins(self, batch: Any, shape: tuple[int, int], timed: bool) -> npt.NDArray[np.int64]:
-        """Return where the episode of each step begins in its slice, int64 ``[N, T]``; 0 if it began before."""
+        """Return the position in its slice at which the episode of each step begins, int64 ``[N, T]``; 0 if the episode
+        began earlier.
+        """
         opens = np.zeros(shape, np.bool_)
         if timed:
             try:
@@ -413,7 +419,7 @@ class CatFrames:
 
 
 def _held(pad: float, dtype: Any, key: FieldKey) -> npt.NDArray[Any]:
-    """Return the number as ``[1]`` of a dtype of NumPy or torch; DataError if the dtype cannot represent it."""
+    """Convert the number to an array ``[1]`` of a NumPy or torch dtype; DataError if the dtype cannot represent it."""
     try:
         return convert(np.array([pad]), named_dtype(str(dtype).removeprefix("torch.")))
     except ValueError as error:

@@ -51,20 +51,20 @@ Strategy = Literal["future", "final", "episode", "random"]
 class HindsightRelabel:
     """Replaces goals by goals that were achieved later, and recomputes the rewards (hindsight experience replay).
 
-    Andrychowicz et al., "Hindsight experience replay" (NeurIPS 2017). A share ``ratio`` of the transitions of a batch,
-    drawn independently, gets the achieved goal of another transition as its goal:
+    Andrychowicz et al., "Hindsight experience replay" (NeurIPS 2017). Each transition of a batch, with probability
+    ``ratio``, gets the achieved goal of another transition as its goal. The strategy selects that transition:
 
-    - "future": this transition or a later one of its episode, uniformly,
+    - "future": the transition itself or a later transition of its episode, uniformly,
     - "final": the last transition of its episode,
     - "episode": any transition of its episode, uniformly,
     - "random": any transition of the batch, uniformly.
 
-    A buffer draws goals from all rows of an episode that it holds, for single transitions and for slices. Only the
-    field of the goal is read, so episodes may be of any length. Ends of episodes are found as in ``SliceSampler``, from
-    done, terminated and truncated and from the numbers of trajectories. This transform must precede other transforms
-    that change goals; only ``NextView`` may precede it. The steps that are read after a single transition get the goal
-    of the transition, so that a later ``NStep`` sums the rewards of one goal. In slices each step has a goal of its
-    own, so a buffer of slices with this transform and ``NStep`` or ``ReturnsToGo`` raises ConfigError.
+    A buffer draws goals from all existing rows of an episode, for single transitions and for slices. Only the goal
+    field is read, so episodes may have any length. Ends of episodes are found as in ``SliceSampler``, from done,
+    terminated, truncated and trajectory numbers. This transform must precede other transforms that change goals; only
+    ``NextView`` may precede it. Steps that are read after a single transition get the same goal as the transition, so
+    that a later ``NStep`` sums the rewards of one goal. In slices each step gets its own goal, so a buffer of slices
+    with this transform and ``NStep`` or ``ReturnsToGo`` raises ConfigError.
 
     If called directly with slices ``[N, T]``, the transform uses only the steps of the slice.
 
@@ -73,19 +73,20 @@ class HindsightRelabel:
     goal.
 
     "Outgoing" rows without ``next`` do not store the achieved goal of the last transition of an episode. This
-    transition keeps its goal, is never drawn as a goal, and ends the sum of an ``NStep`` for a new goal before itself.
-    To use the last transition as well, store ``next`` or "arrived" rows.
+    transition keeps its goal, and its outcome is never drawn as a goal. With a new goal, an ``NStep`` sum ends before
+    it. To use the last transition as well, store ``next`` or "arrived" rows.
 
     Args:
         compute_reward: Called as ``compute_reward(achieved_goal, desired_goal, batch)`` with arrays ``[N, T, ...]``;
             returns rewards ``[N, T]``. gymnasium's ``GoalEnv.compute_reward`` can be passed.
         compute_done: Called with the same arguments; returns a mask of the relabelled transitions that are terminal.
-            None: ``done`` stays.
+            None: ``done`` is unchanged.
         strategy: "future", "final", "episode" or "random".
         ratio: The share of transitions with a new goal, in ``[0, 1]``: 0.8 gives four new goals for each old one.
         takes: The alignment of the rows. "arrived" rows, and "outgoing" rows without ``next``, pass through
             ``NextView`` first.
-        horizon: The largest distance of a goal in steps, in a buffer; None: up to the end of the episode.
+        horizon: In a buffer, the largest number of steps between a transition and its goal; None: up to the end of the
+            episode.
         goal, achieved, reward, done, mask: The names of these fields; goals may be nested, as in ``("observation",
             "desired_goal")``.
 
@@ -126,23 +127,24 @@ class HindsightRelabel:
         """Return goals for drawn rows, and the mask of the rows that get a new goal; see ``Transform``.
 
         Returns:
-            ``hindsight_goal`` ``[N, T, ...]``, ``hindsight_drawn`` bool ``[N, T]`` and ``hindsight_left`` int64
-            ``[N, T]``, of how many steps from this one on it is stored what they achieved; ``[batch, 1, ...]`` for
-            single rows. With the strategy "random" only the last.
+            ``hindsight_goal`` ``[N, T, ...]``; ``hindsight_drawn`` bool ``[N, T]``; and ``hindsight_left`` int64 ``[N,
+            T]``, the number of steps from each step on whose achieved goals are stored. For single rows ``[batch, 1,
+            ...]``. With the strategy "random", only ``hindsight_left``.
         """
         source = (NEXT, *path_of(self.achieved))
         behind = 0
         if storage.alignment == "arrived" or not _has(storage, source):
-            # What a transition achieved stands in the row behind it.
+            # The achieved goal of a transition is stored in the next row.
             source, behind = path_of(self.achieved), 1
         slots = index[:, None] if index.ndim == 1 else index
-        # Slices of arrived rows have a transition less than rows.
+        # Slices of "arrived" rows have one transition less than rows.
         cut = index.ndim == 2 and storage.alignment == "arrived" and index.shape[1] > 1
         slots = slots[:, :-1] if cut else slots
         step, env = episodes.steps_of(slots)
         begin, end, _ = episodes.episode_of(step, env)
-        # Of an episode of the steps 10 to 14 step 12 may have its goal from 12 on, up to 14; where what it achieved
-        # stands in the row behind it, up to 13, whose row is 14. Slots are those steps again, round by round.
+        # Example: in an episode with the steps 10 to 14, step 12 may get the goal of a step in 12..14. If achieved
+        # goals are stored in the next row, only 12..13, since the goal of step 13 is in row 14. Steps are converted to
+        # slots modulo the ring.
         first, last = step, end - 1 - behind
         left = last + 1 - step
         if self.strategy == "random":
@@ -177,7 +179,8 @@ class HindsightRelabel:
             batch = batch if find_any(batch, name) is None else removed(batch, name)
         xp, place = namespace(achieved), device_of(achieved)
         if left is not None:
-            # What a terminal transition achieved may not be stored: its observation stands under next in its place.
+            # The achieved goal of a terminal transition may not be stored: ``next`` then repeats the transition's own
+            # observation.
             ahead = xp.arange(codes.shape[1] if left.shape[1] == 1 else 1, device=place)
             valid = valid & (ahead[None, :] < xp.asarray(left, device=place))
         if taken is None or drawn is None:
@@ -185,7 +188,7 @@ class HindsightRelabel:
         taken, drawn = xp.asarray(taken, device=place), xp.asarray(drawn, device=place)
         new = drawn & valid
         if drawn.shape[1] < codes.shape[1]:
-            # All steps that were read behind a single transition get its goal; one that cannot is not there.
+            # All steps that were read after a single transition get its goal; a step that cannot get it is masked.
             there = valid_steps(batch, codes, self.mask, where=where)
             batch = replaced(batch, {self.mask: there & (new | ~new[:, :1])})
         goals = xp.where(beside(new, goal), xp.astype(taken, goal.dtype), goal)
@@ -202,7 +205,7 @@ class HindsightRelabel:
             done_place = place_of(batch, self.done)
             done = find(batch, done_place, where=where)
             terminal = self._shaped(self.compute_done(achieved, goals, made), done, "compute_done") != 0
-            # A step that was terminal for its old goal only goes on; one that was cut short stays so.
+            # A step that was terminal only for its old goal is no longer terminal; a truncated step stays truncated.
             kept = xp.where(beside(codes == TERMINAL, done), xp.zeros_like(done), done)
             changes[done_place] = xp.where(
                 beside(new, done), xp.where(terminal, xp.astype(xp.full_like(done, TERMINAL), done.dtype), kept), done
@@ -210,7 +213,7 @@ class HindsightRelabel:
         return replaced(made, changes)
 
     def _drawn_here(self, batch: Any, achieved: Array, codes: Array, valid: Array, key: Key) -> tuple[Array, Array]:
-        """Return goals from the batch itself, and the mask of the transitions that get a new goal."""
+        """Draw goals from the batch; return the goals, and the mask of the transitions that get a new goal."""
         index = find_any(batch, "index")
         single = index is not None and index.ndim == 1
         if single and self.strategy != "random":
@@ -220,7 +223,7 @@ class HindsightRelabel:
             )
         there = on_host(valid)
         length = there.shape[1]
-        if single:  # what was read behind them is no part of the batch
+        if single:  # the following steps are not part of the batch
             there = there[:, :1]
         drawn, source = self._draw(on_host(codes)[:, : there.shape[1]], there, key)
         source = source // there.shape[1] * length + source % there.shape[1]
@@ -232,7 +235,9 @@ class HindsightRelabel:
     def _draw(
         self, codes: npt.NDArray[Any], valid: npt.NDArray[Any], key: Key
     ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
-        """Return the mask of transitions with a new goal, and the flat indices of the transitions with the goals."""
+        """Return the mask of transitions that get a new goal, and the flat indices of the transitions that provide the
+        goals.
+        """
         count, length = codes.shape
         uniform = key.uniform(2 * count * length).reshape(2, count, length)
         chosen = (uniform[0] < self.ratio) & valid
@@ -240,7 +245,7 @@ class HindsightRelabel:
             everywhere = np.flatnonzero(valid)
             pick = (uniform[1] * len(everywhere)).astype(np.int64)
             return chosen, everywhere[pick] if len(everywhere) else np.zeros_like(pick)
-        # A step is the last known of its episode if it ends it, or if the next one is not there.
+        # A step is the last known step of its episode if it ends the episode, or if the next step is missing.
         closes = codes != ALIVE
         closes[:, :-1] |= ~valid[:, 1:]
         episodes = EpisodeIndex(count, length)
@@ -253,7 +258,9 @@ class HindsightRelabel:
     def _pick(
         self, first: npt.NDArray[np.int64], last: npt.NDArray[np.int64], uniform: npt.NDArray[np.float64]
     ) -> npt.NDArray[np.int64]:
-        """Choose one of the steps ``first .. last`` by a number in ``[0, 1)``, or the last."""
+        """Choose one of the steps ``first .. last`` by a number in ``[0, 1)``, or the last step, depending on the
+        strategy.
+        """
         if self.strategy == "final":
             return last
         return np.minimum(first + (uniform * (last - first + 1)).astype(np.int64), last)
@@ -270,12 +277,12 @@ class HindsightRelabel:
 
 
 def _check_call(name: str, function: Any) -> None:
-    """Raise ConfigError where a function does not take what it will be called with."""
+    """Raise ConfigError unless a function accepts the arguments of its later calls."""
     if not callable(function):
         raise ConfigError(f"HindsightRelabel: {name}: expected a function, found {function!r}")
     try:
         found = signature(function)
-    except (TypeError, ValueError):  # some that are not written in Python do not say
+    except (TypeError, ValueError):  # functions in C may have no signature
         return
     try:
         found.bind("achieved", "goal", "batch")
@@ -299,36 +306,36 @@ OUTCOME: tuple[FieldKey, ...] = ("reward", "done", "agent_done", "terminated", "
 
 @dataclass(frozen=True, kw_only=True)
 class NextView:
-    """Converts rows to transitions with a ``next`` entry, which holds the result of the action.
+    """Converts rows to transitions whose field ``next`` holds the result of the action.
 
     ``next`` holds the next observation, and reward, done, agent_done, terminated and truncated, which are removed from
     the root (the layout TED of TorchRL). The action and the fields of the sampler stay at the root.
 
-    - Taken from "outgoing" rows (row t: observation t, and the action, reward and done that leave it), slices of T rows
+    - From "outgoing" rows (row t: observation t, and the action, reward and done that leave it), slices of T rows
       become T transitions, whose ``next`` holds the observation of row t+1. The last row of an episode has no next
-      observation, as the final observation is not stored. A terminal transition does not need the next observation: it
-      stays, with its own observation under ``next``. A truncated transition needs it, and is masked. The last step of a
-      slice within an episode is masked, too.
-    - Taken from "arrived" rows (row t: observation t, and the action, reward and done that led to it), T rows become
-      T-1 transitions: observation t, and action, reward, done and observation of row t+1. No stored observation is
-      lost.
+      observation, because the final observation is not stored. A terminal transition does not need the next
+      observation: the transition is kept, with its own observation under ``next``. A truncated transition needs the
+      next observation, so it is masked. The last step of a slice inside an episode is also masked.
+    - From "arrived" rows (row t: observation t, and the action, reward and done that led to it), T rows become T-1
+      transitions: observation t, and action, reward, done and observation of row t+1. No stored observation is lost.
 
-    The result has a field ``mask``, bool, which is True for complete transitions: exclude the others from the loss.
-    Single transitions of a buffer stay single transitions, as the buffer also reads the row after each of them.
+    The result has a field ``mask``, bool, which is True for complete transitions: exclude incomplete transitions from
+    the loss. Single transitions of a buffer stay single transitions, because the buffer also reads the row after each
+    transition.
 
     Args:
         takes: The alignment of the rows.
         action: Fields of the action.
-        outcome: Fields of the result of the action; missing fields are skipped.
-        keep: Further fields without a next value, such as the number of a task.
-        done: The field of the ends of episodes: 0, 1 (terminal) or 2 (truncated), or a bool with ``terminated`` and
-            ``truncated`` on the same level.
+        outcome: Fields of the action's result; missing fields are skipped.
+        keep: Further fields that get no next value, such as a task number.
+        done: The field that marks ends of episodes: 0, 1 (terminal) or 2 (truncated); or a bool, with ``terminated``
+            and ``truncated`` on the same level.
         mask: The field that marks the existing steps; added if it is missing.
 
     Raises:
-        ConfigError: An unknown alignment, or an invalid name.
+        ConfigError: The alignment is unknown, or a name is invalid.
         MissingFieldError: No field of the batch marks where episodes end.
-        SchemaError: The batch does not consist of slices, or already has a ``next``.
+        SchemaError: The batch does not consist of slices, or already has a field ``next``.
 
     Example:
         >>> import numpy as np
@@ -395,7 +402,7 @@ class NextView:
                 continue
             rows[key] = values
             if has_steps and not self._stays(key):
-                # Text and ragged rows lie on the host, and what is made of them, where others are tensors.
+                # Text and ragged rows stay on the host even if other fields are tensors.
                 own = namespace(values)
                 flags = followed if own is xp else own.asarray(on_host(followed))
                 shifted = own.concat([values[:, 1:], values[:, -1:]], axis=1)
@@ -414,16 +421,16 @@ class NextView:
 class Transitions(NextView):
     """Converts rows to flat transitions, with the fields of sources with ``transitions=True``; see ``NextView``.
 
-    A batch has the observation, the action that was taken there, its ``reward``, ``terminated``, ``truncated`` and the
-    next observation: each field whose name begins with "obs" has a second field ``next_<name>``. ``mask`` marks the
-    complete transitions. Other fields have the values of the row of the observation. ``ReplayBuffer(transitions=True)``
-    has this transform for the alignment of its rows.
+    A batch has the observation, the action, its ``reward``, ``terminated`` and ``truncated``, and the next observation:
+    each field whose name begins with "obs" has a second field ``next_<name>``. ``mask`` marks the complete transitions.
+    Other fields have the values of the observation's row. ``ReplayBuffer(transitions=True)`` adds this transform for
+    the alignment of its rows.
 
     Args:
         takes, action, outcome, keep, done, mask: See ``NextView``; ``done`` is a field at the root.
 
     Raises:
-        ConfigError, MissingFieldError, SchemaError: As ``NextView``.
+        ConfigError, MissingFieldError, SchemaError: See ``NextView``.
 
     Example:
         >>> import numpy as np
@@ -449,41 +456,42 @@ class Transitions(NextView):
 
 @dataclass(frozen=True)
 class NStep:
-    """Converts transitions to transitions of up to ``n`` steps, for n-step bootstrapping.
+    """Converts single-step transitions to transitions of up to ``n`` steps, for n-step bootstrapping.
 
-    For step t of an episode let ``m`` be the number of steps taken: ``n``, or fewer if the episode or the slice ends
-    before. Then the batch has at t
+    For step t, let ``m`` be the number of summed steps: ``n``, or fewer if the episode or the slice ends earlier. The
+    batch then has at step t:
 
-    - ``reward``: ``sum(discount**k * reward[t + k] for k in range(m))``, of vectors by component,
+    - ``reward``: ``sum(discount**k * reward[t + k] for k in range(m))``, for vectors by component,
     - ``done``, and ``agent_done``, ``terminated`` and ``truncated`` if they exist: the values of step ``t + m - 1``,
     - every field under ``next``, and every field whose name begins with ``next_``: the value of step ``t + m - 1``,
     - ``discount``, float32 with as many axes as the reward: ``discount**m``; and ``steps``, int64 ``[N, T]``: ``m``.
 
-    So a target is ``reward + discount * (done != 1) * value(next)``. The end of an episode stops the sum. A step whose
-    target is the terminal observation has done 1. A step whose target is the observation of a truncation has done 2,
-    and bootstraps. The end of a slice stops the sum, too, and the bootstrap uses fewer steps.
+    So the target is ``reward + discount * (done != 1) * value(next)``. The end of an episode stops the sum. A step
+    whose target is the terminal observation has done 1. A step whose target is the observation of a truncation has done
+    2, and bootstraps. The end of a slice also stops the sum, and the bootstrap uses fewer steps.
 
-    Agents end one by one if rows have ``agent_done`` ``[A]`` and rewards ``[A]`` or ``[A, ...]``; codes are as in
+    Agents may end separately if rows have ``agent_done`` ``[A]`` and rewards ``[A]`` or ``[A, ...]``; for the codes see
     ``DatasetStore.add_episode``. An agent's sum stops at its own end, and its ``agent_done`` is the code of that end.
-    Its rewards after the end (code 3) count as 0. Where an agent is truncated, the sums of all agents stop, since they
-    have one ``next``. So the target of an agent is ``reward + discount * (agent_done != 1) * value(next)``, without the
-    steps where ``agent_done`` is 3.
+    Its rewards after the end (code 3) count as 0. Where an agent is truncated, the sums of all agents stop, because all
+    agents share one ``next``. So the target of an agent is ``reward + discount * (agent_done != 1) * value(next)``,
+    without the steps where ``agent_done`` is 3.
 
-    The formula is that of Sutton and Barto, "Reinforcement learning", 2nd edition, section 7.1, with truncated episodes
-    as in Pardo et al., "Time limits in reinforcement learning" (ICML 2018).
+    The formula comes from Sutton and Barto, "Reinforcement learning", 2nd edition, section 7.1, with truncated episodes
+    handled as in Pardo et al., "Time limits in reinforcement learning" (ICML 2018).
 
     A buffer that draws single transitions also reads the steps after each transition.
 
     Args:
-        n: The most steps of a sum, at least 1.
+        n: The largest number of steps in a sum, at least 1.
         discount: The discount of one step, in ``[0, 1]``.
         takes: The alignment of the rows. "arrived" rows pass through ``NextView(takes="arrived")`` first.
-        reward, done: The names of these fields, which are first searched under ``next``. ``done`` as in ``NextView``.
+        reward, done: The names of the reward and done fields, which are first searched under ``next``. See ``NextView``
+            for ``done``.
         mask: The field that marks the existing steps.
         view: The transform that converts "arrived" rows to transitions, instead of ``NextView(takes="arrived")``.
 
     Raises:
-        ConfigError: ``n`` or ``discount`` out of range.
+        ConfigError: ``n`` or ``discount`` is out of range.
         MissingFieldError: The batch has no reward, or no field that marks where episodes end.
         SchemaError: The batch does not consist of slices, or already has a field ``discount`` or ``steps``.
 
@@ -513,11 +521,11 @@ class NStep:
 
     @property
     def reach(self) -> int:
-        """The number of rows that are read after a drawn row; at least 1, so that the batch has an axis of time."""
+        """The number of rows that are read after a drawn row; at least 1, so that the batch has a time axis."""
         return max(1, int(self.n) - 1 + (self.takes == "arrived"))
 
     def __call__(self, batch: Any) -> Any:
-        """Return the batch ``{field: [N, T, ...]}`` with the fields of the class docstring."""
+        """Return the batch ``{field: [N, T, ...]}`` with the fields that the class docstring lists."""
         if self.takes == "arrived":
             batch = (self.view or NextView(takes="arrived", done=self.done, mask=self.mask))(batch)
         for name in ("discount", "steps"):
@@ -555,7 +563,7 @@ class NStep:
 
 
 def _table(values: npt.NDArray[np.float64], beside: Array) -> Array:
-    """Return numbers on the device of an array; torch computes them there, as a copy would block."""
+    """Return a table of numbers on the device of an array; torch computes it there, because a copy would block."""
     xp, device = namespace(beside), device_of(beside)
     if not is_tensor(beside) or device.type == "cpu":
         return xp.asarray(values, device=device)
@@ -568,8 +576,8 @@ AGENTS: FieldKey = "agent_done"
 def by_agent(batch: Any, codes: Array, reward: Array) -> tuple[Array | None, Array]:
     """Return the end code of each agent, ``[N, T, A]``, and the rewards, which are 0 after an agent's end.
 
-    An agent that has not ended ends with the episode, as ``codes`` ``[N, T]`` say. Without a reward for each agent, or
-    if agents end together, the codes are None and the rewards unchanged.
+    An agent that has not ended ends with the episode, according to ``codes`` ``[N, T]``. Without a reward for each
+    agent, or without ``agent_done``, the returned codes are None and the rewards unchanged.
     """
     agents = find_any(batch, place_of(batch, AGENTS))
     if agents is None or agents.ndim != 3 or tuple(reward.shape[:3]) != tuple(agents.shape):
@@ -584,17 +592,17 @@ def n_step_sums(
 ) -> tuple[Array, Array, Array | None]:
     """Return the sum of up to ``n`` rewards from each step on, the number of summed rewards, and codes of agents.
 
-    Example: the rewards are 4, 2, 8, n is 2, the discount is 0.5, and the second step ends its episode. The first step
-        sums 4 and half of 2, the second step only 2 (the third step is of another episode), the third step only 8 (no
-        step follows). The sums are 5, 2, 8 and the numbers of rewards 2, 1, 1.
+    Example: the rewards are 4, 2, 8, n is 2, the discount is 0.5, and the second step ends its episode. The first sum
+    is 4 plus half of 2. The second sum is only 2, because the third step belongs to another episode. The third sum is
+    only 8, because no step follows. The sums are 5, 2, 8 and the numbers of rewards 2, 1, 1.
 
     Args:
         reward: ``[N, T, ...]``; element t is the reward after observation t.
         ended: Whether step t is the last of its episode, bool ``[N, T]``.
         valid: Whether step t exists, bool ``[N, T]``.
-        n: The most steps, at least 1.
+        n: The largest number of steps, at least 1.
         discount: The discount of one step.
-        agents: The end code of each agent in each step, ``[N, T, A]``, of rewards ``[N, T, A, ...]``; None: agents end
+        agents: The end code of each agent in each step, ``[N, T, A]``, for rewards ``[N, T, A, ...]``; None: agents end
             with the episode.
 
     Returns:
@@ -628,7 +636,9 @@ def n_step_sums(
 
 
 def _ending_in_zeros(values: Array, count: int) -> Array:
-    """Append ``count`` steps of zeros to ``[N, T - count, ...]``; arrays of JAX cannot be added to in place."""
+    """Append ``count`` steps of zeros to ``[N, T - count, ...]``, because JAX arrays do not support addition in
+    place.
+    """
     if not count:
         return values
     xp = namespace(values)
@@ -641,12 +651,12 @@ class ReturnsToGo:
     """Adds the sum of the future rewards, ``return_to_go``, to every step.
 
     ``G[t] = r + discount * G[t + 1]``, where ``r`` is the reward of the transition that leaves observation t, and
-    ``G[t + 1]`` counts if step t + 1 is of the same episode: for "outgoing" rows ``r = reward[t]``, for "arrived" ones
-    ``r = reward[t + 1]``, and 0 at the last row of an episode. (Sutton and Barto, section 3.3.)
+    ``G[t + 1]`` counts only if step t + 1 belongs to the same episode. For "outgoing" rows, ``r`` is ``reward[t]``. For
+    "arrived" rows, ``r`` is ``reward[t + 1]``, and 0 at the last row of an episode. (Sutton and Barto, section 3.3.)
 
-    Vector rewards have vector sums. Rewards by agent are summed up to the end of the agent, if rows have ``agent_done``
-    as in ``NStep``. Only rewards in the slice are summed. For returns up to the ends of episodes, draw whole episodes,
-    or compute the returns when episodes are written: ``OnWrite(ReturnsToGo(0.99))``.
+    Vector rewards give vector sums. If rows have ``agent_done`` (see ``NStep``), the rewards of an agent are summed up
+    to the end of the agent. Only rewards in the slice are summed. For returns up to the ends of episodes, draw whole
+    episodes, or compute the returns when episodes are written: ``OnWrite(ReturnsToGo(0.99))``.
 
     Args:
         discount: The discount of one step, in ``[0, 1]``.
@@ -655,7 +665,7 @@ class ReturnsToGo:
         to: The name of the new field, which has the dtype of the reward.
 
     Raises:
-        ConfigError, MissingFieldError, SchemaError: As ``NStep``.
+        ConfigError, MissingFieldError, SchemaError: See ``NStep``.
 
     Example:
         >>> import numpy as np

@@ -21,35 +21,35 @@ from mouse_core.statistics import Normalizer, Scaling
 
 Floats = npt.NDArray[np.float64]
 
-# Rows that are counted at a time.
+# Number of rows that are counted together.
 _COUNTED = 1 << 16
 
 
 class VecNorm:
     """Normalises fields by the running mean and standard deviation of all rows ever written (``(x - mean) / std``).
 
-    Every written row counts once, also after it is overwritten. Rows that exist when a buffer is created count as well.
-    Rows of another process or buffer count at the next draw or write, if they still exist. Rows that are overwritten by
-    the same write, and changes in place (``buffer[i] = row``), do not count. NaN and infinities are ignored. A batch is
-    normalised by the statistics at its draw, in any number of threads. These statistics are saved with the batch and
-    are a part of the buffer's state. They are computed on the host in float64, so that all frameworks have equal
-    values.
+    Every written row counts once, even after it is overwritten. Rows that exist when a buffer is created also count.
+    Rows that another process or buffer writes count at the next draw or write of this buffer, if they still exist. Rows
+    that are overwritten by the same write, and changes in place (``buffer[i] = row``), do not count. NaN and infinities
+    are ignored. A batch is normalised by the statistics at its draw, in any number of threads. The statistics are kept
+    with the batch and saved in the buffer's state. They are computed on the host in float64, so that all frameworks
+    have equal values.
 
     ``VecNorm`` must precede other transforms that change its fields; only ``NextView``, ``HindsightRelabel`` and a
     ``CatFrames`` of vectors may precede ``VecNorm``. A field under ``next`` is normalised by the statistics of the
-    field at the root, and need not be named.
+    field at the root, so it need not be named.
 
-    The statistics of two parts are merged as in Chan, Golub and LeVeque (1979), with weights: a row that was written
-    ``n`` rows before the last one has the weight ``decay**n``.
+    The statistics of two groups of rows are merged as in Chan, Golub and LeVeque (1979), with weights: a row that was
+    written ``n`` rows before the newest row has the weight ``decay**n``.
 
     Args:
         keys: Fields of numbers, at the root or under ``next``.
         decay: The weight of a row relative to the next row, in ``(0, 1]``; with 1 all rows have equal weights.
-        eps: The smallest standard deviation to divide by. A constant number is only shifted.
+        eps: The smallest standard deviation to divide by. A constant field is only shifted.
 
     Raises:
-        ConfigError: No fields, or a number out of range; or the transform is used in a buffer whose writer keeps no
-            order of rows, in an ensemble, or in buffers over two storages.
+        ConfigError: No field is given, a number is out of range, or the transform is used in an ensemble, in a buffer
+            whose writer does not keep rows in order, or in buffers over two storages.
         MissingFieldError: The rows lack a field.
         SchemaError: A field does not hold numbers.
 
@@ -88,25 +88,25 @@ class VecNorm:
     # ------------------------------------------------------------------ rows
 
     def watch(self, storage: Storage) -> None:
-        """Attach the transform to a buffer over this storage; see ``Transform``."""
+        """Attach the transform to a buffer over ``storage``; see ``Transform``."""
         if self._storage is not None and self._storage is not storage:
             raise ConfigError("VecNorm: expected one storage, found a second; give each buffer one of its own")
         self._storage = storage
 
     def wrote(self, storage: Storage, write: Write) -> None:
-        """Count rows that were written."""
+        """Add written rows to the statistics."""
         if write.first is not None:
             self.reset(storage)
 
     def reset(self, storage: Storage) -> None:
-        """Count the rows in the storage that were not counted yet."""
+        """Add the rows in the storage that were not counted yet to the statistics."""
         try:
             self._count(storage)
         except MouseError:
             pass  # the rows are written; the next draw raises the error
 
     def dropped(self, storage: Storage, rows: int) -> None:
-        """Remove the first rows; the remaining rows are numbered from 0."""
+        """Adjust row numbers after the oldest rows were dropped; the remaining rows are numbered from 0."""
         self._next = max(self._next - rows, 0)
         self.reset(storage)
 
@@ -128,7 +128,7 @@ class VecNorm:
     # ------------------------------------------------------------------ batches
 
     def settled(self, storage: Storage) -> dict[str, Any]:
-        """Return the statistics that normalise batches drawn now: arrays that are never modified."""
+        """Return the current statistics, for batches that are drawn now; the arrays are never modified."""
         self._count(storage)
         return self._numbers()
 
@@ -147,7 +147,8 @@ class VecNorm:
 
     @property
     def normalizer(self) -> Normalizer:
-        """The current scalings by field, for values outside the buffer, such as an observation on which a policy acts.
+        """The current scaling of each field, to normalise values outside the buffer, such as an observation for a
+        policy.
 
         Raises:
             ConfigError: No row was counted yet.
@@ -164,7 +165,7 @@ class VecNorm:
         return _Normalize(scalings)
 
     def __call__(self, batch: Any) -> Any:
-        """Return the batch, normalised by the current statistics, in float32."""
+        """Normalise the batch by the current statistics; return it in float32."""
         return self.at(self._numbers())(batch)
 
     # ------------------------------------------------------------------ state
@@ -178,7 +179,7 @@ class VecNorm:
         """Restore ``state``; ``{}`` means that no row was counted.
 
         Raises:
-            StateError: The state is of another transform, or damaged; the transform is unchanged.
+            StateError: The state is damaged or comes from another transform; the transform is unchanged.
         """
         moments: dict[FieldKey, _Moments] = {}
         following = 0
@@ -192,7 +193,7 @@ class VecNorm:
 
 @dataclass(frozen=True)
 class _Normalize:
-    """The fields with these scalings, at the root and under ``next``."""
+    """A function that normalises fields with fixed scalings, at the root and under ``next``."""
 
     scalings: Mapping[Any, Scaling]
 
@@ -208,7 +209,9 @@ class _Normalize:
 
 @dataclass(frozen=True)
 class _Moments:
-    """The weight, mean and squared deviation of the counted rows, float64 ``[width]`` each, for steps of one shape."""
+    """The total weight, mean and sum of squared deviations of the counted rows, float64 ``[width]``, for steps of one
+    shape.
+    """
 
     shape: tuple[int, ...]
     weight: Floats = field(default_factory=lambda: np.zeros(1))
@@ -216,7 +219,7 @@ class _Moments:
     squares: Floats = field(default_factory=lambda: np.zeros(1))
 
     def scale(self, eps: float) -> tuple[Floats, Floats]:
-        """Return mean and standard deviation, of a step's shape."""
+        """Return the mean and the standard deviation, in the shape of a step."""
         deviation = np.sqrt(self.squares / np.where(self.weight > 0, self.weight, 1.0))
         spread = np.where(deviation > 0, np.maximum(deviation, eps), 1.0)
         return self.mean.reshape(self.shape), spread.reshape(self.shape)
@@ -242,10 +245,10 @@ _SUMS = ("weight", "mean", "squares")
 
 
 def _moments_of(key: FieldKey, rows: npt.NDArray[Any], known: _Moments | None, decay: float) -> _Moments:
-    """Return the moments after ``[n, *shape]`` more rows.
+    """Return the moments after adding rows ``[n, *shape]``.
 
-    With a decay of 0.5 the rows 4 and 2 have the weights 0.5 and 1: a total weight of 1.5 and a mean of 8/3. An earlier
-    weight of 1 becomes 0.25.
+    Example: with a decay of 0.5, the rows 4 and 2 have the weights 0.5 and 1, a total weight of 1.5 and a mean of 8/3.
+    An earlier row's weight of 1 becomes 0.25.
     """
     shape = rows.shape[1:]
     if known is None:
@@ -272,7 +275,7 @@ def _moments_of(key: FieldKey, rows: npt.NDArray[Any], known: _Moments | None, d
 
 
 def _numbers(storage: Storage, key: FieldKey, rows: slice) -> npt.NDArray[Any]:
-    """Return a field of some rows, at the root or under ``next``."""
+    """Return a field of rows, at the root or under ``next``."""
     try:
         values = storage.read(key, rows)
     except MissingFieldError:

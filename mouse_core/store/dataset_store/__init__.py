@@ -1,4 +1,4 @@
-"""DatasetStore: an ordered sequence of steps, from recorded datasets and appended rows."""
+"""DatasetStore: an ordered sequence of steps from recorded datasets and appended rows."""
 
 from __future__ import annotations
 
@@ -26,30 +26,31 @@ if TYPE_CHECKING:
 
 
 class DatasetStore(Store):
-    """Steps in the order they were recorded: datasets by reference, then appended rows.
+    """A store of steps in recorded order: datasets, held by reference, and appended rows.
 
-    Datasets stay where they are, on disk or in memory; nothing is copied or scanned. One thread may append while
-    others read snapshots.
+    Datasets stay on disk or in memory; their rows are neither copied nor scanned. One thread may append while others
+    read snapshots.
 
     Args:
-        max_action_dim: Number of actions A, or the width of action vectors; by default from the data.
+        max_action_dim: Number of discrete actions, or width of action vectors; by default from the data.
         max_obs_continuous_dim: Width C of observations; by default from the data.
         fields: Fields that replace standard ones of the same name, or are added after them.
         alignment: The transition that a row's action, reward and done belong to: "arrived" (it led to the row's
             observation) or "outgoing" (it leaves the observation); None: "arrived", as for all stores.
         dense_bytes: Memory that the store's readers may use, in total and in each process, for dense copies of columns
             that cannot be copied as stored: columns with nulls, with rows of differing length or of another width than
-            declared, and booleans. Columns beyond the limit are read more slowly, with the same result.
+            declared, and booleans. Columns beyond the limit are read without a dense copy: slower, with the same
+            result.
         image_roots: Folders for images that rows name by path, in addition to the dataset's own folder. No other file
             is opened.
         spec: The allowed values of columns: specs of ``mouse_core.spec`` by name. Appended rows are checked by value,
             for any dtype; with alignment "arrived", columns of transitions may also have zeros.
-        columns: The types of columns that the first value does not decide: a ``pyarrow.Schema``, a
+        columns: Types of columns, declared instead of inferred from the first value: a ``pyarrow.Schema``, a
             ``datasets.Features``, or by column an Arrow type or field, a dtype, or ``(dtype, shape)``, where a size of
-            -1 is any length. ``str`` and ``bytes`` are dtypes, too. Columns of other names are still allowed.
+            -1 is any length. ``str`` and ``bytes`` are dtypes, too. Undeclared columns are still allowed.
 
     Raises:
-        ConfigError: A dimension is below 1, the alignment, ``spec`` or ``columns`` are unknown, ``dense_bytes`` is
+        ConfigError: A dimension is below 1, the alignment, ``spec`` or ``columns`` are invalid, ``dense_bytes`` is
             below 0, or a folder is invalid.
         SchemaError: A field cannot be read from the declared type of its column.
     """
@@ -71,7 +72,7 @@ class DatasetStore(Store):
         spec: Mapping[str, Any] | None = None,
         columns: Any = None,
     ) -> None:
-        # Modules that only some stores need are loaded with the first of them.
+        # Modules that only some stores need are imported when such a store is first used.
         from mouse_core.store._intake import StoreBackend, StoreSchema
 
         self._budget = DenseBudget(dense_bytes)
@@ -95,33 +96,34 @@ class DatasetStore(Store):
     ) -> DatasetStore:
         """Open recorded data of any format as a store, or the store in a folder for writing.
 
-        ``format`` and ``notes`` of the store, and its ``repr``, say what was found. A store on disk, a saved dataset,
-        videos and TFRecord files are read where they lie; other formats are read into memory.
+        The store's ``format``, ``notes`` and ``repr`` describe the data that was found. A store on disk, a saved
+        dataset, videos and TFRecord files are read from disk on demand; other formats are read into memory.
 
-        A folder has one writer at a time, ``mode="a"``, and any number of readers in any process, also while it is
-        written; readers see the flushed rows. When a process ends, for any reason, every row is kept for which
-        ``append`` or ``extend`` returned. When the machine stops, ``sync`` determines which rows are kept:
+        A folder has one writer at a time (``mode="a"``) and any number of readers in any process, also during writing;
+        readers see the flushed rows. When the writing process ends, for any reason, every row whose ``append`` or
+        ``extend`` returned is kept. After a power cut, ``sync`` determines which rows are kept:
 
         - "none": the rows in sealed files; the last 64 MB of rows may be lost.
         - "flush": the rows before the last ``flush()``.
-        - "append": every row for which ``append`` or ``extend`` returned.
+        - "append": every row whose ``append`` or ``extend`` returned.
 
         Args:
             path: A store, a saved dataset, or a file or folder of any format that ``mouse_core.formats`` reads; the id
                 of a dataset, such as ``minari:D4RL/door/human-v2``; or an address, ``s3://bucket/runs``, ``gs://``,
                 ``az://``, ``https://`` or ``hf://datasets/name/of/it``, of a store, a saved dataset, Parquet files or a
                 LeRobotDataset.
-            mode: "r" reads an existing store, and writes nothing; "a" writes a store, which is created if necessary.
-            sync: The durability that a writer waits for, as above.
-            verify: Whether a file's digest is checked when its rows are first read, which reads the whole file once; at
-                an address, each page's digest, if ``mouse upload`` sent digests. None: if digests exist; True: they
-                must exist.
-            max_rows: Largest number of rows that a writer keeps, from 8; None: all. The oldest rows are dropped, about
-                an eighth at a time; open stores and snapshots of other processes keep them.
-            max_bytes: Largest number of bytes of files that a writer keeps, likewise, from 65,536.
-            layout: How rows are sealed: "columns", column by column; "windows", 128 to 256 rows at a time; None: as
-                before.
-            **options: The options of the class; without ``alignment``, the alignment of the rows is used. For an
+            mode: "r" reads an existing store and writes nothing; "a" writes a store and creates it if necessary.
+            sync: The durability that a writer waits for: "none", "flush" or "append", as above.
+            verify: Whether to compare a file with its digest when its rows are first read, which reads the whole file
+                once. At an address, pages are compared one by one if ``mouse upload`` sent their digests. None: compare
+                if digests exist; True: also raise ConfigError if they do not exist.
+            max_rows: Largest number of rows that a writer keeps, at least 8; None: all. The oldest rows are dropped,
+                about an eighth at a time; open stores and snapshots of other processes keep them.
+            max_bytes: Largest size in bytes of the files that a writer keeps, at least 65,536; the oldest rows are
+                dropped in the same way.
+            layout: Layout of sealed files: "columns", one record batch per file; "windows", a record batch for each 128
+                to 256 rows; None: the layout of the newest file.
+            **options: The options of the class; ``alignment`` defaults to the alignment of the stored rows. For an
                 address also the options of ``mouse_core.remote.Reaching``, ``storage_options``, ``cache`` and so on;
                 for other formats also the options of ``mouse_core.formats.open``, such as ``format`` and ``final``.
 
@@ -129,8 +131,8 @@ class DatasetStore(Store):
             The store. Close a writer with ``close()`` or a ``with`` block.
 
         Raises:
-            ConfigError: There is nothing to read, the format is not recognised, another process writes to it (the
-                message names the process), the file system has no locks, or an option does not apply to such rows.
+            ConfigError: No data exist at ``path``, the format is not recognised, another process writes to it (the
+                message names the process), the file system has no locks, or an option does not apply to the format.
             DataError: The store is damaged, or a newer release wrote it.
             SchemaError: Options contradict the metadata of the rows.
             StorageError: The folder cannot be read or written.
@@ -188,7 +190,8 @@ class DatasetStore(Store):
         return self._rows.path
 
     def flush(self) -> None:
-        """Show readers the rows so far, and wait until they are on disk, as ``sync`` requires; see ``open``.
+        """Make the present rows visible to readers; unless ``sync`` is "none", wait until they are on disk. See
+        ``open``.
 
         Raises:
             StorageError: The rows cannot be written. The store keeps them for another attempt.
@@ -197,9 +200,9 @@ class DatasetStore(Store):
         self._rows.flush()
 
     def close(self) -> None:
-        """Seal the rows of a writer's store and release its lock; other stores have nothing to close.
+        """Seal a writer's rows and release the folder's lock; for other stores, do nothing.
 
-        Recordings into the store are interrupted first. Rows that were read can still be used.
+        Recordings into the store are interrupted first. Rows that were read before stay valid.
 
         Raises:
             StorageError: Rows cannot be written; the store stays open.
@@ -208,7 +211,9 @@ class DatasetStore(Store):
         self._rows.close()
 
     def interrupt_on_close(self, recording: Any) -> None:
-        """Call ``recording.interrupt()`` when ``close()`` begins, if the recording still exists; for recorders."""
+        """Call ``recording.interrupt()`` when ``close()`` begins, if the recording still exists. Recorders use this
+        method.
+        """
         self._rows.interrupt_on_close(recording)
 
     def __enter__(self) -> Self:
@@ -239,7 +244,7 @@ class DatasetStore(Store):
 
     @property
     def columns(self) -> dict[str, pa.DataType]:
-        """The Arrow types of the stored columns by name, as declared, or as the first part of the store has them.
+        """The Arrow types of the stored columns by name: the declared type, or the type in the store's first segment.
 
         An empty store has the declared columns.
         """
@@ -249,7 +254,7 @@ class DatasetStore(Store):
     def metadata(self) -> DatasetMetadata:
         """The metadata of the rows, from the store's arguments and from its datasets.
 
-        The alignment is None if "arrived" is only an assumption, stated by neither.
+        The alignment is None if neither states it, so that "arrived" is only assumed.
         """
         return self._rows.seen().schema.metadata()
 
@@ -276,29 +281,32 @@ class DatasetStore(Store):
         splits: str | Sequence[str] | None = None,
         split_pattern: str | Sequence[str] | None = None,
     ) -> DatasetStore:
-        """Add recorded steps behind the present ones, by reference, in constant time.
+        """Add recorded steps after the existing rows, by reference, in constant time.
 
         The metadata of a dataset (see ``mouse_core.metadata``) are checked, and fill in options that the store was not
         given: fields, ``max_action_dim`` and ``max_obs_continuous_dim``. A field of the store overrides the dataset's
-        field; both must read the same column in the same shape. A width may be larger than in the metadata.
+        field of the same name; both must read the same column in the same shape. The store's dimensions may exceed
+        those in the metadata.
 
-        Rewards where episodes begin, among the first rows, contradict the alignment "arrived" and cause an
-        ``AlignmentWarning``. Appended rows are inspected when a snapshot is taken, at ``flush()`` and at ``close()``.
+        A reward in the first row of an episode contradicts the alignment "arrived": if the first rows of the dataset
+        have such rewards, an ``AlignmentWarning`` is issued. Appended rows are inspected in the same way when a
+        snapshot is taken, at ``flush()`` and at ``close()``.
 
         Args:
             dataset: A ``datasets.Dataset``, a ``DatasetDict`` (or any dict of datasets: all splits in their order),
                 or a ``pyarrow.Table``.
             splits: Names of the splits to take, in this order.
-            split_pattern: Shell patterns (``"train_*"``) of the splits to take, pattern by pattern, each split once.
+            split_pattern: Shell patterns (``"train_*"``) of the splits to take, in the order of the patterns; each
+                split is taken once.
 
         Raises:
             ConfigError: ``dataset`` is not a dataset, a split is unknown, or a pattern matches no split.
             DataError: A mapped file was cut, or holds rows that its reader did not see. The metadata cannot be read, or
-                a newer version wrote them. Done codes contradict flags beside them, such as 1 where ``truncated`` is
-                set and ``terminated`` is not.
+                a newer version wrote them. Done codes contradict the flags in the same row, such as ``done`` 1 where
+                only ``truncated`` is set.
             MissingFieldError: A required column is missing.
-            SchemaError: A field cannot be read from its column, columns do not fit the present ones, or the alignment
-                or other metadata contradict the store or its rows.
+            SchemaError: A field cannot be read from its column, columns differ from the store's columns, or the
+                alignment or other metadata contradict the store or its rows.
 
         The store is unchanged after an error.
         """
@@ -322,7 +330,7 @@ class DatasetStore(Store):
     lock = property(lambda self: self._rows.lock, doc="A lock; its holder appends rows without rows of other threads.")
 
     def describe(self, metadata: DatasetMetadata) -> None:
-        """Add metadata of the appended rows: where they were recorded, which fields they have.
+        """Add metadata of the appended rows, such as their environment and their fields.
 
         The metadata are checked and fill in options that the store was not given, like a dataset's metadata in
         ``from_dataset``. Recorders (``mouse_core.record``) call this method.
@@ -338,7 +346,7 @@ class DatasetStore(Store):
         if not isinstance(metadata, DatasetMetadata):
             raise ConfigError(f"describe: expected a mouse_core.metadata.DatasetMetadata, found {metadata!r:.200}")
         rows, said = self._rows, [("describe", metadata)]
-        # Without the lock: a store in a folder waits here for a thread that needs it.
+        # Without the lock, because a store in a folder waits here for a thread that takes the lock.
         if rows.schema.merged([], said).metadata() != rows.schema.metadata():
             rows.take([], said)
 
@@ -348,17 +356,18 @@ class DatasetStore(Store):
         Args:
             row: A value for every column, in a dict, a TensorDict, a named tuple or a dataclass. The first row of an
                 empty store defines the columns, and the types that ``columns`` does not declare; later rows must have
-                the same columns. None is a null, allowed if a field replaces it (``episode_step``,
-                ``metadata_q_star``), and in columns that no field reads.
+                the same columns. None is a null; it is allowed for fields that replace nulls (``episode_step``,
+                ``metadata_q_star``) and in columns that no field reads.
 
         Raises:
             MissingFieldError: A column is missing.
-            SchemaError: The store does not have a column.
+            SchemaError: The row has a column that the store lacks.
             DataError: A value has the wrong type or shape, is out of bounds, or is None where nulls are not allowed; a
-                done code contradicts the flags beside it, such as 1 where only ``truncated`` is set.
-            StorageError: The disk has no room for the row, or the wait for the disk failed.
+                done code contradicts the flags in the row, such as 1 where only ``truncated`` is set.
+            StorageError: The disk has no room for the row, or syncing the row to the disk failed.
 
-        The store is unchanged after an error, except if a wait for the disk failed (``sync="append"``): it has the row.
+        The store is unchanged after an error. Exception: if syncing failed (``sync="append"``), the store holds the
+        row.
         """
         fields = row if type(row) is dict else row_of(row)
         rows = self._rows
@@ -380,7 +389,7 @@ class DatasetStore(Store):
         Raises:
             MissingFieldError, SchemaError, DataError, StorageError: See ``append``; also if columns differ in length.
 
-        The store is unchanged after an error, except for the case that ``append`` names.
+        The store is unchanged after an error, except if syncing to the disk failed; see ``append``.
         """
         fields, n = columns_of(columns)
         for name, values in fields.items():
@@ -404,9 +413,9 @@ class DatasetStore(Store):
     ) -> Self:
         """Add an episode of T transitions from a simulator: arrays of NumPy, torch or JAX, or lists.
 
-        Observations may be nested. Batches contain them by name, such as ``batch["observation.image"]``, in their dtype
-        and shape; see ``layout`` of ``mouse_core.BatchSource``. Rows, alignment, done codes and episode steps follow
-        from the arrays:
+        Observations may be nested. Batches contain each observation by name, such as ``batch["observation.image"]``, in
+        its dtype and shape; see ``layout`` of ``mouse_core.BatchSource``. Rows, alignment, done codes and episode steps
+        follow from the arrays:
 
         - With T + 1 observations the rows have the alignment "arrived"; with T observations, without the final
           observation of the episode, "outgoing". The first episode of an empty store decides, unless ``alignment`` was
@@ -414,18 +423,19 @@ class DatasetStore(Store):
         - In a store of alignment "outgoing", the last of T + 1 observations is dropped.
         - An episode that neither terminated nor was truncated is unfinished: its last ``done`` is 0.
         - With flags of agents, the episode ends when all agents have ended: ``done`` is 1 if all terminated, else 2.
-          ``agent_done`` has the same codes for each agent, and 3 in the transitions behind the end of the agent.
+          ``agent_done`` has the same codes for each agent, and 3 in transitions after the agent's end.
 
         Args:
-            episode: A mapping with the other arguments, or an object with these attributes, such as an episode of
-                Minari.
+            episode: A mapping with the arguments below as keys, or an object with them as attributes, such as a Minari
+                episode.
             observations: Arrays ``[T + 1, ...]`` or ``[T, ...]``, in nested dicts or tuples, or a list with such a dict
                 for each step.
-            actions: Arrays ``[T, ...]``, likewise.
+            actions: Arrays ``[T, ...]``, which may be nested like observations.
             rewards: ``[T]``; for K objectives ``[T, K]``, for A agents ``[T, A]`` or ``[T, A, K]``.
-            terminated, truncated: The end of the episode: a flag, or flags ``[T]``, of which only the last may be set.
-                None: False. Flags ``[T, A]`` say when each agent ended, and give a column ``agent_done``.
-            infos: Arrays ``[T + 1, ...]``, one for each observation, or ``[T, ...]``, one for each reward; likewise.
+            terminated, truncated: How the episode ended: a flag, or flags ``[T]``, of which only the last may be set.
+                None: False. Flags ``[T, A]`` mark the end of each agent and create the column ``agent_done``.
+            infos: Arrays ``[T + 1, ...]``, one for each observation, or ``[T, ...]``, one for each reward; they may be
+                nested.
             **columns: Columns with one number or text for the episode, such as ``task`` or ``success``.
 
         Returns:
@@ -433,7 +443,7 @@ class DatasetStore(Store):
 
         Raises:
             ConfigError: ``episode`` is not an episode.
-            DataError: Arrays contradict each other or earlier episodes, or no column can hold a value.
+            DataError: Arrays contradict each other or earlier episodes, or a value has no column type.
             MissingFieldError, SchemaError, StorageError: See ``extend``.
 
         The store is unchanged after an error.
@@ -469,8 +479,9 @@ class DatasetStore(Store):
             The store.
 
         Raises:
-            ConfigError: ``episodes`` is one episode, a dict.
-            MouseError: See ``add_episode``; a note has the number of the episode. Earlier episodes stay.
+            ConfigError: ``episodes`` is a dict, which is one episode.
+            MouseError: See ``add_episode``; a note on the error has the number of the episode. Earlier episodes stay in
+                the store.
         """
         if isinstance(episodes, Mapping):
             raise ConfigError(f"add_episodes: expected a list of episodes, found one {list(episodes)}: add_episode")
@@ -485,7 +496,7 @@ class DatasetStore(Store):
     def clear(self) -> None:
         """Remove all rows, including rows of datasets; columns and fields stay.
 
-        Existing snapshots keep their rows, and so do loaders until ``refresh()``: an on-policy loop appends a rollout,
+        Existing snapshots keep their rows; loaders keep them until ``refresh()``. An on-policy loop appends a rollout,
         refreshes its loader, trains, and clears.
         """
         self._rows.clear()
@@ -516,7 +527,7 @@ class DatasetStore(Store):
 
 
 def _is_recording(path: str | os.PathLike[str]) -> bool:
-    """Return whether a path holds something that is neither a store nor an empty folder, or is an id; never raises."""
+    """Return whether a path is a dataset id, or holds data other than a store; never raises."""
     from mouse_core.store.disk.folder import looks_like_store
 
     if isinstance(path, str) and ":" in path:

@@ -1,4 +1,4 @@
-"""Check every byte of a store's folder, and repair a folder by removing its damaged files."""
+"""Checking every byte of a store's folder, and repairing a folder by moving its damaged files aside."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from mouse_core.store.disk.tail import TailReader
 from mouse_core.store.snapshot import Snapshot
 
 ASIDE = "damaged"
-"""Name of the folder, in a store's folder, that ``repair`` moves damaged files to."""
+"""Name of the subfolder that ``repair`` moves damaged files to."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,10 @@ class Checked:
     """Result of checking the files of a store.
 
     Args:
-        rows: Number of whole rows.
+        rows: Number of undamaged rows.
         files: Number of files that were checked.
-        wrong: The error of each damaged file, by the file's name in the folder.
-        not_flushed: Number of rows behind those rows that are written but not visible to readers yet.
+        wrong: The error of each damaged file, by file name.
+        not_flushed: Number of later rows that are written but not yet visible to readers.
     """
 
     rows: int
@@ -64,8 +64,8 @@ class Repaired:
     Args:
         path: The folder.
         rows: Number of rows after the repair.
-        dropped_rows: Number of rows that were lost, as far as it is known.
-        said: The steps that were done, a sentence each; empty if the store was whole.
+        dropped_rows: Number of rows that are known to be lost.
+        said: A sentence for each repair step; empty if the store was undamaged.
     """
 
     path: str
@@ -104,7 +104,7 @@ def check_store(folder: Path, *, progress: bool = False) -> Checked:
             raise  # the system has no room for another open file, so the state of this file is unknown
         except MouseError as error:
             wrong[tail.name] = str(error)
-    # Until here no process may remove files that the manifest names.
+    # The lease has kept the manifest's files until here.
     read.close()
     return Checked(rows, len(manifest.segments) + len(manifest.tails), wrong, not_flushed)
 
@@ -116,7 +116,8 @@ def check_sealed(
 
     Args:
         manifest: The manifest of the store.
-        check: Reads a file, given its number and its entry; raises an error if the file differs from the written file.
+        check: Reads a file, given its number and its manifest entry; raises an error if the content differs from the
+            written content.
         label: Returns the path or address of a file, for messages.
         progress: Whether to show a progress bar.
 
@@ -147,14 +148,14 @@ def _table(folder: Path, manifest: Manifest, number: int, *, verify: bool = Fals
 
 
 def repair(path: str | os.PathLike[str], *, dry_run: bool = False, progress: bool = False) -> Repaired:
-    """Restore a store from the whole files of a damaged folder.
+    """Restore a store from the undamaged files of a folder.
 
-    Damaged files are moved to a folder ``damaged`` beside the others. Rows behind a gap are kept from the next
-    beginning of an episode on, so that no window crosses the gap; the rest of the broken episode is dropped. A lost or
-    damaged manifest is restored from its copy.
+    Damaged files are moved to the subfolder ``damaged``. After a gap, rows are kept from the first row of the next
+    episode on, so that no window crosses the gap; the rest of the broken episode is dropped. A lost or damaged manifest
+    is restored from its copy.
 
     Args:
-        path: The folder; no other process may be writing to it, even if all files are whole.
+        path: The folder; no other process may be writing to it.
         dry_run: Whether to report the steps without changing any file.
         progress: Whether to show a progress bar.
 
@@ -180,9 +181,9 @@ def repair(path: str | os.PathLike[str], *, dry_run: bool = False, progress: boo
 
 
 def _manifest_again(folder: Path, dry_run: bool) -> tuple[str, ...]:
-    """Restore a lost or damaged manifest from its copy; return the steps that were done.
+    """Restore a lost or damaged manifest from its copy; return a sentence for each step.
 
-    Files that the copy does not name may hold newer rows: they are moved aside and not removed.
+    Files that the copy does not name may hold newer rows, so they are moved aside and not removed.
     """
     if not looks_like_store(folder):
         return ()
@@ -215,7 +216,7 @@ def _manifest_again(folder: Path, dry_run: bool) -> tuple[str, ...]:
 
 
 class _Repair:
-    """The repair of a folder: all files except the damaged ones.
+    """The repair of a folder: builds a store from all undamaged files.
 
     Args:
         written: The folder.
@@ -226,13 +227,13 @@ class _Repair:
     def __init__(self, written: WrittenFolder, wrong: dict[str, str], dry_run: bool) -> None:
         self.written, self.folder, self.wrong, self.dry_run = written, written.path, wrong, dry_run
         self.before = written.manifest
-        # Rows get other numbers, so readers of the store before the repair must not continue with them.
+        # The repair renumbers rows, so readers that opened the store before must not continue.
         self.after = replace(self.before, segments=(), tails=(), identity=new_identity())
         self.said: list[str] = []
         self.dropped, self.after_gap = 0, False
 
     def run(self) -> Repaired:
-        """Write the rows that must be written again, and replace the manifest by one of the whole files."""
+        """Rewrite rows where necessary, and replace the manifest by a manifest of the undamaged files."""
         for number, one in enumerate(self.before.segments):
             if one.name in self.wrong:
                 self.said.append(f"{self.wrong[one.name]}: its {one.rows:,} rows are dropped")
@@ -251,7 +252,7 @@ class _Repair:
         return Repaired(str(self.folder), self.after.rows, self.dropped, tuple(self.said))
 
     def _take_tail(self, tail: Tail, first: int) -> int:
-        """Seal the whole rows of a tail file, and return how many there were.
+        """Seal the undamaged rows of a tail file, and return their number.
 
         Args:
             tail: The file.
@@ -276,12 +277,12 @@ class _Repair:
         self._drop_of(tail, first + at, None if known is None else known - at)
         if len(self.said) == said:
             self.said.append(f"{self.wrong[tail.name]}: all of its {at:,} rows are whole")
-        # The file may have held more rows.
+        # The tail file may have held more rows.
         self.after_gap = True
         return known or 0
 
     def _drop_of(self, tail: Tail, first: int, rows: int | None) -> None:
-        """Record that rows of a file are dropped, from the store's row ``first`` on."""
+        """Record that a file's rows are dropped, beginning with the store's row ``first``."""
         lost = "its rows, of which it is not known how many they are,"
         if rows is not None:
             lost = f"{rows:,} rows, from row {first:,} of the store on,"
@@ -291,7 +292,7 @@ class _Repair:
             self.after_gap = True
 
     def _add(self, table: pa.Table, sealed: Sealed | None, path: Path) -> None:
-        """Add the rows of a file; behind a gap, add the rows from the next beginning of an episode on."""
+        """Add the rows of a file; after a gap, only the rows from the first row of an episode on."""
         first = _first_episode(table, self.before) if self.after_gap else 0
         if first:
             self.said.append(f"{path}: its first {first:,} rows, the rest of a broken episode, are dropped")
@@ -311,7 +312,7 @@ class _Repair:
         return sealed._replace(schema=which)
 
     def _put_aside(self) -> None:
-        """Rename damaged files, so that they stay although the manifest does not name them."""
+        """Rename damaged files, so that they are kept although the manifest does not name them."""
         with storing(f"store {self.folder}"):
             make_folder(self.folder / ASIDE)
             for file in self._damaged():
@@ -327,7 +328,7 @@ class _Repair:
 
 
 def _first_episode(table: pa.Table, manifest: Manifest) -> int:
-    """Return the first row at which an episode begins, as far as rows show it; the number of rows if none shows it."""
+    """Return the first row that is known to begin an episode; the number of rows if none is known."""
     segment, dims = Segment(table), {"max_action_dim": None, "max_obs_continuous_dim": None}
     try:
         schema = StoreSchema((), dims, None, ()).merged([segment], [("the manifest", manifest.metadata)])
@@ -339,5 +340,5 @@ def _first_episode(table: pa.Table, manifest: Manifest) -> int:
             return 0
     except (MouseError, ValueError):
         return 0
-    # Row 0 is always first in its table, whether an episode begins or continues there.
+    # The table does not show whether row 0 begins an episode or continues one, so row 0 is skipped.
     return int(starts[1]) if len(starts) > 1 else table.num_rows

@@ -1,7 +1,7 @@
-"""A store's folder: its manifest, the states that readers hold, and the lock and files of its one writer.
+"""A store's folder: its manifest, the readers' locks on states of the folder, and the lock and files of its one writer.
 
 The manifest lists the files of rows, in order, with their metadata. It is one JSON file that is replaced and never
-edited, so a reader sees one state of the store. It begins with the digest of its own text, as
+edited, so a reader sees one state of the store. The file begins with the digest of the manifest's text, as
 ``files.checksum.json_with_digest`` writes it::
 
     {"digest": "5f0c...", "mouse_store": {"format": 1, "about": {...}, "schemas": [...], "segments": {...}, ...}}
@@ -10,17 +10,17 @@ Metadata of segments are lists with an entry for each segment, so that ten thous
 
     "segments": {"number": [3, 4], "rows": [65536, 65536], "bytes": [...], ...}
 
-A reader that opened a manifest may open its files much later, when a batch needs their rows. A writer that drops old
-rows or merges files removes a file only when no reader holds a state that names it. States are numbered by
-``next_number`` of their manifests, which grows whenever a file is dropped::
+A reader may open a file long after the manifest that names it, when a batch needs the file's rows. So a writer that
+drops old rows or merges files removes a file only when no reader has locked a state that names the file. The number of
+a state is ``next_number`` of its manifest, which grows whenever a file is dropped::
 
     state 7 names the files 4, 5, 6     a reader locks byte 7 of the file "readers"
     state 9 names the file 8            which is 4, 5 and 6 in one; they can be needed in states 5..7, 6..7 and 7..7,
                                         and byte 7 is locked, so these three stay
     the reader looks again              it locks byte 9 and lets go of byte 7: they are removed
 
-The locks are shared and belong to open files (``F_OFD_SETLK`` of Linux). So the system releases them when their holder
-ends, for whatever reason, and readers need no right to write to the folder. On a system without such locks, files are
+The locks are shared and belong to open files (``F_OFD_SETLK`` of Linux). So the system releases a lock when its process
+ends, for any reason, and readers need no write permission for the folder. On a system without such locks, files are
 removed at once, and opening a removed file raises an error.
 """
 
@@ -58,17 +58,17 @@ NAME = "manifest.json"
 """Name of the manifest in a store's folder."""
 
 COPY = f"{NAME}.bak"
-"""Name of the copy that ``mouse repair`` puts in the place of a lost or damaged manifest."""
+"""Name of the manifest's copy, from which ``mouse repair`` restores a lost or damaged manifest."""
 
 LOCK = "lock"
-"""Name of the file that the one writer locks."""
+"""Name of the lock file of the folder's one writer."""
 
 FORMAT = 1
 """The version of the manifest's format."""
 
 _KEY = "mouse_store"
 _LISTS = ("number", "rows", "bytes", "digest", "schema", "appended", "batch_rows", "stride", "load")
-# A longer manifest than others of our files: a million segments.
+# A manifest may be longer than other metadata files: this size is enough for a million segments.
 MOST_BYTES = 8 * MOST_JSON
 """Largest size of a manifest in bytes."""
 
@@ -77,19 +77,20 @@ class Sealed(NamedTuple):
     """A sealed segment: an Arrow file, which never changes.
 
     Args:
-        number: Number in the file's name; the numbers of a store only grow, and no number is used for two files.
+        number: Number in the file's name; numbers increase, and no number is used twice.
         rows: Number of rows.
         bytes: The size of the file.
-        digest: Digest of the file's bytes. For a file of many record batches, digest of the bytes behind them, which
-            hold a checksum of each record batch; see ``files.ipc``.
-        schema: Number of its schema among the manifest's schemas.
-        appended: Whether its rows were appended to the store, not taken from a dataset.
-        nulls: Columns that are null throughout the file.
-        batch_rows: Number of rows of a record batch, the last may have fewer; 0: all rows are in one record batch.
-        stride: Distance in bytes between the begins of consecutive full record batches, if all of them have their
-            values at equal offsets; 0: the distances or offsets differ.
+        digest: Digest of the file's bytes. If the file has many record batches, digest of the bytes after the batches,
+            which contain a checksum of each batch; see ``files.ipc``.
+        schema: Number of the segment's schema among the manifest's schemas.
+        appended: Whether the rows were appended to the store, not taken from a dataset.
+        nulls: Names of columns whose values are all null in the file.
+        batch_rows: Number of rows of each record batch except the last, which may have fewer; 0: all rows are in one
+            record batch.
+        stride: Distance in bytes between the begins of consecutive full record batches, if the values lie at equal
+            offsets in all of them; 0: distances or offsets differ.
         load: Number of the dataset that the rows were taken from: episodes never continue across datasets. Datasets
-            whose rows mark the ends of episodes share a number. 0 for rows that were appended.
+            whose rows mark the ends of episodes share a number. 0 for appended rows.
     """
 
     number: int
@@ -110,13 +111,13 @@ class Sealed(NamedTuple):
 
 
 class Tail(NamedTuple):
-    """A file of appended rows that are not sealed yet.
+    """The manifest's entry of a file of appended rows that are not sealed yet.
 
     Args:
         number: Number in the file's name; see ``Sealed``.
         schema: Number of the rows' schema among the manifest's schemas.
-        rows: Number of rows, if the file takes no more rows; None: rows are still appended.
-        identity: The identity in the file's head, which no other file has.
+        rows: Number of rows, if the file is closed for new rows; None: rows are still appended.
+        identity: The unique identity in the file's head.
     """
 
     number: int
@@ -132,18 +133,18 @@ class Tail(NamedTuple):
 
 @dataclass(frozen=True)
 class Manifest:
-    """One state of a store.
+    """The files and metadata of one state of a store.
 
     Args:
         metadata: The metadata of the rows.
-        schemas: Names and Arrow types of columns; each segment has one of these schemas.
+        schemas: Names and Arrow types of columns; each segment refers to one of these schemas.
         columns: The declared columns.
         segments: The sealed segments, in the order of their rows.
-        tails: The files of rows behind the segments that are not sealed yet; rows are appended to the last one at most.
+        tails: The files of later rows that are not sealed yet; rows are appended only to the last of these files.
         dropped: Number of dropped rows before the first segment.
         next_number: The number of the next file; the numbers of all earlier files are smaller.
-        identity: The identity of the store; a store that was created again or repaired, whose rows have other numbers,
-            gets a new one. "" means none yet.
+        identity: The identity of the store. A store that is created again or repaired gets a new identity, since its
+            rows have other numbers. "" means no identity yet.
     """
 
     metadata: DatasetMetadata = field(default_factory=DatasetMetadata)
@@ -157,7 +158,7 @@ class Manifest:
 
     @memo
     def lists(self) -> dict[str, list[Any]]:
-        """Entries of the segments, as lists by attribute."""
+        """The attributes of all segments: a list for each attribute."""
         columns = zip(*self.segments, strict=True) if self.segments else ((),) * len(Sealed._fields)
         known = dict(zip(Sealed._fields, columns, strict=True))
         return {name: list(known[name]) for name in _LISTS}
@@ -173,7 +174,9 @@ class Manifest:
         return "windows" if self.segments and self.segments[-1].batch_rows else "columns"
 
     def firsts(self) -> list[int]:
-        """Return the number of rows before each segment, dropped rows included: of (40, 30, 30), 0, 40 and 70."""
+        """Return the number of rows before each segment, including dropped rows: segments of 40, 30 and 30 rows give 0,
+        40 and 70.
+        """
         rows = (one.rows for one in self.segments[:-1])
         return list(accumulate(rows, initial=self.dropped)) if self.segments else []
 
@@ -190,7 +193,7 @@ class Manifest:
         return replace(self, schemas=(*self.schemas, bare)), len(self.schemas)
 
     def with_schemas(self, segments: Sequence[Sealed], schemas: tuple[pa.Schema, ...]) -> tuple[Manifest, list[Sealed]]:
-        """Return the manifest with the schemas of ``segments``, and the segments with the numbers of these schemas."""
+        """Add the schemas of ``segments``; return the manifest, and the segments with the numbers of their schemas."""
         known, numbered = self, []
         for one in segments:
             known, which = known.with_schema(schemas[one.schema])
@@ -198,7 +201,7 @@ class Manifest:
         return known, numbered
 
     def to_bytes(self) -> bytes:
-        """Return the text of the file."""
+        """Return the content of the manifest file."""
         said = {
             "format": FORMAT,
             "metadata": self.metadata.to_json(),
@@ -215,15 +218,15 @@ class Manifest:
 
 
 def bare_schema(schema: pa.Schema) -> pa.Schema:
-    """Return a schema with names and types alone."""
+    """Return a schema with only names and types."""
     return pa.schema([pa.field(one.name, one.type) for one in schema])
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Replace the manifest of a folder, and wait until the new one is on the disk.
+    """Replace the manifest of a folder, and wait until the new manifest is on disk.
 
     Raises:
-        StorageError: The manifest cannot be written; the previous one is still in place.
+        StorageError: The manifest cannot be written; the previous manifest is unchanged.
     """
     content = manifest.to_bytes()
     write_file(folder / NAME, content, only_writer=True)
@@ -233,7 +236,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def is_store(folder: Path) -> bool:
-    """Whether a folder looks like a store's folder; never raises."""
+    """Whether a folder has a store's manifest; never raises."""
     if not (folder / NAME).is_file():  # opening a pipe would block
         return False
     try:
@@ -245,7 +248,7 @@ def is_store(folder: Path) -> bool:
 
 
 def looks_like_store(folder: Path) -> bool:
-    """Whether a folder belongs to a store, whole or damaged; never raises."""
+    """Whether a folder belongs to a store, which may be damaged; never raises."""
     files = any((folder / name).is_file() for name in (NAME, COPY, LOCK))
     return is_store(folder) or (files and (folder / "segments").is_dir())
 
@@ -256,7 +259,7 @@ def parse_manifest(file: str | Path, text: bytes, before: Manifest | None = None
     Args:
         file: The path or address of the file, for messages.
         text: The content of the file.
-        before: An earlier state of the store, which may share most segments.
+        before: An earlier state of the store, whose segments are reused where they are equal.
 
     Raises:
         DataError: The text is damaged, or a newer release wrote it.
@@ -272,7 +275,7 @@ def parse_manifest(file: str | Path, text: bytes, before: Manifest | None = None
 
 
 def _checked(file: str | Path, text: bytes) -> dict[str, Any]:
-    """Return the content of a manifest whose digest is right and whose version is known."""
+    """Check the digest and the version of a manifest, and return its content."""
     try:
         whole = json.loads(text)
         said = whole[_KEY]
@@ -326,7 +329,7 @@ def _schema(text: str) -> pa.Schema:
 
 
 def _known(lists: Mapping[str, list[Any]], before: Manifest) -> int:
-    """Return how many leading segments equal those of ``before``: comparing ten thousand takes 1 ms."""
+    """Return how many leading segments equal the leading segments of ``before``. Comparing ten thousand takes 1 ms."""
     same = common_start(before.lists["number"], lists["number"])
     return same if all(values[:same] == before.lists[name][:same] for name, values in lists.items()) else 0
 
@@ -337,7 +340,7 @@ def new_identity() -> str:
 
 
 def check_identity(folder: str | Path, known: str, found: str) -> None:
-    """Raise DataError if the store of a folder has another identity than the known one; "" accepts any."""
+    """Raise DataError if a folder's store has another identity than ``known``; "" accepts any identity."""
     if known and known != found:
         raise DataError(
             f"store {folder}: expected the store {known} that rows were read from, found {found or 'another'}, which "
@@ -348,9 +351,9 @@ def check_identity(folder: str | Path, known: str, found: str) -> None:
 def _check_files(
     lists: Mapping[str, list[Any]], tails: Sequence[Tail], next_number: int, schemas: int, others: list[int]
 ) -> None:
-    """Raise DataError unless the entries of files are consistent, beside known segments with the numbers ``others``.
+    """Raise DataError unless the entries of files are consistent; ``others`` are the file numbers of known segments.
 
-    The check works list by list, since the lists may be long.
+    Each list is checked at once, since lists may be long.
     """
     numbers = [*lists["number"], *(tail.number for tail in tails)]
     known = [*lists["schema"], *(tail.schema for tail in tails)]
@@ -383,7 +386,7 @@ def _can_lock() -> bool:
 
 
 class Lease(Descriptor):
-    """A reader's lock on one state of a folder; the lock lasts as long as this object.
+    """A reader's lock on one state of a folder, held while this object exists.
 
     A forked child shares the lock, and keeps it until it ends.
 
@@ -394,7 +397,8 @@ class Lease(Descriptor):
 
     def __init__(self, folder: Path | None = None, state: int = 0) -> None:
         if folder is not None and _can_lock():
-            # Readers of a folder that was created on another system, or copied, are no worse off than without locks.
+            # A folder that was copied, or created on another system, may have no file to lock: its readers hold no
+            # lock.
             try:
                 self._file = os.open(folder / READERS, os.O_RDONLY)
                 fcntl.fcntl(self._file, fcntl.F_OFD_SETLK, struct.pack(_LOCK, fcntl.F_RDLCK, os.SEEK_SET, state, 1, 0))
@@ -404,12 +408,12 @@ class Lease(Descriptor):
                         raise
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Files stay for another process as long as the sender keeps the object that it sent.
+        # The receiving process takes no lock of its own: the files exist as long as the sender keeps its object.
         return Lease, ()
 
 
 class Shared:
-    """A lease that the files of one state share; replacing the lease moves all of them to a later state at once.
+    """A lease that the files of one state share; replacing the lease moves all these files to a later state at once.
 
     Args:
         lease: The first lease.
@@ -420,7 +424,7 @@ class Shared:
 
 
 class Unneeded:
-    """Files that the manifest no longer names; each is kept while a reader's lock covers a state that names it.
+    """Files that the manifest no longer names, each to be removed when no reader has locked a state that names it.
 
     Args:
         folder: The store's folder. The file that readers lock is created if it is missing.
@@ -435,7 +439,7 @@ class Unneeded:
 
         Args:
             file: The file.
-            number: The number of the file; states up to this number did not name it.
+            number: The number of the file; states with numbers up to this one did not name the file.
             state: The last state that named the file.
         """
         self._files.setdefault(file, (number + 1, state))
@@ -448,7 +452,7 @@ class Unneeded:
                 del self._files[file]
 
     def is_free(self, first: int, last: int) -> bool:
-        """Whether no reader holds a state among ``first``..``last``."""
+        """Whether no reader has locked a state in ``first..last``."""
         if first > last or not _can_lock():
             return True
         try:
@@ -459,25 +463,25 @@ class Unneeded:
         return bool(struct.unpack(_LOCK, found)[0] == fcntl.F_UNLCK)
 
     def forget(self) -> None:
-        """Keep all files, because another writer may have files of the same names in the folder's place."""
+        """Remove no file, because the folder was replaced and another writer may use the same file names."""
         self._files.clear()
 
     def close(self) -> None:
-        """Remove the files that no reader needs; the next writer removes the others."""
+        """Remove the files that no reader needs; the folder's next writer removes the other files."""
         self.remove_free()
         self._readers.close()
 
 
 CLIENTS = "clients.log"
 """Name of the log that records which client sent which rows; see ``collect.shared``."""
-# Files that a writer creates: a crash may leave some that no manifest names.
+# Names of files that a writer creates; after a crash, some may exist that no manifest names.
 _OURS = re.compile(r"tail-(\d{6,})\..*|(\d{6,})\.arrow")
 _SEGMENTS = "segments"
 
 
 @contextmanager
 def repairable(folder: Path) -> Iterator[None]:
-    """Add the remedy to errors about damaged files."""
+    """Context manager that appends the command for a repair to errors about damaged files."""
     try:
         yield
     except DataError as error:
@@ -485,13 +489,13 @@ def repairable(folder: Path) -> Iterator[None]:
 
 
 class ReadFolder(Descriptor):
-    """A folder as its readers see it: its present manifest, which is read again after a replacement.
+    """A folder opened for reading: its current manifest, which is read again when a writer replaced it.
 
     Args:
         path: The folder.
 
     Attributes:
-        lease: Keeps the files that the manifest names, as long as this object is referenced.
+        lease: Lock on the manifest's state; the manifest's files exist while the lease is referenced.
 
     Raises:
         ConfigError: The folder holds no store.
@@ -501,7 +505,7 @@ class ReadFolder(Descriptor):
     def __init__(self, path: Path) -> None:
         self.path, self._name = path, str(path / NAME)
         self.manifest, self.lease = Manifest(), Lease()
-        # State of the manifest file that was read; the file stays open.
+        # The identity of the manifest file that was read; the file stays open.
         self._number: tuple[int, int] | None = None
         # Looked up before the manifest: a writer creates this folder and its lock first, then the manifest, then the
         # copy and files of rows.
@@ -525,7 +529,7 @@ class ReadFolder(Descriptor):
         self.look()
 
     def look(self) -> bool:
-        """Read the manifest if it was replaced; return whether it was. DataError: it belongs to another store.
+        """Read the manifest if it was replaced, and return whether it was. DataError if it belongs to another store.
 
         The file that was read stays open, so that no other file gets its inode number and a replacement is detected.
         """
@@ -539,7 +543,7 @@ class ReadFolder(Descriptor):
                 return True
 
     def _is_read(self) -> bool:
-        """Whether the manifest that was read is still the present one."""
+        """Whether the manifest file is still the file that was read."""
         try:
             there = os.stat(self._name)
         except OSError as error:
@@ -568,7 +572,7 @@ class ReadFolder(Descriptor):
 
 
 class WrittenFolder:
-    """A folder with its writer's lock.
+    """A folder opened for writing, with the writer's lock.
 
     Args:
         path: The folder; created if it is missing.
@@ -582,9 +586,9 @@ class WrittenFolder:
     def __init__(self, path: Path) -> None:
         self.path, self._lock_path, self._manifest_path = path, str(path / LOCK), str(path / NAME)
         self.manifest = Manifest()
-        # The number of the next file, and the lock for taking it.
+        # The number of the next file, and the lock that guards it.
         self._next, self._numbers = 0, threading.Lock()
-        # Whether the disk may hold another manifest than memory.
+        # Whether the manifest on disk may differ from the manifest in memory.
         self._is_doubted = False
         file = path / NAME
         with storing(f"store {path}"):
@@ -617,11 +621,12 @@ class WrittenFolder:
             raise
 
     def replace(self, manifest: Manifest) -> None:
-        """Replace the manifest on the disk; see ``write_manifest``. ``clean`` removes files that it no longer names.
+        """Replace the manifest on disk; see ``write_manifest``. Later, ``clean`` removes files that the manifest no
+        longer names.
 
         Raises:
-            StorageError: The manifest cannot be written. The previous one is in place, or possibly the new one: see
-                ``may_name``.
+            StorageError: The manifest cannot be written. The folder has the previous manifest or possibly the new one;
+                see ``may_name``.
         """
         before = self.manifest
         self.check_there()
@@ -646,7 +651,7 @@ class WrittenFolder:
                 self._unneeded.add(self.path / name, number, before.next_number)
 
     def _put_back(self, before: Manifest) -> None:
-        """Restore the previous manifest after the new one took its place but may not be on the disk."""
+        """Write the previous manifest again, after the new manifest was renamed but its sync failed."""
         self._is_doubted = True
         with suppress(OSError, StorageError):
             if (self.path / NAME).read_bytes() != before.to_bytes():
@@ -654,16 +659,16 @@ class WrittenFolder:
             self._is_doubted = False
 
     def may_name(self, number: int) -> bool:
-        """Whether the manifest on the disk may name a file, even if the manifest in memory does not."""
+        """Whether the manifest on disk may name a file that the manifest in memory does not name."""
         return self._is_doubted or number in self.manifest.file_numbers()
 
     def clean(self) -> None:
-        """Remove files that no manifest names any more and no reader needs."""
+        """Remove files that the manifest no longer names and no reader needs."""
         if self._is_there():
             self._unneeded.remove_free()
 
     def check_there(self) -> None:
-        """Raise StorageError if the folder was removed or moved; another writer may have a folder in its place."""
+        """Raise StorageError if the folder was removed, moved, or replaced by another writer's folder."""
         if not self._is_there():
             found = "another one" if os.path.exists(self.path) else "none"
             raise StorageError(
@@ -672,7 +677,7 @@ class WrittenFolder:
             )
 
     def have_manifest(self) -> None:
-        """Write the manifest again if it was removed: without it the rows cannot be found.
+        """Write the manifest again if its file was removed, because rows cannot be found without it.
 
         Raises:
             StorageError: The manifest cannot be written.
@@ -686,10 +691,10 @@ class WrittenFolder:
         return self._lock.file < 0 or is_at(self._lock_path, self._lock.file)
 
     def take_number(self) -> int:
-        """Return a number that no named file has or had.
+        """Return a new file number, larger than all earlier numbers.
 
         Raises:
-            StorageError: The folder is missing; a file of this number may belong to another writer.
+            StorageError: The folder is missing or was replaced, so a file of this number may belong to another writer.
         """
         self.check_there()
         with self._numbers:
@@ -712,7 +717,7 @@ class WrittenFolder:
         self._unneeded.remove_free()
 
     def note_opened(self, rows: int) -> None:
-        """Record, for clients, how many rows were ever written when the folder was opened.
+        """Record for clients how many rows had ever been written when the folder was opened.
 
         If a crash left 60 of a client's 100 rows, the owner may append a 61st row before the client reconnects.
 
@@ -744,7 +749,7 @@ class WrittenFolder:
 
 
 def files_of(folder: Path) -> dict[str, int]:
-    """Return the files of rows in a store's folder by number, whether the manifest names them or not."""
+    """Return the row files in a store's folder by number, including files that the manifest does not name."""
     found: dict[str, int] = {}
     for part in ("", _SEGMENTS):
         try:

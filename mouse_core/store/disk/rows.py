@@ -1,18 +1,18 @@
-"""The rows of a folder: a reader's view, which follows the writer's flushes, and the view of the one writer.
+"""The rows of a folder, for readers, which follow the writer's flushes, and for the one writer.
 
-The writer appends to mapped files, seals them, merges them and drops them. Sealing and merging replace the manifest and
-change no file. Rows are dropped a whole file at a time, the oldest first::
+The writer appends to mapped files, seals them, merges them and drops them. Sealing and merging write new files and
+replace the manifest; no sealed file changes. Rows are dropped one file at a time, the oldest first::
 
     max_rows=1000, files of 120 rows each: 8 files are 960 rows; room for 120 more would be 1,080
     -> the oldest is dropped first, 840 rows stay, and at most 960 are there when the next file is full
 
-A file that is much larger than an eighth of the limit, as a writer without that limit may have left it, is written
-again when the folder is opened, in files that are small enough::
+A writer without a limit may have left a file that is much larger than an eighth of the limit. When the folder is
+opened, such a file is rewritten as smaller files::
 
     max_rows=300, one file of 400 rows   ten files of 37 rows and one of 30; the oldest three are dropped
 
-Eight or more neighbouring files are merged if no file among them is as large as the others together. So a row is only
-ever copied into a file at least twice as large as its previous file::
+Eight or more neighbouring files are merged if no file is as large as the others together. So each copy of a row is into
+a file at least twice as large as its previous file::
 
     sizes 64, 9, 8, 1, 1, 1, 1, 1, 1, 1, 1   the last eight become one of 8
     sizes 64, 9, 8, 8                        too few; with eight of 8 they become one of 64
@@ -61,7 +61,9 @@ if TYPE_CHECKING:
 
 
 def settled(told: StoreSchema, manifest: Manifest, label: str) -> StoreSchema:
-    """Return the schema of a manifest's rows, which must fit the schema that the store was opened with."""
+    """Return the schema of a manifest's rows; raise SchemaError if the schema that the store was opened with
+    contradicts it.
+    """
     metadata = manifest.metadata
     told = told.declare(manifest.columns, label)
     if told.told.alignment is None and metadata.alignment is not None:
@@ -78,9 +80,9 @@ class FolderRows(StoreBackend):
 
     Args:
         folder: The folder.
-        told: The schema that the store was opened with; the rows must fit it.
+        told: The schema from the store's arguments, which the rows must match.
         budget: The limit of memory for dense copies.
-        verify: Whether files are compared with their digests at the first read.
+        verify: Whether a file is compared with its digest when it is first read.
     """
 
     def __init__(self, folder: Path, told: StoreSchema, budget: DenseBudget, verify: bool) -> None:
@@ -89,7 +91,7 @@ class FolderRows(StoreBackend):
         self._told, self._verify = told, verify
         # See ``Segment.place``.
         self._token = object()
-        # Number of rows before the first row that is in no sealed segment, dropped rows included.
+        # Number of rows in sealed segments, including dropped rows.
         self._end = 0
         self._together: list[Segment] = []
         # The manifest that the present segments come from, and the lease that keeps their files.
@@ -97,19 +99,19 @@ class FolderRows(StoreBackend):
         self._videos: Any = None
 
     def shown(self) -> list[Segment]:
-        """See ``StoreBackend``; joins many sealed files to one segment."""
+        """See ``StoreBackend``; many sealed files are joined to one segment."""
         shown = together(self.segments, self._together)
         # Segments of one file are left out, since this list would keep their files after a drop.
         self._together = [one for one in shown if len(one.sealed_files) > 1]
         return shown
 
     def _adopt(self, manifest: Manifest, lease: Lease) -> None:
-        """Take over the columns and sealed segments of a manifest; known segments are reused."""
+        """Set columns and sealed segments from a manifest; known segments are reused."""
         self.schema = settled(self._told, manifest, f"store {self.path}")
         self._take_over(manifest, lease)
 
     def _take_over(self, manifest: Manifest, lease: Lease) -> None:
-        """Take over the sealed segments of a manifest; segments of the previous manifest are reused."""
+        """Set the sealed segments from a manifest; segments of the previous manifest are reused."""
         before, self._taken = self._taken, manifest
         same = common_start(before.segments, manifest.segments) if before.dropped == manifest.dropped else 0
         last = self.segments[same - 1].place if same else None
@@ -127,7 +129,7 @@ class FolderRows(StoreBackend):
         self._end, self.count, self._kept = first, first - manifest.dropped, None
 
     def _have(self, lease: Lease, before: Manifest, now: Manifest) -> None:
-        """Keep the files of a state; segments that use a file of the previous state alone keep that file themselves."""
+        """Hold the lease of a state; segments whose files only the previous state names keep the previous lease."""
         if now.segments[: len(before.segments)] != before.segments:
             shared, named = Shared(self._shared.lease), now.file_numbers()
             for file in (file for segment in self.segments for file in segment.sealed_files):
@@ -150,25 +152,25 @@ class FolderRows(StoreBackend):
         return SealedSegment([file], (os.path.realpath(self.folder_path), *roots), self._token, self._videos)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Another process reads the folder.
+        # The receiving process opens the folder for reading.
         return ReadRows, (self.folder_path, self._told, self.budget, self._verify)
 
 
 class ReadRows(FolderRows):
-    """The rows of a folder as a reader sees them."""
+    """The rows of a folder that is opened for reading."""
 
     def __init__(self, folder: Path, told: StoreSchema, budget: DenseBudget, verify: bool) -> None:
         super().__init__(folder, told, budget, verify)
         self._folder = ReadFolder(folder)
         self._tails: list[TailReader] = []
         self._sealed = 0
-        # The number of rows that were seen of each tail.
+        # A segment of each tail's rows that were read so far.
         self._shown_tails: list[TailSegment] = []
         self.error = partial(_refused, self.folder_path)
         self._follow()
 
     def seen(self) -> Self:
-        """Return the rows that were flushed so far."""
+        """Return this backend, updated with the rows that the writer has flushed since."""
         with self.lock:
             if self._folder.look():
                 self._follow()
@@ -177,11 +179,11 @@ class ReadRows(FolderRows):
 
     @property
     def end(self) -> int:
-        """Number of rows ever written, dropped ones included."""
+        """Number of rows ever written, including dropped rows."""
         return self._folder.manifest.dropped + self.count
 
     def _follow(self) -> None:
-        """Take over the manifest."""
+        """Set segments and tails from the manifest."""
         while True:
             manifest = self._folder.manifest
             known = {(tail.path, tail.layout.identity): tail for tail in self._tails}
@@ -191,7 +193,7 @@ class ReadRows(FolderRows):
                     self._tails = [known.get(place) or TailReader(place[0], identity=place[1]) for place in places]
                 break
             except (ConfigError, DataError) as error:
-                # The tail was sealed after the manifest was read, or another writer now uses its name.
+                # The tail was sealed after the manifest was read, or another writer reused the file's name.
                 if not self._folder.look():
                     if isinstance(error, DataError):
                         raise
@@ -202,7 +204,7 @@ class ReadRows(FolderRows):
         self._look_at_tails()
 
     def _look_at_tails(self) -> None:
-        """Take over the committed rows of tails, up to the first tail that is not whole."""
+        """Read the committed rows of tails, up to the first tail that misses rows."""
         first = self._end
         for number, (tail, said) in enumerate(zip(self._tails, self._folder.manifest.tails, strict=True)):
             with repairable(self.folder_path):
@@ -237,9 +239,9 @@ def _refused(path: Path) -> ConfigError:
 # The first file of rows is small, since many stores are small; each next file is twice as large, up to a sealed
 # segment.
 _FIRST_BYTES, _FIRST_ROWS = 1 << 20, 64
-# Rows of this size in bytes fill few pages of a file between two flushes.
+# Rows up to this size in bytes change few pages of a file between two flushes.
 _FEW_BYTES = 1 << 10
-# Rows of one call are written together into one file, up to this size in bytes.
+# The rows of one call go into one file, up to this size in bytes.
 _MOST_TOGETHER = 1 << 30
 
 
@@ -274,7 +276,9 @@ class Limits:
                 raise ConfigError(f"{name}: expected None or a whole number of at least {least}, found {limit!r:.80}")
 
     def of_a_file(self, most_bytes: int) -> tuple[int, int | None]:
-        """Return the most bytes and rows of a file, so that dropping the oldest file drops a part of the rows."""
+        """Return the largest size of a file in bytes and in rows, at which dropping one file drops only a part of the
+        rows.
+        """
         size = most_bytes if self.max_bytes is None else min(most_bytes, self.max_bytes // PARTS)
         return size, None if self.max_rows is None else self.max_rows // PARTS
 
@@ -284,7 +288,7 @@ class Limits:
         Args:
             files: Rows and bytes of each file, the oldest first.
             rows: Rows outside of `files` that count towards the limit.
-            size: Bytes outside of `files` that count towards the limit.
+            size: Size in bytes of rows outside of `files` that counts towards the limit.
         """
         rows, size = rows + sum(one for one, _ in files), size + sum(one for _, one in files)
         for number, (of_rows, of_bytes) in enumerate(files[:-1]):
@@ -294,7 +298,7 @@ class Limits:
         return max(0, len(files) - 1)
 
     def is_large(self, rows: int, size: int) -> bool:
-        """Whether a file is larger than files that are written under these limits; sizes in bytes are approximate."""
+        """Whether a file exceeds the file size under these limits; sizes in bytes are approximate."""
         return self._is_above(rows * PARTS, size // 3 * PARTS)
 
     def _is_above(self, rows: int, size: int) -> bool:
@@ -309,9 +313,9 @@ ALL = Limits()
 def small_run(
     segments: Sequence[Sealed], most_bytes: int, most_rows: int | None = None, damaged: Set[int] = frozenset()
 ) -> range:
-    """Return the range of neighbouring files to merge into one file; an empty range if there are none.
+    """Return the range of neighbouring files to merge into one file; empty if nothing is to be merged.
 
-    Only the newest files are examined, as far as they fit into one segment.
+    Only the newest files are examined, up to the size of one segment.
 
     Args:
         segments: The sealed segments.
@@ -331,7 +335,7 @@ def small_run(
     return found
 
 
-# The last thread of each folder; a thread whose store was released ends after its present file.
+# The last sealing thread of each folder; a thread whose store was released ends after its current file.
 _sealing: weakref.WeakValueDictionary[str, threading.Thread] = weakref.WeakValueDictionary()
 
 
@@ -345,7 +349,7 @@ def wait_for_sealing(folder: Path) -> None:
 def seal_in_background(rows: WrittenRows, folder: Path) -> None:
     """Start a thread that calls ``rows.seal_one`` until it returns False; starts none while Python exits.
 
-    Python waits at exit for the file in progress: cutting off a thread inside Arrow would crash the process.
+    At exit, Python waits for the file in progress, because stopping a thread inside Arrow would crash the process.
     """
     thread = threading.Thread(target=_seal_quietly, args=(weakref.ref(rows),), name="mouse-sealing")
     # Registered before the thread starts: after an interrupt in between, the folder's next writer still waits for it.
@@ -367,13 +371,13 @@ def _seal_quietly(rows_of: weakref.ref[Any]) -> None:
 
 
 class WrittenRows(FolderRows):
-    """The rows of a folder that is written: in sealed segments, and in files that wait for sealing.
+    """The rows of a folder that is opened for writing: sealed segments, and files that wait to be sealed.
 
     Args:
         folder, told, budget, verify: See ``FolderRows``.
         sync: See ``DatasetStore.open``.
         limits: The limit of rows and bytes.
-        layout: The layout of sealed files; None: the layout of the newest sealed file.
+        layout: The layout of new sealed files; None: the layout of the newest sealed file.
     """
 
     def __init__(
@@ -391,14 +395,14 @@ class WrittenRows(FolderRows):
         self._folder = WrittenFolder(folder)
         self._layout = layout or self._folder.manifest.layout
         self._process = os.getpid()
-        # Files that take no more rows and are not sealed yet, in order, with their segments.
+        # Files that are closed for new rows but not sealed yet, in order, with their segments.
         self._waiting: list[tuple[TailFile, TailSegment]] = []
         self.sealing: threading.Thread | None = None
         self._looked_at: tuple[Sequence[Sealed], range] = (), range(0)
         # The numbers of files that were found damaged; these files are never merged.
         self._damaged: set[int] = set()
-        # The open file, which rows are appended to and which ``_first`` rows precede; a file for a row that may be
-        # rejected.
+        # The open file, to which rows are appended (``_first`` rows precede it); and a new file whose first row may
+        # still be rejected.
         self.tail: TailFile | None = None
         self._candidate: TailFile | None = None
         self._number = self._first = 0
@@ -419,7 +423,7 @@ class WrittenRows(FolderRows):
         self._seal_in_background()
 
     def _recover(self) -> None:
-        """Seal the rows in the tail files of the previous writer, up to the first file that is not whole."""
+        """Seal the rows in the previous writer's tail files, up to the first file that misses rows."""
         tables: list[pa.Table] = []
         for said in self._folder.manifest.tails:
             with repairable(self.folder_path):
@@ -435,7 +439,7 @@ class WrittenRows(FolderRows):
             self._folder.clean()
 
     def _replace(self, manifest: Manifest) -> None:
-        """Replace the manifest and keep its files from now on; a segment in use keeps its own files."""
+        """Replace the manifest and hold a lease on it; segments in use keep leases on their own files."""
         before = self._folder.manifest
         self._folder.replace(manifest)
         self._have(self._folder.lease, before, self._folder.manifest)
@@ -444,11 +448,11 @@ class WrittenRows(FolderRows):
 
     @property
     def end(self) -> int:
-        """Number of rows ever written, dropped ones included."""
+        """Number of rows ever written, including dropped rows."""
         return self._folder.manifest.dropped + self.count
 
     def tail_segment(self, tail: TailFile, first: int) -> TailSegment:
-        """Return the present rows of a tail file; ``first`` rows of the folder precede them."""
+        """Return the present rows of a tail file as a segment; ``first`` rows of the folder precede the file."""
         identities = tail.layout.identity, self._folder.manifest.identity
         where, place = (self.folder_path, tail.path.name, first, *identities), (self._token, first)
         show, lease = partial(_show, weakref.ref(self)), self._folder.lease
@@ -457,7 +461,7 @@ class WrittenRows(FolderRows):
     # ------------------------------------------------------------------ sealing
 
     def _seal_in_background(self) -> None:
-        """Start a thread that seals the waiting files and then ends."""
+        """Start a thread that seals all waiting files and then ends."""
         if (self._waiting or self._small()) and not self.is_sealing():
             seal_in_background(self, self.folder_path)
 
@@ -503,14 +507,14 @@ class WrittenRows(FolderRows):
         return True
 
     def _have_sealed(self, tail: TailFile, segment: TailSegment, sealed: Sequence[Sealed], manifest: Manifest) -> None:
-        """Put sealed segments in the place of the first waiting file."""
+        """Replace the first waiting file by its sealed segments."""
         first = segment.place[1] if segment.place else 0
         self._name_sealed(sealed, manifest.schemas, tails=self._folder.manifest.tails[1:])
         at = self.segments.index(segment)
         self.segments[at : at + 1] = self._segments_of(sealed, first)
         self._kept = None
         del self._waiting[0]
-        # For a process that receives an older snapshot.
+        # Commit once more: another process may open an older snapshot of these rows.
         with suppress(StorageError):
             tail.commit()
         tail.close()
@@ -518,7 +522,7 @@ class WrittenRows(FolderRows):
         self._folder.clean()
 
     def drop(self) -> None:
-        """Drop the oldest files above the limit; the capacity of the open file counts as rows."""
+        """Drop the oldest files above the limit, counting the open file with its full capacity."""
         before = self._folder.manifest
         files = [(one.rows, one.bytes) for one in before.segments]
         files += [(tail.extent.count, tail.nbytes) for tail, _ in self._waiting]
@@ -527,7 +531,7 @@ class WrittenRows(FolderRows):
         if not number:
             return
         try:
-            # After a power cut, the new rows must be on the disk if the old rows are dropped.
+            # The new rows must be on disk before the old rows are dropped, in case of a power cut.
             self.commit()
         except StorageError:
             return  # the rows are dropped when the disk has room
@@ -546,7 +550,7 @@ class WrittenRows(FolderRows):
     # ------------------------------------------------------------------ merging
 
     def _small(self) -> range:
-        """Return which neighbouring files are to be merged."""
+        """Return the range of neighbouring files to merge; see ``small_run``."""
         segments = self._folder.manifest.segments
         if segments is not self._looked_at[0]:  # every flush calls this method
             self._looked_at = segments, small_run(segments, *self.limits.of_a_file(MOST_BYTES), self._damaged)
@@ -580,7 +584,7 @@ class WrittenRows(FolderRows):
         return True
 
     def _whole(self, file: SealedFile) -> pa.Table | None:
-        """Return the rows of a file; None if it is damaged, since damaged rows must not get valid checksums."""
+        """Return the rows of a file; None if the file is damaged, because damaged rows must not get valid checksums."""
         try:
             return SealedFile(self.folder_path, file.sealed, file.schema, file.first, verify=True).table
         except DataError:
@@ -589,7 +593,7 @@ class WrittenRows(FolderRows):
             return None
 
     def _pieces_of(self, segments: Iterable[Segment], loads: Sequence[int]) -> Iterator[tuple[pa.Table, int]]:
-        """Yield the rows of segments as tables, one for each file to write, with the ``load`` of each."""
+        """Yield the rows of segments as one table for each file to write, with the file's ``load``."""
         for segment, load in zip(segments, loads, strict=True):
             for piece in pieces_of(segment, *self.limits.of_a_file(MOST_BYTES)):
                 yield piece, load
@@ -597,10 +601,11 @@ class WrittenRows(FolderRows):
     def _written(
         self, pieces: Iterable[tuple[pa.Table, int]], *, appended: bool, only_newest: bool = False
     ) -> tuple[list[Sealed], Manifest]:
-        """Write tables as sealed segments that no manifest names yet; return them, and a manifest with their schemas.
+        """Write tables as sealed segments that no manifest names yet; return the segments, and a manifest with their
+        schemas.
 
         With ``only_newest``, segments above the limit are removed as soon as newer segments follow. The manifest counts
-        their rows as dropped.
+        the removed rows as dropped.
         """
         manifest, written = self._folder.manifest, []
         try:
@@ -626,7 +631,7 @@ class WrittenRows(FolderRows):
     def _name_sealed(
         self, sealed: Sequence[Sealed], schemas: tuple[pa.Schema, ...], tails: tuple[Tail, ...] | None = None
     ) -> None:
-        """Replace the manifest by one that names more sealed segments behind the others."""
+        """Replace the manifest by one with additional sealed segments at the end."""
         now, places = self._folder.manifest.with_schemas(sealed, schemas)
         segments = (*now.segments, *places)
         tails = now.tails if tails is None else tails
@@ -640,11 +645,11 @@ class WrittenRows(FolderRows):
         return made
 
     def _named(self, sealed: Sealed) -> Sealed:
-        """Return the manifest's entry of a sealed segment."""
+        """Return the manifest's current entry of a sealed file."""
         return next(one for one in reversed(self._folder.manifest.segments) if one.number == sealed.number)
 
     def _keep_newest(self) -> None:
-        """Drop the rows above the limit, which an earlier writer may have kept, after cutting files that are large."""
+        """Drop rows above the limit, which an earlier writer may have left, after cutting large files."""
         with self.lock, suppress(StorageError):  # the rows are dropped when the disk has room
             self.drop()
             for place, one in reversed(list(enumerate(self._folder.manifest.segments))):
@@ -653,7 +658,7 @@ class WrittenRows(FolderRows):
             self.drop()
 
     def _cut(self, place: int, one: Sealed) -> None:
-        """Write the rows of a sealed file again, in small enough files."""
+        """Rewrite a sealed file as several smaller files."""
         table, first = self._whole(self.segments[place].sealed_files[0]), self._folder.manifest.firsts()[place]
         if table is None:
             return  # the file is dropped once all its rows exceed the limit
@@ -689,7 +694,7 @@ class WrittenRows(FolderRows):
             with self.lock:
                 if self.error is not None:
                     return
-                # A merging thread must end before another process may write.
+                # The sealing thread must end before another process may write.
                 if self._is_sealed() and not self.is_sealing():
                     uninterrupted(self._finish)
                     return
@@ -709,7 +714,7 @@ class WrittenRows(FolderRows):
         return not self._waiting and self.tail is None
 
     def take(self, segments: Sequence[Segment], said: Sequence[tuple[str, DatasetMetadata]]) -> None:
-        """Write the rows of segments into the folder; see ``StoreBackend``."""
+        """Write the rows of segments to sealed files; see ``StoreBackend``."""
         while True:
             with self.lock:
                 self.check_open()
@@ -724,7 +729,9 @@ class WrittenRows(FolderRows):
             self.seal_waiting()
 
     def _loads_of(self, segments: Sequence[Segment], schema: StoreSchema) -> list[int]:
-        """Return the ``load`` of each dataset; it equals the one before if rows mark the end of an episode there."""
+        """Return the ``load`` of each dataset: the previous ``load`` if rows mark the end of an episode between both
+        datasets, else a new number.
+        """
         known = self._folder.manifest.segments
         newest = max((one.load for one in known), default=0)
         before: Segment | None = self.segments[-1] if known else None
@@ -747,16 +754,16 @@ class WrittenRows(FolderRows):
             raise
 
     def name_behind(self, sealed: Sequence[Sealed], manifest: Manifest) -> None:
-        """Name segments behind all others that no manifest names yet.
+        """Add new sealed segments to the manifest, after all other segments.
 
         Args:
             sealed: The segments.
-            manifest: The manifest with their schemas, and with the number of dropped rows before them.
+            manifest: The manifest with the segments' schemas, and with the number of rows dropped before the segments.
         """
         now, first = self._folder.manifest, self.end
         dropped = manifest.dropped - now.dropped
         if dropped:
-            # All rows before these rows are older.
+            # The new segments alone exceed the limit: all earlier rows are dropped.
             _, places = now.with_schemas(sealed, manifest.schemas)
             known = replace(manifest, metadata=self.schema.metadata(), segments=tuple(places), tails=())
             self._replace(replace(known, dropped=first + dropped))
@@ -769,7 +776,7 @@ class WrittenRows(FolderRows):
         self.drop()
 
     def clear(self) -> None:
-        """Drop all rows; their files are removed once no manifest names them."""
+        """Drop all rows; the files are removed when no reader needs them."""
         with self.lock:
             self.check_open()
         self._wait_for_sealing()
@@ -789,7 +796,7 @@ class WrittenRows(FolderRows):
         return None if self.tail is None or not self.open_count else self.tail_segment(self.tail, self._first)
 
     def seal_open(self) -> None:
-        """Close the open file for rows and seal it soon; later rows go into another file."""
+        """Close the open file, which is sealed in the background; later rows go into a new file."""
         if self.tail is not None and self.open_count:
             segment = self.tail_segment(self.tail, self._first)
             self._waiting.append((self.tail, segment))
@@ -829,14 +836,14 @@ class WrittenRows(FolderRows):
         return extent
 
     def _has_room(self, extent: Extent, coming: int) -> bool:
-        # Rows of one call lie in one file, so that all of them count or none. Exception: a limit drops old rows one
-        # file at a time, and these rows are too many for one file.
+        # The rows of one call lie in one file, so that either all of them count or none. Exception: a limit drops old
+        # rows one file at a time, and these rows are too many for one file.
         room = extent.rows - extent.count
         return room >= max(coming, 1) or (room > 0 and self.limits != ALL and coming > extent.rows // 2)
 
     def _open(self, extent: Extent) -> None:
         if extent is not self._extent:
-            # The manifest and memory must name the same files, whatever interrupts this code.
+            # The manifest and memory must name the same files, even after an interrupt at any line.
             uninterrupted(partial(self._open_new, extent))
 
     def _open_new(self, extent: Extent) -> None:
@@ -861,7 +868,7 @@ class WrittenRows(FolderRows):
         self.drop()
 
     def _name_tail(self, number: int, tail: TailFile) -> None:
-        """Replace the manifest by one that names a new tail file; the tail file before takes no more rows."""
+        """Replace the manifest by one that names a new tail file; the previous tail file is closed for new rows."""
         manifest, schema = self._folder.manifest.with_schema(tail.extent.to_table(0).schema)
         tails = list(manifest.tails)
         if tails and tails[-1].rows is None:
@@ -871,7 +878,9 @@ class WrittenRows(FolderRows):
         self._replace(replace(manifest, metadata=self.schema.metadata(), tails=tuple(tails)))
 
     def commit(self) -> None:
-        """Show the present rows to readers; unless ``sync`` of the store is "none", after they are on the disk."""
+        """Make the present rows visible to readers; unless the store's ``sync`` is "none", sync them to the disk
+        first.
+        """
         for tail, _ in self._waiting:
             tail.commit()
         if self.tail is not None:
@@ -882,7 +891,7 @@ class WrittenRows(FolderRows):
     # ------------------------------------------------------------------ the right to write
 
     def recount(self) -> None:
-        """See ``StoreBackend``; after an interrupt, rows that count become visible to readers of the folder, too."""
+        """See ``StoreBackend``; rows that count after the interrupt also become visible to readers."""
         super().recount()
         if self.tail is not None:
             try:
@@ -891,22 +900,22 @@ class WrittenRows(FolderRows):
                 super().recount()  # the objects of these rows cannot be written, so the rows are removed
 
     def _refuse(self, error: Callable[[], Exception]) -> None:
-        """Reject all further rows."""
+        """Make all later appends raise ``error``."""
         self.error, self._extent, self.tail = error, None, None
         self._folder.close()
 
     def let_go(self) -> None:
-        """Give up writing in a forked child, since the parent is the one writer."""
+        """Stop writing in a forked child, because the parent remains the folder's one writer."""
         if self.error is not None:
             return
-        # The parent appends later rows behind these rows.
+        # The parent continues to append to the same file.
         segment = self.open_segment()
         self.segments += [] if segment is None else [segment]
         self._refuse(partial(_forked, self.folder_path, self._process))
 
 
 class SyncedRows(WrittenRows):
-    """The rows of a folder whose writer waits for the disk after each row."""
+    """The rows of a folder whose writer commits each row before ``append`` returns."""
 
     def append(self, row: Mapping[str, Any]) -> None:
         """See ``StoreBackend``."""
@@ -915,7 +924,7 @@ class SyncedRows(WrittenRows):
 
 
 def _show(rows_of: weakref.ref[WrittenRows]) -> None:
-    """Make the rows visible to other processes, after syncing them to the disk if the store promises synced rows."""
+    """Make the rows visible to other processes; sync them to the disk first if ``sync`` requires it."""
     rows = rows_of()
     if rows is not None:
         with rows.lock:
@@ -956,7 +965,8 @@ def open_rows(
     return kind(folder, told.schema, told.budget, verify, sync, limits, layout)
 
 
-# Refers to the path alone: a store inside a reference cycle of its own errors would keep files until a collection.
+# The function refers only to the path: a reference cycle with the store would keep files open until a garbage
+# collection.
 def _closed(path: Path) -> ClosedError:
     return ClosedError(f"store {path}: expected an open one, found it closed")
 

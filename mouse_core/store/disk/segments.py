@@ -1,8 +1,9 @@
-"""Files of a store's folder as segments: sealed files, many sealed files as one segment, and the open tail file.
+"""Segments over the files of a store's folder: one sealed file, many sealed files, or the open tail file.
 
 A sealed file is an Arrow file that is written once and opened when its rows are read. In the layout "columns" a file
 has one record batch, in which all values of a column are contiguous. In the layout "windows" it has many small record
-batches, so that all columns of a window lie together. Disks and remote storage then serve fewer and larger reads.
+batches, so that all columns of a window lie together. A window then needs fewer and larger reads from disk or remote
+storage.
 """
 
 from __future__ import annotations
@@ -38,33 +39,33 @@ if TYPE_CHECKING:
     from mouse_core.files.ipc import SummedFile
 
 MOST_BYTES = 64 << 20
-"""Largest size of a sealed segment in bytes, approximately; a single row may be larger."""
+"""Approximate largest size of a sealed segment in bytes; a single row may be larger."""
 
 _SIZED_BY = 64
 
 LAYOUTS = ("columns", "windows")
 """Layouts of the rows in sealed segments."""
 
-# The newest record batches are cached, up to this number for each file.
+# Number of recently used record batches that are cached for each file.
 _KEPT = 64
 # The target size of a record batch of the layout "windows" in bytes, and the least and the largest number of its rows.
 _BATCH_BYTES, _FEWEST_ROWS, _MOST_ROWS = 1 << 15, 128, 256
 
 
 def write_segment(folder: Path, number: int, table: pa.Table, layout: str) -> tuple[Sealed, pa.Schema]:
-    """Write rows as a sealed segment, and wait until the file is on the disk.
+    """Write rows as a sealed segment, and wait until the file is on disk.
 
     Args:
         folder: The store's folder.
-        number: A number that no file has had.
+        number: A new file number.
         table: The rows, at least one.
         layout: One of ``LAYOUTS``.
 
     Returns:
-        The manifest's entry of the segment, without the number of its schema, and that schema.
+        The manifest's entry of the segment, without its schema's number; and its schema.
 
     Raises:
-        StorageError: The file cannot be written; no part of it remains.
+        StorageError: The file cannot be written; no partial file remains.
     """
     batch = one_batch(table)
     nulls = tuple(name for name in batch.schema.names if batch.column(name).null_count == batch.num_rows)
@@ -99,7 +100,7 @@ def _write(path: Path, batch: pa.RecordBatch, sealed: Sealed) -> Sealed:
 def _rows_of_batch(batch: pa.RecordBatch) -> int:
     """Return the rows per record batch in the layout "windows", a power of two.
 
-    Of rows of 175 bytes, 187 fill 32 KB, so a record batch has 128; for 20 bytes it has 256, for pictures 128.
+    Example: 187 rows of 175 bytes fill 32 KB, so a record batch has 128 rows. Rows of 20 bytes give 256, images 128.
     """
     rows = _BATCH_BYTES // max(1, batch.nbytes // batch.num_rows)
     power = 1 << max(int(rows).bit_length() - 1, 0)
@@ -107,7 +108,7 @@ def _rows_of_batch(batch: pa.RecordBatch) -> int:
 
 
 def one_batch(table: pa.Table) -> pa.RecordBatch:
-    """Return the table as one record batch, in types that every process knows."""
+    """Return the table as one record batch, without extension types."""
     columns = [_plain(column).combine_chunks() for column in table.columns]
     arrays = [column.chunk(0) if isinstance(column, pa.ChunkedArray) else column for column in columns]
     names = table.schema.names
@@ -122,7 +123,7 @@ def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def pieces_of(segment: Segment, most_bytes: int = MOST_BYTES, most_rows: int | None = None) -> Iterator[pa.Table]:
-    """Yield the rows of a segment as tables, each about as large as a sealed segment."""
+    """Yield the rows of a segment as tables of about the size of a sealed segment."""
     origin, row = segment.origin, 0
     rows = min(_SIZED_BY, most_rows or _SIZED_BY)
     while row < segment.num_rows:
@@ -137,7 +138,7 @@ def pieces_of(segment: Segment, most_bytes: int = MOST_BYTES, most_rows: int | N
             rows = max(1, min(most_rows or segment.num_rows, most_bytes // max(table.nbytes // count, 1)))
             continue
         if count > 1 and table.nbytes > 2 * most_bytes:
-            # These rows are larger than the rows before: take fewer of them.
+            # The rows are larger than estimated: take fewer rows.
             rows = max(1, count * most_bytes // table.nbytes)
             continue
         yield table
@@ -148,7 +149,7 @@ def pieces_of(segment: Segment, most_bytes: int = MOST_BYTES, most_rows: int | N
 
 
 class SealedFile:
-    """The file of a sealed segment. The first access to its table opens it and compares it with its digest, once.
+    """The file of a sealed segment. The first access to ``table`` opens the file and compares it with its digest, once.
 
     Args:
         folder: The store's folder.
@@ -156,10 +157,10 @@ class SealedFile:
         schema: The columns of the file.
         first: Number of rows of the folder before the file's first row.
         identity: The identity in the store's manifest.
-        verify: Whether to check every byte before use, which takes as long as reading the file once.
+        verify: Whether to compare the file with its digest before use, which reads the file once.
     """
 
-    # Keeps the file on the disk as long as this object may be asked for rows.
+    # The lease that keeps the file on disk while this object exists.
     kept: Shared | None = None
     # The first address and the size of the mapped file, once it was opened.
     mapped: tuple[int, int] | None = None
@@ -178,10 +179,11 @@ class SealedFile:
 
     @property
     def table(self) -> pa.Table:
-        """The segment's rows over the mapped file; many record batches are rebuilt at each access to save memory.
+        """The segment's rows, as a table over the mapped file. With many record batches, the table is rebuilt at each
+        access to save memory.
 
         Raises:
-            DataError: The file differs from the file that was written.
+            DataError: The file's content differs from the written content.
         """
         if isinstance(self.opened, pa.Table):
             return self.opened
@@ -189,10 +191,12 @@ class SealedFile:
 
     @memo
     def opened(self) -> pa.Table | SummedFile:
-        """Return the segment's rows, as a table or as record batches created on demand; raises like ``table``."""
+        """Return the segment's rows as a table, or as a sequence of record batches that are created on demand. Raises
+        the errors of ``table``.
+        """
         path, sealed = self.path, self.sealed
         if not path.exists():
-            # The entry may come from an old manifest.
+            # The file was removed: the entry comes from an old manifest.
             return rows_of(self.folder, self.first, sealed.rows, self.identity, but=sealed.number)
         check_inside([path], self.folder)
         with reading(path):
@@ -220,7 +224,7 @@ class SealedFile:
         return file
 
     def _whole(self, buffer: pa.Buffer) -> pa.Table:
-        """Return the rows of a file of one record batch."""
+        """Return the rows of a file that has one record batch."""
         sealed = self.sealed
         if self.verify:
             check(self.path, "the file", sealed.digest, digest(buffer))
@@ -236,7 +240,7 @@ class SealedFile:
         return pa.Table.from_batches([batch])
 
     def take(self, row: int, count: int) -> pa.Table:
-        """Return ``count`` rows from ``row`` on; creates only the record batches that hold them."""
+        """Return ``count`` rows from ``row`` on; only the record batches with these rows are created."""
         if isinstance(self.opened, pa.Table):
             return self.opened.slice(row, count)
         size = self.opened.batch_rows
@@ -252,7 +256,9 @@ class SealedFile:
         return self.opened.column(name).slice(number * size, size).chunk(0)
 
     def _batch(self, number: int) -> pa.RecordBatch:
-        """Return a record batch of a file of many; the newest are cached, as columns are asked for one by one."""
+        """Return one of a file's record batches. Recently used batches are cached, because columns are requested one by
+        one.
+        """
         with self._lock:
             if number in self._made:
                 return self._made[number]
@@ -265,10 +271,11 @@ class SealedFile:
         return made
 
     def strides(self, numbers: Int64s) -> tuple[Int64s, Int64s]:
-        """Return record batches laid out like the first, and their distances in bytes from it, int64 ``[n]`` each.
+        """Return the record batches with the layout of the first, and their distances from it in bytes, int64 ``[n]``
+        each.
 
-        If checksums are compared, only batches among ``numbers`` are returned, after a check; else possibly more. Both
-        arrays are empty if the distances are unknown.
+        If checksums are compared, the result contains only checked batches among ``numbers``; else it may contain
+        others. Both arrays are empty if the distances are unknown.
         """
         stride = self.sealed.stride
         if not stride or isinstance(self.opened, pa.Table):
@@ -285,7 +292,7 @@ class SealedFile:
         return pa.chunked_array([one.column(name) for one in self.opened.batches(range(len(self.opened)))])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Another process opens the file itself; rows are not pickled.
+        # Rows are not pickled: the receiving process opens the file.
         return partial(SealedFile, verify=self.verify), (
             self.folder,
             self.sealed,
@@ -296,17 +303,17 @@ class SealedFile:
 
 
 def rows_of(folder: Path, first: int, count: int, identity: str = "", *, but: int = -1) -> pa.Table:
-    """Return rows that are in sealed segments by now, in one chunk.
+    """Return rows of a folder from its current sealed segments, in one chunk.
 
     Args:
         folder: The store's folder.
-        first: Number of rows before them.
+        first: Number of rows of the folder before the first returned row.
         count: Number of rows to return.
         identity: The identity in the store's manifest.
-        but: The number of a segment whose file is missing.
+        but: The number of a segment to skip, because its file is missing.
 
     Raises:
-        DataError: Not all of the rows are kept, or the folder holds another store.
+        DataError: Some of the rows were dropped, or the folder holds another store.
     """
     manifest = ReadFolder(folder).manifest
     check_identity(folder, identity, manifest.identity)
@@ -330,15 +337,15 @@ def rows_of(folder: Path, first: int, count: int, identity: str = "", *, but: in
 FEWEST = 64
 """Least number of sealed files that are joined to one segment.
 
-Fewer files are a segment each. Exception: of files with many record batches, two are joined, so that their chunks are
-recorded once.
+With fewer files, each file is a segment. Exception: two files with many record batches are joined, so that their chunks
+are recorded once.
 """
 
 
 class TailSegment(Segment):
-    """Rows of a tail file: the rows at the time of creation."""
+    """A segment of the rows that a tail file had when the segment was created."""
 
-    # Keeps the file on the disk for other processes that open it later.
+    # The lease that keeps the file on disk for other processes.
     lease = Lease()
     _source: tuple[Path, str, int, str, str]
     _show: Callable[[], None] | None = None
@@ -359,10 +366,10 @@ class TailSegment(Segment):
             extent: The extent.
             image_roots: See ``Segment``.
             place: See ``Segment``.
-            source: The folder, the name of the file, the number of rows of the folder before its first row, and the
-                identities of file and store.
+            source: The folder, the file's name, the number of the folder's rows before the file, and the identities of
+                file and store.
             show: Makes the rows visible to other processes.
-            lease: The lease of the folder's state that names the file.
+            lease: The lease on a state of the folder that names the file.
         """
         segment = cls.of_extent(extent, image_roots)
         assert isinstance(segment, TailSegment)
@@ -372,14 +379,14 @@ class TailSegment(Segment):
         return segment
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Another process opens this file, or the sealed file that has the rows by then.
+        # The receiving process opens this file, or the sealed file that holds the rows by then.
         if self._show is not None:
             self._show()
         return rows_at, (self._source, self.num_rows, self._named_roots)
 
 
 def rows_at(source: tuple[Path, str, int, str, str], count: int, image_roots: tuple[str, ...]) -> Segment:
-    """Return rows of a folder, from the tail file or from the sealed segments that have them by now.
+    """Return rows of a folder from the tail file, or from sealed segments if the tail was sealed.
 
     Args:
         source: See ``TailSegment.of``.
@@ -387,7 +394,7 @@ def rows_at(source: tuple[Path, str, int, str, str], count: int, image_roots: tu
         image_roots: See ``Segment``.
 
     Raises:
-        DataError: The rows are not kept any more.
+        DataError: The rows were dropped.
     """
     folder, name, first, file_identity, identity = source
     try:
@@ -402,10 +409,10 @@ def rows_at(source: tuple[Path, str, int, str, str], count: int, image_roots: tu
 
 
 class PartOfFiles(ColumnPart):
-    """One column of several files; access to a chunk opens its file and creates its record batch.
+    """One column of several files; access to a chunk opens the chunk's file and creates its record batch.
 
     Args:
-        files: The files. A reference to the segment instead would keep files mapped for too long.
+        files: The files, not the segment, because a reference to the segment would keep files mapped for too long.
         first: The number of the first chunk of each file, int64 ``[files]``.
         name: The name of the column.
         segment: The segment of the column.
@@ -441,16 +448,16 @@ class PartOfFiles(ColumnPart):
 
 
 class SealedSegment(FileSegment):
-    """The rows of consecutive sealed files; creating a segment opens no file.
+    """A segment of the rows of consecutive sealed files. Creating it opens no file.
 
-    A loader does its work for each segment once for all files of such a segment, which may be ten thousand.
+    Work that a loader does once per segment is thus done once for all its files, which may be ten thousand.
 
     Args:
         files: The files, with the same columns.
         image_roots: Folders in which images that are named by path, and videos, may lie.
-        folder: Identity of the store's folder; see ``Segment.place``.
-        videos: The videos that frames refer to, if there are any.
-        earlier: Segments that may share some of these files; their known positions of values are reused.
+        folder: Identity of the store's folder; see ``Segment``.
+        videos: The videos that rows refer to, if any.
+        earlier: Segments that may share files with this one; the known positions of their values are reused.
     """
 
     def __init__(
@@ -464,7 +471,7 @@ class SealedSegment(FileSegment):
         self.sealed_files, self._folder, self._videos = list(files), folder, videos
         first, sizes = files[0], [file.sealed.rows for file in files]
         steps = [file.sealed.batch_rows or file.sealed.rows for file in files]
-        # The first row of each file, and the end; the first chunk of each file, and the number of chunks.
+        # The first row of each file, and the number of rows; the first chunk of each file, and the number of chunks.
         self._starts = np.cumsum([0, *sizes], dtype=np.int64)
         self._first_chunk = np.cumsum([0, *map(lambda rows, step: -(-rows // step), sizes, steps)], dtype=np.int64)
         starts = self._starts
@@ -477,7 +484,7 @@ class SealedSegment(FileSegment):
             self._take_over(other)
 
     def _take_over(self, other: SealedSegment) -> None:
-        """Copy known positions of values from another segment, for files that both have."""
+        """Copy known positions of values from another segment, for files that both segments have."""
         numbers = {id(file): number for number, file in enumerate(self.sealed_files)}
         common = [(theirs, numbers[id(file)]) for theirs, file in enumerate(other.sealed_files) if id(file) in numbers]
         theirs, ours = np.array(common, np.int64).reshape(-1, 2).T
@@ -491,7 +498,7 @@ class SealedSegment(FileSegment):
 
     @property
     def table(self) -> pa.Table:
-        """Return the steps; opens every file."""
+        """The table of steps; opens every file."""
         return pa.concat_tables([file.table for file in self.sealed_files])
 
     def column(self, name: str) -> pa.ChunkedArray | None:
@@ -533,20 +540,23 @@ class SealedSegment(FileSegment):
 
 
 def _chunks_of(first: Int64s, files: Int64s) -> Int64s:
-    """Return the chunks of ``files``; if chunks begin at 0, 3, 5 and 9, files 1 and 2 have 3, 4, 5, 6, 7, 8."""
+    """Return the chunk numbers of ``files``. Example: the files 0, 1, 2, 3 begin with the chunks 0, 3, 5, 9; the files
+    1 and 2 have the chunks 3 to 8.
+    """
     parts = [np.arange(first[file], first[file + 1]) for file in files.tolist()]
     return np.concatenate([np.zeros(0, np.int64), *parts])
 
 
 def together(segments: Sequence[Segment], before: Sequence[Segment] = ()) -> list[Segment]:
-    """Return segments in which many consecutive sealed files are joined to one segment.
+    """Join consecutive sealed files to larger segments, and return all segments.
 
-    New files are segments of their own until they are numerous enough for a joined segment. A new joined segment
-    includes preceding ones that are not larger. So there are few segments, and each row is joined few times.
+    A new file stays a segment of its own until there are enough new files for a joined segment. A new joined segment
+    includes the preceding joined segments that are not larger. So the number of segments stays small, and each row is
+    joined few times.
 
     Args:
         segments: A segment for each file.
-        before: The previous result; its segments of equal files are reused.
+        before: The previous result; segments with equal files are reused.
     """
     earlier = [one for one in before if isinstance(one, SealedSegment) and len(one.sealed_files) > 1]
     made: list[Segment] = []
@@ -576,7 +586,9 @@ def together(segments: Sequence[Segment], before: Sequence[Segment] = ()) -> lis
 
 
 def _alike(segment: Segment) -> tuple[int, bool, int, bool] | None:
-    """Return the key that segments must share to be joined; its last item is whether they have many record batches."""
+    """Return a key; only segments with equal keys are joined. The last item is whether a file may have many record
+    batches.
+    """
     if not segment.sealed_files:
         return None
     sealed: Sealed = segment.sealed_files[0].sealed

@@ -1,8 +1,9 @@
-"""Appended rows in a mapped file and its file of objects, while a store is open; one process writes, others read.
+"""The tail file: appended rows of an open store in a memory-mapped file and an objects file. One process writes; other
+processes read.
 
-A row that counts is in the page cache without a system call: it survives the end of the process, whatever the cause. It
-survives a failure of the machine once a commit that waited for the disk covers it. A file takes rows of one writer; the
-next writer seals the rows that are there.
+Appending a row writes to the page cache without a system call, so the row survives any end of the process. It survives
+a power cut once a commit that waited for the disk covers it. Each file is written by one writer; the next writer seals
+its rows.
 """
 
 from __future__ import annotations
@@ -51,27 +52,27 @@ from mouse_core.files.writing import remove, storing, sync_folders, write_at
 
 PAGE = 4096
 FORMAT = 1
-"""The version of the format; a file of a newer version is rejected."""
+"""The version of the file format; a file of a newer version raises DataError."""
 _MAGIC = b"mousetai"
 # The magic, the version, the size of the columns' description in bytes, and its checksum.
 _HEAD = struct.Struct("<8sIIQ")
 # Number of entries of the live page before the entries of columns.
 LIVE = 8
-# Rows that share a checksum: some 100 kB. One flipped bit costs all rows of such a block.
+# Rows that share a checksum form a block of about 100 kB. One flipped bit loses all rows of its block.
 _BLOCK_BYTES, _MOST_IN_A_BLOCK = 1 << 17, 1 << 10
-# The ends of rows of an array are stored as int32.
+# The ends of variable-length rows are stored as int32.
 _MOST_VALUES = (1 << 31) - 1
 _IDENTITY = re.compile("[0-9a-f]{16}")
 
 
 @dataclass(frozen=True)
 class ColumnBuffer:
-    """An array of a column, with separate checksums.
+    """One of the arrays that store a column; it has its own checksums.
 
     Args:
         column: Number of the column.
-        kind: "values", "nulls" (a byte for each row), "ends" (of rows that differ in length), "sizes" (of objects, in
-            bytes).
+        kind: "values"; "nulls", a byte for each row; "ends", the ends of variable-length rows; or "sizes", the sizes of
+            objects in bytes.
         shape: Shape of the array.
         dtype: Dtype of the array.
     """
@@ -94,8 +95,8 @@ class TailLayout:
     Args:
         columns: The storage of each column, by name.
         rows: Capacity of the file in rows.
-        identity: 16 digits that are unique to this file; they give the seed of its checksums.
-        block_rows: Rows that share a checksum.
+        identity: 16 digits that are unique to this file and seed its checksums.
+        block_rows: Number of rows that share a checksum.
         waits: Whether each commit waits for the disk.
     """
 
@@ -107,7 +108,7 @@ class TailLayout:
 
     @memo
     def parts(self) -> tuple[ColumnBuffer, ...]:
-        """The arrays that the rows lie in."""
+        """The arrays that hold the rows."""
         return tuple(self._parts())
 
     def _parts(self) -> Iterator[ColumnBuffer]:
@@ -123,51 +124,51 @@ class TailLayout:
 
     @memo
     def objects(self) -> tuple[TailColumn, ...]:
-        """The columns whose values lie in a file of their own."""
+        """The names of the columns whose values are in the objects file."""
         return tuple(column for column in self.columns.values() if column.is_object)
 
     @property
     def has_objects(self) -> bool:
-        """Whether the values of any column lie in the objects file."""
+        """Whether any column's values are in the objects file."""
         return bool(self.objects)
 
     @property
     def sums(self) -> int:
-        """Checksums of a block: one for each array, and one for the block's bytes in the objects file."""
+        """Number of checksums of a block: one for each array, and one for the block's bytes in the objects file."""
         return len(self.parts) + self.has_objects
 
     @memo
     def seed(self) -> int:
-        """The seed of checksums, so that the checksums of two files differ."""
+        """The seed of the file's checksums, which makes the checksums of two files differ."""
         return int(self.identity, 16)
 
     @memo
     def description(self) -> bytes:
-        """The content of the head, as JSON."""
+        """The description of the layout in the file's head, as JSON."""
         columns = {name: _described(column) for name, column in self.columns.items()}
         numbers = {"identity": self.identity, "rows": self.rows, "block_rows": self.block_rows, "waits": self.waits}
         return json.dumps({**numbers, "columns": columns}).encode()
 
     @property
     def place_words(self) -> int:
-        """Words of 8 bytes that a commit takes: its rows, a number for each column, the checksums of the
-        block in progress, and its own checksum.
+        """Size of a commit in words of 8 bytes: the number of rows, a number for each column, the checksums of the
+        block in progress, and the commit's own checksum.
         """
         return 2 + len(self.columns) + self.sums
 
     @property
     def blocks(self) -> int:
-        """Number of blocks; the last one may be shorter."""
+        """Number of blocks; the last block may be shorter."""
         return -(-self.rows // self.block_rows)
 
     @memo
     def memory(self) -> BatchLayout:
-        """The layout of the arrays among the rows."""
+        """The layout of the rows' arrays in memory."""
         return BatchLayout({part.name: (part.shape, part.dtype) for part in self.parts})
 
     @memo
     def begins(self) -> Mapping[str, int]:
-        """Offset of each array of the file, in whole pages, and the end of the last."""
+        """Offset of each array of the file, aligned to pages, and the end of the last array."""
         place, live = 8 * self.place_words, 8 * (LIVE + len(self.columns))
         sizes = {
             "head": _HEAD.size + len(self.description),
@@ -185,36 +186,36 @@ class TailLayout:
 
     @property
     def nbytes(self) -> int:
-        """Length of the file."""
+        """Length of the file in bytes."""
         return self.begins["end"]
 
     # ------------------------------------------------------------------ from and to memory
 
     def head(self) -> bytes:
-        """Return the content of the first page or pages."""
+        """Return the content of the head: the first page or pages."""
         return _HEAD.pack(_MAGIC, FORMAT, len(self.description), checksum(self.description)) + self.description
 
     def live(self, memory: Any) -> npt.NDArray[np.int64]:
-        """Return the numbers of the live page; the last ones are those of the columns."""
+        """Return the live page as int64 numbers: general numbers first, then one number for each column."""
         return np.frombuffer(memory, np.int64, LIVE + len(self.columns), self.begins["live"])
 
     def places(self, memory: Any) -> list[npt.NDArray[np.uint64]]:
-        """Return the places of the last two commits, ``[place_words]`` each."""
+        """Return the two places for commits as arrays, ``[place_words]`` each."""
         begins = self.begins["place"], self.begins["other place"]
         return [np.frombuffer(memory, np.uint64, self.place_words, begin) for begin in begins]
 
     def table(self, memory: Any) -> npt.NDArray[np.uint64]:
-        """Return the checksums of full blocks, ``[blocks, sums]``."""
+        """Return the table of the checksums of full blocks, ``[blocks, sums]``."""
         words = np.frombuffer(memory, np.uint64, self.blocks * self.sums, self.begins["blocks"])
         return words.reshape(self.blocks, self.sums)
 
     def arrays(self, memory: Any) -> dict[str, npt.NDArray[Any]]:
-        """Return the arrays of all parts, by name."""
+        """Return the arrays of the rows, by name."""
         return self.memory.arrays(memoryview(memory)[self.begins["rows"] :]) if self.parts else {}
 
 
 def usual_block_rows(columns: Mapping[str, TailColumn]) -> int:
-    """Return how many rows share a checksum in a new file: about 100 kB of rows, at most 1024 rows."""
+    """Return the number of rows per block in a new file: about 100 kB of rows, at most 1024 rows."""
     row_bytes = sum(column.row_bytes for column in columns.values())
     return max(16, min(_MOST_IN_A_BLOCK, _BLOCK_BYTES // max(row_bytes, 1)))
 
@@ -227,7 +228,7 @@ def may_differ(column: TailColumn) -> bool:
 
 
 def check_rows(columns: Mapping[str, TailColumn], rows: int) -> None:
-    """Raise ConfigError if a file cannot have room for `rows` rows."""
+    """Raise ConfigError if no file can hold `rows` rows."""
     widest = max((column.width for column in columns.values() if column.shape and not column.is_object), default=1)
     if not 0 < rows <= _MOST_VALUES // max(widest, 1) - 1:
         raise ConfigError(f"tail: expected 1..{_MOST_VALUES // max(widest, 1) - 1} rows, found {rows}")
@@ -268,7 +269,7 @@ def read_layout(path: str, read: Callable[[int, int], bytes]) -> TailLayout:
 
 
 def _described(column: TailColumn) -> dict[str, Any]:
-    """Return the attributes of a column that readers of its values need, as JSON."""
+    """Return the attributes of a column that its readers need, as JSON."""
     kind, stored = column.kind, column.arrow_type
     schema = None if stored is None else pa.schema([pa.field("", stored)]).serialize().to_pybytes()
     return {
@@ -315,11 +316,13 @@ def _column(said: Mapping[str, Any]) -> TailColumn:
 # commit that a crash cut off from a commit that is lost.
 
 UNIT = 4294967291
-"""The prime whose multiples stand in the live page; its product with a number below it is an int64."""
+"""Numbers in the live page are stored as multiples of this prime, which detects damage; products with smaller numbers
+fit int64.
+"""
 
 
 class LivePage:
-    """The numbers of a tail file that change with every row or commit.
+    """The live page: the numbers of a tail file that change with every row or commit.
 
     Args:
         path: The file.
@@ -327,13 +330,13 @@ class LivePage:
     """
 
     counted = Word(0, UNIT)
-    """Rows that count."""
+    """Number of rows that count."""
 
     origin = Word(1, UNIT)
-    """The origin of the file, which differs between a file and its copy; see ``mouse_core.files.mapped.origin``."""
+    """The origin of the file, which a copy of the file does not share; see ``mouse_core.files.mapped.origin``."""
 
     committed = Word(2, UNIT)
-    """Rows that were committed."""
+    """Number of committed rows."""
 
     def __init__(self, path: Path, words: npt.NDArray[np.int64]) -> None:
         self.path, self.words = path, memoryview(words)  # type: ignore[arg-type]
@@ -341,12 +344,12 @@ class LivePage:
 
 @dataclass(frozen=True)
 class Commit:
-    """A commit, as one of the places stores it.
+    """A commit, which is stored in one of the two places.
 
     Args:
-        rows: Rows that count.
-        since: For each column, the first row from which on rows differ in length; see ``NumbersExtent``.
-        sums: The checksums of the block in progress.
+        rows: Number of rows that count.
+        since: For each column, the first row whose length differs from the rows before it; see ``NumbersExtent``.
+        sums: The current checksums of the block in progress.
     """
 
     rows: int
@@ -365,7 +368,7 @@ def write_commit(place: npt.NDArray[np.uint64], layout: TailLayout, commit: Comm
 
 
 def read_commits(places: Sequence[npt.NDArray[np.uint64]], layout: TailLayout, known: int = -1) -> list[Commit]:
-    """Return the whole commits with more than ``known`` rows; the commit with the most rows is first."""
+    """Return the valid commits with more than ``known`` rows; the commit with the most rows is first."""
     found = []
     for place in places:
         words = place.copy()  # the writer may change the place meanwhile
@@ -380,7 +383,7 @@ def read_commits(places: Sequence[npt.NDArray[np.uint64]], layout: TailLayout, k
 
 
 class Sums:
-    """The checksums of the first rows of a file, which advance as rows come.
+    """Running checksums over the first rows of a file, extended as rows are added.
 
     Args:
         layout: The layout of the file.
@@ -388,8 +391,8 @@ class Sums:
         objects: Returns the bytes of the objects file between two offsets.
 
     Attributes:
-        rows: Rows that the checksums cover.
-        objects_end: Offset of the end of the objects of these rows.
+        rows: Number of rows that the checksums cover.
+        objects_end: Offset in the objects file of the end of these rows' objects.
     """
 
     def __init__(self, layout: TailLayout, memory: Any, objects: Callable[[int, int], bytes] | None = None) -> None:
@@ -420,14 +423,14 @@ class Sums:
         return [RunningChecksum(seed=self._layout.seed) for _ in range(self._layout.sums)]
 
     def copy(self) -> Sums:
-        """Return a copy, which advances independently."""
+        """Return a copy, which is extended independently."""
         copied = Sums.__new__(Sums)
         copied.__dict__.update(self.__dict__, _states=[state.copy() for state in self._states])
         return copied
 
     @property
     def now(self) -> list[int]:
-        """The checksums of the block in progress."""
+        """The current checksums of the block in progress."""
         return [state.intdigest() for state in self._states]
 
     def advance(
@@ -458,7 +461,7 @@ class Sums:
                 self._states = self._new_states()
 
     def skip(self, rows: int) -> None:
-        """Continue behind row ``rows`` without covering the rows before it; raises DataError for impossible sizes."""
+        """Continue at row ``rows`` without checksums of the earlier rows; raises DataError for impossible sizes."""
         sizes = [sizes[self.rows : rows] for sizes in self._sizes]
         if any(some.size and not -1 <= int(some.min()) <= int(some.max()) < 1 << 40 for some in sizes):
             raise DataError("expected sizes of objects, found others")
@@ -485,9 +488,9 @@ class Sums:
             self._states[-1].update(self._next_objects(begin, end))
 
     def _place_of(self, part: _PartPlace, begin: int, end: int, since: npt.NDArray[np.int64]) -> tuple[int, int]:
-        """Return the first byte of an array's values for some rows, and the byte behind the last.
+        """Return the offsets of the begin and the end of an array's values for a range of rows.
 
-        Where all rows have one length, the array "ends" has no bytes.
+        If all rows have one length, the array "ends" has no bytes.
         """
         if part.may_differ:
             differs, ends = int(since[part.column]) - 1, self._ends[part.column]
@@ -502,7 +505,7 @@ class Sums:
         return part.begin + begin * part.row_bytes, part.begin + end * part.row_bytes
 
     def _next_objects(self, begin: int, end: int) -> bytes:
-        """Return the objects of the next rows."""
+        """Return the bytes of the objects in rows ``begin .. end - 1``."""
         assert self._objects is not None
         at = self.objects_end
         self.objects_end += sum(int(np.maximum(sizes[begin:end], 0).sum()) for sizes in self._sizes)
@@ -510,14 +513,14 @@ class Sums:
 
 
 class _PartPlace(NamedTuple):
-    """The place of a part among the rows.
+    """The position and row size of an array in a tail file.
 
     Args:
         kind, column: See ``ColumnBuffer``.
-        begin: Offset of the first byte of the part.
-        size: Bytes of a number.
-        width: Numbers in a row.
-        may_differ: Whether rows may have other widths.
+        begin: Offset of the first byte of the array.
+        size: Size of a number in bytes.
+        width: Number of numbers in a row.
+        may_differ: Whether rows may differ in width.
     """
 
     kind: str
@@ -529,15 +532,15 @@ class _PartPlace(NamedTuple):
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row."""
+        """Size of a row in bytes."""
         return self.size * self.width
 
 
 def check_rows_of(path: str, layout: TailLayout, table: npt.NDArray[np.uint64], sums: Sums, commit: Commit) -> Sums:
-    """Read the rows of a commit that ``sums`` do not cover yet, and return the checksums that cover them.
+    """Check the rows of a commit that ``sums`` do not cover yet, and return the checksums of all its rows.
 
     Raises:
-        DataError: The rows differ from the written rows; the message names file, rows and column.
+        DataError: A row was damaged after it was written; the message names file, rows and column.
     """
     known, size = sums.copy(), layout.block_rows
 
@@ -589,7 +592,7 @@ class ObjectsFile(Descriptor):
         self._file = open_file(path, create=create, write=write)
 
     def read(self, begin: int, end: int) -> bytes:
-        """Return the bytes ``begin .. end - 1``; raises DataError if the file is shorter."""
+        """Return the bytes ``begin .. end - 1`` of the file; raises DataError if the file is shorter."""
         size, pieces = os.fstat(self._file).st_size, []
         if end > size:
             raise DataError(f"{self.path}: expected {end} bytes or more, found {size}")
@@ -604,12 +607,12 @@ class ObjectsFile(Descriptor):
 
 
 class FiledObjects(ObjectExtent):
-    """The objects of one column, and the encoded bytes of values that are not in the objects file yet.
+    """The objects of one column in a tail file, with the encoded bytes of values that are not in the objects file yet.
 
     Args:
         column: The column and its Arrow type.
-        sizes: Bytes of each value, int64 ``[rows]``; -1 for nulls.
-        before: The values of the rows that the file already has.
+        sizes: Size of each value in bytes, int64 ``[rows]``; -1 for nulls.
+        before: The values of the rows that are already in the file.
     """
 
     def __init__(self, column: TailColumn, sizes: npt.NDArray[np.int64], before: pa.Array) -> None:
@@ -618,7 +621,7 @@ class FiledObjects(ObjectExtent):
         self._encode = _encoder(column.arrow_type)
         self._written = 0
         self.encoded: list[bytes | None] = []
-        """The bytes of the values that are not written yet."""
+        """The encoded values that are not in the objects file yet."""
 
     def write(self, row: int, value: Any) -> None:
         """Set a value, and encode it for the objects file; see ``ObjectExtent.write``."""
@@ -649,12 +652,13 @@ class FiledObjects(ObjectExtent):
 def read_objects(
     file: ObjectsFile, layout: TailLayout, arrays: Mapping[str, Any], at: int, begin: int, end: int
 ) -> tuple[int, list[pa.Array]]:
-    """Read the objects of rows ``begin .. end - 1``; return the offset behind them, and an array for each column.
+    """Read the objects of rows ``begin .. end - 1``; return the offset after these objects, and an array for each
+    column.
 
     Args:
         file: The objects file.
         layout: The layout of the rows.
-        arrays: The arrays of all parts, by name.
+        arrays: The arrays of the rows, by name.
         at: Offset in the objects file of the objects of row ``begin``.
         begin: The first row.
         end: The row after the last.
@@ -671,9 +675,9 @@ def read_objects(
 def _decode_objects(
     file: ObjectsFile, at: int, columns: Sequence[TailColumn], table: npt.NDArray[np.int64]
 ) -> list[pa.Array]:
-    """Read the objects of rows from offset ``at`` on; ``table`` has their sizes, ``[rows, columns]``.
+    """Decode the objects of rows from offset ``at`` on; ``table`` has the objects' sizes, ``[rows, columns]``.
 
-    The sizes 2, -1 and 1, 3 give the ends 2, 2, 3, 6 and the begins 0, 2, 2, 3 in ``content``.
+    Example: in ``content``, objects of the sizes 2, -1 and 1, 3 end at 2, 2, 3, 6 and begin at 0, 2, 2, 3.
     """
     if not table.size:
         return [pa.array([], column.arrow_type) for column in columns]
@@ -708,7 +712,7 @@ def _encoder(kind: pa.DataType) -> Callable[[Any], bytes]:
 
 
 def _plain_bytes(item: Any, kind: pa.DataType) -> bytes:
-    """Encode a text or bytes without a header."""
+    """Encode a text or bytes object without a header."""
     if type(item) is bytes:
         return item
     return item.encode() if type(item) is str else bytes(pa.scalar(item, kind).as_buffer())
@@ -717,7 +721,8 @@ def _plain_bytes(item: Any, kind: pa.DataType) -> bytes:
 def _image_bytes(item: Mapping[str, Any]) -> bytes:
     """Encode an image: 4 bytes of path length plus 1 (0: no path), the path, a byte 1 (0: no content), the content.
 
-    An image ``b"PNG"`` without a path is 00 00 00 00 01 50 4e 47, with the path "a" 02 00 00 00 61 01 50 4e 47.
+    The image ``b"PNG"`` becomes 00 00 00 00 01 50 4e 47 without a path, and 02 00 00 00 61 01 50 4e 47 with the path
+    "a".
     """
     path, content = item.get("path"), item.get("bytes")
     name = b"" if path is None else os.fspath(path).encode()
@@ -726,7 +731,7 @@ def _image_bytes(item: Mapping[str, Any]) -> bytes:
 
 
 def _to_arrow(values: Sequence[memoryview | None], kind: pa.DataType) -> pa.Array:
-    """Decode the bytes of values to an array of an Arrow type; the inverse of ``_encoder``."""
+    """Decode encoded values to an array of an Arrow type; the inverse of ``_encoder``."""
     if any(test(kind) for test in _TEXT):
         return pa.array([None if value is None else bytes(value).decode() for value in values], kind)
     if any(test(kind) for test in _BINARY):
@@ -760,21 +765,21 @@ def _image_from_bytes(value: memoryview) -> dict[str, Any]:
 
 
 class TailExtent(Extent):
-    """An extent for the rows of a mapped file and of its objects file.
+    """An extent whose rows are in a tail file and its objects file.
 
     Args:
         layout: The layout of the file.
-        extents: The columns, over the memory of the file.
+        extents: The columns, as views of the file's memory.
         count: Number of rows in the file.
-        told: int64 array in the mapped file, which receives the number of rows; None: no row can be appended.
+        told: int64 array in the mapped file to which the number of rows is written; None: no row can be appended.
         objects: The objects file, if some column has objects.
     """
 
     most_bytes: int | None = None
-    """Number of bytes of objects at which the file is full; None: no limit."""
+    """Size of the objects file in bytes at which the extent is full; None: no limit."""
 
     keeps_together = True
-    """Whether rows of one call stay in one file, even if their objects exceed ``most_bytes``."""
+    """Whether the rows of one call stay in one file, even if their objects exceed ``most_bytes``."""
 
     def __init__(
         self,
@@ -821,13 +826,15 @@ class TailExtent(Extent):
         return taken
 
     def settle(self) -> None:
-        """Complete a row whose append was interrupted: write its objects and count it; StorageError removes the row."""
+        """Complete a row whose append was interrupted: write its objects and count it. On a StorageError, remove the
+        row.
+        """
         if self._objects is not None and self._object_columns[0].encoded:
             self._write_objects(self._objects, self.count)
         self._shared_count[0] = self.count * UNIT
 
     def _write_objects(self, file: ObjectsFile, begin: int) -> None:
-        """Write the objects of the rows from ``begin`` on; if that fails, remove these rows."""
+        """Write the objects of the rows from ``begin`` on; if writing fails, remove these rows."""
         # After an interrupt the objects of an earlier row may not be written yet: begin with that row.
         begin = min(begin, self.count - len(self._object_columns[0].encoded))
         rows = zip(*(extent.encoded for extent in self._object_columns), strict=True)
@@ -859,11 +866,11 @@ def column_extents_of(
 
     Args:
         layout: The layout of the file.
-        arrays: The arrays of all parts, by name.
-        since: For each column, the first row from which on rows differ in length; see ``NumbersExtent``.
-        objects: The present values of the columns of objects.
+        arrays: The arrays of the rows, by name.
+        since: For each column, the first row whose length differs from the rows before it; see ``NumbersExtent``.
+        objects: The present values of the columns with objects.
         rows: Number of rows in the file.
-        known: Columns from an earlier call, which are reused.
+        known: Columns of an earlier call to reuse.
     """
     remaining_objects, known = iter(objects), known or {}
     return {
@@ -884,7 +891,7 @@ def column_extents_of(
 
 
 def check_ends(path: Path, layout: TailLayout, arrays: Mapping[str, Any], since: Any, rows: int) -> None:
-    """Raise DataError if the ends of rows of different lengths decrease, or lie outside the values of the column."""
+    """Raise DataError if the stored ends of variable-length rows decrease, or exceed the column's values."""
     for part in layout.parts:
         if part.kind == "ends" and since[part.column]:
             ends, most = arrays[part.name][: rows + 1], len(arrays[f"{part.column}.values"])
@@ -897,7 +904,7 @@ _NO_NULLS = np.zeros(0, np.bool_)
 
 
 class _TailMemory:
-    """The memory of a tail file, part by part.
+    """The memory of a tail file, as arrays.
 
     Args:
         path: The file.
@@ -916,20 +923,20 @@ class _TailMemory:
         return Sums(self.layout, self._memory, None if self._objects is None else self._objects.read)
 
     def _promised(self, origin: int) -> tuple[bool, int]:
-        """Return whether no row can have been lost, and how many rows must be present.
+        """Return whether no row can have been lost since the writer wrote it, and how many rows must be present.
 
         Args:
-            origin: The origin of the file. It differs in a copy and after a restart of the machine: then rows of
-                commits that did not wait for the disk may be missing.
+            origin: The origin of the file. If it differs from the stored origin, the file is a copy or the machine was
+                restarted: rows of commits that did not wait for the disk may be missing.
         """
         is_same = origin != 0 and self._live.origin == origin
         return is_same, self._live.committed if is_same or self.layout.waits else 0
 
     def _newest(self, commits: Sequence[Commit], promise: tuple[bool, int]) -> tuple[Commit | None, Sums]:
-        """Return the largest commit whose rows match their checksums, and these checksums.
+        """Return the largest commit whose rows match their checksums, and the checksums.
 
         Args:
-            commits: The whole commits; the commit with the most rows is first.
+            commits: The valid commits; the commit with the most rows is first.
             promise: See ``_promised``.
 
         Raises:
@@ -953,8 +960,8 @@ class TailFile(_TailMemory, Descriptor):
 
     Attributes:
         path: The file.
-        extent: Takes rows.
-        committed: Rows that were committed.
+        extent: The extent to which rows are appended.
+        committed: Number of committed rows.
     """
 
     extent: TailExtent
@@ -965,7 +972,7 @@ class TailFile(_TailMemory, Descriptor):
         super().__init__(path, layout, memory, objects)
         self._since = layout.live(memory)[-len(layout.columns) :]
         self._next = self.committed = 0
-        self._failed = False  # the time of the last sync to the disk
+        self._failed = False  # time of the last sync to the disk
         # From here on this object is responsible for closing the file.
         self._file, opened._file = opened._file, -1
 
@@ -979,19 +986,19 @@ class TailFile(_TailMemory, Descriptor):
         waits: bool = True,
         often: bool = False,
     ) -> TailFile:
-        """Create a file.
+        """Create a tail file.
 
         Args:
             path: The file; the objects file lies beside it.
             columns: The storage of each column, by name.
             rows: Capacity of the file in rows.
-            waits: Whether each commit waits until its rows are on the disk.
-            often: Whether a few rows at a time are synced to the disk, such as rows of 100 bytes that are flushed every
-                second. Then creating the file takes longer, and each sync takes less time.
+            waits: Whether each commit waits until its rows are on disk.
+            often: Whether to optimise for frequent syncs of few rows, such as rows of 100 bytes every second: creating
+                the file takes longer, and each sync takes less time.
 
         Raises:
             ConfigError: No file has room for ``rows`` rows.
-            StorageError: The file cannot be created, because the disk is full or the file exists; no part of it
+            StorageError: The file cannot be created, because the disk is full or the file exists; no partial file
                 remains.
         """
         path = Path(path)
@@ -1027,10 +1034,12 @@ class TailFile(_TailMemory, Descriptor):
         return self.layout.nbytes + self.extent.objects_end
 
     def commit(self) -> None:
-        """Commit all rows, each with a checksum, so that readers see them, after they are on the disk if commits wait.
+        """Commit all rows with their checksums, so that readers see the rows; if commits wait, sync the rows to the
+        disk first.
 
         Raises:
-            StorageError: The rows cannot be synced to the disk. They stay in the file; the next call tries again.
+            StorageError: The rows cannot be synced to the disk; the rows stay in the file, and the next call tries
+                again.
         """
         if self.extent.count <= self.committed:
             return
@@ -1063,7 +1072,7 @@ class TailFile(_TailMemory, Descriptor):
         self._failed = False
 
     def _write_again(self) -> None:
-        """Write all bytes again, since a system whose write failed once marks these bytes as written."""
+        """Write all bytes again, because after a failed write the operating system marks the bytes as written."""
         pages = np.frombuffer(self._memory, np.uint8)[::PAGE]
         pages[:] = pages.copy()
         if self._objects is not None:
@@ -1073,13 +1082,13 @@ class TailFile(_TailMemory, Descriptor):
         check_rows_of(str(self.path), self.layout, self._table, self._new_sums(), now)
 
     def close(self) -> None:
-        """Close the files; may be called twice. Rows that count stay in the files."""
+        """Close the files; a second call does nothing. Rows that count stay in the files."""
         super().close()
         if self._objects is not None:
             self._objects.close()
 
     def remove(self) -> None:
-        """Close the file and remove it; a process that has it open keeps its rows."""
+        """Close and remove the files; processes that have them open keep their rows."""
         self.close()
         remove(self.path)
         if self._objects is not None:
@@ -1091,14 +1100,14 @@ def _no_objects(layout: TailLayout) -> list[pa.Array]:
 
 
 class TailReader(_TailMemory):
-    """The committed rows of a tail file that another process may be writing, or all rows of a writer that ended.
+    """Reads a tail file: the committed rows while another process writes it, or all rows after the writer ended.
 
     Args:
         path: The file.
         identity: The identity that the head must have; "" accepts any identity.
 
     Attributes:
-        token: Identity of the file: extents of the same reader share it, and have the same first rows.
+        token: Identity shared by all extents of this reader; extents with equal tokens have equal first rows.
 
     Raises:
         DataError: The file is not a tail file, has another identity, is damaged in its head, or a newer version wrote
@@ -1123,12 +1132,11 @@ class TailReader(_TailMemory):
         self._since = np.zeros(len(layout.columns), np.int64)
         self._values = _no_objects(layout)
         self._nulls = [self._arrays.get(f"{number}.nulls", _NO_NULLS) for number in range(len(self.layout.columns))]
-        # The columns that ``extent`` returned last, their number of rows, and the first row from which on rows differ
-        # in length.
+        # The columns that ``extent`` returned last, their number of rows, and ``since`` of their commit.
         self._made: tuple[int, npt.NDArray[np.int64], dict[str, ColumnExtent]] = 0, self._since, {}
 
     def committed(self) -> int:
-        """Check the checksums of new rows, and return how many rows were committed so far.
+        """Check the checksums of new rows, and return the number of committed rows.
 
         Raises:
             DataError: Rows are damaged; the message names the file and the rows.
@@ -1137,7 +1145,7 @@ class TailReader(_TailMemory):
             return self._look()
 
     def _look(self) -> int:
-        # Read before the commits, because the writer writes this number last.
+        # This number is read before the commits, because the writer writes it last.
         promise = is_same, promised = self._promised(self._origin)
         if promised == self._sums.rows and is_same:
             return promised
@@ -1151,7 +1159,7 @@ class TailReader(_TailMemory):
         return sums.rows
 
     def _take(self, rows: int, since: npt.NDArray[np.int64]) -> None:
-        """Take over the rows up to ``rows``; ``since`` as in ``Commit``."""
+        """Accept the rows up to ``rows``; see ``Commit`` for ``since``."""
         check_ends(self.path, self.layout, self._arrays, since, rows)
         if self._objects is not None:
             begin, at = self._sums.rows, self._sums.objects_end
@@ -1160,9 +1168,9 @@ class TailReader(_TailMemory):
         self._since = since
 
     def left(self) -> int:
-        """Return how many rows the next writer keeps after the writer ended; ``extent`` returns these rows.
+        """Return how many rows remain after the writer has ended; ``extent`` returns these rows.
 
-        They are all rows that counted; of a copy, or after a restart of the machine, the rows of the last whole commit.
+        All counted rows remain. In a copy, or after a restart of the machine, the rows of the last valid commit remain.
 
         Raises:
             DataError: Committed rows are damaged.
@@ -1189,11 +1197,10 @@ class TailReader(_TailMemory):
             return counted
 
     def whole(self) -> list[range]:
-        """Return the ranges of committed rows that are whole; afterwards ``extent`` returns these rows.
+        """Return the ranges of committed rows that are undamaged; afterwards ``extent`` returns these rows.
 
-        A range begins with a block and ends with a block or with one of the last commits. Of 5000 rows in blocks of
-        1024 with a flipped bit in row 1500, rows 0..1023 and 2048..4999 are whole. The rows between two ranges are
-        untrusted.
+        A range begins at the begin of a block, and ends at the end of a block or of one of the last commits. Example:
+        with 5000 rows in blocks of 1024 and a flipped bit in row 1500, rows 0..1023 and 2048..4999 are returned.
         """
         commits, sums = read_commits(self._places, self.layout), self._sums
         most, size = commits[0].rows if commits else 0, self.layout.block_rows
@@ -1219,10 +1226,12 @@ class TailReader(_TailMemory):
         return stretches
 
     def _whole_end(self, sums: Sums, begin: int, commits: Sequence[Commit]) -> int:
-        """Return the end of the whole rows of the block that begins with row ``begin``; ``begin`` if there are none."""
+        """Return the row after the undamaged rows of the block that begins at row ``begin``; ``begin`` if the whole
+        block is damaged.
+        """
         most, full = commits[0].rows, begin + self.layout.block_rows
         block = self._table[begin // self.layout.block_rows].tolist()
-        # The block in progress has as many whole rows as one of the last commits covers.
+        # In the block in progress, only rows that one of the last commits covers can be checked.
         ends = [Commit(full, commits[0].since, block)] if full <= most else []
         ends += [commit for commit in commits if begin < commit.rows < min(full, most + 1)]
         for end in ends:
@@ -1234,14 +1243,14 @@ class TailReader(_TailMemory):
         return begin
 
     def told_of(self) -> int:
-        """Return how many rows were committed, or seem to have been committed, whether whole or damaged."""
+        """Return the number of rows that were committed according to any readable record, including damaged rows."""
         numbers = [commit.rows for commit in read_commits(self._places, self.layout)]
         with suppress(DataError):
             numbers.append(self._live.committed)
         return min(max(numbers, default=0), self.layout.rows)
 
     def not_flushed(self) -> int:
-        """Return how many rows were written behind the committed rows; 0 for a copy, whose number is unknown."""
+        """Return how many rows were written after the committed rows; 0 for a copy, where the number is unknown."""
         with reading(self.path):
             if not self._promised(self._origin)[0]:
                 return 0
@@ -1249,7 +1258,7 @@ class TailReader(_TailMemory):
             return max(0, written - self._look())
 
     def extent(self, rows: int) -> TailExtent:
-        """Return the first ``rows`` of the committed rows."""
+        """Return the first ``rows`` committed rows as an extent."""
         since = np.where(self._since > rows, 0, self._since)
         extents = column_extents_of(self.layout, self._arrays, since, self._values, rows, self._same(since, rows))
         self._made = rows, since, extents
@@ -1258,7 +1267,9 @@ class TailReader(_TailMemory):
         return extent
 
     def _same(self, since: npt.NDArray[np.int64], rows: int) -> dict[str, ColumnExtent]:
-        """Return the last columns again if their memory still fits ``rows`` rows: no new null row, no new length."""
+        """Return the columns of the last call that are valid for ``rows`` rows, because no null and no new row length
+        was added.
+        """
         before, then, known = self._made
         return {
             name: known[name]
@@ -1269,7 +1280,7 @@ class TailReader(_TailMemory):
         }
 
     def close(self) -> None:
-        """Close the files; rows that were read stay valid."""
+        """Close the files; extents that were returned stay valid."""
         if self._objects is not None:
             self._objects.close()
 

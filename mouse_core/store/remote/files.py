@@ -1,12 +1,11 @@
-"""Remote Arrow files: their objects, the positions of record batches and columns, and the segments of these files.
+"""Remote Arrow files: their objects, the positions of record batches and columns, and segments of such files.
 
-The bytes of an object are copied into a mirror page by page, unchanged. The digests of a segment's pages are in an
-object beside it, which ``upload`` sends: 64 KB for 64 MB. So each page is compared with its digest on arrival,
-independently of other pages. Without such an object, as in a copied folder, the segment is read once as a whole and
-compared with the manifest. Its digests are then kept in the cache.
+The bytes of an object are copied to a local mirror page by page. ``upload`` sends the digests of a segment's pages as a
+second object: 64 KB for a segment of 64 MB. So each page is compared with its digest on arrival. Without digests, as in
+a copied folder, the segment is read once completely and compared with the manifest, and its page digests are cached.
 
 A reader is a generator (``Asking``): it yields the byte ranges that it needs next and receives their bytes. Many
-readers that need several steps, such as a head and then values, so share one request for each step.
+readers that each need several steps, such as a head and then values, can thus share one request per step.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
     from mouse_core.remote.clients.objects import FolderClient
     from mouse_core.remote.mirror import Mirror, MirrorObject
 
-# Bytes of each request when a segment is read as a whole.
+# Size in bytes of each request when a complete segment is read.
 _PIECE = 64 << 20
 _MARK = b"mousesum"
 # Number of segments whose digests stay in memory: some 64 MB.
@@ -50,7 +49,7 @@ _MOST_KNOWN = 1024
 
 
 class Range(NamedTuple):
-    """A range of bytes of an object: the object's number, the first byte, and the byte behind the last."""
+    """A range of bytes of an object: the object's number, the first byte, and the end."""
 
     object: int
     begin: int
@@ -58,7 +57,7 @@ class Range(NamedTuple):
 
 
 class Place:
-    """A client of remote objects, and the mirror that caches bytes that were read.
+    """A client of remote objects, and the mirror that caches their bytes.
 
     Args:
         client: Reads and lists the objects.
@@ -68,14 +67,14 @@ class Place:
     def __init__(self, client: FolderClient, mirror: Mirror) -> None:
         self.client, self.mirror = client, mirror
         self.sums = KnownSums(client, mirror.folder)
-        """Known checksums of pages."""
+        """The cache of page digests."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Place, (self.client, self.mirror)
 
     @classmethod
     def of(cls, url: str, reaching: Reaching) -> Place:
-        """Return the place of an address, without any request."""
+        """Return the ``Place`` of an address, without any request."""
         from mouse_core.remote.mirror import Mirror
 
         client = open_client(url, reaching.storage_options)
@@ -87,8 +86,8 @@ class Objects:
 
     Args:
         place: The client and the mirror of the objects.
-        infos: The size and version of each object when it was opened; a later change is an error.
-        sums: The checksums of each object; empty: bytes are not checked.
+        infos: The size and version of each object at opening; a later change raises ChangedError.
+        sums: The page digests of each object; empty: bytes are not checked.
     """
 
     def __init__(self, place: Place, infos: Sequence[ObjectInfo], sums: Sequence[FileSums] = ()) -> None:
@@ -96,20 +95,20 @@ class Objects:
 
     @memo
     def _placed(self) -> list[MirrorObject]:
-        # All objects are opened at once, so that they lie in the same map.
+        # All objects are opened together, so that they share one memory map.
         return self.place.mirror.add(self.place.client, self.infos, self._sums)
 
     @property
     def backing(self) -> RemoteMemory | None:
-        """Return the memory behind the addresses of ``begin``; None without objects."""
+        """Return the memory that contains the addresses of ``begin``; None without objects."""
         return self._placed[0].backing if self._placed else None
 
     def begin(self, number: int) -> int:
-        """Return the address at which the bytes of an object begin, once they were read."""
+        """Return the address of an object's first byte in the mirror's memory."""
         return self._placed[number].address
 
     def read(self, ranges: Sequence[Range]) -> Sequence[Any]:
-        """Read ranges of any of the objects, and return their bytes in memory that is never overwritten.
+        """Read ranges of objects, and return their bytes in memory that is never overwritten.
 
         Raises:
             ChangedError: An object was replaced.
@@ -134,7 +133,8 @@ class Objects:
 
 
 class KnownSums:
-    """The page digests of the last used segments. It refers to no mirror, since the mirror's objects refer to it.
+    """A cache of the page digests of recently used segments. It has no reference to a mirror, because the mirror's
+    objects refer to it.
 
     Args:
         client: Reads the objects.
@@ -144,11 +144,13 @@ class KnownSums:
     def __init__(self, client: FolderClient, folder: Path) -> None:
         self.client, self.folder = client, folder
         self.one_at_a_time = ProcessLock()
-        """Lock for reading a whole segment, since this takes memory of the segment's size."""
+        """Lock for reading a complete segment, because this needs memory of the segment's size."""
         self._lock, self._known = ProcessLock(), OrderedDict[tuple[str, str], PageChecksums]()
 
     def known(self, sealed: Sealed, sums: PageChecksums | None = None) -> PageChecksums | None:
-        """Return the checksums of a segment, or cache `sums` if given; None if they are not in the cache."""
+        """Return a segment's page digests from the cache, after storing `sums` in it if given; None if the cache has
+        none.
+        """
         key = sealed.name, sealed.digest
         with self._lock:
             found = sums if sums is not None else self._known.get(key)
@@ -164,7 +166,8 @@ class KnownSums:
 
 
 class FileSums:
-    """The page digests of a segment, read from the object beside it or computed from all its bytes. See ``PageSums``.
+    """The page digests of a segment, read from their uploaded object or computed from all bytes of the segment. See
+    ``PageSums``.
 
     Args:
         known: The cache of digests in memory.
@@ -190,9 +193,10 @@ class FileSums:
         return found
 
     def find(self, others: Sequence[FileSums]) -> None:
-        """See ``PageSums``; digests that lie beside their segments are requested together.
+        """See ``PageSums``; uploaded digests of several segments are requested together.
 
-        A segment without such digests computes them later. Digests that another thread is finding are skipped.
+        For segments without uploaded digests, digests are computed later. Segments that another thread is handling are
+        skipped.
         """
         held = []
         try:
@@ -214,12 +218,12 @@ class FileSums:
 
     @memo
     def _file(self) -> Path:
-        """Return the cache file of the checksums."""
+        """Return the path of the digests' cache file."""
         said = [self._known.client.url, self._info.path, self._info.version, str(self._info.size)]
         return self._known.folder / "sums-1" / digest("\0".join(said).encode())
 
     def _here(self) -> PageChecksums | None:
-        """Return the checksums from memory or from the cache folder."""
+        """Return the digests from memory or from the cache folder."""
         found = self._known.known(self._sealed)
         if found is None:
             try:
@@ -237,7 +241,7 @@ class FileSums:
             pass  # they are found again
 
     def _beside(self, several: Sequence[FileSums]) -> list[PageChecksums | None]:
-        """Return the uploaded checksums of several segments; None: missing, damaged, or of another file."""
+        """Return the uploaded digests of several segments; None where they are missing, damaged, or of another file."""
         wanted = [(name_of_sums(one._sealed), 0, size_of_sums(one._sealed)) for one in several]
         try:
             contents = self._known.client.get_all(wanted, {})
@@ -267,12 +271,14 @@ def name_of_sums(sealed: Sealed) -> str:
 
 
 def size_of_sums(sealed: Sealed) -> int:
-    """Return the size in bytes of the object with a segment's checksums."""
+    """Return the size in bytes of the object with the digests of a segment's pages."""
     return len(with_digest(_MARK + sealed.digest.encode())) + 4 * -(-sealed.bytes // PAGE)
 
 
 def sums_as_bytes(sums: PageChecksums, sealed: Sealed) -> bytes:
-    """Return the bytes that ``sums_in`` takes: the segment's digest, the checksums, and the digest of both."""
+    """Return the bytes that ``sums_in`` parses: the segment's digest, the digests of its pages, and the digest of
+    both.
+    """
     return with_digest(_MARK + sealed.digest.encode() + sums.astype("<u4").tobytes())
 
 
@@ -285,11 +291,11 @@ def sums_in(content: bytes | memoryview, sealed: Sealed) -> PageChecksums | None
 
 
 def checked_content(client: FolderClient, info: ObjectInfo, sealed: Sealed) -> mmap.mmap:
-    """Read a whole segment past the cache, and compare it with its digest.
+    """Read a complete segment without the cache, and compare it with its digest.
 
     Raises:
         ChangedError: The object was replaced.
-        DataError: The bytes differ from the written bytes.
+        DataError: The segment differs from its digest.
         StorageError: The object could not be reached.
     """
     where = client.shown(sealed.name)
@@ -312,11 +318,11 @@ T = TypeVar("T")
 
 
 Asking = Generator[list[Range], Sequence[Any], T]
-"""A generator that yields ranges, receives their bytes, and returns a value of type ``T``."""
+"""A generator that yields byte ranges, receives their bytes, and returns a value of type ``T``."""
 
 
 def together(readers: Sequence[Asking[T]]) -> Asking[list[T]]:
-    """Return the results of several readers; each round requests the ranges of all of them at once."""
+    """Run several readers and return their results; each round requests the ranges of all readers at once."""
     returned: dict[int, T] = {}
     waiting: dict[int, list[Range]] = {}
     for number, reader in enumerate(readers):
@@ -356,11 +362,11 @@ def run(reader: Asking[T], read: Callable[[list[Range]], Sequence[Any]]) -> T:
 
 
 class _SparseColumn:
-    """A column of a remote object in private memory; only requested bytes are filled.
+    """Private memory for a column of a remote object; only requested bytes are filled.
 
     Args:
-        place: The place of the column.
-        number: The number of its object.
+        place: The position of the column in its object.
+        number: The number of the column's object.
 
     Raises:
         DataError: The object is damaged.
@@ -391,11 +397,11 @@ class _SparseColumn:
 
 
 def rows_of(place: ColumnPlace, number: int, row: int, count: int) -> Asking[pa.Array]:
-    """Read ``count`` rows of a column from row ``row`` on.
+    """Read ``count`` rows of a column, from row ``row`` on.
 
     Args:
-        place: The place of the column.
-        number: The number of its object.
+        place: The position of the column in its object.
+        number: The number of the column's object.
         row: The first row.
         count: Number of rows.
 
@@ -411,13 +417,13 @@ def rows_of(place: ColumnPlace, number: int, row: int, count: int) -> Asking[pa.
 
 
 def lying(place: ColumnPlace, number: int) -> Asking[tuple[int, tuple[int, ...]] | None]:
-    """Find the begin of a column's values in its object, and the shape of a row, as ``addresses.locate_values`` does.
+    """Find the offset of a column's values in the object, and the shape of a row, like ``addresses.locate_values``.
 
-    For lists, all offsets of the column are read; for values that cannot be contiguous, no byte is read.
+    For lists, all list offsets of the column are read. For types without contiguous values, no byte is read.
 
     Returns:
         The offset of the first value in bytes (for booleans in bits) and the sizes of the lists; None if rows differ in
-            length, if some are null, or if the values are not numbers.
+        length, if a row is null, or if the values are not numbers.
 
     Raises:
         DataError: The object is damaged.
@@ -439,7 +445,7 @@ def lying(place: ColumnPlace, number: int) -> Asking[tuple[int, tuple[int, ...]]
 
 
 def whole(place: ColumnPlace, number: int) -> Asking[pa.Array]:
-    """Read a whole column."""
+    """Read a complete column."""
     wanted = [Range(number, one.begin, one.begin + one.size) for one in place.memory]
     found: Sequence[Any] = yield wanted
     by_begin = {one.begin: content for one, content in zip(place.memory, found, strict=True) if one.size}
@@ -448,23 +454,23 @@ def whole(place: ColumnPlace, number: int) -> Asking[pa.Array]:
 
 # Typical sizes of a head with some twenty columns, and of a footer with a hundred record batches.
 _HEAD_BYTES, _FOOTER_BYTES = 1 << 12, 1 << 13
-# From this number of record batches on, only batches that were requested are reported as laid out alike.
+# Number of record batches from which on only requested batches are compared with the template's layout.
 _MANY = 1 << 20
 
 
 class _Short(Exception):
-    """Raised when parsing needs more bytes than were read."""
+    """Signals that parsing needs more bytes than were read."""
 
     def __init__(self, begin: int, end: int) -> None:
         self.begin, self.end = begin, end
 
 
 def read_with(number: int, begin: int, end: int, parse: Callable[[Callable[[int, int], Any]], T]) -> Asking[T]:
-    """Parse an object from a part of its bytes; request more bytes until the parser has all it needs.
+    """Parse a part of an object's bytes; request more bytes until the parser succeeds.
 
     Args:
         number: The number of the object.
-        begin, end: The range to read first; only this range grows.
+        begin, end: The range to read first, which is extended as needed.
         parse: Receives a function that returns the bytes between two positions.
     """
     while True:
@@ -482,29 +488,32 @@ def read_with(number: int, begin: int, end: int, parse: Callable[[Callable[[int,
 
 
 def message_at(number: int, begin: int, size: int, guess: int = _HEAD_BYTES) -> Asking[Message | None]:
-    """Read the message that begins at byte ``begin`` of a file; see ``read_message``."""
+    """Read the Arrow message at byte ``begin`` of a file; see ``read_message``."""
     end = min(begin + guess, size)
     return read_with(number, begin, end, lambda read: read_message(read, begin, size, guess=end - begin))
 
 
 class Hint:
-    """Position of the first record batch and length of its head, which most files of one writer share."""
+    """Position and head length of the first record batch. Most files of one writer share them, so they are guessed for
+    further files.
+    """
 
     begin = 0
     head = _HEAD_BYTES
 
 
 class ArrowFile:
-    """A file whose record batches and row counts are known; the head of a record batch is read on demand.
+    """A remote Arrow file whose record batches and row counts are known; the head of each record batch is read on
+    demand.
 
     Args:
-        info: The size and version of the file's object.
+        info: Size and version of the file's object.
         rows: Number of rows of each record batch, int64 ``[n]``.
         begins: The first byte of each record batch, int64 ``[n]``; None: read from the file's footer.
         nulls: Columns that are null throughout the file.
-        stride: Distance in bytes between the begins of record batches that have as many rows as the first and the same
-            layout; 0: unknown.
-        sums: The checksums of the file; None: bytes are not checked.
+        stride: Distance in bytes between consecutive record batches with the row count and layout of the first batch;
+            0: unknown.
+        sums: The page digests of the file; None: bytes are not checked.
     """
 
     def __init__(
@@ -521,7 +530,9 @@ class ArrowFile:
         self._messages: dict[int, Message] = {}
 
     def template(self, batch: int) -> int:
-        """Return the number of the record batch with the same layout as this one: the first, or itself."""
+        """Return the number of a record batch with the same layout: 0 if the layout is that of the first batch, else
+        ``batch``.
+        """
         return 0 if self.stride and self.rows[batch] == self.rows[0] else batch
 
     def message(self, number: int, batch: int, hint: Hint) -> Asking[Message]:
@@ -530,10 +541,10 @@ class ArrowFile:
         Args:
             number: The number of the file's object.
             batch: The number of the record batch.
-            hint: The position and head length that other files have.
+            hint: The position and head length in other files.
 
         Raises:
-            DataError: The file is damaged, or another file.
+            DataError: The file is damaged, or is not the expected file.
         """
         if batch in self._messages:
             return self._messages[batch]
@@ -558,7 +569,7 @@ class ArrowFile:
         return found
 
     def _hinted(self, number: int, hint: Hint) -> Asking[Message | None]:
-        """Read the first record batch at the hinted position; None if the footer shows another writer's layout."""
+        """Read the head of the first record batch at the hinted position; None if the footer shows another layout."""
         try:
             found = yield from message_at(number, hint.begin, self.info.size, hint.head)
         except DataError:
@@ -573,13 +584,15 @@ class ArrowFile:
         return np.array(footer.begins, np.int64)
 
     def places(self, schema: pa.Schema, number: int, batch: int, hint: Hint) -> Asking[dict[str, ColumnPlace]]:
-        """Return the places of a record batch's columns by name, without columns that only Arrow's reader can read."""
+        """Return the position of each column in a record batch, by name; columns that only Arrow's reader can read are
+        left out.
+        """
         found = yield from self.message(number, batch, hint)
         assert found.head is not None
         return found.head.columns(schema, found.body)
 
     def batch(self, schema: pa.Schema, number: int, batch: int, hint: Hint) -> Asking[pa.RecordBatch]:
-        """Read a whole record batch with Arrow's reader."""
+        """Read a complete record batch with Arrow's reader."""
         found = yield from self.message(number, batch, hint)
         try:
             if any(pa.types.is_dictionary(one.type) for one in schema):
@@ -595,14 +608,14 @@ class ArrowFile:
 
 
 def _opened(content: pa.Buffer) -> Any:
-    """Open a file with the reader of the file format, or of the stream format; batches are read by number."""
+    """Open an Arrow file in the file format or the stream format; record batches are then read by number."""
     if bytes(content.slice(0, 6)) == b"ARROW1":
         return pa.ipc.open_file(content)
     return _Stream(content)
 
 
 class _Stream:
-    """The record batches of a stream, by number."""
+    """Access by number to the record batches of an Arrow stream."""
 
     def __init__(self, content: pa.Buffer) -> None:
         self._batches = list(pa.ipc.open_stream(content))
@@ -618,7 +631,7 @@ class Files:
     Args:
         place: The client and the mirror of the files.
         files: The files.
-        schema: Their columns.
+        schema: The columns of the files.
     """
 
     def __init__(self, place: Place, files: Sequence[ArrowFile], schema: pa.Schema) -> None:
@@ -632,7 +645,7 @@ class Files:
 
     @memo
     def starts(self) -> Int64s:
-        """Return the first row of every record batch, and the end, int64 ``[batches + 1]``."""
+        """Return the first row of every record batch, and the number of rows, int64 ``[batches + 1]``."""
         starts = np.empty(int(self._first[-1]) + 1, np.int64)
         starts[0] = at = 0
         # Most files have the same list; there may be tens of millions of record batches in all.
@@ -648,7 +661,7 @@ class Files:
 
     @property
     def backing(self) -> RemoteMemory | None:
-        """Return the memory behind the addresses of ``lying``."""
+        """Return the memory that contains the addresses of ``lying``."""
         return self.objects.backing
 
     def of(self, chunk: int) -> tuple[int, int]:
@@ -657,7 +670,7 @@ class Files:
         return file, chunk - int(self._first[file])
 
     def chunks_with(self, name: str) -> Iterator[int]:
-        """Return the record batches that may have a value in a column."""
+        """Return the numbers of the record batches that may have a value in a column."""
         for number, file in enumerate(self.files):
             if name not in file.nulls:
                 yield from range(int(self._first[number]), int(self._first[number + 1]))
@@ -670,7 +683,7 @@ class Files:
         return self.objects.read(ranges)
 
     def named(self, chunk: int, reader: Asking[Any]) -> Asking[Any]:
-        """Run a reader; add the name of the object to its errors."""
+        """Run a reader, and add the name of the object to its errors."""
         where = self.objects.shown(self.of(chunk)[0])
         try:
             return (yield from reader)
@@ -680,7 +693,7 @@ class Files:
             raise DataError(f"{where}: {error}") from error
 
     def place(self, chunk: int, name: str) -> Asking[ColumnPlace | None]:
-        """Return the place of a column in a record batch; None if only Arrow's reader can read it."""
+        """Return the position of a column in a record batch; None if only Arrow's reader can read the column."""
         if chunk in self._places:
             return self._places[chunk].get(name)
         number, batch = self.of(chunk)
@@ -691,13 +704,15 @@ class Files:
         return places.get(name)
 
     def template(self, chunk: int) -> tuple[int, int]:
-        """Return the record batch with the same layout as this one, and this one's distance from it in bytes."""
+        """Return a record batch with the same layout as ``chunk``, and the distance in bytes from that batch to
+        ``chunk``.
+        """
         number, batch = self.of(chunk)
         like = self.files[number].template(batch)
         return chunk - batch + like, (batch - like) * self.files[number].stride
 
     def alike(self, chunks: Int64s) -> Iterator[tuple[int, Int64s, Int64s]]:
-        """See ``ColumnPart.alike``; the batches of a file are compared with its first batch."""
+        """See ``ColumnPart.alike``; the batches of a file are compared with the file's first batch."""
         found = np.searchsorted(self._first, chunks, side="right") - 1
         for number in np.unique(found).tolist():
             file, first = self.files[number], int(self._first[number])
@@ -737,7 +752,7 @@ class Files:
         return (yield from whole(place, self.of(chunk)[0]))
 
     def _arrow_batch(self, chunk: int) -> Asking[pa.RecordBatch]:
-        """Read a record batch with Arrow's reader; the last one is cached."""
+        """Read a record batch with Arrow's reader; the last batch is cached."""
         kept = self._batch
         if kept is not None and kept[0] == chunk:
             return kept[1]
@@ -752,12 +767,12 @@ class Files:
 
 # ---------------------------------------------------------------------- segments
 
-# Number of record batches whose heads are read at once when batches are examined in sequence.
+# Number of heads of record batches that are read at once in a sequential search.
 _LOOKED_AT = 64
 
 
 class ElsewhereSegment(FileSegment):
-    """The rows of remote files, a chunk for each record batch; creating a segment reads nothing.
+    """A segment of the rows of remote files, a chunk for each record batch. Creating it reads nothing.
 
     Args:
         files: The files.
@@ -778,7 +793,7 @@ class ElsewhereSegment(FileSegment):
     ) -> None:
         super().__init__(files.schema, files.starts, image_roots, place, appended=appended, load=load)
         self.files, self.backing, self._appended = files, files.backing, appended
-        # The requested columns, which find each other through this weak collection.
+        # The requested columns, in a weak collection, so that their heads are read together.
         self._asked: WeakValueDictionary[str, _PartElsewhere] = WeakValueDictionary()
 
     @property
@@ -788,18 +803,18 @@ class ElsewhereSegment(FileSegment):
 
     @memo
     def table(self) -> pa.Table:
-        """Return the steps; reads all of them."""
+        """The table of steps; reads all rows."""
         return pa.concat_tables(list(self.tables()))
 
     def tables(self) -> Iterator[pa.Table]:
-        """Yield the steps record batch by record batch; each is read on demand."""
+        """Yield the steps record batch by record batch; each batch is read on demand."""
         names = self.files.schema.names
         for chunk in range(len(self.chunk_starts) - 1):
             columns = self._read([(chunk, self.files.column(chunk, name)) for name in names])
             yield pa.Table.from_arrays(columns, names=names)
 
     def column(self, name: str) -> pa.ChunkedArray | None:
-        """See ``Segment``; reads the whole column."""
+        """See ``Segment``; reads the complete column."""
         if name not in self.types:
             return None
         chunks = range(len(self.chunk_starts) - 1)
@@ -842,7 +857,7 @@ class ElsewhereSegment(FileSegment):
         return not rows or self.first_value(name, rows) is not None
 
     def take(self, row: int, count: int = 1) -> pa.Table:
-        """See ``Segment``; reads only these rows."""
+        """See ``Segment``; reads only the requested rows."""
         names = self.files.schema.names
         pieces = list(self._pieces(row, count))
         read = self._read(
@@ -857,7 +872,9 @@ class ElsewhereSegment(FileSegment):
         return tables[0] if len(tables) == 1 else pa.concat_tables(tables)
 
     def _pieces(self, row: int, count: int) -> Iterator[tuple[int, int, int]]:
-        """Return the chunks that hold some rows, each with the first of these rows in it and their number."""
+        """Return the chunks that hold a range of rows; for each chunk the first row of the range and the number of rows
+        in it.
+        """
         chunk = int(np.searchsorted(self.chunk_starts, row, side="right")) - 1
         while count > 0 and chunk < len(self.chunk_starts) - 1:
             first, end = self.chunk_starts[chunk : chunk + 2].tolist()
@@ -866,7 +883,7 @@ class ElsewhereSegment(FileSegment):
             chunk, row, count = chunk + 1, row + there, count - there
 
     def _read(self, readers: Sequence[tuple[int, Asking[Any]]]) -> list[Any]:
-        """Return the results of readers of chunks."""
+        """Run the readers of several chunks, and return their results."""
         files = self.files
         found: list[Any] = files.run(together([files.named(chunk, reader) for chunk, reader in readers]))
         return found
@@ -883,7 +900,7 @@ class _PartElsewhere(ColumnPart):
         files: The files.
         name: The name of the column.
         image_roots: See ``ColumnPart``.
-        asked: The requested columns of the segment; their heads are read together.
+        asked: The requested columns of the segment, whose heads are read together.
     """
 
     def __init__(
@@ -914,7 +931,7 @@ class _PartElsewhere(ColumnPart):
         return found
 
     def locate(self, number: int) -> tuple[int, tuple[int, ...]] | None:
-        """See ``ColumnPart``; reads a head, and the ends of lists."""
+        """See ``ColumnPart``; reads the head of the record batch, and the offsets of lists."""
         like, ahead = self._files.template(number)
         if like not in self._located:
             self.prepare([like])
@@ -925,7 +942,7 @@ class _PartElsewhere(ColumnPart):
         return found[0] + scale * ahead, found[1]
 
     def prepare(self, numbers: Sequence[int]) -> None:
-        """Read the metadata that locating these chunks needs, for all columns that are read together."""
+        """Read the metadata for locating the values of ``chunks``, for all columns that are read together."""
         readers, files = [], self._files
         numbers = list(dict.fromkeys(files.template(number)[0] for number in numbers))
         for part in dict.fromkeys([self, *filter(None, (one() for one in self._asked.valuerefs()))]):

@@ -1,4 +1,6 @@
-"""Remote rows, which ``DatasetStore.open`` opens: of an uploaded store, of Parquet files, of a saved dataset."""
+"""Remote rows, as ``DatasetStore.open`` opens them at an address: an uploaded store, Parquet files, or a saved
+dataset.
+"""
 
 from __future__ import annotations
 
@@ -53,18 +55,19 @@ if TYPE_CHECKING:
     from mouse_core.readahead import RemoteMemory
     from mouse_core.remote.clients.objects import FolderClient
 
-# Up to this number, the information on each file is requested by itself; more files are listed.
+# Up to this number of files, size and version of each file are requested separately; for more files, the folder is
+# listed.
 _FEW = 64
-# Reading this number of bytes takes a while.
+# Reads of more bytes than this number take long, so they cause a warning.
 _MUCH = 1 << 30
 
 
 class FileRows(StoreBackend):
-    """The rows of remote files, as the files were when they were opened.
+    """The rows of remote files; the files must not change after opening.
 
     Args:
         url: The address of the rows.
-        told: The schema that the store was opened with; the rows must fit it.
+        told: The schema from the store's arguments, which the rows must match.
         budget: The limit of dense copies.
         files: The files.
         metadata: The metadata of the rows.
@@ -88,9 +91,9 @@ class StoreRows(StoreBackend):
 
     Args:
         place: The client and the cache of the objects.
-        told: The schema that the store was opened with; the rows must fit it.
+        told: The schema from the store's arguments, which the rows must match.
         budget: The limit of memory for dense copies.
-        verify: Whether to compare the bytes that are read with checksums.
+        verify: Whether to compare read bytes with checksums.
     """
 
     def __init__(self, place: Place, told: StoreSchema, budget: DenseBudget, verify: bool = True) -> None:
@@ -100,22 +103,22 @@ class StoreRows(StoreBackend):
         self._token = object()
         self._manifest, self._version = Manifest(), ""
         self._files: dict[Sealed, ArrowFile] = {}
-        # The manifest's entries of each segment, and the number of rows of the store before it.
+        # For each segment the manifest's entries, and the number of the store's rows before the segment.
         self._made: list[tuple[ElsewhereSegment, tuple[Sealed, ...], int]] = []
         self.look()
 
     @property
     def end(self) -> int:
-        """Number of rows ever written, dropped ones included."""
+        """Number of rows ever written, including dropped rows."""
         return self._manifest.dropped + self.count
 
     def snapshot(self) -> Snapshot:
-        """See ``StoreBackend``; requests the manifest."""
+        """See ``StoreBackend``; requests the manifest first, to include new rows."""
         self.look()
         return super().snapshot()
 
     def look(self) -> None:
-        """Take over the manifest if it was replaced.
+        """Read the manifest, and update the segments if the manifest was replaced.
 
         Raises:
             ConfigError: There is no store at the address.
@@ -159,7 +162,7 @@ class StoreRows(StoreBackend):
             at, first = at + len(sealed), first + segment.num_rows
         for key, some in groupby(manifest.segments[at:], _key):
             alike = tuple(some)
-            # Joining keeps the number of segments small: each row is joined into another segment few times.
+            # Joining keeps the number of segments small, and each row is joined few times.
             while made and len(made[-1][1]) <= len(alike) and _key(made[-1][1][0]) == key:
                 _, before, first = made.pop()
                 alike = (*before, *alike)
@@ -173,7 +176,7 @@ class StoreRows(StoreBackend):
         self.count, self._kept = first - manifest.dropped, None
 
     def _warn_of_wholes(self, manifest: Manifest) -> None:
-        """Warn if files must be read as a whole before their first rows can be used."""
+        """Warn if files must be read completely before their first rows can be used."""
         size = sum(sealed.bytes for sealed in manifest.segments)
         if size > _MUCH and not self._client.exists(name_of_sums(manifest.segments[-1])):
             warnings.warn(
@@ -185,25 +188,27 @@ class StoreRows(StoreBackend):
             )
 
     def _have(self, new: Sequence[Sealed]) -> None:
-        """Record the objects of new files, and check them against the manifest."""
+        """Record size and version of new files' objects, and compare them with the manifest."""
         known: dict[tuple[int, int], Int64s] = {}
         for sealed, info in zip(new, infos_of(self._client, [one.name for one in new]), strict=True):
             if info.size != sealed.bytes:
                 where = self._client.shown(sealed.name)
                 raise DataError(f"{where}: expected {sealed.bytes} bytes as were written, found {info.size}")
-            # Most files have equal lists, so one list serves all of them.
+            # Most files have equal lists, so they share one list.
             alike = sealed.rows, sealed.batch_rows
             rows = known[alike] = known[alike] if alike in known else rows_of_batches(sealed)
             sums = FileSums(self._place.sums, info, sealed) if self._verify else None
             self._files[sealed] = ArrowFile(info, rows, nulls=sealed.nulls, stride=sealed.stride, sums=sums)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Another process reads the manifest itself.
+        # The receiving process reads the manifest.
         return StoreRows, (self._place, self._told, self.budget, self._verify)
 
 
 def rows_of_batches(sealed: Sealed) -> Int64s:
-    """Return the rows of each record batch of a sealed segment: of 700 rows, 256, 256 and 188."""
+    """Return the number of rows of each record batch of a sealed segment: 700 rows in batches of 256 give 256, 256 and
+    188.
+    """
     if not sealed.batch_rows:
         return np.array([sealed.rows], np.int64)
     edges = np.append(np.arange(0, sealed.rows, sealed.batch_rows), sealed.rows)
@@ -211,7 +216,7 @@ def rows_of_batches(sealed: Sealed) -> Int64s:
 
 
 def read_manifest(client: FolderClient, known: str = "") -> tuple[bytes | None, str]:
-    """Read a store's manifest and its version; return None if the version is the known one.
+    """Read a store's manifest and its version; return None if the version is ``known``.
 
     Raises:
         ConfigError: There is no manifest.
@@ -251,29 +256,31 @@ def _refused(url: str) -> ConfigError:
 
 
 def _key(sealed: Sealed) -> tuple[int, bool, int]:
-    """Return the key that files of one segment share."""
+    """Return a key that the files of one segment must share."""
     return sealed.schema, sealed.appended, sealed.load
 
 
 # ---------------------------------------- Parquet files: a row group is a chunk, decoded when a row of it is read
 #
-# Parquet values are encoded, so no value can be copied from the file directly. The last used columns of row groups are
-# kept in memory after decoding, and windows are cut from them. For windows at random positions, Arrow files are far
+# Parquet values are encoded, so no value can be copied from the file directly. Recently used decoded columns of row
+# groups are cached in memory, and windows are cut from them. For windows at random positions, Arrow files are far
 # faster.
 
 SUFFIX = ".parquet"
-# Size of the decoded columns of row groups that each segment keeps, in bytes.
+# Size in bytes of each segment's cache of decoded columns.
 _KEPT_BYTES = 256 << 20
 # Largest sizes that a footer may claim, so that a damaged footer causes no allocation of gigabytes.
 _MOST_STRING, _MOST_ITEMS = 64 << 20, 1 << 22
 # Number of files that stay open, each with its readahead.
 _MOST_OPEN = 64
-# Bytes of one read from a file that is read sequentially.
+# Size in bytes of one read from a file that is read sequentially.
 _READ_AHEAD = 1 << 20
 
 
 def parquet_files(client: FolderClient) -> list[str]:
-    """Return the Parquet files in a folder, or in its folder ``data``, sorted by name; none on a web server."""
+    """Return the Parquet files in a folder, or in its subfolder ``data``, sorted by name; none on a web server, which
+    cannot list files.
+    """
     try:
         return parquet_among([one.path for one in client.listed()])
     except ConfigError:
@@ -281,7 +288,7 @@ def parquet_files(client: FolderClient) -> list[str]:
 
 
 def parquet_among(listed: Sequence[str]) -> list[str]:
-    """Return the paths of Parquet files of rows; see ``parquet_files``."""
+    """Return those of the given paths that are Parquet files of rows; see ``parquet_files``."""
     for folder in ("", "data/"):
         inside = [path for path in listed if path.startswith(folder) and "/" not in path[len(folder) :]]
         found = sorted(path for path in inside if path.endswith(SUFFIX))
@@ -291,7 +298,7 @@ def parquet_among(listed: Sequence[str]) -> list[str]:
 
 
 def open_parquet(place: Place, infos: Sequence[ObjectInfo]) -> tuple[DecodedFiles, DatasetMetadata]:
-    """Read the footers of Parquet files, and return the files in sequence, and their metadata.
+    """Read the footers of Parquet files; return the files as one sequence, and their metadata.
 
     Raises:
         SchemaError: Files have different columns or contradicting metadata.
@@ -311,7 +318,7 @@ def open_parquet(place: Place, infos: Sequence[ObjectInfo]) -> tuple[DecodedFile
 
 
 class ParquetObjects:
-    """Parquet files, opened on demand; the last used files stay open, and one thread at a time reads them.
+    """Parquet files that are opened on demand. Recently used files stay open, and one thread at a time reads them.
 
     Args:
         objects: The objects of the files.
@@ -361,7 +368,7 @@ class ParquetObjects:
 
 
 class DecodedFiles(Files):
-    """See ``Files``; no column can be copied from the file directly. The last results of ``decode`` are cached."""
+    """Base class of files whose columns must be decoded; see ``Files``. Recent results of ``decode`` are cached."""
 
     def __init__(self, place: Place, files: Sequence[ArrowFile], schema: pa.Schema) -> None:
         super().__init__(place, files, schema)
@@ -376,7 +383,7 @@ class DecodedFiles(Files):
 
     @property
     def fetched_by(self) -> RemoteMemory | None:
-        """Return the memory whose fetches decoding waits for; None if files are local."""
+        """Return the remote memory whose fetches decoding waits for; None if files are local."""
         return self.objects.backing
 
     def decode(self, chunk: int, name: str) -> pa.Array:
@@ -384,7 +391,7 @@ class DecodedFiles(Files):
         raise NotImplementedError
 
     def kept(self, key: Any, make: Callable[[], pa.Array]) -> pa.Array:
-        """Return the array cached under a key; compute it if it is not in the cache."""
+        """Return the array cached under a key; if it is missing, compute and cache it."""
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
@@ -397,12 +404,12 @@ class DecodedFiles(Files):
             return made
 
     def place(self, chunk: int, name: str) -> Asking[None]:
-        """Return None: a decoded column has no place in a file."""
+        """Return None, because a decoded column has no position in a file."""
         yield from ()
         return None
 
     def lying(self, chunk: int, name: str) -> Asking[None]:
-        """Return None: a decoded column has no place in a file."""
+        """Return None, because a decoded column has no position in a file."""
         yield from ()
         return None
 
@@ -433,12 +440,12 @@ class _ParquetFiles(DecodedFiles):
 
 
 def object_stream(objects: Objects, number: int) -> io.BufferedReader:
-    """Return an object as a file with readahead, as Arrow's Parquet reader reads column chunks in small steps."""
+    """Return an object as a file with readahead, because Arrow's Parquet reader reads column chunks in small steps."""
     return io.BufferedReader(_ObjectStream(objects, number), _READ_AHEAD)
 
 
 class _ObjectStream(io.RawIOBase):
-    """The bytes of an object.
+    """An object as a readable, seekable file.
 
     Args:
         objects: The objects.
@@ -473,7 +480,7 @@ class _ObjectStream(io.RawIOBase):
 
 STATE, SPLITS, INFO = "state.json", "dataset_dict.json", "dataset_info.json"
 LEROBOT = "meta/info.json"
-# Number of heads that are requested at once while the distances between heads are equal.
+# Number of heads to request at once while the distances between heads are equal.
 _MOST_AHEAD = 256
 # Number of files whose record batches are searched at once.
 _TOGETHER = 64
@@ -487,13 +494,13 @@ _MOST_PLACES, _BATCHES_EACH, _MOST_LOOKED_AT = 32, 32, 1 << 20
 def open_saved(
     place: Place, infos: Sequence[ObjectInfo], said: Mapping[str, DatasetMetadata], schemas: Mapping[str, str]
 ) -> tuple[Files, DatasetMetadata]:
-    """Return the streams of a saved dataset, all splits in sequence, and their metadata.
+    """Open the Arrow streams of a saved dataset; return all splits as one sequence, and their metadata.
 
     Args:
         place: The client and the cache of the files.
-        infos: The files in their order.
-        said: Metadata by path, in addition to the metadata of the file's schema.
-        schemas: The digest of a file's schema by path, if the writer recorded one.
+        infos: Path, size and version of the files, in order.
+        said: Metadata by path, in addition to the metadata in the file's schema.
+        schemas: The digest of each file's schema by path, if the writer recorded it.
 
     Raises:
         SchemaError: Files have different columns or contradicting metadata.
@@ -515,12 +522,13 @@ _Saved = tuple[list[str], dict[str, DatasetMetadata], dict[str, str]]
 
 
 def files_saved(client: FolderClient) -> _Saved | None:
-    """Return the Arrow files of a saved dataset or a dict of datasets, their metadata, and their recorded schemas.
+    """Return the Arrow files of a saved dataset or dict of datasets, their metadata, and the recorded digests of their
+    schemas.
 
     Return None if there is no saved dataset.
 
     Raises:
-        ConfigError: The dataset finds its rows through an indices table.
+        ConfigError: The dataset selects its rows through an indices table.
         DataError: The dataset's own metadata are damaged.
     """
     splits = _json(client, SPLITS)
@@ -557,7 +565,7 @@ def _files_in(client: FolderClient, folder: str) -> _Saved | None:
 
 
 def _plain(names: Any, label: str) -> list[str]:
-    """Check names of files or folders; a dataset must not name files outside of its folder."""
+    """Check the names of files or folders; a dataset must not name files outside its folder."""
     plain = isinstance(names, list) and bool(names) and all(isinstance(name, str) for name in names)
     if not plain or any(name in ("", ".", "..") or os.path.basename(name) != name or "\\" in name for name in names):
         raise DataError(f"{label}: expected names of files in the same folder, found {names!r:.200}")
@@ -584,11 +592,11 @@ def _json(client: FolderClient, path: str) -> dict[str, Any] | None:
 
 
 class Index:
-    """The positions of the record batches in a stream.
+    """The positions of the record batches in an Arrow stream.
 
     Args:
         schema: The columns of the stream.
-        schema_digest: The digest of the schema's message; see ``files.manifest.schema_digest``.
+        schema_digest: The digest of the message with the schema; see ``files.manifest.schema_digest``.
         begins: The first byte of each record batch, int64 ``[n]``.
         rows: The number of rows of each record batch, int64 ``[n]``.
     """
@@ -597,7 +605,7 @@ class Index:
         self.schema, self.schema_digest, self.begins, self.rows = schema, schema_digest, begins, rows
 
     def to_bytes(self) -> bytes:
-        """Return the bytes that ``of_bytes`` takes."""
+        """Return the index as bytes, which ``of_bytes`` parses."""
         file = io.BytesIO()
         schema = np.frombuffer(self.schema.serialize(), np.uint8)
         np.savez(file, schema=schema, schema_digest=self.schema_digest, begins=self.begins, rows=self.rows)
@@ -615,7 +623,7 @@ class Index:
 
 
 def indexes(place: Place, infos: Sequence[ObjectInfo]) -> list[Index]:
-    """Return the indexes of streams: cached indexes, and new ones, which are then cached."""
+    """Return the indexes of streams, from the cache or by a search; new indexes are cached."""
     folder = place.mirror.folder / "index-2"
     known = [_kept(_file_of(folder, place, info)) for info in infos]
     missing = [number for number, one in enumerate(known) if one is None]
@@ -685,8 +693,8 @@ def _index_of(number: int, size: int) -> Asking[Index]:
 def _places(number: int, first: int, size: int) -> Asking[list[int]]:
     """Return positions from which to search for record batches concurrently.
 
-    They are the first position, and others throughout a long stream whose batches differ in length, as batches of texts
-    and pictures do. No position can be computed from the position before it.
+    Positions are the first batch and, in a long stream whose batches differ in length (texts, images), further
+    positions throughout the stream, because the next position cannot be computed from the previous one.
 
     Heads of the same columns have equal lengths, and their first 8 bytes encode this length.
     """
@@ -715,9 +723,9 @@ def _places(number: int, first: int, size: int) -> Asking[list[int]]:
 
 
 def _lying(number: int, first: int, stop: int, size: int) -> Asking[tuple[Int64s, Int64s] | DataError]:
-    """Return the begins and row counts of record batches from ``first`` up to ``stop``, or to the end ``size``.
+    """Return the begins and row counts of the record batches from ``first`` up to ``stop``, or up to the end ``size``.
 
-    Heads are read one by one, and many at once while their distances are equal.
+    Heads are read one by one; while their distances are equal, many are read at once.
     """
     begins: list[int] = []
     rows: list[int] = []
@@ -746,7 +754,7 @@ def _lying(number: int, first: int, stop: int, size: int) -> Asking[tuple[Int64s
 
 
 def _maybe(number: int, begin: int, size: int, guess: int) -> Asking[Message | DataError | None]:
-    """Read a message at a position that may hold none; return the DataError instead of raising it."""
+    """Read the message at a guessed position; return a DataError instead of raising it."""
     try:
         return (yield from message_at(number, begin, size, guess))
     except DataError as error:
@@ -754,7 +762,7 @@ def _maybe(number: int, begin: int, size: int, guess: int) -> Asking[Message | D
 
 
 def _schema(read: Any, size: int) -> tuple[pa.Schema, str, int]:
-    """Read the schema at the begin of a stream; return it, the digest of its message, and the message's end."""
+    """Read the schema at the begin of a stream; return the schema, the digest of its message, and the message's end."""
     head = bytes(read(0, 8))
     length = int.from_bytes(head[4:8], "little")
     if head[:4] != b"\xff\xff\xff\xff" or not 0 < length < size:
@@ -777,11 +785,11 @@ def open_remote(url: str, reaching: Reaching, told: StoreBackend, verify: bool |
     Args:
         url: The address of a folder, or of one Parquet file.
         reaching: The options for reaching remote objects.
-        told: Empty rows with the schema and the budget that the store was opened with.
-        verify: Whether to compare the bytes that are read with the store's checksums; None: if there are checksums.
+        told: An empty backend with the schema and the budget from the store's arguments.
+        verify: Whether to compare read bytes with the store's checksums; None: compare if checksums exist.
 
     Raises:
-        ConfigError: The address holds no readable kind of rows, or `verify` is True for rows without checksums.
+        ConfigError: The address holds no readable rows, or `verify` is True for rows without checksums.
         DataError: The rows are damaged, or a newer release wrote them.
         StorageError: The address could not be reached.
     """

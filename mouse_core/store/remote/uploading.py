@@ -1,4 +1,4 @@
-"""Uploads: sending a store's files and then the manifest to object storage, and checking remote files."""
+"""Uploads: sending a store's files and manifest to object storage, and checking remote files."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class Uploaded:
     Args:
         url: The address of the store.
         rows: Number of rows of the uploaded store.
-        files: Number of files that were sent, besides the manifest.
-        sent_bytes: Size of these files in bytes.
-        waiting: Number of rows of the folder that were not sent, because they are not sealed yet.
+        files: Number of sent files, without the manifest.
+        sent_bytes: Size of the sent files in bytes.
+        waiting: Number of rows that were not sent, because they are not sealed yet.
     """
 
     url: str
@@ -54,27 +54,27 @@ def upload(
 ) -> Uploaded:
     """Send the missing sealed files of a store's folder, and then its manifest.
 
-    A concurrent reader sees the store before or after the upload, and no state in between. Files that no manifest names
-    any more stay, since others may read them.
+    A concurrent reader sees the state before or after the upload, never a mixture. Files that the manifest no longer
+    names are kept at the address, because readers may still use them.
 
     Args:
         folder: The store's folder; a writer may be appending to it meanwhile.
-        url: The target address: nothing is there yet, or an earlier state of this store.
+        url: The target address, which is empty or holds an earlier state of this store.
         reaching: The options for reaching the address.
         progress: Whether to show a progress bar.
 
     Raises:
         ConfigError: The folder holds no store, or another store is at the address.
-        ChangedError: Another process uploads the store, too.
+        ChangedError: Another process is also uploading the store.
         DataError: The store is damaged.
-        StorageError: A file cannot be sent; another upload continues where this one stopped.
+        StorageError: A file cannot be sent; the next upload continues with this file.
     """
     client = open_client(url, (reaching or Reaching()).storage_options)
     client.make()
     source = Path(folder)
     found = ReadFolder(source)
     try:
-        # The lease of this object keeps the files until they are sent.
+        # The lease keeps the files until they are sent.
         manifest, lease = found.manifest, found.lease
         if manifest.metadata.videos:
             raise ConfigError(
@@ -114,9 +114,9 @@ def follow(
 
     Args:
         folder, url, reaching: See ``upload``.
-        seconds: The time between two reads of the folder's manifest.
+        seconds: Time between two reads of the folder's manifest.
         said: Called with the result of each upload that sent something.
-        rounds: Number of repetitions; None: until an interrupt.
+        rounds: Number of repetitions; None: repeat until an interrupt.
 
     Raises:
         ConfigError, ChangedError, DataError, StorageError: As for ``upload``.
@@ -150,7 +150,7 @@ def _there(client: FolderClient, manifest: Manifest) -> tuple[Manifest, str]:
 
 
 def _check_free(client: FolderClient) -> None:
-    """Raise ConfigError if other rows are at the address, which a store's manifest would hide."""
+    """Raise ConfigError if the address holds other rows, which a store's manifest would hide."""
     try:
         there = {one.path for one in client.listed()}
     except ConfigError:
@@ -168,8 +168,8 @@ def _send(
 ) -> tuple[int, int]:
     """Send the files that are missing or differ at the address; return their number and their size in bytes.
 
-    After an interrupted upload, a remote file's version is unknown. Its size and its unique name are known, and objects
-    are written as a whole or not at all.
+    A remote file with the right name and size is complete, because names are unique and an object is written completely
+    or not at all.
     """
     there: dict[str, int] = {}
     try:
@@ -208,7 +208,7 @@ def _send_sums(client: FolderClient, folder: Path, manifest: Manifest, new: Sequ
 
 
 def _check(folder: Path, manifest: Manifest, sealed: Sealed) -> None:
-    """Raise DataError if a file differs from the written file, so that damaged files are never sent."""
+    """Raise DataError if a file is damaged, so that damaged files are never sent."""
     schema, first = manifest.schemas[sealed.schema], manifest.firsts()[manifest.segments.index(sealed)]
     opened = SealedFile(folder, sealed, schema, first, manifest.identity, verify=True).opened
     if not isinstance(opened, pa.Table):
@@ -219,7 +219,7 @@ def _check(folder: Path, manifest: Manifest, sealed: Sealed) -> None:
 
 
 def check_elsewhere(place: Place, *, progress: bool = False) -> Checked:
-    """Read every file of a remote store once, past the cache, and compare it with its checksums.
+    """Read every file of a remote store once, without the cache, and compare the file with its digest.
 
     Args:
         place: The client and the cache of the store.
