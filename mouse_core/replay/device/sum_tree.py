@@ -184,7 +184,9 @@ class SumTree:
         return self.refresh(xp, changed, slots >> SHIFT)
 
     def assign(self, xp: Arrays, state: State, units: Any, largest: float) -> dict[str, Any]:
-        """Set the weights of the first slots to ``units``, wide ``[n]``, and the priority of new rows to ``largest``."""
+        """Set the weights of the first slots to ``units``, wide ``[n]``, and the priority of new rows to
+        ``largest``.
+        """
         priority = xp.full((1,), largest, "float")
         sums = xp.scatter(state["sums"], xp.range(len(units)), xp.pack(units), unique=True)
         changed = {**state, "sums": sums, "fresh": self._weigh(xp, priority)[0], "largest": priority[0]}
