@@ -53,7 +53,7 @@ class ManifestFile:
         bytes: Size of the file.
         digest: Digest of all bytes.
         rows: Number of rows; None: a description without rows.
-        schema: Digest of the schema that an Arrow file begins with; see ``schema_digest``.
+        schema: Digest of the schema that an Arrow file begins with; see ``_schema_digest``.
     """
 
     bytes: int
@@ -103,19 +103,10 @@ def read_manifest(folder: Path) -> FilesManifest | None:
     """
     if not (folder / _STATE).is_file():
         return None
-    return manifest_in(read_json_object(folder / _STATE), folder / _STATE)
-
-
-def manifest_in(state: Mapping[str, Any], label: str | Path) -> FilesManifest | None:
-    """Return the manifest in the content of a ``state.json``, which errors call ``label``; None: there is none.
-
-    Raises:
-        DataError: The manifest is damaged.
-    """
-    found = state.get(_KEY)
+    found = read_json_object(folder / _STATE).get(_KEY)
     if found is None:
         return None
-    with reading(label):
+    with reading(folder / _STATE):
         files = {str(name): ManifestFile(**entries) for name, entries in found["files"].items()}
         for file in files.values():
             if type(file.bytes) is not int or type(file.rows) not in (int, type(None)):
@@ -124,19 +115,11 @@ def manifest_in(state: Mapping[str, Any], label: str | Path) -> FilesManifest | 
         return FilesManifest(int(found["rows"]), digest, files, str(found["own_digest"]))
 
 
-def schema_digest(content: bytes) -> str:
-    """Return the digest of the message that an Arrow stream begins with: a mark, the schema's length and the schema.
-
-    Args:
-        content: The beginning of the stream, with the whole message.
-    """
-    return digest(content[: _PREFIX_BYTES + int.from_bytes(content[4:_PREFIX_BYTES], "little")])
-
-
-def _schema_in(file: Path) -> str:
+def _schema_digest(file: Path) -> str:
+    """Return the digest of the message that an Arrow stream begins with: a mark, the schema's length and the schema."""
     with file.open("rb") as stream:
         begin = stream.read(_PREFIX_BYTES)
-        return schema_digest(begin + stream.read(min(int.from_bytes(begin[4:], "little"), _MOST_SCHEMA)))
+        return digest(begin + stream.read(min(int.from_bytes(begin[4:], "little"), _MOST_SCHEMA)))
 
 
 def check_schemas(files: Collection[Path]) -> None:
@@ -150,13 +133,9 @@ def check_schemas(files: Collection[Path]) -> None:
         manifest = manifests[file.parent]
         if manifest is not None and file.name in manifest.files and file.suffix == ".arrow":
             with reading(file):
-                check_schema(file, manifest.files[file.name].schema, _schema_in(file))
-
-
-def check_schema(file: Any, known: str | None, found: str) -> None:
-    """Raise DataError unless a file's schema has the digest of its manifest; None: the manifest has none."""
-    if known is not None and known != found:
-        raise damaged(file, f"expected a schema with the checksum {known} as was written, found {found}")
+                known, found = manifest.files[file.name].schema, _schema_digest(file)
+                if known is not None and known != found:
+                    raise damaged(file, f"expected a schema with the checksum {known} as was written, found {found}")
 
 
 def check_counts(rows: Mapping[Path, int]) -> None:
@@ -277,7 +256,7 @@ def _footer_begins(file: Path) -> int | None:
 def _measured(file: Path, rows: int | None, advance: Callable[[int], None] = lambda count: None) -> ManifestFile:
     with file.open("rb") as stream:
         found = file_digest(stream, advance=advance)
-    return ManifestFile(file.stat().st_size, found, rows, _schema_in(file) if file.suffix == ".arrow" else None)
+    return ManifestFile(file.stat().st_size, found, rows, _schema_digest(file) if file.suffix == ".arrow" else None)
 
 
 def _own_digest(state: Mapping[str, Any]) -> str:

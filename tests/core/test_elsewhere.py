@@ -6,13 +6,11 @@ import gc
 import pickle
 import shutil
 import threading
-import time
 from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import datasets
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -29,8 +27,7 @@ from mouse_core.remote import Reaching
 from mouse_core.remote.clients.objects import FolderClient
 from mouse_core.store.derived import DerivedStore, Previous
 from mouse_core.store.remote import files, upload
-from mouse_core.store.remote.files import ElsewhereSegment, Place
-from mouse_core.store.remote.rows import indexes
+from mouse_core.store.remote.files import ElsewhereSegment
 from tests.core.hub_server import READ_TOKEN, USER, File, running_hub
 from tests.core.mirror_cases import is_left
 from tests.core.object_server import Fault, Object, ObjectServer
@@ -173,8 +170,11 @@ def test_users_in_addresses_and_objects_without_versions_are_refused(server, opt
 
 
 def test_what_is_no_store_or_not_whole_is_said(server, options, written):
-    with pytest.raises(ConfigError, match=r"s3://data/nothing: expected a store \(manifest.json\), a dataset"):
+    with pytest.raises(ConfigError, match=r"s3://data/nothing: expected a store \(manifest.json\), a LeRobot"):
         DatasetStore.open("s3://data/nothing", **options)
+    server.put("data/saved/state.json", b"{}")
+    with pytest.raises(ConfigError, match=r"s3://data/saved: expected .*, found a folder of save_to_disk; .*load_from_"):
+        DatasetStore.open("s3://data/saved", **options)
     with pytest.raises(ConfigError, match="expected the mode 'r'"):
         DatasetStore.open("s3://data/runs", "a", **options)
     server.put_folder("data/runs", written)
@@ -268,88 +268,6 @@ def test_an_upload_never_takes_the_place_of_another_store(server, options, tmp_p
             upload(tmp_path / "two", f"s3://data/beside-{number}", reaching=reaching)
 
 
-# ---------------------------------------------------------------------- datasets that were saved
-
-
-def test_a_saved_dataset_is_read_like_its_folder(server, options, tmp_path):
-    features = datasets.Features(
-        {
-            "action": datasets.Value("int64"),
-            "reward": datasets.Value("float64"),
-            "done": datasets.Value("int64"),
-            "observation": datasets.List(datasets.Value("float32")),
-            "some": datasets.Value("float64"),
-            "square": datasets.Array2D((2, 2), "float32"),
-        }
-    )
-    parts = {}
-    for name, begin in (("train", 0), ("more", 2 * ROWS)):
-        made = {column: values for column, values in rows(begin, 2 * ROWS).items() if column in features}
-        made = {column: list(values) for column, values in made.items()} | {"square": [[[1.0, 2], [3, 4]]] * 2 * ROWS}
-        parts[name] = datasets.Dataset.from_dict(made, features=features)
-    saved = datasets.DatasetDict(parts)
-    saved.save_to_disk(tmp_path / "saved", num_shards={"train": 3, "more": 1})
-    server.put_folder("data/saved", tmp_path / "saved")
-    server.asked.clear()
-    fields = [Field("some", fill=-1), Field("square", shape=(2, 2))]
-    here = DatasetStore(fields=fields).from_dataset(datasets.load_from_disk(tmp_path / "saved"))
-    there = DatasetStore.open("s3://data/saved", fields=fields, **options)
-    assert (len(there), there.columns, there.metadata) == (4 * ROWS, here.columns, here.metadata)
-    assert there.snapshot().fingerprint == here.snapshot().fingerprint
-    assert there.snapshot().rows([0, ROWS, 4 * ROWS - 1]) == here.snapshot().rows([0, ROWS, 4 * ROWS - 1])
-    same_batches(here, there)
-    while server.asked:  # what was asked for ahead still comes
-        server.asked.clear()
-        time.sleep(0.1)
-    DatasetStore.open("s3://data/saved", **options)
-    assert server.sent("arrow$") == 0  # the index was kept
-    path = next(path for path in server.objects if path.endswith(".arrow"))
-    server.put(path, server.objects[path].read(0, 1 << 30)[:-9])
-    with pytest.raises(DataError, match=r"s3://data/saved/.*\.arrow: expected"):
-        DatasetStore.open("s3://data/saved", **options)
-    server.put("data/saved/dataset_dict.json", b'{"splits": ["../../secrets"]}')
-    with pytest.raises(DataError, match="names of files in the same folder"):
-        DatasetStore.open("s3://data/saved", **options)
-
-
-def test_the_schema_of_a_saved_dataset_elsewhere_is_the_one_that_was_written(server, options, tmp_path):
-    store = DatasetStore()
-    store.extend(rows(0, ROWS))
-    store.save(tmp_path / "saved")
-    (file,) = (tmp_path / "saved").glob("*.arrow")
-    whole = file.read_bytes()
-    place = whole.index(b"reward")
-    file.write_bytes(whole[:place] + b"s" + whole[place + 1 :])
-    server.put_folder("data/saved", tmp_path / "saved")
-    for _ in range(2):  # the second time by the index that was kept
-        with pytest.raises(DataError, match=r"s3://data/saved/.*arrow: expected a schema with the checksum"):
-            DatasetStore.open("s3://data/saved", **options)
-
-
-def test_record_batches_that_differ_in_length_are_looked_for_from_several_places(tmp_path):
-    """No head says where the next but one is. Values that look like a head change nothing but how long it takes."""
-    sizes = np.random.default_rng(0).integers(40, 60, 160).tolist()
-    place = Place.of(f"file://{tmp_path}", Reaching(cache=tmp_path / "cache", cache_bytes=4 << 20))
-    read, rounds, value = place.client.get_all, [], b"else"
-    place.client.get_all = lambda *wanted: rounds.append(wanted) or read(*wanted)
-    for name in ("plain", "fooled"):
-        batches = [pa.record_batch({"text": pa.array([value * 8] * size, pa.binary())}) for size in sizes]
-        with pa.ipc.new_stream(str(tmp_path / name), batches[0].schema) as writer:
-            for batch in batches:
-                writer.write_batch(batch)
-        (found,) = indexes(place, place.client.heads([name]))
-        assert found.rows.tolist() == sizes
-        content = (tmp_path / name).read_bytes()
-        heads = {content[begin : begin + 8] for begin in found.begins.tolist()}
-        assert len(heads) == 1
-        assert name == "fooled" or len(rounds) < 80
-        value = heads.pop()
-    assert content.count(value) > 50_000
-    (tmp_path / "cut").write_bytes(content[:-8])
-    with pytest.raises(DataError, match="cut: expected the end mark of the stream before byte"):
-        indexes(place, place.client.heads(["cut"]))
-
-
 def test_parquet_files_are_read_row_group_by_row_group(server, options, tmp_path):
     columns = {name: list(values) for name, values in rows(0, 2 * ROWS).items()}
     table = with_metadata(pa.table(columns), DatasetMetadata("outgoing"))
@@ -405,14 +323,12 @@ def test_what_is_decoded_came_over_the_network_too(server, options, tmp_path):
 def test_what_is_elsewhere_ends_with_its_last_reference(server, options, written, tmp_path):
     server.put_folder("data/runs", written)
     table = pa.table({name: list(values) for name, values in rows(0).items()})
-    datasets.Dataset(table).save_to_disk(tmp_path / "saved")
     pq.write_table(table, tmp_path / "part.parquet")
-    server.put_folder("data/saved", tmp_path / "saved")
     server.put("data/parquet/part.parquet", (tmp_path / "part.parquet").read_bytes())
     gc.collect()
     gc.disable()
     try:
-        for kind in ("runs", "saved", "parquet"):
+        for kind in ("runs", "parquet"):
             there = DatasetStore.open(f"s3://data/{kind}", fields=FIELDS, **options)
             with PrefetchBatchifier(there, 16, 8, num_workers=2) as loader:
                 assert next(iter(loader))["reward"].shape == (8, 16)

@@ -110,7 +110,7 @@ class DatasetStore(Store):
         Args:
             path: A store, a saved dataset, or a file or folder of any format that ``mouse_core.formats`` reads; the id
                 of a dataset, such as ``minari:D4RL/door/human-v2``; or an address, ``s3://bucket/runs``, ``gs://``,
-                ``az://``, ``https://`` or ``hf://datasets/name/of/it``, of a store, a saved dataset, Parquet files or a
+                ``az://``, ``https://`` or ``hf://datasets/name/of/it``, of a store, Parquet files or a
                 LeRobotDataset.
             mode: "r" reads an existing store and writes nothing; "a" writes a store and creates it if necessary.
             sync: The durability that a writer waits for: "none", "flush" or "append", as above.

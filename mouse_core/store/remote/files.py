@@ -509,7 +509,6 @@ class ArrowFile:
     Args:
         info: Size and version of the file's object.
         rows: Number of rows of each record batch, int64 ``[n]``.
-        begins: The first byte of each record batch, int64 ``[n]``; None: read from the file's footer.
         nulls: Columns that are null throughout the file.
         stride: Distance in bytes between consecutive record batches with the row count and layout of the first batch;
             0: unknown.
@@ -520,13 +519,12 @@ class ArrowFile:
         self,
         info: ObjectInfo,
         rows: Int64s,
-        begins: Int64s | None = None,
         nulls: tuple[str, ...] = (),
         stride: int = 0,
         sums: FileSums | None = None,
     ) -> None:
         self.info, self.rows, self.nulls, self.stride, self.sums = info, rows, nulls, stride, sums
-        self._begins = begins
+        self._begins: Int64s | None = None
         self._messages: dict[int, Message] = {}
 
     def template(self, batch: int) -> int:
@@ -597,32 +595,16 @@ class ArrowFile:
         try:
             if any(pa.types.is_dictionary(one.type) for one in schema):
                 (content,) = yield [Range(number, 0, self.info.size)]
-                return _opened(pa.py_buffer(content)).get_batch(batch)
+                return pa.ipc.open_file(pa.py_buffer(content)).get_batch(batch)
             (content,) = yield [Range(number, found.begin, found.end)]
             return pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(content)), schema)
         except (pa.ArrowException, OSError, ValueError) as error:
             raise DataError(f"expected a record batch, found a damaged one: {error}") from error
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ArrowFile, (self.info, self.rows, self._begins, self.nulls, self.stride, self.sums)
+        return ArrowFile, (self.info, self.rows, self.nulls, self.stride, self.sums)
 
 
-def _opened(content: pa.Buffer) -> Any:
-    """Open an Arrow file in the file format or the stream format; record batches are then read by number."""
-    if bytes(content.slice(0, 6)) == b"ARROW1":
-        return pa.ipc.open_file(content)
-    return _Stream(content)
-
-
-class _Stream:
-    """Access by number to the record batches of an Arrow stream."""
-
-    def __init__(self, content: pa.Buffer) -> None:
-        self._batches = list(pa.ipc.open_stream(content))
-
-    def get_batch(self, number: int) -> pa.RecordBatch:
-        """Return one record batch."""
-        return self._batches[number]
 
 
 class Files:

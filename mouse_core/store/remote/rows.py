@@ -1,18 +1,14 @@
-"""Remote rows, as ``DatasetStore.open`` opens them at an address: an uploaded store, Parquet files, or a saved
-dataset.
-"""
+"""Remote rows, which ``DatasetStore.open`` opens: of an uploaded store, and of Parquet files."""
 
 from __future__ import annotations
 
 import io
-import json
 import os
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import groupby
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -23,13 +19,8 @@ from mouse_core._arrow.dense import DenseBudget
 from mouse_core._arrow.windows import Int64s
 from mouse_core._base.locks import ProcessLock
 from mouse_core._base.memo import memo
-from mouse_core.errors import ConfigError, DataError, MouseError, StorageError, StoreWarning
-from mouse_core.files.checksum import digest, with_digest, without_digest
-from mouse_core.files.ipc import Message
-from mouse_core.files.manifest import check_schema, manifest_in, schema_digest
-from mouse_core.files.reading import MOST_JSON
-from mouse_core.files.writing import make_folder, write_file
-from mouse_core.metadata import DatasetMetadata, joined_schemas, read_metadata
+from mouse_core.errors import ConfigError, DataError, MouseError, StoreWarning
+from mouse_core.metadata import DatasetMetadata, joined_schemas
 from mouse_core.remote.clients import ObjectInfo, Reaching
 from mouse_core.store._intake import StoreBackend, StoreSchema
 from mouse_core.store.disk.folder import MOST_BYTES, NAME, Manifest, Sealed, bare_schema, check_identity, parse_manifest
@@ -43,11 +34,7 @@ from mouse_core.store.remote.files import (
     Objects,
     Place,
     Range,
-    message_at,
     name_of_sums,
-    read_with,
-    run,
-    together,
 )
 from mouse_core.store.snapshot import Snapshot
 
@@ -73,6 +60,8 @@ class FileRows(StoreBackend):
         metadata: The metadata of the rows.
     """
 
+    format = "parquet"
+
     def __init__(
         self, url: str, told: StoreSchema, budget: DenseBudget, files: Files, metadata: DatasetMetadata
     ) -> None:
@@ -80,7 +69,6 @@ class FileRows(StoreBackend):
         self.files, self._arguments = files, (url, told, budget, files, metadata)
         segment = ElsewhereSegment(files, self.schema.image_roots, (object(), 0))
         self.segments[:], self.count = [segment] if segment.num_rows else [], segment.num_rows
-        self.format = "parquet" if isinstance(files, _ParquetFiles) else "datasets"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return FileRows, self._arguments
@@ -230,8 +218,8 @@ def read_manifest(client: FolderClient, known: str = "") -> tuple[bytes | None, 
         return client.read(NAME, most_bytes=MOST_BYTES)
     except MissingObject as error:
         raise ConfigError(
-            f"{client.url}: expected a store ({NAME}), a dataset of save_to_disk (state.json), a LeRobotDataset "
-            "(meta/info.json) or Parquet files, found none; other formats are converted first (mouse convert)"
+            f"{client.url}: expected a store ({NAME}), a LeRobotDataset (meta/info.json) "
+            "or Parquet files, found none; other formats are converted first (mouse convert)"
         ) from error
 
 
@@ -478,309 +466,17 @@ class _ObjectStream(io.RawIOBase):
         return max(0, end - begin)
 
 
-STATE, SPLITS, INFO = "state.json", "dataset_dict.json", "dataset_info.json"
-LEROBOT = "meta/info.json"
-# Number of heads to request at once while the distances between heads are equal.
-_MOST_AHEAD = 256
-# Number of files whose record batches are searched at once.
-_TOGETHER = 64
-_SCHEMA_BYTES, _HEAD_BYTES = 1 << 14, 1 << 12
-# Record batches of differing length are searched from several positions of a file at once: at most `_MOST_PLACES`, each
-# for at least `_BATCHES_EACH` batches. Batches above `_MOST_LOOKED_AT` bytes are excluded, since one batch is read to
-# find each position.
-_MOST_PLACES, _BATCHES_EACH, _MOST_LOOKED_AT = 32, 32, 1 << 20
-
-
-def open_saved(
-    place: Place, infos: Sequence[ObjectInfo], said: Mapping[str, DatasetMetadata], schemas: Mapping[str, str]
-) -> tuple[Files, DatasetMetadata]:
-    """Open the Arrow streams of a saved dataset; return all splits as one sequence, and their metadata.
-
-    Args:
-        place: The client and the cache of the files.
-        infos: Path, size and version of the files, in order.
-        said: Metadata by path, in addition to the metadata in the file's schema.
-        schemas: The digest of each file's schema by path, if the writer recorded it.
-
-    Raises:
-        SchemaError: Files have different columns or contradicting metadata.
-        DataError: A file is damaged.
-    """
-    found = indexes(place, infos)
-    named = [place.client.shown(info.path) for info in infos]
-    for name, info, index in zip(named, infos, found, strict=True):
-        check_schema(name, schemas.get(info.path), index.schema_digest)
-    schema, metadata = joined_schemas(
-        (name, index.schema, said.get(info.path, DatasetMetadata()))
-        for name, info, index in zip(named, infos, found, strict=True)
-    )
-    files = [ArrowFile(info, one.rows, one.begins) for info, one in zip(infos, found, strict=True) if len(one.rows)]
-    return Files(place, files, bare_schema(schema)), metadata
-
-
-_Saved = tuple[list[str], dict[str, DatasetMetadata], dict[str, str]]
-
-
-def files_saved(client: FolderClient) -> _Saved | None:
-    """Return the Arrow files of a saved dataset or dict of datasets, their metadata, and the recorded digests of their
-    schemas.
-
-    Return None if there is no saved dataset.
-
-    Raises:
-        ConfigError: The dataset selects its rows through an indices table.
-        DataError: The dataset's own metadata are damaged.
-    """
-    splits = _json(client, SPLITS)
-    if splits is None:
-        return _files_in(client, "")
-    names = _plain(splits.get("splits"), client.shown(SPLITS))
-    paths, said, schemas = list[str](), dict[str, DatasetMetadata](), dict[str, str]()
-    for name in names:
-        found = _files_in(client, f"{name}/")
-        if found is None:
-            raise DataError(f"{client.shown(name)}: expected {STATE} of a split, found none")
-        paths += found[0]
-        said |= found[1]
-        schemas |= found[2]
-    return paths, said, schemas
-
-
-def _files_in(client: FolderClient, folder: str) -> _Saved | None:
-    state = _json(client, folder + STATE)
-    if state is None:
-        return None
-    if state.get("_indices_data_files"):
-        raise ConfigError(
-            f"{client.shown(folder)}: expected a dataset without an indices mapping; save it with flatten_indices()"
-        )
-    listed = state.get("_data_files")
-    entries = [one.get("filename") if isinstance(one, Mapping) else None for one in listed or ()]
-    paths = [folder + name for name in _plain(entries, client.shown(folder + STATE))]
-    info = _json(client, folder + INFO) or {}
-    metadata = read_metadata(str(info.get("description", "")), label=client.shown(folder + INFO))
-    known = manifest_in(state, client.shown(folder + STATE))
-    schemas = {folder + name: one.schema for name, one in known.files.items() if one.schema} if known else {}
-    return paths, dict.fromkeys(paths, metadata), schemas
-
-
-def _plain(names: Any, label: str) -> list[str]:
-    """Check the names of files or folders; a dataset must not name files outside its folder."""
-    plain = isinstance(names, list) and bool(names) and all(isinstance(name, str) for name in names)
-    if not plain or any(name in ("", ".", "..") or os.path.basename(name) != name or "\\" in name for name in names):
-        raise DataError(f"{label}: expected names of files in the same folder, found {names!r:.200}")
-    return list(names)
-
-
-def _json(client: FolderClient, path: str) -> dict[str, Any] | None:
-    from mouse_core.remote.clients.objects import MissingObject
-
-    try:
-        content, _ = client.read(path, most_bytes=MOST_JSON)
-    except MissingObject:
-        return None
-    try:
-        found = json.loads(content)
-    except ValueError as error:
-        raise DataError(f"{client.shown(path)}: expected JSON, found {error}") from error
-    if not isinstance(found, dict):
-        raise DataError(f"{client.shown(path)}: expected a JSON object, found {type(found).__name__}")
-    return found
-
-
-# ---------------------------------------------------------------------- positions of record batches
-
-
-class Index:
-    """The positions of the record batches in an Arrow stream.
-
-    Args:
-        schema: The columns of the stream.
-        schema_digest: The digest of the message with the schema; see ``files.manifest.schema_digest``.
-        begins: The first byte of each record batch, int64 ``[n]``.
-        rows: The number of rows of each record batch, int64 ``[n]``.
-    """
-
-    def __init__(self, schema: pa.Schema, schema_digest: str, begins: Int64s, rows: Int64s) -> None:
-        self.schema, self.schema_digest, self.begins, self.rows = schema, schema_digest, begins, rows
-
-    def to_bytes(self) -> bytes:
-        """Return the index as bytes, which ``of_bytes`` parses."""
-        file = io.BytesIO()
-        schema = np.frombuffer(self.schema.serialize(), np.uint8)
-        np.savez(file, schema=schema, schema_digest=self.schema_digest, begins=self.begins, rows=self.rows)
-        return with_digest(file.getvalue())
-
-    @classmethod
-    def of_bytes(cls, content: bytes) -> Index | None:
-        """Parse an index from the cache; return None if it is damaged."""
-        bare = without_digest(content)
-        if bare is None:
-            return None
-        with np.load(io.BytesIO(bare), allow_pickle=False) as found:
-            schema = pa.ipc.read_schema(pa.py_buffer(found["schema"].tobytes()))
-            return cls(schema, str(found["schema_digest"]), found["begins"], found["rows"])
-
-
-def indexes(place: Place, infos: Sequence[ObjectInfo]) -> list[Index]:
-    """Return the indexes of streams, from the cache or by a search; new indexes are cached."""
-    folder = place.mirror.folder / "index-2"
-    known = [_kept(_file_of(folder, place, info)) for info in infos]
-    missing = [number for number, one in enumerate(known) if one is None]
-    client = place.client
-
-    def read(ranges: Sequence[Range]) -> Sequence[Any]:
-        wanted = [(infos[one.object].path, one.begin, one.end) for one in ranges]
-        return client.get_all(wanted, {infos[one.object].path: infos[one.object].version for one in ranges})
-
-    for at in range(0, len(missing), _TOGETHER):
-        some = missing[at : at + _TOGETHER]
-        readers = [_named(client.shown(infos[number].path), _index_of(number, infos[number].size)) for number in some]
-        for number, found in zip(some, run(together(readers), read), strict=True):
-            known[number] = found
-            _keep(_file_of(folder, place, infos[number]), found)
-    return [one for one in known if one is not None]
-
-
-def _file_of(folder: Path, place: Place, info: ObjectInfo) -> Path:
-    said = "\0".join([place.client.url, info.path, info.version, str(info.size)])
-    return folder / f"{digest(said.encode())}.npz"
-
-
-def _kept(file: Path) -> Index | None:
-    try:
-        return Index.of_bytes(file.read_bytes())
-    except (OSError, ValueError, KeyError, pa.ArrowException):
-        return None
-
-
-def _keep(file: Path, index: Index) -> None:
-    try:
-        make_folder(file.parent, sync=False)
-        write_file(file, index.to_bytes(), sync=False)
-    except StorageError:
-        pass  # a damaged index is computed again
-
-
-def _named(label: str, reader: Asking[Index]) -> Asking[Index]:
-    try:
-        return (yield from reader)
-    except DataError as error:
-        if label in str(error):
-            raise
-        raise DataError(f"{label}: {error}") from error
-
-
-def _index_of(number: int, size: int) -> Asking[Index]:
-    """Return the index of a stream."""
-    schema, of_schema, first = yield from read_with(
-        number, 0, min(size, _SCHEMA_BYTES), lambda read: _schema(read, size)
-    )
-    places = yield from _places(number, first, size)
-    stops = [*places[1:], size]
-    parts = yield from together([_lying(number, *ends, size) for ends in zip(places, stops, strict=True)])
-    if any(isinstance(part, DataError) for part in parts):  # no head where one was guessed, or the stream is damaged
-        parts = [(yield from _lying(number, first, size, size))]
-    begins, rows = [], []
-    for part in parts:
-        if isinstance(part, DataError):
-            raise part
-        begins.append(part[0])
-        rows.append(part[1])
-    return Index(schema, of_schema, np.concatenate(begins), np.concatenate(rows))
-
-
-def _places(number: int, first: int, size: int) -> Asking[list[int]]:
-    """Return positions from which to search for record batches concurrently.
-
-    Positions are the first batch and, in a long stream whose batches differ in length (texts, images), further
-    positions throughout the stream, because the next position cannot be computed from the previous one.
-
-    Heads of the same columns have equal lengths, and their first 8 bytes encode this length.
-    """
-    one = yield from _maybe(number, first, size, _HEAD_BYTES)
-    two = None
-    if isinstance(one, Message):
-        two = yield from _maybe(number, one.end, size, _HEAD_BYTES)
-    if not isinstance(one, Message) or not isinstance(two, Message) or one.head is None:
-        return [first]
-    stride = one.end - one.begin
-    count = min(_MOST_PLACES, (size - first) // stride // _BATCHES_EACH)
-    if count < 2 or stride > _MOST_LOOKED_AT or two.end - two.begin == stride:
-        return [first]
-    mark = b"\xff\xff\xff\xff" + (one.body - one.begin - 8).to_bytes(4, "little")
-    begins = [(first + (size - first) * part // count) & ~7 for part in range(1, count)]
-    places = [first]
-    contents = yield [Range(number, begin, min(begin + stride + stride // 4, size)) for begin in begins]
-    for begin, content in zip(begins, contents, strict=True):
-        octets = bytes(content)
-        at = octets.find(mark)
-        while at >= 0 and at % 8:
-            at = octets.find(mark, at + 1)
-        if at >= 0 and begin + at > places[-1]:
-            places.append(begin + at)
-    return places
-
-
-def _lying(number: int, first: int, stop: int, size: int) -> Asking[tuple[Int64s, Int64s] | DataError]:
-    """Return the begins and row counts of the record batches from ``first`` up to ``stop``, or up to the end ``size``.
-
-    Heads are read one by one; while their distances are equal, many are read at once.
-    """
-    begins: list[int] = []
-    rows: list[int] = []
-    begin, stride, guess, ahead = first, 0, _HEAD_BYTES, 1
-    while begin < stop:
-        wanted = [begin + step * stride for step in range(ahead) if step == 0 or begin + step * stride + 8 <= size]
-        found = yield from together([_maybe(number, one, size, guess) for one in wanted])
-        for at, message in zip(wanted, found, strict=True):
-            if at != begin or begin >= stop:
-                break  # the guessed positions are wrong from here on, or the search reached ``stop``
-            if isinstance(message, DataError):
-                return message
-            if message is None:
-                if begin + 8 != size:
-                    return DataError(f"expected the end of the stream at byte {size}, found its end mark at {begin}")
-                return np.array(begins, np.int64), np.array(rows, np.int64)
-            if message.head is not None:
-                begins.append(begin)
-                rows.append(message.head.rows)
-            guess = message.body - message.begin + 8
-            ahead = min(2 * ahead, _MOST_AHEAD) if message.end - begin == stride else 1
-            stride, begin = message.end - begin, message.end
-    if begin != stop or stop == size:
-        return DataError(f"expected the end mark of the stream before byte {size}, found none")
-    return np.array(begins, np.int64), np.array(rows, np.int64)
-
-
-def _maybe(number: int, begin: int, size: int, guess: int) -> Asking[Message | DataError | None]:
-    """Read the message at a guessed position; return a DataError instead of raising it."""
-    try:
-        return (yield from message_at(number, begin, size, guess))
-    except DataError as error:
-        return error
-
-
-def _schema(read: Any, size: int) -> tuple[pa.Schema, str, int]:
-    """Read the schema at the begin of a stream; return the schema, the digest of its message, and the message's end."""
-    head = bytes(read(0, 8))
-    length = int.from_bytes(head[4:8], "little")
-    if head[:4] != b"\xff\xff\xff\xff" or not 0 < length < size:
-        raise DataError("expected a stream of Arrow, as save_to_disk writes it, found other bytes")
-    try:
-        content = pa.py_buffer(bytes(read(0, 8 + length)))
-        schema = pa.ipc.read_schema(content)
-        if any(b"ARROW:extension:name" in (field.metadata or {}) for field in schema):
-            import datasets.features  # noqa: F401  which knows what these types are
-
-            schema = pa.ipc.read_schema(content)
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"expected a schema of Arrow, found a damaged one: {error}") from error
-    return schema, schema_digest(content), 8 + length
+_SAVED = "a folder of save_to_disk; DatasetStore().from_dataset(datasets.load_from_disk(url)) takes it after a download"
+OTHERS = {
+    "state.json": _SAVED,
+    "dataset_dict.json": _SAVED,
+    "meta/info.json": "a LeRobotDataset; DatasetStore.open(url, final='drop') opens it, or final='mark'",
+}
+"""Objects that show another kind of rows at an address, each with the remedy."""
 
 
 def open_remote(url: str, reaching: Reaching, told: StoreBackend, verify: bool | None) -> StoreBackend:
-    """Open the rows at an address and read their schema and index; see ``DatasetStore.open``.
+    """Open the rows at an address and read their schema; see ``DatasetStore.open``.
 
     Args:
         url: The address of a folder, or of one Parquet file.
@@ -801,21 +497,15 @@ def open_remote(url: str, reaching: Reaching, told: StoreBackend, verify: bool |
     client = place.client
     if not file and client.exists(NAME):
         return StoreRows(place, schema, budget, verify is not False)
-    if not file and client.exists(LEROBOT):
-        raise ConfigError(
-            f"{client.url}: expected a store, a saved dataset or Parquet files, found a LeRobotDataset; "
-            "DatasetStore.open(url, final='drop') opens it, or final='mark'"
-        )
-    saved = None if file else files_saved(client)
-    paths = [file] if file else [] if saved else parquet_files(client)
-    if not saved and not paths:
+    for name, remedy in () if file else OTHERS.items():
+        if client.exists(name):
+            raise ConfigError(f"{client.url}: expected a store or Parquet files, found {remedy}")
+    paths = [file] if file else parquet_files(client)
+    if not paths:
         return StoreRows(place, schema, budget)  # the error lists the kinds of rows that were searched for
     if verify:
-        what = "a dataset of save_to_disk" if saved else "Parquet files"
         raise ConfigError(
-            f"{client.url}: verify=True: expected a store, whose manifest has checksums, found {what}; mouse convert "
-            "makes a store of it"
+            f"{client.url}: verify=True: expected a store, whose manifest has checksums, found Parquet files; mouse "
+            "convert makes a store of them"
         )
-    if saved:
-        return FileRows(client.url, schema, budget, *open_saved(place, infos_of(client, saved[0]), *saved[1:]))
     return FileRows(client.url, schema, budget, *open_parquet(place, infos_of(client, paths)))

@@ -20,7 +20,7 @@ from mouse_core.store.disk.checking import Checked, check_sealed
 from mouse_core.store.disk.folder import MOST_BYTES, NAME, Manifest, ReadFolder, Sealed, parse_manifest
 from mouse_core.store.disk.segments import SealedFile
 from mouse_core.store.remote.files import Place, checked_content, name_of_sums, sums_as_bytes
-from mouse_core.store.remote.rows import LEROBOT, SPLITS, STATE, infos_of, parquet_among
+from mouse_core.store.remote.rows import OTHERS, infos_of, parquet_among
 
 if TYPE_CHECKING:
     from mouse_core.remote.clients.objects import FolderClient
@@ -155,7 +155,7 @@ def _check_free(client: FolderClient) -> None:
         there = {one.path for one in client.listed()}
     except ConfigError:
         return  # a web server, which accepts no uploads
-    signs = [one for one in (STATE, SPLITS, LEROBOT) if one in there] or parquet_among(sorted(there))
+    signs = [one for one in OTHERS if one in there] or parquet_among(sorted(there))
     if signs:
         raise ConfigError(
             f"{client.url}: expected nothing, or this store as it was earlier, found other rows ({signs[0]}), which "
