@@ -238,14 +238,12 @@ def upload_bars(enabled: bool) -> Iterator[None]:
 
 # Name of the split that the statistics describe; without such a split, they describe all splits.
 _OF = "train"
-_FILES = ("meta/stats.json", "meta/stats.mouse")
+_FILE = "meta/stats.json"
 
 
-def statistics_paths(config: str) -> tuple[str, str]:
-    """Return the paths of a configuration's statistics: LeRobot's for the default one, else beside its rows."""
-    folder = "" if config == CONFIG else f"{config_folder(config)}/"
-    text, more = (folder + file for file in _FILES)
-    return text, more
+def statistics_path(config: str) -> str:
+    """Return the path of a configuration's statistics: LeRobot's path for the default one, else beside its rows."""
+    return _FILE if config == CONFIG else f"{config_folder(config)}/{_FILE}"
 
 
 def check_statistics(
@@ -265,7 +263,8 @@ def check_statistics(
     stores: list[Store] = []
     for given in (splits[name] for name in names):
         stores += [given] if isinstance(given, Store) else given
-    if statistics.rows != count or (len(stores) == 1 and not statistics.is_of(stores[0])):
+    known = statistics.rows == count if statistics.content else statistics.rows <= count
+    if not known or (len(stores) == 1 and not statistics.is_of(stores[0])):
         raise ConfigError(
             f"{where}: expected statistics of the {count} rows of {' and '.join(map(repr, names))}, found those of "
             f"{statistics.rows} rows" + (", of which some differ" if statistics.rows == count else "")
@@ -278,10 +277,7 @@ def write_statistics(statistics: Statistics | None, config: str, folder: str) ->
         return {}
     inside = tempfile.mkdtemp(dir=folder)
     statistics.save(inside)
-    return {
-        path: os.path.join(inside, *file.split("/"))
-        for path, file in zip(statistics_paths(config), _FILES, strict=True)
-    }
+    return {statistics_path(config): os.path.join(inside, *_FILE.split("/"))}
 
 
 def read_statistics(
@@ -289,18 +285,10 @@ def read_statistics(
 ) -> Statistics | None:
     """Read the statistics of a configuration on the Hub or in a folder; None if there are none."""
     if os.path.isdir(repo_id):
-        folder = Path(repo_id, *statistics_paths(config)[0].split("/")[:-2])
-        return Statistics.load(folder) if (folder / _FILES[0]).is_file() else None
-    found = [_downloaded(repo_id, path, revision, token) for path in statistics_paths(config)]
-    if found[0] is None:
-        return None
-    with tempfile.TemporaryDirectory(prefix="mouse-statistics-") as inside:
-        # Files in the cache are links, which lie in two folders if a commit was made between the downloads.
-        (Path(inside) / "meta").mkdir()
-        for file, downloaded in zip(_FILES, found, strict=True):
-            if downloaded is not None:
-                (Path(inside) / file).write_bytes(Path(downloaded).read_bytes())
-        return Statistics.load(inside)
+        file = Path(repo_id, *statistics_path(config).split("/"))
+        return Statistics.load(file.parent.parent) if file.is_file() else None
+    found = _downloaded(repo_id, statistics_path(config), revision, token)
+    return None if found is None else Statistics.load(Path(found).parent.parent)
 
 
 def _downloaded(repo_id: str, path: str, revision: str | None, token: str | bool | None) -> str | None:
@@ -375,10 +363,11 @@ class Job:
                 said = [(where, read_metadata(kept_features, label=where)), ("the stores", metadata)]
                 metadata = joined(said, have_rows=True)
         stale = stale_files(card, remote.files, pushed=self.parts, keep_other_splits=self.keep_other_splits)
-        beside = statistics_paths(self.config)
-        # Statistics without the second file of ``Statistics.save`` were written by LeRobot; they are kept.
-        if all(split.name != _OF for split in kept) and remote.files.keys() >= {*beside}:
-            stale += beside
+        beside = statistics_path(self.config)
+        # Beside ``meta/info.json`` the statistics belong to a LeRobotDataset, and stay.
+        is_ours = beside in remote.files and "meta/info.json" not in remote.files
+        if is_ours and all(split.name != _OF for split in kept):
+            stale.append(beside)
         patterns = [pattern for split in kept for pattern in split.patterns]
         kept_bytes = sum(size for path, (size, _) in remote.files.items() if matches(path, patterns))
         return Plan(card, unify_features(typed), metadata, kept, kept_bytes, stale)

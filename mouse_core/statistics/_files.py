@@ -1,63 +1,36 @@
-"""Files of statistics: LeRobot's ``meta/stats.json``, and beside it the data for counting more rows."""
+"""Statistics in files: LeRobot's ``meta/stats.json``."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core._base.checks import UNREADABLE
-from mouse_core.errors import ConfigError, DataError, StateError
-from mouse_core.files import checksum
-from mouse_core.files.checkpoint import read_checkpoint, write_checkpoint
-from mouse_core.files.reading import damaged, json_object, read_bytes, read_json_object
+from mouse_core.errors import ConfigError
+from mouse_core.files.reading import damaged, read_json_object
 from mouse_core.files.writing import make_folder, storing, write_file
-from mouse_core.statistics.counting import Counted, Floats, Layout, Moments, PartialMoments, Sketch, Tally
+from mouse_core.statistics.counting import Counted, Floats, Layout, Moments, PartialMoments
 
-_JSON, _MORE = "stats.json", "stats.mouse"
+_JSON = "stats.json"
 # Fields whose features have other names in LeRobot.
 _KEYS = {"reward": "next.reward", "done": "next.done"}
 _FIELDS = {key: name for name, key in _KEYS.items()}
 _MOMENTS = ("mean", "std", "min", "max")
-_Content = tuple[dict[str, PartialMoments], tuple[float, ...], int, tuple[str, str]]
 
 
-def save(
-    parts: Mapping[str, PartialMoments],
-    found: Mapping[str, Any],
-    shares: Sequence[float],
-    rows: int,
-    fingerprints: tuple[str, str],
-    folder: Path,
-) -> None:
-    """Write both files; see ``Statistics.save``. ``found`` has the ``FieldStatistics`` by field."""
+def save(parts: Mapping[str, PartialMoments], found: Mapping[str, Any], folder: Path) -> None:
+    """Write the file; see ``Statistics.save``. ``found`` has the ``FieldStatistics`` by field."""
     file = folder / "meta" / _JSON
     stats = dict(read_json_object(file)) if file.is_file() else {}
-    keys = {name: _KEYS.get(name, name) for name in parts}
-    stats |= {keys[name]: _entry(found[name], parts[name]) for name in parts}
+    stats |= {_KEYS.get(name, name): _entry(found[name], parts[name]) for name in parts}
     text = json.dumps(_without_nan(stats), indent=2, allow_nan=False).encode()
-    # A part with fixed quantiles, from a file of LeRobot or from a mixture, is only in ``stats.json``.
-    fields = {
-        name: {
-            **part.layout._asdict(),
-            "is_image": part.is_image,
-            "has_count": part.has_count,
-            "key": keys[name],
-            "all": _arrays(part.all),
-            "whole": None if part.whole is None else _arrays(part.whole),
-        }
-        for name, part in parts.items()
-        if part.said is None
-    }
-    state = {"rows": rows, "fingerprints": fingerprints, "shares": shares, "fields": fields}
     with storing(str(file)):
         make_folder(folder / "meta")
-        write_checkpoint(file.with_name(_MORE), {**state, "digest": checksum.digest(text)})
         write_file(file, text)
 
 
@@ -91,47 +64,22 @@ def _quantile_key(share: float) -> str:
     return f"q{int(percent):02d}" if percent == int(percent) else f"q{percent}"
 
 
-def _arrays(counted: Counted) -> dict[str, npt.NDArray[Any]]:
-    moments = counted.moments
-    found: dict[str, npt.NDArray[Any]] = {
-        "count": moments.count,
-        "moments": np.stack([moments.mean, moments.squares, moments.low, moments.high]),
-    }
-    spread = counted.spread or ()
-    tallies = [one.counts for one in spread if isinstance(one, Tally)]
-    if tallies:
-        found["tallies"] = np.stack(tallies)
-    sketches = [one for one in spread if isinstance(one, Sketch)]
-    if sketches:
-        levels = max(len(one.levels) for one in sketches)
-        padded = [one.levels + [np.empty(0)] * (levels - len(one.levels)) for one in sketches]
-        found["sketches"] = np.array(
-            [[one.count, one.error, one.turns, *map(len, own)] for one, own in zip(sketches, padded, strict=True)],
-            np.int64,
-        )
-        found["kept"] = np.concatenate([np.empty(0), *(level for own in padded for level in own)])
-    return found
-
-
 # ---------------------------------------------------------------------- reading
 
 
-def load(folder: Path) -> _Content:
-    """Read a file of ``save`` or LeRobot; return parts, shares, rows and both fingerprints; see ``Statistics.load``."""
+def load(folder: Path) -> tuple[dict[str, PartialMoments], int]:
+    """Read the statistics that ``save`` or LeRobot wrote, by field, and the largest number of rows that were counted.
+
+    Raises:
+        ConfigError: The folder has no such file.
+        DataError: The file is damaged.
+    """
     file = folder / "meta" / _JSON
     if not file.is_file():
         raise ConfigError(f"{folder}: expected meta/{_JSON}, found none")
-    text = read_bytes(file)
-    more = file.with_name(_MORE)
-    stats = json_object(file, text)
-    none: tuple[set[str], Any] = set(), ({}, (), None, ("", ""))
-    known, (parts, shares, rows, fingerprints) = _counted_on(more, checksum.digest(text)) if more.is_file() else none
-    for key in stats:
-        if key not in known:
-            parts.setdefault(_FIELDS.get(key, key), _part_of(file, key, stats[key]))
-    if rows is None:
-        rows = max((int(one.all.moments.count.max(initial=0)) for one in parts.values() if one.has_count), default=0)
-    return parts, shares, rows, fingerprints
+    parts = {_FIELDS.get(key, key): _part_of(file, key, entry) for key, entry in read_json_object(file).items()}
+    rows = (int(one.all.moments.count.max(initial=0)) for one in parts.values() if one.has_count)
+    return parts, max(rows, default=0)
 
 
 def _part_of(file: Path, key: str, entry: Any) -> PartialMoments:
@@ -192,55 +140,3 @@ def _share_of(name: str) -> float | None:
     return float(name[1:]) / 100 if re.fullmatch(r"q\d{1,2}(\.\d+)?|q100", name) else None
 
 
-def _counted_on(file: Path, digest: str) -> tuple[set[str], _Content]:
-    """Read the statistics that ``update`` needs, and LeRobot's names of the fields."""
-    try:
-        state = read_checkpoint(file)
-        if state["digest"] != digest:
-            raise damaged(
-                file.with_name(_JSON),
-                f"expected the checksum {state['digest']} as was written, found {digest}: it is damaged, or another "
-                f"program wrote it; without {_MORE} beside it, it is taken as it is",
-            )
-        parts, keys = {}, set()
-        for name, one in state["fields"].items():
-            layout = Layout(tuple(map(int, one["shape"])), int(one["beside"]), str(one["counted"]))
-            whole = None if one["whole"] is None else _read(one["whole"], layout.width)
-            everything = _read(one["all"], layout.width)
-            parts[str(name)] = PartialMoments(
-                layout, whole, everything, bool(one["is_image"]), has_count=bool(one["has_count"])
-            )
-            keys.add(str(one["key"]))
-        fingerprint, content = map(str, state["fingerprints"])
-        return keys, (parts, tuple(map(float, state["shares"])), int(state["rows"]), (fingerprint, content))
-    except DataError:
-        raise
-    except (StateError, *UNREADABLE) as error:
-        raise damaged(file, f"{error!r:.300}") from error
-
-
-def _read(arrays: Mapping[str, Any], width: int) -> Counted:
-    moments = Moments(width)
-    moments.count = _checked(arrays["count"], np.int64, (width,))
-    moments.mean, moments.squares, moments.low, moments.high = _checked(arrays["moments"], np.float64, (4, width))
-    if "tallies" in arrays:
-        return Counted(moments, [Tally(one) for one in _checked(arrays["tallies"], np.int64, (width, 256))])
-    if "sketches" not in arrays:
-        return Counted(moments, None)
-    numbers = _checked(arrays["sketches"], np.int64, (width, arrays["sketches"].shape[1]))
-    lengths = numbers[:, 3:]
-    kept = _checked(arrays["kept"], np.float64, (int(lengths.sum()),))
-    stretches = iter(np.split(kept, np.cumsum(lengths.reshape(-1))[:-1]))
-    sketches = []
-    for count, error, turns, *own in numbers.tolist():
-        sketch = Sketch()
-        sketch.count, sketch.error, sketch.turns = count, error, turns
-        sketch.levels = [next(stretches) for _ in own]
-        sketches.append(sketch)
-    return Counted(moments, sketches)
-
-
-def _checked(values: npt.NDArray[Any], dtype: Any, shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    if values.dtype != dtype or values.shape != shape:
-        raise ValueError(f"expected {np.dtype(dtype)} {list(shape)}, found {values.dtype} {list(values.shape)}")
-    return values

@@ -234,9 +234,9 @@ class Statistics(Mapping[str, FieldStatistics]):
     Args:
         parts: The counts, by field.
         shares: The shares of the quantiles.
-        rows: The number of rows that were counted.
+        rows: The number of rows that were counted; of statistics from a file, the largest count of a field.
         fingerprint: The fingerprint of the snapshot; empty if unknown.
-        content: The fingerprint of only the rows, independent of their source.
+        content: The fingerprint of the rows alone, whatever they were chosen from; empty if unknown.
     """
 
     def __init__(
@@ -266,13 +266,11 @@ class Statistics(Mapping[str, FieldStatistics]):
     def update(self, store: Store | Snapshot, *, progress: bool = False) -> Statistics:
         """Return the statistics of a store that begins with the counted rows; the bits equal those of ``statistics``.
 
-        Only later rows are read, and less than a block (about a million numbers) before them. To check that the earlier
-        rows are the same, their number and a few of them are compared, as for a loader's state. Fields that come from a
-        file of LeRobot, and were not counted here, are left out.
+        Only later rows are read, and before them less than a block, about a million numbers. The number of the earlier
+        rows and a few of them are compared, as in a loader's state.
 
         Raises:
-            ConfigError: The rows differ, or the statistics were merged, or come from a file without the data for
-                ``update``.
+            ConfigError: Other rows; statistics that were merged or read from a file, which lack data for an update.
         """
         snapshot = _snapshot_of(store)
         known = [name for name, part in self.parts.items() if part.whole is not None]
@@ -284,9 +282,11 @@ class Statistics(Mapping[str, FieldStatistics]):
         return _counted(snapshot, known, self.shares, before=self, progress=progress)
 
     def is_of(self, store: Store | Snapshot) -> bool:
-        """Return whether the statistics belong to a store, judged by its number of rows and a fingerprint of some."""
+        """Return whether they are of the rows of a store, as far as they know the fingerprint of a few rows."""
         snapshot = _snapshot_of(store)
-        return self.rows == snapshot.num_rows and self.content in ("", _content(snapshot, self.rows))
+        if not self.content:
+            return self.rows <= snapshot.num_rows
+        return self.rows == snapshot.num_rows and self.content == _content(snapshot, self.rows)
 
     def merge(self, *others: Statistics) -> Statistics:
         """Return the joint statistics of several parts of the data, for the fields in all parts.
@@ -315,7 +315,7 @@ class Statistics(Mapping[str, FieldStatistics]):
         return Statistics(merged, self.shares, self.rows + sum(other.rows for other in others), "", "")
 
     def save(self, folder: str | PathLike[str]) -> None:
-        """Write the statistics to a dataset's folder: ``meta/stats.json``, as in LeRobot, and the data for ``update``.
+        """Write the statistics to a dataset's folder: ``meta/stats.json``, as in LeRobot.
 
         Fields keep their names, except LeRobot's ``next.reward`` and ``next.done``. Images have values of 0 to 1 in
         shape ``[C, 1, 1]``. Dimensions without counted values are null. Other entries of an existing ``stats.json``
@@ -329,14 +329,13 @@ class Statistics(Mapping[str, FieldStatistics]):
         """
         from mouse_core.statistics._files import save
 
-        save(self.parts, self._found, self.shares, self.rows, (self.fingerprint, self.content), Path(folder))
+        save(self.parts, self._found, Path(folder))
 
     @staticmethod
     def load(folder: str | PathLike[str]) -> Statistics:
         """Read the statistics that ``save`` or LeRobot wrote.
 
-        Features in ``meta/stats.mouse``, which ``save`` writes, have their counts, moments and sketches of quantiles.
-        All other features come from ``meta/stats.json``; their quantiles cannot be updated with more rows.
+        They have moments and quantiles, but lack the data for ``update``: ``statistics(store)`` counts all rows again.
 
         Raises:
             ConfigError: The folder has no ``meta/stats.json``.
@@ -344,8 +343,8 @@ class Statistics(Mapping[str, FieldStatistics]):
         """
         from mouse_core.statistics._files import load
 
-        parts, shares, rows, (fingerprint, content) = load(Path(folder))
-        return Statistics(parts, shares, rows, fingerprint, content)
+        parts, rows = load(Path(folder))
+        return Statistics(parts, (), rows, "", "")
 
 
 def statistics(

@@ -281,8 +281,8 @@ class Tally:
 
     rank_error = 0.0
 
-    def __init__(self, counts: npt.NDArray[np.int64] | None = None) -> None:
-        self.counts = np.zeros(256, np.int64) if counts is None else counts
+    def __init__(self) -> None:
+        self.counts = np.zeros(256, np.int64)
 
     def add(self, numbers: npt.NDArray[np.uint8]) -> None:
         """Count bytes ``[n]``."""
