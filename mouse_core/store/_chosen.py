@@ -198,12 +198,11 @@ def _behind(known: pa.ChunkedArray, values: pa.ChunkedArray) -> pa.ChunkedArray:
     return pa.chunked_array([*known.cast(wanted).chunks, *values.cast(wanted).chunks], wanted)
 
 
-Condition: TypeAlias = "Callable[[dict[str, Any]], bool] | Mapping[str, Any] | pc.Expression"
+Condition: TypeAlias = "Callable[[dict[str, Any]], bool] | Mapping[str, Any]"
 
 REST = "test"
 """The name of the split part that gets the remaining share of episodes."""
 
-_NUMBER = "number of the episode"
 _ENOUGH = 1e-9
 
 
@@ -211,7 +210,7 @@ class Where:
     """The rule that selects the episodes that meet all conditions; see ``Store.where``.
 
     Args:
-        conditions: Expressions; functions; and dicts of requested values by column name.
+        conditions: Functions, and requested values of columns by name.
 
     Raises:
         ConfigError: A condition has another type, or there is no condition.
@@ -220,10 +219,10 @@ class Where:
     def __init__(self, conditions: Sequence[Condition]) -> None:
         self._conditions: list[Any] = [one for one in conditions if not isinstance(one, Mapping) or one]
         for condition in self._conditions:
-            if not (isinstance(condition, pc.Expression | Mapping) or callable(condition)):
+            if not (isinstance(condition, Mapping) or callable(condition)):
                 raise ConfigError(
-                    "where: expected an expression of pyarrow.compute, a function of an episode, or columns with the "
-                    f"requested values, found {condition!r:.80}"
+                    "where: expected a function of an episode, or columns with the requested values, found "
+                    f"{condition!r:.80}"
                 )
         if not self._conditions:
             raise ConfigError("where: expected at least one condition, found none")
@@ -243,9 +242,7 @@ class Where:
         table = episodes.table
         taken = np.ones(table.num_rows, np.bool_)
         for condition in self._conditions:
-            if isinstance(condition, pc.Expression):
-                taken &= _meets(table, condition)
-            elif isinstance(condition, Mapping):
+            if isinstance(condition, Mapping):
                 for name, value in condition.items():
                     taken &= _holds(table, name, value)
         # Functions are called last, for the remaining episodes.
@@ -286,15 +283,6 @@ class _Answers:
         return found
 
 
-def _meets(table: pa.Table, condition: pc.Expression) -> Bools:
-    numbered = table.append_column(_NUMBER, pa.array(np.arange(table.num_rows)))
-    try:
-        kept = numbered.filter(condition).column(_NUMBER).to_numpy()
-    except (pa.ArrowException, KeyError) as error:
-        raise ConfigError(f"where: {condition}: expected columns among {table.column_names}: {error}") from error
-    taken = np.zeros(table.num_rows, np.bool_)
-    taken[kept] = True
-    return taken
 
 
 def _column_of(table: pa.Table, name: Any, label: str) -> pa.ChunkedArray:

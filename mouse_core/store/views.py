@@ -170,9 +170,8 @@ class Store(ABC):
         """Return the episodes that meet all conditions, as a store; copies no steps.
 
         Args:
-            *conditions: An expression of ``pyarrow.compute`` over the columns of ``episodes``; a function of an
-                episode, given as a dict of these columns, that returns True or False and is called once for each
-                episode; or a dict of conditions as in ``columns``.
+            *conditions: A function of an episode, given as a dict of the columns of ``episodes``, that returns True or
+                False and is called once for each episode; or a dict of conditions as in ``columns``.
             **columns: For a column the requested value, a list of values (or a ``range``, a set, an array), or the ends
                 ``(lowest, highest)`` of a range, both inclusive; None means no limit.
 
