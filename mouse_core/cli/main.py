@@ -24,7 +24,6 @@ from mouse_core.cli._data import (
     add_source,
     how_to_read,
     open_source,
-    positive,
     wants_bar,
 )
 from mouse_core.cli._looking import declare_inspect, declare_stats, declare_view, run_inspect, run_stats, run_view
@@ -263,8 +262,6 @@ def declare_upload(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("folder", metavar="FOLDER", help="the folder of a DatasetStore.open, also while it is written")
     add("url", metavar="URL", help="s3://bucket/runs, gs://, az:// or file:///; nothing else is there")
-    add("--follow", action="store_true", help="go on, and send what is sealed later, until interrupted")
-    add("--every", type=positive, default=30, metavar="SECONDS", help="with --follow: between two looks (30)")
 
 
 def run_upload(chosen: argparse.Namespace) -> int:
@@ -272,25 +269,20 @@ def run_upload(chosen: argparse.Namespace) -> int:
 
     examples:
       mouse upload runs/collect s3://bucket/runs/collect
-      mouse upload runs/collect gs://bucket/collect --follow        while another process writes the folder
+      watch -n 30 mouse upload runs/collect gs://bucket/collect     while another process writes the folder
 
     Files that exist at the address are not sent again, and the manifest is sent last, so that a concurrent reader sees
     the store either before or after the upload. Rows are sent once they are sealed; closing the store seals all rows.
     Credentials come from the environment or a profile, as for other programs that use the storage.
 
-    status: 0 sent, 2 the store cannot be sent, or another store is at the address, 130 --follow was interrupted
+    status: 0 sent, 2 the store cannot be sent, or another store is there
     """
-    from mouse_core.store.remote import Uploaded, follow, upload
+    from mouse_core.store.remote import upload
 
-    def said(done: Uploaded) -> None:
-        files = "file" if done.files == 1 else "files"
-        line = f"{done.url}: {done.rows:,} rows; sent {done.files} {files}, {done.sent_bytes:,} bytes"
-        print(line + (f"; {done.waiting:,} rows are not sealed yet" if done.waiting else ""), flush=True)  # noqa: T201
-
-    if chosen.follow:
-        follow(chosen.folder, chosen.url, seconds=chosen.every, said=said)
-    else:
-        said(upload(chosen.folder, chosen.url, progress=wants_bar()))
+    done = upload(chosen.folder, chosen.url, progress=wants_bar())
+    files = "file" if done.files == 1 else "files"
+    line = f"{done.url}: {done.rows:,} rows; sent {done.files} {files}, {done.sent_bytes:,} bytes"
+    print(line + (f"; {done.waiting:,} rows are not sealed yet" if done.waiting else ""))  # noqa: T201
     return 0
 
 

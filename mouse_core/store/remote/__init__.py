@@ -3,6 +3,6 @@
 ``DatasetStore.open`` opens rows by their address; ``upload`` sends a store's folder to an address.
 """
 
-from mouse_core.store.remote.uploading import Uploaded, follow, upload
+from mouse_core.store.remote.uploading import Uploaded, upload
 
-__all__ = ["Uploaded", "follow", "upload"]
+__all__ = ["Uploaded", "upload"]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -99,36 +98,6 @@ def upload(
     finally:
         found.close()
     return Uploaded(client.url, manifest.rows, *sent, waiting)
-
-
-def follow(
-    folder: str | os.PathLike[str],
-    url: str,
-    *,
-    reaching: Reaching | None = None,
-    seconds: float = 30.0,
-    said: Callable[[Uploaded], None] = lambda done: None,
-    rounds: int | None = None,
-) -> None:
-    """Upload a growing store repeatedly.
-
-    Args:
-        folder, url, reaching: See ``upload``.
-        seconds: Time between two reads of the folder's manifest.
-        said: Called with the result of each upload that sent something.
-        rounds: Number of repetitions; None: repeat until an interrupt.
-
-    Raises:
-        ConfigError, ChangedError, DataError, StorageError: As for ``upload``.
-    """
-    number = 0
-    while rounds is None or number < rounds:
-        if number:
-            time.sleep(seconds)
-        done = upload(folder, url, reaching=reaching)
-        if done.files or not number:
-            said(done)
-        number += 1
 
 
 def _there(client: FolderClient, manifest: Manifest) -> tuple[Manifest, str]:
