@@ -132,7 +132,7 @@ def check_batches(store: DatasetStore, batches: int = 2, seed: int = 0) -> None:
 def leftovers(folder: Path) -> list[str]:
     """Files of a folder that its manifest does not name."""
     said = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["mouse_store"]
-    named = {*said["segments"]["number"], *(tail[0] for tail in said["tails"])}
+    named = {one[0] for one in (*said["segments"], *said["tails"])}
     files = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
     return [
         str(file)

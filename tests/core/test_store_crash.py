@@ -337,8 +337,8 @@ def test_damaged_copies(kind: str, closed: bool, tmp_path: Path) -> None:
         copy = tmp_path / "copies" / f"edited-{number}"
         shutil.copytree(tmp_path / "store", copy)
         said = json.loads((copy / "manifest.json").read_text())
-        lists = said["mouse_store"]["segments"]
-        rng.choice(list(lists.values())).reverse() if number % 2 else lists["rows"].__setitem__(0, 39)
+        segments = said["mouse_store"]["segments"]
+        rng.choice(segments).reverse() if number % 2 else segments[0].__setitem__(1, 39)
         (copy / "manifest.json").write_text(json.dumps(said))
         copies.append(copy)
     counts = read_copies(copies, "r", rows)

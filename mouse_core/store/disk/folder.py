@@ -4,11 +4,11 @@ The manifest lists the files of rows, in order, with their metadata. It is one J
 edited, so a reader sees one state of the store. The file begins with the digest of the manifest's text, as
 ``files.checksum.json_with_digest`` writes it::
 
-    {"digest": "5f0c...", "mouse_store": {"format": 1, "about": {...}, "schemas": [...], "segments": {...}, ...}}
+    {"digest": "5f0c...", "mouse_store": {"format": 1, "metadata": {...}, "schemas": [...], "segments": [...], ...}}
 
-Metadata of segments are lists with an entry for each segment, so that ten thousand entries are read in 20 ms::
+Each segment is a list of the values of ``Sealed``::
 
-    "segments": {"number": [3, 4], "rows": [65536, 65536], "bytes": [...], ...}
+    "segments": [[3, 65536, 4194304, "9a1e...", 0, true, 0, 0, 0, []], [4, 65536, ...], ...]
 
 A reader may open a file long after the manifest that names it, when a batch needs the file's rows. So a writer that
 drops old rows or merges files removes a file only when no reader has locked a state that names the file. The number of
@@ -38,14 +38,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import accumulate, starmap
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from mouse_core._base.identity import common_start
-from mouse_core._base.memo import memo
 from mouse_core.errors import ConfigError, DataError, StorageError
 from mouse_core.files.checksum import check_json, has_json_digest, json_with_digest
 from mouse_core.files.locking import Descriptor, Held, is_at
@@ -67,8 +65,7 @@ FORMAT = 1
 """The version of the manifest's format."""
 
 _KEY = "mouse_store"
-_LISTS = ("number", "rows", "bytes", "digest", "schema", "appended", "batch_rows", "stride", "load")
-# A manifest may be longer than other metadata files: this size is enough for a million segments.
+# A longer manifest than others of our files: a million segments.
 MOST_BYTES = 8 * MOST_JSON
 """Largest size of a manifest in bytes."""
 
@@ -80,17 +77,16 @@ class Sealed(NamedTuple):
         number: Number in the file's name; numbers increase, and no number is used twice.
         rows: Number of rows.
         bytes: The size of the file.
-        digest: Digest of the file's bytes. If the file has many record batches, digest of the bytes after the batches,
-            which contain a checksum of each batch; see ``files.ipc``.
-        schema: Number of the segment's schema among the manifest's schemas.
-        appended: Whether the rows were appended to the store, not taken from a dataset.
-        nulls: Names of columns whose values are all null in the file.
-        batch_rows: Number of rows of each record batch except the last, which may have fewer; 0: all rows are in one
-            record batch.
-        stride: Distance in bytes between the begins of consecutive full record batches, if the values lie at equal
-            offsets in all of them; 0: distances or offsets differ.
+        digest: Digest of the file's bytes. For a file of many record batches, digest of the bytes behind them, which
+            hold a checksum of each record batch; see ``files.ipc``.
+        schema: Number of its schema among the manifest's schemas.
+        appended: Whether its rows were appended to the store, not taken from a dataset.
+        batch_rows: Number of rows of a record batch, the last may have fewer; 0: all rows are in one record batch.
+        stride: Distance in bytes between the begins of consecutive full record batches, if all of them have their
+            values at equal offsets; 0: the distances or offsets differ.
         load: Number of the dataset that the rows were taken from: episodes never continue across datasets. Datasets
-            whose rows mark the ends of episodes share a number. 0 for appended rows.
+            whose rows mark the ends of episodes share a number. 0 for rows that were appended.
+        nulls: Columns that are null throughout the file.
     """
 
     number: int
@@ -99,10 +95,10 @@ class Sealed(NamedTuple):
     digest: str
     schema: int
     appended: bool = True
-    nulls: tuple[str, ...] = ()
     batch_rows: int = 0
     stride: int = 0
     load: int = 0
+    nulls: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -156,12 +152,6 @@ class Manifest:
     next_number: int = 0
     identity: str = ""
 
-    @memo
-    def lists(self) -> dict[str, list[Any]]:
-        """The attributes of all segments: a list for each attribute."""
-        columns = zip(*self.segments, strict=True) if self.segments else ((),) * len(Sealed._fields)
-        known = dict(zip(Sealed._fields, columns, strict=True))
-        return {name: list(known[name]) for name in _LISTS}
 
     @property
     def rows(self) -> int:
@@ -207,9 +197,8 @@ class Manifest:
             "metadata": self.metadata.to_json(),
             "schemas": [base64.b64encode(schema.serialize()).decode() for schema in self.schemas],
             "columns": base64.b64encode(self.columns.serialize()).decode(),
-            "segments": self.lists,
-            "nulls": {str(one.number): list(one.nulls) for one in self.segments if one.nulls},
-            "tails": [list(tail) for tail in self.tails],
+            "segments": self.segments,
+            "tails": self.tails,
             "dropped": self.dropped,
             "next_number": self.next_number,
             "identity": self.identity,
@@ -253,13 +242,12 @@ def looks_like_store(folder: Path) -> bool:
     return is_store(folder) or (files and (folder / "segments").is_dir())
 
 
-def parse_manifest(file: str | Path, text: bytes, before: Manifest | None = None) -> Manifest:
+def parse_manifest(file: str | Path, text: bytes) -> Manifest:
     """Parse the text of a manifest.
 
     Args:
         file: The path or address of the file, for messages.
         text: The content of the file.
-        before: An earlier state of the store, whose segments are reused where they are equal.
 
     Raises:
         DataError: The text is damaged, or a newer release wrote it.
@@ -269,7 +257,7 @@ def parse_manifest(file: str | Path, text: bytes, before: Manifest | None = None
             raise damaged(file, f"expected at most {MOST_BYTES} bytes, found {len(text)}")
         said = _checked(file, text)
         try:
-            return _manifest_of(said, before or Manifest())
+            return _manifest_of(said)
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError, pa.ArrowException) as error:
             raise damaged(file, f"expected what a store writes, found {error!r:.200}") from error
 
@@ -302,36 +290,22 @@ def repair_hint(folder: str | Path) -> str:
     return f"mouse repair {folder} puts the copy {COPY} in its place"
 
 
-def _manifest_of(said: Mapping[str, Any], before: Manifest) -> Manifest:
+def _manifest_of(said: Mapping[str, Any]) -> Manifest:
     columns, *schemas = map(_schema, [said["columns"], *said["schemas"]])
-    lists = {name: said["segments"][name] for name in _LISTS}
+    segments = tuple(Sealed(*one, tuple(map(str, nulls))) for *one, nulls in said["segments"])
     tails = tuple(Tail(*tail) for tail in said["tails"])
     dropped, next_number = said["dropped"], said["next_number"]
     _check_counts([dropped, next_number])
-    same = _known(lists, before)
-    new = {name: values[same:] for name, values in lists.items()}
-    _check_files(new, tails, next_number, len(schemas), before.lists["number"][:same])
-    _check_counts([*new["batch_rows"], *new["stride"], *new["load"]])
-    new["nulls"] = [tuple(map(str, said["nulls"].get(str(number), ()))) for number in new["number"]]
-    of_each = zip(*(new[name] for name in Sealed._fields), strict=True)
-    segments = (*before.segments[:same], *starmap(Sealed, of_each))
+    _check_files(segments, tails, next_number, len(schemas))
     metadata = DatasetMetadata.from_json(said["metadata"], label="the manifest")
     identities = [said["identity"], *(tail.identity for tail in tails)]
     if {*map(type, identities)} != {str}:
         raise DataError(f"expected identities that are texts, found {identities}")
-    manifest = Manifest(metadata, tuple(schemas), columns, segments, tails, dropped, next_number, identities[0])
-    manifest.__dict__["lists"] = lists
-    return manifest
+    return Manifest(metadata, tuple(schemas), columns, segments, tails, dropped, next_number, identities[0])
 
 
 def _schema(text: str) -> pa.Schema:
     return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
-
-
-def _known(lists: Mapping[str, list[Any]], before: Manifest) -> int:
-    """Return how many leading segments equal the leading segments of ``before``. Comparing ten thousand takes 1 ms."""
-    same = common_start(before.lists["number"], lists["number"])
-    return same if all(values[:same] == before.lists[name][:same] for name, values in lists.items()) else 0
 
 
 def new_identity() -> str:
@@ -348,20 +322,19 @@ def check_identity(folder: str | Path, known: str, found: str) -> None:
         )
 
 
-def _check_files(
-    lists: Mapping[str, list[Any]], tails: Sequence[Tail], next_number: int, schemas: int, others: list[int]
-) -> None:
-    """Raise DataError unless the entries of files are consistent; ``others`` are the file numbers of known segments.
+def _check_files(segments: Sequence[Sealed], tails: Sequence[Tail], next_number: int, schemas: int) -> None:
+    """Raise DataError unless the entries of files are consistent.
 
-    Each list is checked at once, since lists may be long.
+    The check works attribute by attribute, since there may be ten thousand segments.
     """
+    columns = zip(*segments, strict=True) if segments else ((),) * len(Sealed._fields)
+    lists: dict[str, Sequence[Any]] = dict(zip(Sealed._fields, columns, strict=True))
     numbers = [*lists["number"], *(tail.number for tail in tails)]
     known = [*lists["schema"], *(tail.schema for tail in tails)]
     _check_counts(numbers)
     _check_counts([*lists["rows"], *lists["bytes"]], lowest=1)
-    _check_counts(known)
+    _check_counts([*known, *lists["batch_rows"], *lists["stride"], *lists["load"]])
     _check_counts([tail.rows for tail in tails if tail.rows is not None])
-    numbers += others
     if len(set(numbers)) < len(numbers) or max(numbers, default=-1) >= next_number:
         raise DataError(f"expected files of different numbers below {next_number}")
     if max(known, default=-1) >= schemas or not {*map(type, lists["digest"])} <= {str}:
@@ -557,7 +530,7 @@ class ReadFolder(Descriptor):
             opened = os.open(file, os.O_RDONLY)
         try:
             with reading(file), os.fdopen(os.dup(opened), "rb") as stream:
-                manifest = parse_manifest(file, stream.read(), self.manifest)
+                manifest = parse_manifest(file, stream.read())
         except BaseException:
             os.close(opened)
             raise
