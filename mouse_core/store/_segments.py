@@ -421,6 +421,11 @@ class FileSegment(Segment):
         return None
 
 
+def _as_whole(name: str) -> Any:
+    """Return a property, or a method, that is the one of the other segment."""
+    return property(lambda view: getattr(view.whole, name))
+
+
 class SegmentView(Segment):
     """A view of another segment that shares its caches; subclasses select rows or add columns.
 
@@ -429,63 +434,17 @@ class SegmentView(Segment):
         num_rows: Number of rows of the view.
     """
 
+    table, indices, origin, runs, chunk_starts, image_roots, types, fetched_by = map(
+        _as_whole, ("table", "indices", "origin", "runs", "chunk_starts", "image_roots", "types", "fetched_by")
+    )
+    # The parts cache knowledge of their chunks.
+    column, part, row_numbers = map(_as_whole, ("column", "part", "row_numbers"))
+
     def __init__(self, whole: Segment, num_rows: int) -> None:
         self.whole, self.num_rows, self.has_indices = whole, num_rows, whole.has_indices
         self._parts, self._first_values = {}, {}
         # The origin of the values: a reader that copies them waits until they are loaded.
         self.backing, self.sealed_files = whole.backing, whole.sealed_files
-
-    @property
-    def fetched_by(self) -> RemoteMemory | None:
-        """See ``Segment``."""
-        return self.whole.fetched_by
-
-    @memo
-    def table(self) -> pa.Table:
-        """See ``Segment``."""
-        return self.whole.table
-
-    @property
-    def types(self) -> dict[str, pa.DataType]:
-        """See ``Segment``."""
-        return self.whole.types
-
-    def column(self, name: str) -> pa.ChunkedArray | None:
-        """See ``Segment``."""
-        return self.whole.column(name)
-
-    @memo
-    def indices(self) -> pa.Table | None:
-        """See ``Segment``."""
-        return self.whole.indices
-
-    @memo
-    def origin(self) -> Any:
-        """See ``Segment``."""
-        return self.whole.origin
-
-    @memo
-    def runs(self) -> Stretches | None:
-        """See ``Segment``."""
-        return self.whole.runs
-
-    @memo
-    def chunk_starts(self) -> npt.NDArray[np.int64]:
-        """See ``Segment``."""
-        return self.whole.chunk_starts
-
-    @memo
-    def image_roots(self) -> tuple[str, ...]:
-        """See ``Segment``."""
-        return self.whole.image_roots
-
-    def row_numbers(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """See ``Segment``."""
-        return self.whole.row_numbers(rows)
-
-    def part(self, name: str) -> ColumnPart:
-        """See ``Segment``; returns the part of the other segment, which caches properties of its chunks."""
-        return self.whole.part(name)
 
 
 def no_column() -> None:

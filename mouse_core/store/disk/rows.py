@@ -110,8 +110,8 @@ class FolderRows(StoreBackend):
         self.schema = settled(self._told, manifest, f"store {self.path}")
         self._take_over(manifest, lease)
 
-    def _take_over(self, manifest: Manifest, lease: Lease) -> None:
-        """Set the sealed segments from a manifest; segments of the previous manifest are reused."""
+    def _take_over(self, manifest: Manifest, lease: Lease, waiting: Sequence[Segment] = ()) -> None:
+        """Show the sealed segments of a manifest, and ``waiting`` behind them; known segments are reused."""
         before, self._taken = self._taken, manifest
         same = common_start(before.segments, manifest.segments) if before.dropped == manifest.dropped else 0
         last = self.segments[same - 1].place if same else None
@@ -125,8 +125,8 @@ class FolderRows(StoreBackend):
             )
             first += sealed.rows
         self._have(lease, before, manifest)
-        self.segments[:] = segments
-        self._end, self.count, self._kept = first, first - manifest.dropped, None
+        self.segments[:] = [*segments, *waiting]
+        self._end, self._kept = first, None
 
     def _have(self, lease: Lease, before: Manifest, now: Manifest) -> None:
         """Hold the lease of a state; segments whose files only the previous state names keep the previous lease."""
@@ -411,6 +411,7 @@ class WrittenRows(FolderRows):
         try:
             self._recover()
             self._adopt(self._folder.manifest, self._folder.lease)
+            self.count = self._end - self._folder.manifest.dropped
         except BaseException:
             self._folder.close()
             raise
@@ -438,13 +439,19 @@ class WrittenRows(FolderRows):
             self._folder.replace(replace(known, segments=(*known.segments, *sealed), tails=()))
             self._folder.clean()
 
-    def _replace(self, manifest: Manifest) -> None:
-        """Replace the manifest and hold a lease on it; segments in use keep leases on their own files."""
-        before = self._folder.manifest
+    def _replace(self, manifest: Manifest, waiting: Sequence[tuple[TailFile, TailSegment]] | None = None) -> None:
+        """Replace the manifest, and show its segments and those of the files that wait for sealing.
+
+        Args:
+            manifest: The new manifest.
+            waiting: The files that wait for sealing from now on; None: the present ones.
+        """
         self._folder.replace(manifest)
-        self._have(self._folder.lease, before, self._folder.manifest)
-        for _, segment in self._waiting:
+        self._waiting = self._waiting if waiting is None else list(waiting)
+        segments = [segment for _, segment in self._waiting]
+        for segment in segments:
             segment.lease = self._folder.lease
+        self._take_over(self._folder.manifest, self._folder.lease, segments)
 
     @property
     def end(self) -> int:
@@ -503,18 +510,15 @@ class WrittenRows(FolderRows):
             if self._waiting[:1] != waiting:  # its rows were dropped meanwhile
                 self._remove(sealed)
             else:
-                uninterrupted(partial(self._have_sealed, *waiting[0], sealed, manifest))
+                uninterrupted(partial(self._have_sealed, waiting[0][0], sealed, manifest))
         return True
 
-    def _have_sealed(self, tail: TailFile, segment: TailSegment, sealed: Sequence[Sealed], manifest: Manifest) -> None:
-        """Replace the first waiting file by its sealed segments."""
-        first = segment.place[1] if segment.place else 0
-        self._name_sealed(sealed, manifest.schemas, tails=self._folder.manifest.tails[1:])
-        at = self.segments.index(segment)
-        self.segments[at : at + 1] = self._segments_of(sealed, first)
-        self._kept = None
-        del self._waiting[0]
-        # Commit once more: another process may open an older snapshot of these rows.
+    def _have_sealed(self, tail: TailFile, sealed: Sequence[Sealed], manifest: Manifest) -> None:
+        """Put sealed segments in the place of the first waiting file."""
+        now, places = self._folder.manifest.with_schemas(sealed, manifest.schemas)
+        known = replace(now, metadata=self.schema.metadata(), segments=(*now.segments, *places), tails=now.tails[1:])
+        self._replace(known, self._waiting[1:])
+        # For a process that receives an older snapshot.
         with suppress(StorageError):
             tail.commit()
         tail.close()
@@ -537,14 +541,11 @@ class WrittenRows(FolderRows):
             return  # the rows are dropped when the disk has room
         gone, tails = sum(rows for rows, _ in files[:number]), max(0, number - len(before.segments))
         after = replace(before, segments=before.segments[number:], tails=before.tails[tails:])
-        self._replace(replace(after, dropped=before.dropped + gone))
-        for waiting, _ in self._waiting[:tails]:
+        closed = self._waiting[:tails]
+        self._replace(replace(after, dropped=before.dropped + gone), self._waiting[tails:])
+        for waiting, _ in closed:
             waiting.close()
-        del self._waiting[:tails]
-        # Snapshots hold lists of their own.
-        del self.segments[:number]
         self.count -= gone
-        self._kept = None
         self._folder.clean()
 
     # ------------------------------------------------------------------ merging
@@ -576,10 +577,7 @@ class WrittenRows(FolderRows):
             if at < 0 or now.segments[at : at + len(parts)] != parts:  # some files were dropped meanwhile
                 self._remove([sealed])
                 return True
-            first = now.firsts()[at]
             self._replace(replace(now, segments=(*now.segments[:at], sealed, *now.segments[at + len(parts) :])))
-            self.segments[at : at + len(parts)] = self._segments_of([sealed], first)
-            self._kept = None
             self._folder.clean()
         return True
 
@@ -628,25 +626,7 @@ class WrittenRows(FolderRows):
         for sealed in written:
             remove(self.folder_path / sealed.name)
 
-    def _name_sealed(
-        self, sealed: Sequence[Sealed], schemas: tuple[pa.Schema, ...], tails: tuple[Tail, ...] | None = None
-    ) -> None:
-        """Replace the manifest by one with additional sealed segments at the end."""
-        now, places = self._folder.manifest.with_schemas(sealed, schemas)
-        segments = (*now.segments, *places)
-        tails = now.tails if tails is None else tails
-        self._replace(replace(now, metadata=self.schema.metadata(), segments=segments, tails=tails))
 
-    def _segments_of(self, sealed: Sequence[Sealed], first: int) -> list[SealedSegment]:
-        made: list[SealedSegment] = []
-        for one in sealed:
-            made.append(self.sealed_segment(self._folder.manifest, self._named(one), first))
-            first += one.rows
-        return made
-
-    def _named(self, sealed: Sealed) -> Sealed:
-        """Return the manifest's current entry of a sealed file."""
-        return next(one for one in reversed(self._folder.manifest.segments) if one.number == sealed.number)
 
     def _keep_newest(self) -> None:
         """Drop rows above the limit, which an earlier writer may have left, after cutting large files."""
@@ -658,13 +638,12 @@ class WrittenRows(FolderRows):
             self.drop()
 
     def _cut(self, place: int, one: Sealed) -> None:
-        """Rewrite a sealed file as several smaller files."""
-        table, first = self._whole(self.segments[place].sealed_files[0]), self._folder.manifest.firsts()[place]
+        """Write the rows of a sealed file again, in small enough files."""
+        table = self._whole(self.segments[place].sealed_files[0])
         if table is None:
             return  # the file is dropped once all its rows exceed the limit
         sealed, now = self._written(self._pieces_of([Segment(table)], [one.load]), appended=one.appended)
         self._replace(replace(now, segments=(*now.segments[:place], *sealed, *now.segments[place + 1 :])))
-        self.segments[place : place + 1] = self._segments_of(sealed, first)
 
     # ------------------------------------------------------------------ operations of the store
 
@@ -746,33 +725,24 @@ class WrittenRows(FolderRows):
         return loads
 
     def _take_sealed(self, sealed: Sequence[Sealed], manifest: Manifest, schema: StoreSchema) -> None:
-        before, self.schema = self.schema, schema
-        try:
-            self.name_behind(sealed, manifest)
-        except BaseException:
-            self.schema = before
-            raise
-
-    def name_behind(self, sealed: Sequence[Sealed], manifest: Manifest) -> None:
-        """Add new sealed segments to the manifest, after all other segments.
+        """Put segments that no manifest names yet behind all others.
 
         Args:
             sealed: The segments.
-            manifest: The manifest with the segments' schemas, and with the number of rows dropped before the segments.
+            manifest: The manifest with their schemas. If its number of dropped rows is larger than the present one, the
+                limit drops all earlier rows, and these rows of the new ones.
+            schema: The schema of all rows.
         """
-        now, first = self._folder.manifest, self.end
-        dropped = manifest.dropped - now.dropped
-        if dropped:
-            # The new segments alone exceed the limit: all earlier rows are dropped.
-            _, places = now.with_schemas(sealed, manifest.schemas)
-            known = replace(manifest, metadata=self.schema.metadata(), segments=tuple(places), tails=())
-            self._replace(replace(known, dropped=first + dropped))
-            self.segments, self.count, first = [], 0, first + dropped
-        else:
-            self._name_sealed(sealed, manifest.schemas)
-        self.segments += self._segments_of(sealed, first)
-        self.count += sum(one.rows for one in sealed)
-        self._kept = None
+        now, places = self._folder.manifest.with_schemas(sealed, manifest.schemas)
+        gone, before, self.schema = manifest.dropped - now.dropped, self.schema, schema
+        if gone:
+            now = replace(now, segments=(), dropped=self.end + gone)
+        try:
+            self._replace(replace(now, metadata=schema.metadata(), segments=(*now.segments, *places)))
+        except BaseException:
+            self.schema = before
+            raise
+        self.count = sum(one.rows for one in sealed) + (0 if gone else self.count)
         self.drop()
 
     def clear(self) -> None:
@@ -784,9 +754,8 @@ class WrittenRows(FolderRows):
             uninterrupted(self._forget)
 
     def _forget(self) -> None:
-        self._replace(replace(self._folder.manifest, segments=(), tails=(), dropped=self.end))
-        self._waiting.clear()
-        self.segments, self.count, self._kept, self._extent, self.tail = [], 0, None, None, None
+        self._replace(replace(self._folder.manifest, segments=(), tails=(), dropped=self.end), [])
+        self.count, self._extent, self.tail = 0, None, None
         self._folder.clean()
 
     # ------------------------------------------------------------------ the open file
