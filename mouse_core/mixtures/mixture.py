@@ -58,8 +58,6 @@ class Mix:
         per: The unit of a weight: member, step or trajectory.
         temperature: How strongly shares are evened out.
         field: The field with the member of each window; None: no such field.
-        skips_empty: Whether a member without rows has no share, as in the parts of a split mixture; otherwise it is an
-            error.
     """
 
     names: tuple[str, ...]
@@ -67,7 +65,6 @@ class Mix:
     per: Per = "member"
     temperature: float = 1.0
     field: str | None = "member"
-    skips_empty: bool = False
 
     def __repr__(self) -> str:
         """Return a short text, which states use to identify a mixture."""
@@ -97,8 +94,6 @@ class Mix:
             return [member.num_rows for member in members]
         if self.per == "trajectory":
             return [len(member.episode_starts) if member.num_rows else 0 for member in members]
-        if self.skips_empty:
-            return [int(member.num_rows > 0) for member in members]
         for name, weight, member in zip(self.names, weights, members, strict=True):
             if weight and not member.num_rows:
                 raise ConfigError(f"mixture: expected rows in every member with a weight, found {name!r} empty")
@@ -680,20 +675,6 @@ class Mixture(Store):
                 self._kept = made
             return made
 
-    def where(self, *conditions: Any, **columns: Any) -> Mixture:  # type: ignore[override]
-        """Return the mixture of each member's episodes that meet all conditions; see ``Store.where``."""
-        return self._of_each(lambda member: member.where(*conditions, **columns))
-
-    def best(self, share: float, by: str = "return") -> Mixture:  # type: ignore[override]
-        """Return the mixture of each member's episodes with the largest return; see ``Store.best``."""
-        return self._of_each(lambda member: member.best(share, by))
-
-    def split(self, *, seed: int = 0, by: str = "episode", **shares: float) -> dict[str, Mixture]:  # type: ignore[override]
-        """Split each member into parts without common episodes; return a mixture for each part by name."""
-        parts = {name: _store(name, member).split(seed=seed, by=by, **shares) for name, member in self.members.items()}
-        names = next(iter(parts.values()))
-        # A member of few episodes may have none in a part.
-        return {part: self._of({name: some[part] for name, some in parts.items()}, skips_empty=True) for part in names}
 
     def to_dataset(self) -> Any:
         """Raise ConfigError: only members have datasets, since rows of a mixture lack the member and its share."""
@@ -702,15 +683,6 @@ class Mixture(Store):
             f"mixture.members[{self.names[0]!r}].to_dataset(), found the mixture's"
         )
 
-    def _of_each(self, choose: Callable[[Store], Store]) -> Mixture:
-        members = {name: choose(_store(name, member)) for name, member in self.members.items()}
-        return self._of(members)
-
-    def _of(self, members: Mapping[str, Store], **changes: Any) -> Mixture:
-        """Return the same mixture of other members with the same names."""
-        made = Mixture(members)
-        made._mix = replace(self._mix, **changes)
-        return made
 
     def _look(self, rows: Any = None) -> Any:
         """Raise ConfigError: only members have episodes, each with its own numbers."""
@@ -719,10 +691,6 @@ class Mixture(Store):
         )
 
 
-def _store(name: str, member: Store | Snapshot) -> Store:
-    if not isinstance(member, Store):
-        raise ConfigError(f"mixture: expected stores as members, to choose episodes of, found a snapshot {name!r}")
-    return member
 
 
 def _taken(member: Store | Snapshot, rows: Any) -> Snapshot:

@@ -403,7 +403,7 @@ def test_a_view_that_is_empty_for_now_may_be_a_member() -> None:
     with pytest.raises(ConfigError, match="found 'b' empty"):
         BatchSource(Mixture({"a": whole, "b": nothing}), 4, 4)
     fresh = DatasetStore()
-    mixture = Mixture({"a": whole, "b": fresh}, schedule).where(length=(5, None))
+    mixture = Mixture({"a": whole, "b": fresh.where(length=(5, None))}, schedule)
     with PrefetchBatchifier(mixture, 4, 4) as loader:
         assert loader.next_batch()["member"].tolist() == [[0] * 4] * 4
         grow(fresh, 1, 60)
@@ -411,14 +411,6 @@ def test_a_view_that_is_empty_for_now_may_be_a_member() -> None:
         assert [loader.next_batch()["member"][0, 0] for _ in range(4)] == [0, 0, 1, 1]
 
 
-def test_a_part_of_a_mixture_goes_without_members_that_have_no_episode_in_it() -> None:
-    mixture = Mixture({"many": numbered(0, 400), "one": numbered(1, 10)}, [1, 3])
-    parts = mixture.split(train=0.5, seed=2)
-    found = [part.shares_at() for part in parts.values()]
-    assert sorted(shares["one"] for shares in found) == [0, 0.75]
-    for part, shares in zip(parts.values(), found, strict=True):
-        assert set(np.unique(BatchSource(part, 4, 8)[0]["member"])) == ({0, 1} if shares["one"] else {0})
-        assert part.where(length=(1, None)).shares_at() == shares
 
 
 def test_rows_that_come_are_taken_over_at_a_refresh_and_not_before() -> None:
@@ -622,22 +614,14 @@ def test_a_mixture_is_taken_where_a_store_is() -> None:
 # ------------------------------------------------------------------ with views, derived fields, windows by field
 
 
-def test_episodes_are_chosen_of_each_member_and_shares_stay() -> None:
-    mixture = Mixture({"a": numbered(0, 200), "b": numbered(1, 90)}, {"a": 3, "b": 1})
-    best = mixture.best(0.5)
+def test_views_of_members_keep_the_shares() -> None:
+    stores = {"a": numbered(0, 200), "b": numbered(1, 90)}
+    best = Mixture({name: store.best(0.5) for name, store in stores.items()}, {"a": 3, "b": 1})
     assert {name: len(member) for name, member in best.members.items()} == {"a": 100, "b": 50}
     assert best.shares_at() == {"a": 0.75, "b": 0.25}
     batch = BatchSource(best, 5, 16)[0]
     np.testing.assert_array_equal(batch["member"], batch["reward"] // FAR)
     assert batch["reward"][batch["member"] == 0].min() >= 100  # later episodes have larger rewards
-    parts = mixture.split(train=0.7, seed=2)
-    rows = [BatchSource(part, 10, 30, "batch", boundary="episode") for part in parts.values()]
-    train, test = (set(numbers_of(source, 3).reshape(-1).tolist()) for source in rows)
-    assert not train & test
-    assert sum(len(part) for part in parts.values()) == len(mixture)
-    assert len(mixture.where(length=(11, None))) == 0
-    with pytest.raises(ConfigError, match="found a snapshot 'a'"):
-        Mixture({"a": numbered(0, 20).snapshot()}).best(0.5)
 
 
 def test_derived_fields_are_those_of_members() -> None:
