@@ -19,7 +19,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -33,7 +32,6 @@ from mouse_core.files.writing import make_folder
 from mouse_core.remote.clients import ObjectClient, ObjectInfo
 from mouse_core.remote.mirror.table import (
     BLOCK,
-    PAGES,
     Counters,
     Int64s,
     Keeper,
@@ -58,11 +56,10 @@ from mouse_core.remote.mirror.table import (
     touched,
 )
 
-# Largest number of requested batches that are not read yet; those of an abandoned loader are never read.
-_MOST, _MOST_AHEAD = 4096, 1 << 18
+# Largest number of requested batches that are not read yet; those of an abandoned loader are never read. With 64 fewer,
+# no more are asked for.
+_MOST, _FEWER, _MOST_AHEAD = 4096, 64, 1 << 18
 _FAR = 4096
-# The next batches count as read soon.
-_SOON = 64
 # Weight of the last measurement.
 _WEIGHT = 0.1
 
@@ -101,14 +98,10 @@ class Pace:
         self.pages_ahead = 0
         """Pages requested and not read yet, counted once for each batch that reads them."""
 
-    def blocks_soon(self) -> int:
-        """Return the blocks that the next batches read, counted once for each batch."""
-        with self._lock:
-            return sum(len(asked.blocks) for asked in islice(self._asked, _SOON))
 
     def knows(self, pages: int) -> bool:
         """Whether at least ``pages`` pages, or the largest kept number, are requested and not read yet."""
-        return self.pages_ahead >= min(pages, _MOST_AHEAD) or len(self._asked) >= _MOST - _SOON
+        return self.pages_ahead >= min(pages, _MOST_AHEAD) or len(self._asked) >= _MOST - _FEWER
 
     def ahead(self, batch: int, blocks: Int64s, pages: Int64s, now: int) -> int:
         """Return the time at which a requested batch will be read.
@@ -329,7 +322,7 @@ class Fetcher:
         # Requests that were read meanwhile are left out.
         first = [one for one in first if one[0] > self._table.clock or self._pace.awaits(one[2])]
         for when, _, blocks, masks in first:
-            self._begun.append((when, self.keeper.pages(blocks, masks)))
+            self._begun.append((when, self._table.count(masks)))
             self._begun_pages += self._begun[-1][1]
         if not first:
             return
@@ -616,9 +609,6 @@ def _work(reference: Callable[[], Fetcher | None]) -> None:
         del fetcher, task
 
 
-# If batches soon read every other block, blocks are fetched as a whole, as their other pages will be read soon. Not if
-# the mirror holds less than 3/4 of all blocks, or less than 4 times the blocks of a batch: they would be evicted first.
-_DENSE, _KEPT, _TIMES = 0.5, 0.75, 4
 # The ranges of several batches are sorted together, as if each batch had a mirror of its own of this size.
 _APART = 1 << 48
 _NONE = np.zeros(0, np.int64)
@@ -631,8 +621,8 @@ class Process:
         self.sharer, self.counters, self.pace = Sharer(inside / "sharers"), Counters(), Pace()
         self.keeper = Keeper(table, file, memory, known, self.sharer, limits, self.counters)
         self.fetcher = Fetcher(self.keeper, self.pace)
-        self._table, self._known, self._limits = table, known, limits
-        self._forks, self.together = forks(), 0  # largest number of blocks read at once
+        self._table, self._limits = table, limits
+        self._forks = forks()
         self._touched = (_NONE, _NONE), (_NONE, _NONE)
 
     def touched(self, begins: Int64s, ends: Int64s) -> tuple[Int64s, Int64s]:
@@ -662,9 +652,6 @@ class Process:
         self._table.ask(pages[::-1], whens[::-1])
         if self.keeper.is_full():
             self.pace.choose()
-            is_dense = self.pace.blocks_soon() > self._known.blocks * _DENSE
-            least = max(self._known.blocks * _KEPT, _TIMES * max(int(np.diff(by_block).max()), self.together))
-            self.keeper.whole = is_dense and self._limits.pages > PAGES * least
         self.fetcher.ask(parts)
 
     def end(self) -> None:
@@ -894,7 +881,6 @@ class _Map:
             process.keeper.verify(unverified)
         if not len(blocks):
             return blocks, blocks, blocks
-        process.together = max(process.together, len(blocks))
         count, again = process.pace.read(blocks, pages, table.clock)
         table.tick(count)
         table.use(pages, again)

@@ -854,8 +854,6 @@ class Known:
     def __init__(self) -> None:
         self._ordered: tuple[Int64s, list[Placed]] = (np.empty(0, np.int64), [])
         self._by_block: dict[int, Placed] = {}
-        self.blocks = 0
-        """Number of blocks of all objects."""
 
     def add(self, objects: Sequence[Placed]) -> None:
         """Add objects; one thread at a time calls it."""
@@ -864,18 +862,11 @@ class Known:
         # One assignment, as other threads read it meanwhile.
         self._ordered = (np.array(begins, np.int64), [known[begin] for begin in begins])
         self._by_block = known
-        self.blocks = sum(-(-one.info.size // BLOCK) for one in known.values())
 
     def get(self, block: int) -> Placed | None:
         """Return the object that begins with a block."""
         return self._by_block.get(block)
 
-    def pages(self, blocks: Int64s) -> Int64s:
-        """Return masks of all pages of blocks (ascending, int64 ``[n]``); the last block of an object has fewer."""
-        begins, objects = self._ordered
-        ends = np.array([objects[int(number)].end for number in np.searchsorted(begins, blocks, "right") - 1], np.int64)
-        masks: Int64s = (1 << np.minimum(PAGES, -((blocks * BLOCK - ends) // PAGE))) - 1
-        return masks
 
     def of(self, blocks: Int64s) -> list[tuple[Placed, slice]]:
         """Return the objects of some blocks (ascending, int64 ``[n]``), each with the slice of its blocks."""
@@ -998,8 +989,6 @@ class Keeper:
         self._most = limits.pages
         self.in_flight = 0
         """Number of pages being fetched."""
-        self.whole = False
-        """Whether blocks are fetched as a whole in a full mirror."""
         self._verified = np.zeros(0, np.int64)  # states in which blocks were verified
 
     def is_full(self) -> bool:
@@ -1007,9 +996,6 @@ class Keeper:
         # The margin makes the answer stay the same after an eviction.
         return self.table.pages + self.in_flight > self._most - self._most // 8
 
-    def pages(self, blocks: Int64s, masks: Int64s) -> int:
-        """Return how many pages the mirror keeps for a request."""
-        return len(blocks) * PAGES if self.whole else self.table.count(masks)
 
     def claim(
         self, blocks: Int64s, masks: Int64s, when: int, *, urgent: bool, steal: bool
@@ -1034,16 +1020,13 @@ class Keeper:
             mine = table.claim_for(me, blocks, masks, self.sharer.lives, steal=steal)
             held = blocks[mine]
             masks = masks[mine] & ~table.state[held]
-            wanted = table.count(masks)
-            if self.whole and self.is_full():
-                masks = self.known.pages(held) & ~table.state[held]
             count = table.count(masks)
             gone = self._let_go(count, table.clock + 1 if urgent else when, all_or_none=not urgent)
             if gone is None:
                 table.unclaim(me, held)
                 return None
             self.in_flight += count
-        self.counters.add(wanted=wanted * PAGE)
+        self.counters.add(wanted=count * PAGE)
         self._empty(*gone)
         return held, masks
 
