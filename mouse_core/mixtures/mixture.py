@@ -675,7 +675,6 @@ class Mixture(Store):
                 self._kept = made
             return made
 
-
     def to_dataset(self) -> Any:
         """Raise ConfigError: only members have datasets, since rows of a mixture lack the member and its share."""
         raise ConfigError(
@@ -683,14 +682,11 @@ class Mixture(Store):
             f"mixture.members[{self.names[0]!r}].to_dataset(), found the mixture's"
         )
 
-
     def _look(self, rows: Any = None) -> Any:
         """Raise ConfigError: only members have episodes, each with its own numbers."""
         raise ConfigError(
             f"mixture: expected the episodes of a member, as of mixture.members[{self.names[0]!r}], found the mixture's"
         )
-
-
 
 
 def _taken(member: Store | Snapshot, rows: Any) -> Snapshot:

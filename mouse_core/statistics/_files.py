@@ -138,5 +138,3 @@ def _numbers_of(file: Path, key: str, entry: Any) -> tuple[dict[str, Floats], di
 def _share_of(name: str) -> float | None:
     """Return the share of a key: 0.01 for "q01"; None if the key is no quantile."""
     return float(name[1:]) / 100 if re.fullmatch(r"q\d{1,2}(\.\d+)?|q100", name) else None
-
-

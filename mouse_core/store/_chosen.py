@@ -283,8 +283,6 @@ class _Answers:
         return found
 
 
-
-
 def _column_of(table: pa.Table, name: Any, label: str) -> pa.ChunkedArray:
     """Return a column of the table of episodes, or raise ConfigError."""
     if name not in table.column_names:

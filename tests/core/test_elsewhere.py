@@ -173,7 +173,9 @@ def test_what_is_no_store_or_not_whole_is_said(server, options, written):
     with pytest.raises(ConfigError, match=r"s3://data/nothing: expected a store \(manifest.json\), a LeRobot"):
         DatasetStore.open("s3://data/nothing", **options)
     server.put("data/saved/state.json", b"{}")
-    with pytest.raises(ConfigError, match=r"s3://data/saved: expected .*, found a folder of save_to_disk; .*load_from_"):
+    with pytest.raises(
+        ConfigError, match=r"s3://data/saved: expected .*, found a folder of save_to_disk; .*load_from_"
+    ):
         DatasetStore.open("s3://data/saved", **options)
     with pytest.raises(ConfigError, match="expected the mode 'r'"):
         DatasetStore.open("s3://data/runs", "a", **options)

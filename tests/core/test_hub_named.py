@@ -208,7 +208,6 @@ def test_what_is_found_normalises(hub: HubServer, tmp_path: Path) -> None:
     np.testing.assert_allclose(batch["obs_continuous"], wanted, rtol=1e-5)
 
 
-
 def test_the_same_again_is_no_commit_and_others_replace_them(hub: HubServer) -> None:
     store = make_store(50)
     first = push(hub, {"train": store}, statistics=statistics(store))

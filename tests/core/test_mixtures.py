@@ -411,8 +411,6 @@ def test_a_view_that_is_empty_for_now_may_be_a_member() -> None:
         assert [loader.next_batch()["member"][0, 0] for _ in range(4)] == [0, 0, 1, 1]
 
 
-
-
 def test_rows_that_come_are_taken_over_at_a_refresh_and_not_before() -> None:
     stores = {"a": numbered(0, 40), "b": numbered(1, 40)}
     with PrefetchBatchifier(Mixture(stores, per="step"), 8, 16, num_workers=0) as loader:

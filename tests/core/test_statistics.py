@@ -508,8 +508,6 @@ def test_are_saved_as_lerobot_has_them(tmp_path: Path) -> None:
             np.testing.assert_allclose(np.ravel(getattr(loaded[name], kind)), np.ravel(getattr(one, kind)), rtol=1e-12)
 
 
-
-
 def test_what_lerobot_wrote_is_read(tmp_path: Path) -> None:
     (tmp_path / "meta").mkdir()
     stats = {

@@ -410,8 +410,6 @@ def test_rows_without_their_manifest_are_not_removed(tmp_path: Path) -> None:
     assert files(folder)
 
 
-
-
 def small_files(folder: Path, count: int, first: int = 0, rows: int = 10) -> None:
     """So many more files of a few rows, of which none are put together."""
     with pytest.MonkeyPatch.context() as patch:

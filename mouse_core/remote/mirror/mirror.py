@@ -98,7 +98,6 @@ class Pace:
         self.pages_ahead = 0
         """Pages requested and not read yet, counted once for each batch that reads them."""
 
-
     def knows(self, pages: int) -> bool:
         """Whether at least ``pages`` pages, or the largest kept number, are requested and not read yet."""
         return self.pages_ahead >= min(pages, _MOST_AHEAD) or len(self._asked) >= _MOST - _FEWER
@@ -321,7 +320,7 @@ class Fetcher:
         first = [heapq.heappop(self._asked) for _ in range(count)]
         # Requests that were read meanwhile are left out.
         first = [one for one in first if one[0] > self._table.clock or self._pace.awaits(one[2])]
-        for when, _, blocks, masks in first:
+        for when, _, _, masks in first:
             self._begun.append((when, self._table.count(masks)))
             self._begun_pages += self._begun[-1][1]
         if not first:

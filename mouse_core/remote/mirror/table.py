@@ -867,7 +867,6 @@ class Known:
         """Return the object that begins with a block."""
         return self._by_block.get(block)
 
-
     def of(self, blocks: Int64s) -> list[tuple[Placed, slice]]:
         """Return the objects of some blocks (ascending, int64 ``[n]``), each with the slice of its blocks."""
         begins, objects = self._ordered
@@ -995,7 +994,6 @@ class Keeper:
         """Whether new pages replace others, or will soon."""
         # The margin makes the answer stay the same after an eviction.
         return self.table.pages + self.in_flight > self._most - self._most // 8
-
 
     def claim(
         self, blocks: Int64s, masks: Int64s, when: int, *, urgent: bool, steal: bool

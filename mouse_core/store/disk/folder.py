@@ -152,7 +152,6 @@ class Manifest:
     next_number: int = 0
     identity: str = ""
 
-
     @property
     def rows(self) -> int:
         """Number of rows in sealed segments."""
@@ -292,7 +291,7 @@ def repair_hint(folder: str | Path) -> str:
 
 def _manifest_of(said: Mapping[str, Any]) -> Manifest:
     columns, *schemas = map(_schema, [said["columns"], *said["schemas"]])
-    segments = tuple(Sealed(*one, tuple(map(str, nulls))) for *one, nulls in said["segments"])
+    segments = tuple(Sealed(*one, nulls=tuple(map(str, nulls))) for *one, nulls in said["segments"])
     tails = tuple(Tail(*tail) for tail in said["tails"])
     dropped, next_number = said["dropped"], said["next_number"]
     _check_counts([dropped, next_number])

@@ -626,8 +626,6 @@ class WrittenRows(FolderRows):
         for sealed in written:
             remove(self.folder_path / sealed.name)
 
-
-
     def _keep_newest(self) -> None:
         """Drop rows above the limit, which an earlier writer may have left, after cutting large files."""
         with self.lock, suppress(StorageError):  # the rows are dropped when the disk has room

@@ -605,8 +605,6 @@ class ArrowFile:
         return ArrowFile, (self.info, self.rows, self.nulls, self.stride, self.sums)
 
 
-
-
 class Files:
     """Consecutive remote files of record batches; the record batches are numbered across all files.
 
