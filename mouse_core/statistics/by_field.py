@@ -236,7 +236,7 @@ class Statistics(Mapping[str, FieldStatistics]):
         shares: The shares of the quantiles.
         rows: The number of rows that were counted; of statistics from a file, the largest count of a field.
         fingerprint: The fingerprint of the snapshot; empty if unknown.
-        content: The fingerprint of the rows alone, whatever they were chosen from; empty if unknown.
+        content: The fingerprint of only the rows, independent of their source; empty if unknown.
     """
 
     def __init__(
@@ -266,11 +266,12 @@ class Statistics(Mapping[str, FieldStatistics]):
     def update(self, store: Store | Snapshot, *, progress: bool = False) -> Statistics:
         """Return the statistics of a store that begins with the counted rows; the bits equal those of ``statistics``.
 
-        Only later rows are read, and before them less than a block, about a million numbers. The number of the earlier
-        rows and a few of them are compared, as in a loader's state.
+        Only later rows are read, and less than a block (about a million numbers) before them. To check that the earlier
+        rows are the same, their number and a few of them are compared, as for a loader's state.
 
         Raises:
-            ConfigError: Other rows; statistics that were merged or read from a file, which lack data for an update.
+            ConfigError: The rows differ, or the statistics were merged or come from a file, which has no data for
+                ``update``.
         """
         snapshot = _snapshot_of(store)
         known = [name for name, part in self.parts.items() if part.whole is not None]
@@ -282,7 +283,7 @@ class Statistics(Mapping[str, FieldStatistics]):
         return _counted(snapshot, known, self.shares, before=self, progress=progress)
 
     def is_of(self, store: Store | Snapshot) -> bool:
-        """Return whether they are of the rows of a store, as far as they know the fingerprint of a few rows."""
+        """Return whether the statistics belong to a store, judged by its number of rows and a fingerprint, if known."""
         snapshot = _snapshot_of(store)
         if not self.content:
             return self.rows <= snapshot.num_rows
@@ -335,7 +336,7 @@ class Statistics(Mapping[str, FieldStatistics]):
     def load(folder: str | PathLike[str]) -> Statistics:
         """Read the statistics that ``save`` or LeRobot wrote.
 
-        They have moments and quantiles, but lack the data for ``update``: ``statistics(store)`` counts all rows again.
+        The file has moments and quantiles, and no data for ``update``: ``statistics(store)`` counts all rows again.
 
         Raises:
             ConfigError: The folder has no ``meta/stats.json``.
