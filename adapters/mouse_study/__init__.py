@@ -1,6 +1,6 @@
-"""Studies: a training in several frameworks, variants and seeds, recorded and compared, with proof of equal batches.
+"""Studies: a training in several frameworks, variants and seeds, recorded and compared, with a proof of equal batches.
 
-A framework is imported only in the runs that use it.
+Only runs that use a framework import it.
 """
 
 from importlib.util import find_spec as _find_spec

@@ -1,8 +1,8 @@
-"""The page of a study: one HTML file that shows the records of its runs, and loads nothing.
+"""Writes the page of a study: one HTML file that shows the records of its runs, and loads nothing.
 
-The parts in order: the style; the numbers of groups of runs; pictures, drawn by matplotlib as SVG in the colours of the
-page; texts and tables; and the sections of the page. Pictures have no text but numbers: names are escaped text around
-them.
+The parts of this module in order: the style; the numbers of groups of runs; plots, drawn by matplotlib as SVG in the
+colours of the page; texts and tables; and the sections of the page. Numbers are the only text in plots; names are
+escaped text around the plots.
 """
 
 from __future__ import annotations
@@ -88,15 +88,15 @@ footer { margin-top: 36px; padding: 16px; color: var(--dim); font-size: .85rem; 
 @media (max-width: 560px) { h2 { margin-top: 30px; } }
 """
 
-#: The number of frameworks with a colour of their own.
+#: The number of frameworks with different colours.
 COLOURS = 6
 
 Floats = NDArray[np.float64]
 Series = Mapping[str, tuple[NDArray[np.int64], Floats]]
 
-#: The recorded names of time and memory; all other names are values of the training.
+#: Recorded names of time and memory; all other names are values of the training.
 COSTS = ("wait", "compute", "memory", "setup")
-#: The last tenth of the recorded values of a run counts as its end.
+#: The last tenth (1 / 10) of a run's recorded values counts as its end.
 _END = 10
 
 
@@ -118,7 +118,7 @@ class Group:
 
     @property
     def done(self) -> tuple[Run, ...]:
-        """The finished runs, which statistics are over."""
+        """The finished runs; statistics use only these."""
         return tuple(run for run in self.runs if run.status == "done")
 
 
@@ -138,7 +138,7 @@ def by_variant(members: Iterable[Group]) -> list[tuple[str, list[Group]]]:
 
 
 def trained_names(results: Results) -> list[str]:
-    """Return the names of values of the training: the loss, then evaluations, then all others."""
+    """Return the names of the training's values: the loss, then evaluations, then all others."""
     names = [name for name in results.names if name not in COSTS]
     return sorted(names, key=lambda name: (name != "loss", not name.startswith("eval"), name))
 
@@ -155,9 +155,10 @@ def curve(group: Group, series: Series) -> tuple[NDArray[np.int64], Floats] | No
 
 
 def final_values(runs: Sequence[Run], series: Series) -> Floats:
-    """Return the final value of each run: the mean of the last tenth of its recorded values, at least one.
+    """Return the final value of each run: the mean of the last tenth of its recorded values, or of the last value.
 
-    For 300 losses it is the mean of the last 30, for 5 evaluations the last one. Runs without values are left out.
+    For 300 losses it is the mean of the last 30, for 5 evaluations it is the last one. Runs without values are left
+    out.
     """
     found = [series[run.run][1] for run in runs if run.run in series]
     with np.errstate(over="ignore", invalid="ignore"):
@@ -169,8 +170,9 @@ def times(run: Run, wait: Series, compute: Series) -> tuple[float, float, float,
     """Return the times of a run in seconds, from its recorded waiting and computing times.
 
     Returns:
-        The waiting and the computing after the first step; the first step, including compilation and other one-time
-        work; and the steps per second after the first step, waiting included, or None for fewer than two steps.
+        The waiting time and the computing time after the first step; the time of the first step, including compilation
+        and other one-time work; and the steps per second after the first step, including waiting, or None for fewer
+        than two steps.
     """
     waited, computed = (series[run.run][1] if run.run in series else np.empty(0) for series in (wait, compute))
     first = run.first_step_seconds if run.first_step_seconds is not None else float(computed[:1].sum())
@@ -184,13 +186,13 @@ def times(run: Run, wait: Series, compute: Series) -> tuple[float, float, float,
 def thinned(x: NDArray[np.int64], values: Floats, most: int, *, largest: bool = False) -> tuple[Floats, Floats, int]:
     """Merge neighbouring points, so that at most ``most`` points are left.
 
-    Of 7 points and at most 3, points 0 to 2, 3 to 5 and 6 become one each.
+    Example: with 7 points and ``most`` 3, the points 0 to 2, 3 to 5, and 6 become one point each.
 
     Args:
         x: the positions of the points, ``[n]``.
-        values: ``[..., n]``.
+        values: the values, ``[..., n]``.
         most: the number of points to keep.
-        largest: whether merged points become the largest of them, in place of their mean.
+        largest: whether merged points become their maximum, in place of their mean.
 
     Returns:
         x, values, and the number of points that were merged into one.
@@ -236,7 +238,7 @@ _SETTINGS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Line:
-    """A curve with or without a band.
+    """A curve, with or without a band.
 
     Attributes:
         x: the positions of its points, ``[n]``.
@@ -264,13 +266,13 @@ def picture(
     mark: float | None = None,
     shares: bool = False,
 ) -> str:
-    """Return curves over their bands as an ``svg`` element.
+    """Return a plot of curves with their bands as an ``svg`` element.
 
     Args:
-        lines: the first one is drawn lowest and widest, so that equal curves are seen as two.
-        label: the description of the picture for screen readers; plain text.
+        lines: the curves; the first one is drawn lowest and widest, so that two equal curves are both visible.
+        label: the description of the plot for screen readers, plain text.
         across: the label of the horizontal axis.
-        logarithmic: whether values are shown by their order of magnitude.
+        logarithmic: whether the value axis is logarithmic.
         mark: a value at which a line is drawn.
         shares: whether values are shares, drawn as steps from 0% to 100%, as in a performance profile.
     """
@@ -279,7 +281,7 @@ def picture(
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
-    # matplotlib's default settings replace the user's; but a backend, once set, cannot be restored.
+    # matplotlib's default settings replace the user's settings; the backend is kept, because it cannot be restored.
     settings = {name: value for name, value in matplotlib.rcParamsDefault.items() if not name.startswith("backend")}
     with matplotlib.rc_context(cast("Any", settings | _SETTINGS)):
         figure = Figure(figsize=(5.2, 3.0), layout="constrained")
@@ -328,7 +330,7 @@ def picture(
 
 
 def with_unique_ids(page: str) -> str:
-    """Return a page in which the ids of each picture begin with the picture's number."""
+    """Return a page in which the ids of each plot begin with the plot's number."""
     numbers = count(1)
 
     def renamed(svg: re.Match[str]) -> str:
@@ -346,8 +348,8 @@ _MOST_ROWS, _MOST_CARDS = 400, 24
 
 
 def text(value: object) -> str:
-    """Return a value as escaped text of the page; a very long text is cut."""
-    # A lone surrogate, which JSON may hold, cannot be written as UTF-8.
+    """Return a value as escaped text of the page; very long texts are cut."""
+    # A lone surrogate, which JSON may contain, cannot be written as UTF-8.
     plain = str(value).encode("utf-8", "replace").decode()
     plain = "".join(sign if sign.isprintable() or sign in "\n\t" else "\ufffd" for sign in plain)
     cut = f"{plain[:_LONGEST]}… ({len(plain):,} characters)"
@@ -368,7 +370,7 @@ def number(value: object, digits: int = 4) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """Return a time in the unit that fits."""
+    """Return a time in a suitable unit."""
     if value is None or not math.isfinite(value):
         return number(value)
     if value < 1.0:
@@ -382,7 +384,7 @@ def megabytes(value: float | None) -> str:
 
 
 def interval(found: Band) -> str:
-    """Return the edges of a band; a dash where it has none."""
+    """Return the edges of a band; a dash without edges."""
     if found.low is None or found.high is None:
         return "–"
     return f"{number(float(found.low))} to {number(float(found.high))}"
@@ -397,9 +399,9 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, texts: int, cla
     """Return a table, which scrolls in a narrow window.
 
     Args:
-        head: plain texts.
+        head: plain texts for the first row.
         rows: cells of HTML.
-        texts: the number of columns from the left that hold text; the others hold numbers.
+        texts: the number of columns with text, from the left; the other columns have numbers.
         classes: additional classes of the columns, in their order.
     """
     kinds = [("text " * (place < texts) + "".join(classes[place : place + 1])).strip() for place in range(len(head))]
@@ -414,11 +416,11 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, texts: int, cla
 
 
 Card = tuple[str, str, str]
-"""A title (plain text), a picture, and the HTML below it."""
+"""A title (plain text), a plot, and the HTML below it."""
 
 
 def grid(cards: Iterable[Card | None]) -> str:
-    """Return pictures side by side; "" without a picture."""
+    """Return plots side by side; "" without a plot."""
     found = [card for card in cards if card is not None]
     shown = [f'<div class="card"><h3>{text(title)}</h3>{svg}{below}</div>' for title, svg, below in found[:_MOST_CARDS]]
     one = " one" if len(shown) == 1 else ""
@@ -448,7 +450,7 @@ def section(name: str, title: str, lead: str, *parts: str) -> str:
 
 _MOST_POINTS = 150
 _THRESHOLDS = 121
-# The relative difference of two final values that may be rounding: equal trainings do not end above each other.
+# Relative difference of two final values up to which they count as equal, as it may be due to rounding.
 _TIE = 1e-6
 
 
@@ -491,7 +493,7 @@ def _curves_card(name: str, variant: str, members: Sequence[Group], series: Seri
 
 
 def _spans_decades(lines: Sequence[Line]) -> bool:
-    """Whether all values are above 0 and differ so much that only their order of magnitude can be shown."""
+    """Whether all values are above 0 and differ so much that the axis must be logarithmic."""
     values = np.concatenate([part for line in lines for part in (line.y, line.low, line.high) if part is not None])
     values = values[np.isfinite(values)]
     return bool(len(values)) and bool(values.min() > 0.0) and bool(values.max() > 100.0 * values.min())
@@ -537,7 +539,7 @@ def _end_row(variant: str, framework: str, strata: Sequence[Group], series: Seri
 
 
 def _probabilities(members: Sequence[Group], series: Series) -> str:
-    """Return how often a run of one framework ends above a run of the other."""
+    """Return the probabilities that a run of one framework ends above a run of another framework."""
     rows = []
     for variant, own in by_variant(members):
         for left, right in combinations(own, 2):
@@ -614,7 +616,7 @@ def divergence(found: Sequence[Pair], members: Sequence[Group], name: str) -> st
 
 def _distance_card(variant: str, own: Sequence[Pair], name: str) -> Card | None:
     """Return the distance between a variant's paired runs by step; None if all pairs agree."""
-    # Too many pairs are a cloud, in which colours cannot be distinguished.
+    # With too many pairs, colours cannot be distinguished.
     several = len(own) <= COLOURS
     found = [thinned(pair.steps, pair.difference, _MOST_DOTS, largest=True) for pair in own]
     lines = [Line(steps, values, place * several, style="dots") for place, (steps, values, _) in enumerate(found)]
@@ -634,7 +636,7 @@ def _names_of(pair: Pair) -> str:
 
 
 def same_data(found: Sequence[Pair]) -> str:
-    """Return for each pair whether both runs received the same data, and why."""
+    """Return, for each pair, whether both runs received the same data, with the reason."""
     if not found:
         return ""
     answers = {True: '<b class="yes">proven</b>', False: '<b class="no">not proven</b>'}
@@ -722,7 +724,7 @@ def runs(results: Results) -> str:
 
 
 def _machines(every: Sequence[Run]) -> str:
-    """Return the versions and machines, a row each, with their values in the runs of each framework."""
+    """Return a row for each version and each property of machines, with its values in the runs of each framework."""
     frameworks = sorted({run.framework for run in every})
     found: dict[tuple[str, str], dict[str, dict[str, None]]] = {}
     for run in every:
@@ -738,18 +740,18 @@ def _machines(every: Sequence[Run]) -> str:
 
 # ---------------------------------------------------------------------- the page
 
-# The browser may load nothing but the style in the page.
+# The browser may use only the style in the page, and load nothing.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 def to_html(results: Results) -> str:
     """Return a study as one web page that loads nothing.
 
-    The page is a pure function of the results: the same ones give the same page, byte for byte, with the same version
-    of matplotlib. Texts are escaped, and the page forbids the browser to load anything or to run a script.
+    The page is a pure function of the results: with one version of matplotlib, the same results give the same page,
+    byte for byte. Texts are escaped, and the page forbids the browser to load anything or to run a script.
 
     Args:
-        results: the recorded results, also of runs that are not finished.
+        results: the recorded results, including those of unfinished runs.
     """
     members = groups(results)
     name = next(iter(trained_names(results)), "loss")
@@ -792,13 +794,13 @@ def page(results: Results, path: str | os.PathLike[str]) -> Path:
 
     Args:
         results: the results of ``read`` or ``Study.run``.
-        path: the file; a folder gets ``page.html``.
+        path: the file; or a folder, in which ``page.html`` is written.
 
     Returns:
         The file.
 
     Raises:
-        StorageError: The file cannot be written; an earlier one is unchanged.
+        StorageError: The file cannot be written; an existing file is unchanged.
     """
     file = Path(path) / "page.html" if Path(path).is_dir() else Path(path)
     write_file(file, to_html(results).encode())

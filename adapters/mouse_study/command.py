@@ -19,32 +19,32 @@ def _declare(parser: argparse.ArgumentParser) -> None:
     add(
         "file",
         metavar="FILE",
-        help="a Python file with a Study at its top (FILE.py:NAME where it has several), or YAML; or a study's folder, "
-        "to write the page of what is recorded there so far",
+        help="a Python file with a Study at its top level (FILE.py:NAME if it has several), or a YAML file; or the "
+        "folder of a study, to write the page of its records so far",
     )
-    add("--out", metavar="FOLDER", help="where logs, checkpoints and results are kept, and the page")
-    add("--jobs", metavar="N", type=int, default=1, help="how many runs are at work at a time (1)")
+    add("--out", metavar="FOLDER", help="folder of logs, checkpoints, results and the page")
+    add("--jobs", metavar="N", type=int, default=1, help="number of concurrent runs (1)")
     add(
         "--only",
         action="append",
         metavar="VARIANT/FRAMEWORK/SEED",
         default=[],
-        help="only these runs; * stands for anything, the end may be left out; may be given several times",
+        help="only these runs; * matches anything, the end may be omitted; may be given several times",
     )
 
 
 def _run(chosen: argparse.Namespace) -> int:
-    """Train in several frameworks, variants and seeds, each in a process of its own, and record all of it.
+    """Train in several frameworks, variants and seeds, each in a separate process, and record all runs.
 
     examples:
-      mouse study my_study.py --out out/my_study             every run, one after the other; again: what is left of them
+      mouse study my_study.py --out out/my_study             all runs, one after another; repeated: the remaining runs
       mouse study my_study.yaml --out out/my_study --jobs 4
       mouse study my_study.py --out out/my_study --only small/torch --only '*/jax/0'
-      mouse study out/my_study                               only the page, of what the runs have recorded so far
+      mouse study out/my_study                               only the page, with the records so far
 
-    After Ctrl-C, a crash or kill -9 the same command goes on, with equal results.
+    After Ctrl-C, a crash or kill -9 the same command continues, with equal results.
 
-    status: 0 all of these runs are done, 1 some failed or were killed, 2 a study that cannot be run
+    status: 0 all selected runs are done, 1 some runs failed or were killed, 2 the study cannot be run
     """
     from mouse_study._running.jobs import selected
     from mouse_study.results import FILE

@@ -1,6 +1,4 @@
-"""Pairs of runs of one variant and seed in two frameworks: whether they received the same data, and where their curves
-diverge.
-"""
+"""Pairs of runs that differ only in framework: whether they received equal data, and where their curves diverge."""
 
 from __future__ import annotations
 
@@ -14,9 +12,9 @@ from numpy.typing import NDArray
 from mouse_study.results import Results, Run
 from mouse_study.statistics import parting, relative_difference
 
-# Relative differences whose first step is reported.
+# Relative differences; for each, the first step that exceeds it is reported.
 TOLERANCES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
-# The most runs that a line names.
+# Largest number of runs that a line names.
 _NAMED = 4
 
 
@@ -25,8 +23,8 @@ class Evidence:
     """Whether a record proves that two runs received the same data.
 
     Attributes:
-        proven: Whether the digests of both are equal, over the same number of steps.
-        reason: The proof, or the reason why there is none.
+        proven: Whether the digests of both runs are equal, over the same number of steps.
+        reason: The proof, or the reason why there is no proof.
     """
 
     proven: bool
@@ -35,14 +33,14 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two runs of one variant and seed in two frameworks.
+    """Two runs with the same variant and seed in two frameworks.
 
     Attributes:
         left: One run.
         right: The other run.
-        same_data: Whether both received the same data.
-        steps: The steps at which both recorded a value, int64 ``[n]``, ascending.
-        difference: The difference of the two values at each step, relative to the larger one, float64 ``[n]``.
+        same_data: Whether both runs received the same data.
+        steps: The steps at which both runs recorded a value, int64 ``[n]``, ascending.
+        difference: The difference of both values at each step, relative to the larger value, float64 ``[n]``.
     """
 
     left: Run
@@ -52,7 +50,7 @@ class Pair:
     difference: NDArray[np.float64]
 
     def parts(self, tolerance: float) -> int | None:
-        """Return the first step at which the two differ by more than the tolerance; None if there is no such step."""
+        """Return the first step at which both runs differ by more than the tolerance; None if there is no such step."""
         place = parting(self.difference, tolerance)
         return None if place is None else int(self.steps[place])
 
@@ -65,8 +63,8 @@ def pairs(results: Results, name: str = "loss") -> tuple[Pair, ...]:
         name: the name of the compared values.
 
     Returns:
-        The pairs in the order of variants, seeds and frameworks, without variants and seeds that ran in one framework
-        only.
+        The pairs in the order of variants, seeds and frameworks. Variants and seeds that ran in only one framework are
+        left out.
     """
     series = results.series(name)
     empty = (np.empty(0, np.int64), np.empty(0, np.float64))
@@ -95,15 +93,15 @@ def same_data(left: Run, right: Run) -> Evidence:
 
     The proof requires that both runs have a digest of all received batches, that the digests are equal, and that both
     took the same number of steps. A digest covers the names, shapes and values of batches, bit by bit, and the number
-    of each batch in its stream. Fingerprints, names and seeds prove nothing. Data that a training reads by itself, from
-    its store or another source, is not covered.
+    of each batch in its stream. Fingerprints, names and seeds are no proof. The digest does not cover data that a
+    training reads by itself, from its store or another source.
 
     Args:
         left: One run.
         right: The other run.
 
     Returns:
-        The proof, or the reason why there is none.
+        The proof, or the reason why there is no proof.
     """
     for run in (left, right):
         if not run.steps:
@@ -145,14 +143,14 @@ def _origin(left: Run, right: Run) -> str:
 
 
 def verdict(found: Iterable[Pair], missing: Iterable[str] = ()) -> Evidence:
-    """Return one line about all pairs: *same data: proven*, or the number of pairs for which it is not.
+    """Return one line about all pairs: *same data: proven*, or the number of pairs without proof.
 
     Args:
         found: the pairs that ``pairs`` returned.
-        missing: declared runs that have not begun, ``Results.missing``; their pairs are counted, too.
+        missing: declared runs that have not begun, ``Results.missing``; their pairs also count.
 
     Returns:
-        Proven if there is a pair, and the same data is proven for every pair.
+        The line; it states a proof only if there is a pair, and every pair has a proof.
     """
     all_pairs = list(found)
     absent = sorted(missing)
@@ -173,7 +171,7 @@ def verdict(found: Iterable[Pair], missing: Iterable[str] = ()) -> Evidence:
 
 
 def _declared(found: Iterable[Pair], missing: Iterable[str]) -> set[tuple[str, str]]:
-    """Return the pairs that exist when all runs have begun, by the names of both runs."""
+    """Return the pairs that will exist when all runs have begun, by the names of both runs."""
     alike: dict[tuple[str, str], set[str]] = {}
     for pair in found:
         for run in (pair.left, pair.right):

@@ -33,7 +33,7 @@ SCHEMA = pa.schema(
         ("value", pa.float64()),
     ]
 )
-"""The columns of ``Results.table``: the value that a run recorded under a name at a step."""
+"""The columns of ``Results.table``; each row is the value that a run recorded under a name at a step."""
 
 Status = Literal["done", "failed", "partial"]
 
@@ -46,16 +46,16 @@ class Run:
     """The facts of one run.
 
     Args:
-        run: Its name, "variant/framework/seed".
-        variant, framework, seed: The parts of that name.
+        run: The run's name, "variant/framework/seed".
+        variant, framework, seed: The parts of the name.
         status: "done"; "failed", if an exception ended the run; "partial", if it was stopped before its last step.
-        steps: Training steps taken.
+        steps: Number of training steps taken.
         seconds: Duration from process start to end, summed over all processes of the run.
         compile_seconds: Compile time of the framework; None if unknown.
-        first_step_seconds: Duration of the first step, including one-time work.
+        first_step_seconds: Duration of the first step, including one-time work such as compilation.
         peak_memory: Peak memory of the process in bytes.
         versions: Versions of Python and packages by name; "2.10, then 2.11" if the run resumed with another version.
-        fingerprint: Fingerprint of the batches' data and configuration; None if they have none.
+        fingerprint: Fingerprint of the batches' data and configuration; None if the source has no fingerprint.
         digest: Digest of all batches that the run received; None if none was computed.
         undigested: Description of batches that are missing from the digest; None if the digest is complete.
         machine: Description of the hardware and system, by name.
@@ -86,11 +86,11 @@ class Results:
 
     Args:
         name: The study's name.
-        steps: Training steps of a finished run.
+        steps: Number of training steps of a finished run.
         runs: Facts of every run.
         table: One row per value, with the columns of ``SCHEMA``, sorted by run and step. Every step has a ``loss``, its
             waiting time for a batch (``wait``) and its duration (``compute``), both in seconds; ``memory`` is the
-            process's memory in bytes, recorded now and then; other names are the values that the training reported.
+            process's memory in bytes, recorded from time to time. Other names are values that the training reported.
         missing: Names of declared runs that have not started.
 
     Raises:
@@ -193,7 +193,7 @@ def read(path: str | os.PathLike[str]) -> Results:
 
 
 def _stored(file: Path, text: bytes | None) -> dict[str, Any]:
-    """Parse the metadata that a results file holds of its study."""
+    """Parse the study's metadata in a results file."""
     try:
         stored = json.loads(text or b"null")
     except ValueError:

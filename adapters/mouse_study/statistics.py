@@ -1,8 +1,8 @@
 """Statistics of runs over several seeds: interquartile means, bands, profiles, and distances between curves.
 
 The statistics follow Agarwal et al., "Deep Reinforcement Learning at the Edge of the Statistical Precipice", NeurIPS
-2021, as rliable computes them. Unlike rliable, draws here are a pure function of a seed, groups may have unequal
-numbers of runs, and whole curves are resampled at once; the tests compare each statistic with rliable.
+2021, as rliable computes them. Unlike in rliable, draws are a pure function of a seed, groups may have different
+numbers of runs, and complete curves are resampled at once. The tests compare each statistic with rliable.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ Statistic = Callable[[Floats], Floats]
 
 REPETITIONS = 2000
 CONFIDENCE = 0.95
-# The share of 95% bands that contain the true value, by the number of runs: simulated with 4,000 samples of a normal
-# and of a lognormal distribution, whose shares differ by at most 0.02.
+# Share of 95% bands that contain the true value, by the number of runs. It was simulated with 4,000 samples of a normal
+# and of a lognormal distribution; the shares of both differ by at most 0.02.
 _HOLDS = {2: 0.50, 3: 0.75, 4: 0.88, 5: 0.90, 6: 0.91, 7: 0.92, 8: 0.93, 9: 0.93, 10: 0.93}
-# The number of values that are reduced at a time, 32 MiB.
+# Number of values that are reduced at a time, 32 MiB.
 _MOST_VALUES = 1 << 22
 
 
@@ -47,25 +47,25 @@ class Band:
 
 
 def iqm(values: ArrayLike, *, axis: int = 0) -> Floats:
-    """Return the interquartile mean: the mean of the values without the lowest and the highest quarter.
+    """Return the interquartile mean, the mean of the values without the lowest and the highest quarter.
 
-    Of n values, ``n // 4`` are left out at either end: of 8 values 2 and 2, of 3 values none. So the result for up to 3
-    values is their mean.
+    Of n values, ``n // 4`` are left out at each end: 2 and 2 of 8 values, and none of 3 values. So the result for up to
+    3 values is their mean.
 
     Args:
         values: the numbers, at least one along the axis.
         axis: the axis of the runs.
 
     Returns:
-        float64, in the shape of ``values`` without the axis. NaN if one of the values is NaN, so that a diverged run is
-        not dropped silently.
+        float64, in the shape of ``values`` without the axis. NaN if a value is NaN, so that a diverged run is not left
+        out silently.
     """
     array = np.moveaxis(np.asarray(values, np.float64), axis, 0)
     count = len(array)
     if not count:
         raise DataError("iqm: expected at least one value, found none")
     kept = np.sort(array, axis=0)[count // 4 : count - count // 4]
-    # NaN is sorted to the end, where a quarter is cut off.
+    # NaN would be sorted to the end, where a quarter is cut off.
     with np.errstate(over="ignore", invalid="ignore"):
         return np.where(np.isnan(array).any(axis=0), np.nan, kept.mean(axis=0))
 
@@ -84,15 +84,16 @@ def band(
 ) -> Band:
     """Return a statistic of runs with a stratified bootstrap interval (percentiles).
 
-    A stratum is a group of runs that differ only in their seeds: a variant. Each resample draws as many runs from each
-    stratum as it has, with replacement: from runs 0, 1, 2 for example 2, 0, 2. A curve is drawn as a whole.
+    A stratum is a group of runs that differ only in their seeds, for example a variant. Each resample draws as many
+    runs from a stratum as it has, with replacement: for example 2, 0, 2 from the runs 0, 1, 2. Complete curves are
+    drawn.
 
     Args:
-        strata: for each stratum its runs ``[runs, ...]``; the number of runs may differ, the other axes must not.
+        strata: for each stratum its runs ``[runs, ...]``; only the number of runs may differ.
         statistic: a function of all runs together, which takes ``[resamples, runs, ...]`` and reduces axis 1; by
             default the interquartile mean.
         repetitions: the number of resamples.
-        confidence: the share of the resamples inside of the band.
+        confidence: the share of the resamples inside the band.
         seed: the seed of the resamples. Equal arguments give equal bands, bit by bit.
 
     Returns:
@@ -116,7 +117,7 @@ def band(
     value = statistic(together[None])[0]
     if min(counts) == 1:
         return Band(value, None, None, counts)
-    # Runs are numbered over all strata. With strata of 2 and 3 runs a resample may be [1, 0 | 4, 2, 4].
+    # Runs are numbered over all strata. For strata of 2 and 3 runs, a resample may be [1, 0 | 4, 2, 4].
     firsts = np.cumsum([0, *counts[:-1]])
     drawn = np.concatenate(
         [
@@ -134,14 +135,14 @@ def band(
 
 
 def profile(thresholds: ArrayLike) -> Statistic:
-    """Return the statistic of a performance profile: the share of runs above each threshold.
+    """Return the statistic of a performance profile, the share of runs above each threshold.
 
     Args:
         thresholds: the thresholds, ``[k]``.
 
     Returns:
-        A statistic for ``band``, from values ``[resamples, runs]`` to shares ``[resamples, k]``. NaN is above no
-        threshold.
+        A statistic for ``band``, from values ``[resamples, runs]`` to shares ``[resamples, k]``. NaN does not exceed
+        any threshold.
     """
     edges = np.asarray(thresholds, np.float64)
     return lambda values: np.stack([(values > edge).mean(axis=1) for edge in edges], axis=-1)
@@ -156,10 +157,10 @@ def probability_above(left: ArrayLike, right: ArrayLike, *, tie: float = 0.0) ->
     Args:
         left: final values of one group, ``[n]``.
         right: final values of the other group, ``[m]``.
-        tie: the relative difference, to the larger absolute value, up to which two values count as equal.
+        tie: the difference, relative to the larger absolute value, up to which two values count as equal.
 
     Raises:
-        DataError: one group is empty or holds NaN.
+        DataError: one group is empty or contains NaN.
     """
     one, other = np.asarray(left, np.float64), np.asarray(right, np.float64)
     if not one.size or not other.size or np.isnan(one).any() or np.isnan(other).any():
@@ -171,10 +172,10 @@ def probability_above(left: ArrayLike, right: ArrayLike, *, tie: float = 0.0) ->
 
 
 def meaning(runs: int) -> str:
-    """Explain a 95% band over ``runs`` seeds in a sentence or two.
+    """Explain a 95% band over ``runs`` seeds in one or two sentences.
 
     Args:
-        runs: seeds in the smallest group of the band.
+        runs: number of seeds in the smallest group of the band.
     """
     if runs < 1:
         return "No finished run: nothing to say."
@@ -197,8 +198,8 @@ def meaning(runs: int) -> str:
 def relative_difference(left: ArrayLike, right: ArrayLike) -> Floats:
     """Return the difference of two curves at each step, relative to the larger of the two absolute values.
 
-    The difference of 2.0 and 1.5 is 0.25, that of two zeros is 0. It is infinite if either value is not finite, also if
-    both are equal.
+    The relative difference of 2.0 and 1.5 is 0.25, that of two zeros is 0. It is infinite if a value is not finite,
+    even if both are equal.
 
     Args:
         left: values of one run, ``[n]``.
@@ -212,7 +213,7 @@ def relative_difference(left: ArrayLike, right: ArrayLike) -> Floats:
         raise DataError(f"relative_difference: expected curves of one length, found {one.shape} and {other.shape}")
     finite = np.isfinite(one) & np.isfinite(other)
     found = np.full(one.shape, np.inf)
-    # Both values are divided first, as the difference of two large numbers may overflow float64.
+    # Both values are divided first, because the difference of two large numbers may overflow float64.
     larger = np.maximum(np.abs(one[finite]), np.abs(other[finite]))
     larger[larger == 0.0] = 1.0
     found[finite] = np.abs(one[finite] / larger - other[finite] / larger)

@@ -1,6 +1,4 @@
-"""Study: variants x frameworks x seeds of a training function, declared in Python or YAML, and the function's
-arguments.
-"""
+"""Studies of variants x frameworks x seeds of a training function, declared in Python or YAML; and its arguments."""
 
 from __future__ import annotations
 
@@ -39,7 +37,7 @@ def reference(function: Callable[..., Any] | str, where: str) -> dict[str, str |
     """Return the location of a function: its ``module``, its ``name``, and a ``file`` if the module has no import name.
 
     Args:
-        function: A function at the top of a module or script, or "module:name".
+        function: A function at the top level of a module or script, or "module:name".
         where: The prefix of error messages.
 
     Raises:
@@ -92,7 +90,7 @@ def found(place: dict[str, str | None], where: str) -> Any:
     return holder
 
 
-# The modules that were loaded from files, by name; other processes load them in the same way.
+# Modules that were loaded from files, by name; other processes load them in the same way.
 _loaded_from: dict[str, str] = {}
 
 
@@ -129,7 +127,7 @@ def load_file(path: Path) -> ModuleType:
 
 
 KINDS = ("torch", "jax", "numpy")
-"""The kinds of batches. The name of a framework is one of these, or begins with one and a hyphen."""
+"""Kinds of batches. The name of a framework is one of these, or begins with one of these and a hyphen."""
 
 
 def kind_of(framework: str) -> str:
@@ -148,7 +146,7 @@ def kind_of(framework: str) -> str:
 
 @dataclass(frozen=True)
 class Context:
-    """The run for which a training function is called.
+    """The run for which a training function is called; the function's argument.
 
     Args:
         variant: The name of the variant.
@@ -181,7 +179,7 @@ class Context:
 
     @cached_property
     def store(self) -> Any:
-        """Return the study's store, or another source that its ``store`` names.
+        """Return the study's store, or the other source that ``Study.store`` names.
 
         Raises:
             ConfigError: The study has no store.
@@ -222,17 +220,18 @@ class Training:
 
     Args:
         step: Takes one step on a batch and returns the loss, a number or an array of one number; or a mapping of names
-            to such values, with the name "loss". Without a store and without ``batches``, it is called without
-            arguments. The time of a step ends when the loss is a number, so asynchronous work is included.
+            to such values, with the name "loss". Without a store and without ``batches``, the function is called
+            without arguments. The time of a step ends when the loss is available as a number, so it includes
+            asynchronous work.
         state: All objects that a step changes, except the batches: objects with ``state_dict`` and ``load_state_dict``
             (modules and optimizers of torch, buffers), objects of ``flax.nnx``, random generators, and dicts, whose
             values are replaced (parameters of JAX, counters); or a list, tuple or dict of these. Global generators are
-            saved in any case. Without a state, a killed run begins again.
-        batches: The source of batches in place of ``Context.loader()``: a loader, whose state is saved, or a function
+            always saved. Without a state, a killed run starts again.
+        batches: The source of batches instead of ``Context.loader()``: a loader, whose state is saved, or a function
             without arguments, for example ``buffer.sample``.
         evaluate: Called without arguments every ``Study.evaluate_every`` steps and after the last step. Returns a
             number, which is recorded as "evaluation", or a mapping of names to numbers.
-        digest: Called without arguments at the end, if there are no batches. Returns a digest of the data that the run
+        digest: Called without arguments at the end, if there are no batches; returns a digest of the data that the run
             received.
     """
 
@@ -251,7 +250,7 @@ class Study:
     """A training in several frameworks, variants and seeds; each combination is a run.
 
     Every run is a separate process, which imports the functions of the study. Functions must be at the top level of a
-    module or script, or are given as "module:function". All other values are numbers, texts, and lists and dicts of
+    module or script, or be given as "module:function". All other values must be numbers, texts, or lists and dicts of
     these.
 
     Args:
@@ -262,16 +261,16 @@ class Study:
         steps: The number of steps of every run.
         seeds: The seeds. The seed of a run determines its data, and its draws from global generators.
         variants: Options for ``Context.options``, by the name of the variant. Loader options under ``batches`` override
-            the study's.
+            the study's options.
         store: The data of the runs: the path of recorded data of any format; a dict of ``path`` and other arguments of
             ``mouse_core.DatasetStore.open``; or a function without arguments that creates a ``DatasetStore``. The
             function is called once, and its store is saved in the study's folder. None: trainings have their own
             batches.
-        batches: Arguments of the loader, equal for all frameworks; or a function from a variant's options to these
-            arguments, which then need not be plain values.
+        batches: Arguments of the loader, the same for all frameworks; or a function that returns these arguments for a
+            variant's options. Its results need not be plain values.
         evaluate_every: The number of steps between two evaluations; None: only after the last step.
         checkpoint_every: The number of steps between two checkpoints, from which a killed run continues.
-        threads: The number of threads for the arithmetic of a run. With another number, sums may round differently.
+        threads: The number of threads for computations of a run. With another number, sums may be rounded differently.
         environment: Environment variables of the runs.
         digest: Whether to compute a digest of the batches of each run, which takes a few percent of the loading time,
             and no time of ``wait`` or ``compute``.
@@ -362,7 +361,7 @@ class Study:
         """Return the study's declaration as plain values, with functions by location.
 
         Raises:
-            ConfigError: As for the class.
+            ConfigError: An error of the class ``Study``.
         """
         declared: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
         declared["frameworks"] = {
@@ -380,16 +379,16 @@ class Study:
     def run(
         self, folder: str | os.PathLike[str], *, jobs: int = 1, only: Sequence[str] = (), progress: bool | None = None
     ) -> Results:
-        """Run all runs to their end, each in a separate process; runs that had begun continue.
+        """Execute all runs to their end, each in a separate process; runs that began before continue.
 
         A script must call this method under ``if __name__ == "__main__":``, as the runs import the script.
 
         Args:
             folder: The folder of logs, records, checkpoints and results, created if it is missing. Runs that began in
-                it continue.
+                this folder continue.
             jobs: The number of concurrent runs.
-            only: Patterns of the runs, "variant/framework/seed", in which ``*`` matches anything, and the end may be
-                omitted; by default all runs.
+            only: Patterns of the runs to execute, "variant/framework/seed", in which ``*`` matches anything, and the
+                end may be omitted; by default all runs.
             progress: Whether to draw the progress of the runs; None: if stderr is a terminal.
 
         Returns:
@@ -408,9 +407,9 @@ def load_study(path: str | os.PathLike[str]) -> Study:
     """Load the study that a file declares.
 
     Args:
-        path: A Python file with one ``Study`` at its top level, or with several and ``:name`` behind the path; or a
-            YAML file with the arguments of ``Study`` by name. Functions in YAML are "module:function", in modules
-            beside the file or in importable modules.
+        path: A Python file with one ``Study`` at its top level (if it has several, append ``:name`` to the path); or a
+            YAML file with the arguments of ``Study`` by name. Functions in YAML are given as "module:function", in
+            modules beside the file or in importable modules.
 
     Raises:
         ConfigError: The file declares no study, or the study is invalid.
@@ -473,9 +472,7 @@ def _from_yaml(file: Path) -> Study:
 
 
 def _yaml_loader() -> Any:
-    """Return a safe loader that reads 1e-3 as a number, as in YAML 1.2; YAML 1.1 reads it as a text, as it lacks a
-    point.
-    """
+    """Return a safe loader that reads 1e-3 as a number, as in YAML 1.2; in YAML 1.1 it is a text."""
     import yaml
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc]

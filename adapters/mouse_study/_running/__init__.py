@@ -1,1 +1,1 @@
-"""Execution of a study: one process per run, records and checkpoints, and the progress display."""
+"""Execution of a study: one process for each run, records, checkpoints, and the progress display."""

@@ -27,14 +27,14 @@ DECLARED = "study.json"
 _VERSION = 1
 # The keys of a function's location.
 _FUNCTION = {"module", "file", "name"}
-# Parts of a declaration that may grow: existing entries must not change.
+# Parts of a declaration to which entries may be added; existing entries must not change.
 _MAY_GROW = ("frameworks", "variants", "seeds")
 # Parts of a declaration that do not affect the records of a run.
 _MAY_CHANGE = ("checkpoint_every",)
 
 
 def settle(study: Study, folder: Path) -> dict[str, Any]:
-    """Write the declaration of a study to its folder, which must not have another one; return the declaration.
+    """Write the declaration of a study to its folder, which must not have a different one; return the declaration.
 
     Raises:
         ConfigError: The folder has another declaration; the message names the difference.
@@ -90,13 +90,13 @@ def read_json(path: Path) -> Any:
 
 
 def collect(path: str | Path) -> Results:
-    """Collect the results that the runs of a study have recorded so far, running ones included.
+    """Collect the results that the runs of a study have recorded so far, including running ones.
 
     Args:
         path: The study's folder.
 
     Raises:
-        ConfigError: The folder holds no study.
+        ConfigError: The folder has no study.
     """
     folder = Path(path)
     declared = read_json(folder / DECLARED)

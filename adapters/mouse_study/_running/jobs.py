@@ -1,4 +1,4 @@
-"""Concurrent runs: a process for each, which is restarted after a kill, and ends with this process."""
+"""Executes runs concurrently, each in a process that is restarted after a kill, and that ends with this process."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Progress:
 
 @contextmanager
 def shown(runs: int, steps: int, bar: bool | None) -> Iterator[Callable[[Mapping[str, Progress]], None]]:
-    """Yield a function that prints a line on stderr for each run that began or ended, and advances a bar.
+    """Yield a function that prints a line on stderr for each run that began or ended, and advances a progress bar.
 
     Args:
         runs: The number of runs.
@@ -71,7 +71,7 @@ def shown(runs: int, steps: int, bar: bool | None) -> Iterator[Callable[[Mapping
 
 _OF_A_RUN = "MOUSE_STUDY_RUN"  # an environment variable of the processes of runs
 _LOOKED_AT_EVERY = 0.1  # seconds
-_TIME_TO_SAVE = 30.0  # seconds that runs have to save their state when they are asked to end
+_TIME_TO_SAVE = 30.0  # seconds that runs may take to save their state after a request to end
 _LOG_TAIL = 2000  # bytes
 
 
@@ -134,8 +134,8 @@ class _Pool:
     def __init__(self, declared: dict[str, Any], folder: Path, names: Sequence[str], jobs: int) -> None:
         self._declared, self._folder, self._jobs = declared, folder, jobs
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._begun_at: dict[str, int] = {}  # the step at which a run's process began
-        self._positions: dict[str, int] = {}  # where the next record of a run begins
+        self._begun_at: dict[str, int] = {}  # step at which a run's process began
+        self._positions: dict[str, int] = {}  # position of the next record of a run in its file
         self._runs = {name: self._at_rest(name) for name in names}
         self._waiting = [name for name, now in self._runs.items() if now.state != "done"]
 
@@ -162,7 +162,7 @@ class _Pool:
             for process in self._processes.values():
                 process.wait(max(0.0, until - time.monotonic()))
         except (KeyboardInterrupt, subprocess.TimeoutExpired):
-            pass  # a second Ctrl-C: killed runs continue later from their last checkpoints
+            pass  # after a second Ctrl-C, runs are killed, and continue later from their last checkpoints
         finally:
             for process in self._processes.values():
                 process.kill()
@@ -180,7 +180,7 @@ class _Pool:
     def _ended(self, name: str, status: int) -> None:
         _close(self._processes.pop(name))
         now, log = replace(self._at_rest(name), loss=self._at_work(name).loss), self._own(name) / "log.txt"
-        if now.state == "waiting":  # ended by a signal, without a status
+        if now.state == "waiting":  # the process was ended by a signal and wrote no status
             if self._saved_step(name) > self._begun_at[name]:
                 self._waiting.insert(0, name)
             else:
@@ -192,7 +192,7 @@ class _Pool:
     def _at_work(self, name: str) -> Progress:
         try:
             records, end = follow_log(self._own(name) / RECORDS, self._positions.get(name, 0))
-        except DataError:  # the run has dropped the records after its checkpoint
+        except DataError:  # the run has removed the records after its checkpoint
             records, end = [], 0
         self._positions[name] = end
         if not records:
@@ -216,7 +216,7 @@ class _Pool:
 
 
 def start(declared: dict[str, Any], folder: Path, run: str | None, log: Path) -> subprocess.Popen[bytes]:
-    """Start the process of a run, or of the function that creates the store (None); it ends with this process."""
+    """Start the process of a run, or (None) of the function that creates the store; the process ends with this one."""
     variant, framework, seed = run.split("/") if run else ("", "", "0")
     request = {
         "study": declared,
@@ -235,10 +235,10 @@ def start(declared: dict[str, Any], folder: Path, run: str | None, log: Path) ->
             stdout=output,
             stderr=subprocess.STDOUT,
             env=_environment(declared),
-            start_new_session=True,  # so that Ctrl-C reaches this process alone, which asks them to save their state
+            start_new_session=True,  # so that Ctrl-C reaches only this process
         )
     assert process.stdin is not None
-    with suppress(BrokenPipeError):  # of a process that has ended, which is noticed later
+    with suppress(BrokenPipeError):  # the process has ended, which is detected later
         process.stdin.write(json.dumps(request).encode() + b"\n")
         process.stdin.flush()
     return process

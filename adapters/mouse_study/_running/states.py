@@ -1,6 +1,6 @@
-"""Conversion of training state to plain values and arrays, and back.
+"""Converts the state of a training to plain values and arrays, and back.
 
-A *part* of the state is an object that can be restored in place: one with ``state_dict`` and ``load_state_dict``
+A *part* of the state is an object that can be restored in place: an object with ``state_dict`` and ``load_state_dict``
 (modules and optimizers of torch, loaders, buffers), an object of ``flax.nnx``, a random generator, or a dict or list,
 whose values are replaced. This module imports no framework; a state that needs one has imported it already.
 """
@@ -90,12 +90,12 @@ def _of_framework(kind: str, held: Any) -> Any:
 
     if kind == "key":
         return jax.random.wrap_key_data(jax.numpy.array(held["data"]), impl=held["of"])
-    made = jax.numpy.array(held)  # a copy, as on the host JAX could share the given memory
+    made = jax.numpy.array(held)  # a copy, because on the host JAX could share the original memory
     return _weak(made) if kind == "weak" else made
 
 
 def _weak(array: Any) -> Any:
-    """Return the JAX array with a weak type, like that of a Python number, which promotes to a narrower float."""
+    """Return the JAX array with a weak type, like that of a Python number, which does not widen other dtypes."""
     import jax.numpy as jnp
 
     # An array filled with a Python number has a weak type and keeps it when its values are set.
@@ -166,8 +166,8 @@ def seed_global_generators(seed: int) -> None:
 class InitialState:
     """The objects and arrays that a state held before the first step, by path.
 
-    An optimizer, a function or another name may also refer to a tensor or array of this state. On resume, such an array
-    is filled in place. An array that a step has replaced is created anew.
+    An optimizer, a function or another variable may also refer to a tensor or array of this state, so such an array is
+    filled in place on resume. An array that a step has replaced is created anew.
 
     Args:
         part: The training's state before the first step.
@@ -196,14 +196,15 @@ class InitialState:
             self._leaves[where] = _places(value)
 
     def has(self, value: Any, where: str) -> bool:
-        """Whether this tensor or array object was in the state at ``where``."""
+        """Whether this tensor or array object was in the initial state at ``where``."""
         return where in self._objects and self._objects[where]() is value
 
     def check(self, value: Any, where: str) -> None:
         """Raise ConfigError for an object that a resumed run could not create again.
 
         Raises:
-            ConfigError: The object is a module, an optimizer, a tree of JAX or a similar object that was added later.
+            ConfigError: The object, for example a module, an optimizer or a tree of JAX, was added after the first
+                step.
         """
         if where in self._parts if _is_part(value) else self._leaves.get(where) == _places(value):
             return
@@ -214,12 +215,12 @@ class InitialState:
 
 
 def taken(part: Any, where: str = "state", begun: InitialState | None = None) -> Plain:
-    """The state of a part.
+    """Return the state of a part.
 
     Args:
         part: The part.
         where: The name of the state in error messages.
-        begun: The state before the first step; None: the present state.
+        begun: The state before the first step; None: the current state.
 
     Raises:
         ConfigError: A value cannot be stored, or cannot be restored.
@@ -228,7 +229,7 @@ def taken(part: Any, where: str = "state", begun: InitialState | None = None) ->
 
 
 def _taken(part: Any, where: str, begun: InitialState | None, numbers: dict[int, int]) -> Plain:
-    """Return the state of a part; ``numbers`` identify arrays, which may occur at several places."""
+    """Return the state of a part; ``numbers`` identify arrays, which may occur at several paths."""
     if hasattr(part, "state_dict") and hasattr(part, "load_state_dict"):
         return {"part": plain(part.state_dict(), where), "modes": _modes(part)}
     if _is_nnx(part):
@@ -262,8 +263,8 @@ def _taken_child(child: Any, where: str, fixed: bool, begun: InitialState | None
             f"{where}: expected something that can be set anew where it lies, found {type(child).__name__}; put it in "
             "a dict, whose values are replaced"
         )
-    # A tree of JAX may have classes that only the training knows, so its leaves are saved, and set into the present
-    # tree.
+    # A tree of JAX may contain classes that only the training defines, so only its leaves are saved, and put into the
+    # current tree.
     if _is_own_tree(child):
         if begun is not None:
             begun.check(child, where)
@@ -320,7 +321,7 @@ def _give_children(part: Any, saved: Plain, where: str, made: dict[int, Any]) ->
 
 
 def _child(before: Any, entry: Plain, where: str, made: dict[int, Any]) -> Any:
-    """Return the restored value for one entry of a dict or list whose present value is ``before``."""
+    """Return the restored value for one entry of a dict or list whose current value is ``before``."""
     if "whole" in entry:
         number = entry.get("memory")
         if number is None or number not in made:
@@ -390,7 +391,7 @@ def _is_container(value: Any) -> bool:
 
 
 def _is_memory(value: Any) -> bool:
-    """Whether a value is memory that can be overwritten in place."""
+    """Whether a value is an array that can be overwritten in place."""
     torch = sys.modules.get("torch")
     return isinstance(value, np.ndarray) or (torch is not None and isinstance(value, torch.Tensor))
 

@@ -30,7 +30,7 @@ from mouse_study._running import states
 from mouse_study._running.folder import RECORDS
 from mouse_study.study import Context, Training, found, kind_of
 
-# Packages by import name; the versions of imported packages are recorded.
+# Import names of packages; the versions of those that a run imported are recorded.
 _NOTED = {
     "mouse_core": "mouse-data",
     "numpy": "numpy",
@@ -45,7 +45,7 @@ _NOTED = {
     "grain": "grain",
     "gymnasium": "gymnasium",
 }
-# The events of JAX for lowering a program and for compiling it by XLA.
+# Events of JAX for lowering a program and for compiling it with XLA.
 _COMPILING = ("/jax/core/compile/jaxpr_to_mlir_module_duration", "/jax/core/compile/backend_compile_duration")
 
 
@@ -60,7 +60,7 @@ def memory_now() -> int | None:
 def peak_memory() -> int | None:
     """Return the peak memory of this process in bytes."""
     try:
-        # On Linux, a child inherits the peak of its parent, except in this line.
+        # On Linux, a child inherits the peak of its parent, except in this line of the file.
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
     except (OSError, StopIteration):
@@ -74,13 +74,13 @@ def peak_memory() -> int | None:
 
 
 def versions(before: Mapping[str, str]) -> dict[str, str]:
-    """Return the versions of Python and of imported packages; both versions, if a run had another one ``before``."""
+    """Return the versions of Python and of imported packages; two versions, if a run had another version ``before``."""
     found = {"python": platform.python_version()}
     for module, package in _NOTED.items():
         if module in sys.modules:
             try:
                 found[package] = version(package)
-            except PackageNotFoundError:  # used from where it lies
+            except PackageNotFoundError:  # used from a source folder without installation
                 found[package] = str(getattr(sys.modules[module], "__version__", "of a source folder"))
     for package, other in before.items():
         now = found.get(package, other)
@@ -104,7 +104,7 @@ def described_machine(threads: int) -> dict[str, Any]:
 
 
 class Compiling:
-    """Sums up the compile time of JAX from now on, or of torch since its import.
+    """Measures the compile time of JAX from now on, or of torch since its import.
 
     Args:
         kind: The framework: "torch", "jax" or "numpy".
@@ -146,7 +146,7 @@ def open_store(declared: Mapping[str, Any], folder: Path) -> Any:
 
 
 def make_store(declared: Mapping[str, Any], folder: Path) -> None:
-    """Call the function that creates the study's store, and save the store, unless it is saved already."""
+    """Call the function that creates the study's store, and save the store, unless it is already saved."""
     from mouse_core.store import Store
 
     target = folder / "store"
@@ -186,15 +186,15 @@ class Worker:
         self.loaders = _Loaders()
         self.fingerprint: str | None = None
         self.first_step: float | None = None
-        # Times of earlier processes of this run, up to their last checkpoint.
+        # Times from earlier processes of this run, up to their last checkpoint.
         self.before: Mapping[str, Any] = {"seconds": 0.0, "compile_seconds": 0.0, "peak_memory": 0, "versions": {}}
         self.compiling = Compiling(kind_of(request["framework"]))
 
     def run(self) -> None:
-        """Take all remaining steps, or those until a request to stop."""
+        """Take all remaining steps, or the steps until a request to stop."""
         context = self._context()
         train = found(self.declared["frameworks"][context.framework], f"frameworks: {context.framework}")
-        if context.kind == "torch":  # which has a generator to seed, and threads to count
+        if context.kind == "torch":  # torch has a generator to seed, and a number of threads to set
             import torch
 
             torch.set_num_threads(self.declared["threads"])
@@ -213,7 +213,7 @@ class Worker:
             self.note("partial")
             self.records = Log(self.folder / RECORDS, lambda *_: None)
             try:
-                self.records.cut(size)  # later values were recorded after the checkpoint, and are recorded again
+                self.records.cut(size)  # later values were recorded after the checkpoint, and will be recorded again
                 self._take_steps(training, _next_batch(batches))
             finally:
                 self.records.close()
@@ -260,7 +260,7 @@ class Worker:
                 self._checkpoint()
 
     def _take_step(self, training: Training, step: int, next_batch: Callable[[], tuple[Any, ...]]) -> dict[str, float]:
-        """Take one step; return its reported numbers, waiting time and computing time, neither including the digest."""
+        """Take one step; return its reported numbers, and its waiting and computing times without the digest."""
         asked = time.perf_counter()
         batch = next_batch()
         given = time.perf_counter()
@@ -284,13 +284,13 @@ class Worker:
             ) from error
 
     def _is_due(self, step: int, every: int | None) -> bool:
-        """Whether an action is due after this step: after every ``every`` steps, and after the last step."""
+        """Whether an action is due after this step: every ``every`` steps, and after the last step."""
         return step + 1 == self.steps or (every is not None and (step + 1) % every == 0)
 
     # ------------------------------------------------------------------ checkpoints
 
     def _checkpoint(self) -> None:
-        """Save a checkpoint; all records are on the disk."""
+        """Save a checkpoint; all records must be on the disk."""
         saved = {
             "version": _VERSION,
             "step": self.step,
@@ -374,11 +374,11 @@ class _Loaders:
         return None
 
     def with_theirs(self, digest: StreamDigest) -> str | None:
-        """Return the digest of all delivered batches; ``digest`` alone, if these loaders delivered none."""
+        """Return the digest of all delivered batches; only ``digest``, if these loaders delivered none."""
         theirs = [loader.digest for loader in self.more if _digests(loader)]
         if not any(one.windows for one in theirs):
             return digest.hexdigest() if digest.windows else None
-        said = ", ".join(str(one) for one in (digest, *theirs))  # the order of creation identifies them
+        said = ", ".join(str(one) for one in (digest, *theirs))  # loaders are identified by their order of creation
         return hashlib.sha256(said.encode()).hexdigest()[:32]
 
 
@@ -401,7 +401,7 @@ def _batches(training: Training, context: Context) -> Iterator[Any]:
     if training.batches is not None or context.opened is None:
         yield _loader_of(training.batches)
         return
-    with replace(context, digest=False, made=[]).loader() as loader:  # this process digests its batches
+    with replace(context, digest=False, made=[]).loader() as loader:  # this process computes the digest of its batches
         yield loader
 
 
