@@ -21,7 +21,7 @@ class RowMap(maps.RowMap):
     ``REPLACED_DTYPES``.
 
     Args:
-        *args, **options: The arguments of ``mouse_core.maps.RowMap``: keys, values, capacity, full, storage, seed.
+        *args, **options: The arguments of ``mouse_core.maps.RowMap``: keys, values, capacity, storage, seed.
         device: The device of results: a ``jax.Device``, a sharding, or a platform; None: JAX's default device.
 
     Raises:

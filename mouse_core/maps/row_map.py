@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from os import PathLike
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +30,7 @@ _FIRST_CAPACITY = 64
 
 
 class Stored:
-    """The rows of a storage by number; a storage in memory grows.
+    """The rows of a storage, of which row ``n`` is number ``n`` that was written; a storage in memory grows.
 
     Args:
         storage: The storage; None for memory that grows.
@@ -80,8 +80,6 @@ class Stored:
         capacity = self.capacity
         if self.grows and isinstance(state, Mapping):
             capacity = max(_FIRST_CAPACITY, state_number("size", state.get("size"), where="storage"))
-            if state.get("written") != state.get("size"):
-                raise StateError(f"storage: expected all {state.get('written')!r:.80} rows, found {state.get('size')}")
             state = {**state, "capacity": capacity}
         made = ArrayStorage(capacity)
         if state is not None or self.what == "keys":
@@ -109,11 +107,6 @@ class Stored:
         return int(self.storage.written)
 
     @property
-    def oldest(self) -> int:
-        """The number of the oldest row in the storage."""
-        return self.written - len(self.storage)
-
-    @property
     def ragged(self) -> tuple[FieldKey, ...]:
         """Fields that the storage declares ragged."""
         return tuple(getattr(self.storage, "ragged", ()))
@@ -133,15 +126,11 @@ class Stored:
         """Return the lock to hold if other processes write too."""
         return self.storage.lock() or nullcontext()
 
-    def slots(self, numbers: Integers) -> Integers:
-        """Return the slots of rows."""
-        return numbers if self.grows else numbers % self.capacity
-
-    def get(self, slots: Integers) -> Any:
-        """Return the rows in some slots as a tree; SchemaError if no row was ever written."""
+    def get(self, numbers: Integers) -> Any:
+        """Return the rows with some numbers as a tree; SchemaError if no row was ever written."""
         if not len(self.storage):
             raise SchemaError(f"map: expected {self.what or 'values'} that were written, found none")
-        return self.storage.get(slots)
+        return self.storage.get(numbers)
 
     def write(self, rows: Any, schema: RowSchema, n: int, first: int) -> None:
         """Write rows from number ``first`` on: the next number or, after a crash, an earlier one."""
@@ -157,7 +146,7 @@ class Stored:
         there = min(n, self.written - first)
         if there > 0:
             tree = map_tree(lambda leaf: leaf[:there], rows)
-            self.storage.put(self.slots(np.arange(first, first + there)), tree)
+            self.storage.put(np.arange(first, first + there), tree)
             rows = map_tree(lambda leaf: leaf[there:], rows)
         if there < n:
             self.storage.append(rows)
@@ -168,7 +157,6 @@ Hashes = npt.NDArray[np.uint64]
 
 _HALF = np.uint64(32)
 _LOW = np.uint64((1 << 32) - 1)
-_HIGH = np.uint64(((1 << 32) - 1) << 32)
 _LEAST_BITS = 6
 _ONE_MARK = np.uint64(1 << 32)
 _MOST = (1 << 31) - 2
@@ -177,10 +165,9 @@ _MOST = (1 << 31) - 2
 class RowTable:
     """Hash table from hashes to numbers of rows.
 
-    An entry is 64 bits: 31 of the hash and a 1, and the number of a row, counted from ``_base`` and plus 1. An empty
-    entry is 0. 32 other bits of the hash say where it is looked for first; they are kept beside it, so that a longer
-    table is made without looking at rows. Rows leave by their number alone, as the oldest of a ring do: an entry whose
-    number is too low is passed over, and gone when the table is next made anew. At most half of the entries are used.
+    An entry is 64 bits: 31 of the hash and a 1, and the number of a row plus 1. An empty entry is 0. 32 other bits of
+    the hash say where it is looked for first; they are kept beside it, so that a longer table is made without looking
+    at rows. At most half of the entries are used.
     """
 
     def __init__(self) -> None:
@@ -188,7 +175,6 @@ class RowTable:
         self._entries = np.zeros(1 << _LEAST_BITS, np.uint64)
         self._places = np.zeros(1 << _LEAST_BITS, np.uint32)
         self._used = 0
-        self._base = 0
 
     @property
     def nbytes(self) -> int:
@@ -209,7 +195,6 @@ class RowTable:
         hashes: Hashes,
         same: Callable[[Integers, Integers], npt.NDArray[np.bool_]],
         following: int,
-        oldest: int,
         later: int = 0,
     ) -> tuple[Integers, Integers]:
         """Return the numbers of rows, after adding absent rows with numbers from ``following`` on.
@@ -218,13 +203,12 @@ class RowTable:
             hashes: Hashes of the rows, ``[n]``.
             same: See ``find``; number ``following + p`` also stands for the row at place ``p``.
             following: The number of the next row.
-            oldest: The smallest number of a row that is kept.
             later: Number of rows that are likely to be added soon.
 
         Returns:
             The numbers, ``[n]``; and the places of those that are new, each at its first occurrence, in this order.
         """
-        self._make_room(len(hashes), following, oldest, later)
+        self._make_room(len(hashes), following, later)
         numbers, at = self._settle(hashes, same, following)
         new = np.flatnonzero(at >= 0)
         if not new.size:
@@ -239,22 +223,8 @@ class RowTable:
         self._used += new.size
         return numbers, new
 
-    def renumber(self, hashes: Hashes, old: Integers, new: Integers) -> None:
-        """Replace the numbers of rows in the table."""
-        entries, becoming = self._entry(hashes, old), self._entry(hashes, new)
-        position = self._first(hashes)
-        todo = np.arange(len(hashes))
-        while todo.size:
-            found = self._entries.take(position) == entries[todo]
-            self._entries[position[found]] = becoming[todo[found]]
-            todo, position = todo[~found], (position[~found] + 1) & self._most
-
-    def clear(self) -> None:
-        """Forget all rows."""
-        self.__init__()  # type: ignore[misc]
-
     def _entry(self, hashes: Hashes, numbers: Integers) -> npt.NDArray[np.uint64]:
-        return _marks(hashes) | (numbers - (self._base - 1)).astype(np.uint64)
+        return _marks(hashes) | (numbers + 1).astype(np.uint64)
 
     def _first(self, hashes: Hashes) -> Integers:
         """Return the first slot to probe for each hash."""
@@ -308,7 +278,7 @@ class RowTable:
                     found[rows[empty]] = -1
                 else:
                     there, claims = position[empty], rows[empty]
-                    mine = marks[claims] | (places[claims] + (following - self._base + 1)).astype(np.uint64)
+                    mine = marks[claims] | (places[claims] + (following + 1)).astype(np.uint64)
                     self._entries[there[::-1]] = mine[::-1]
                     won = self._entries.take(there) == mine
                     winners = claims[won]
@@ -329,27 +299,21 @@ class RowTable:
     def _numbers(self, entries: npt.NDArray[np.uint64]) -> Integers:
         """Return the numbers of rows in entries."""
         numbers = (entries & _LOW).view(np.int64)
-        numbers += self._base - 1
+        numbers -= 1
         return numbers
 
     @property
     def _most(self) -> int:
         return len(self._entries) - 1
 
-    def _make_room(self, coming: int, following: int, oldest: int, later: int) -> None:
+    def _make_room(self, coming: int, following: int, later: int) -> None:
         """Make room for ``coming`` more rows."""
-        if following - oldest + coming > _MOST:
-            raise DataError(f"map: expected at most {_MOST} rows, found {following - oldest + coming}")
-        full = 2 * (self._used + coming) > len(self._entries)
-        if not full and following - self._base + coming <= _MOST:
+        if following + coming > _MOST:
+            raise DataError(f"map: expected at most {_MOST} rows, found {following + coming}")
+        if 2 * (self._used + coming) <= len(self._entries):
             return
         there = self._entries != 0
         entries, places = self._entries[there], self._places[there]
-        numbers = self._numbers(entries)
-        live = numbers >= oldest
-        entries, places, numbers = entries[live], places[live], numbers[live]
-        entries = (entries & _HIGH) | (numbers - (oldest - 1)).astype(np.uint64)
-        self._base, self._used = oldest, len(entries)
         self._bits = max(_LEAST_BITS, (2 * (self._used + coming + later) - 1).bit_length())
         self._entries = np.zeros(1 << self._bits, np.uint64)
         self._places = np.zeros(1 << self._bits, np.uint32)
@@ -371,25 +335,22 @@ def _marks(hashes: Hashes) -> npt.NDArray[np.uint64]:
     return marks
 
 
-Full = Literal["refuse", "oldest"]
-
 # Rows, and 32-bit words of rows, that are looked up at a time; they fit into the cache of a processor.
 _STEP = 1 << 14
 _STEP_WORDS = 1 << 20
 
 
 class RowIndex:
-    """Index of rows by number, in the order of their first writes; row ``n`` lies in slot ``n % capacity``.
+    """Index of rows by number, in the order of their first writes.
 
     Args:
         keys: Storage of the keys.
         values: Storage of the values.
-        full: Rule for a full map; see ``RowMap``.
         seed: Seed of the hash.
     """
 
-    def __init__(self, keys: Stored, values: Stored, full: Full, seed: int) -> None:
-        self.keys, self.values, self._full, self._seed = keys, values, full, seed
+    def __init__(self, keys: Stored, values: Stored, seed: int) -> None:
+        self.keys, self.values, self._seed = keys, values, seed
         self.forget()
 
     def forget(self) -> None:
@@ -403,27 +364,28 @@ class RowIndex:
         keys, values = self.keys, self.values
         if keys.storage.changes == self._changes and keys.written == self._indexed:
             return
+        for part in (keys, values):
+            if part.written > len(part.storage):
+                raise StateError(f"storage: expected all {part.written} rows, found {len(part.storage)}")
         if 0 < values.written < keys.written:
             raise StateError(f"map: expected the values of {keys.written} rows, found those of {values.written}")
-        oldest = self.oldest
-        if keys.storage.changes != self._changes or not oldest <= self._indexed <= keys.written:
-            self.table, self._indexed = RowTable(), oldest
+        if keys.storage.changes != self._changes or self._indexed > keys.written:
+            self.table, self._indexed = RowTable(), 0
         schema = keys.schema
         while self._indexed < keys.written:
             assert schema is not None
             step = min(keys.written - self._indexed, _step(schema_words(schema)))
-            slots = keys.slots(np.arange(self._indexed, self._indexed + step))
-            rows, begin = self._stored_rows(slots, schema), self._indexed
+            begin = self._indexed
+            rows = KeyRows.of(keys.get(np.arange(begin, begin + step)), schema)
 
             def same(found: Integers, at: Integers, rows: KeyRows = rows, begin: int = begin) -> Any:
-                alike = found >= begin
+                alike, old = found >= begin, found < begin
                 alike[alike] = ~rows.differ(at[alike], rows, found[alike] - begin)
-                old = (found >= oldest) & (found < begin)
                 alike[old] = self._is_stored(rows, at[old], found[old])
                 return alike
 
             later = keys.written - begin - step
-            new = self.table.add(self._hashes(rows, slice(0, step)), same, begin, oldest, later)[1]
+            new = self.table.add(self._hashes(rows, slice(0, step)), same, begin, later)[1]
             if new.size != step:
                 raise StateError("storage: expected rows of which none is there twice, found some that are")
             self._indexed += step
@@ -437,10 +399,9 @@ class RowIndex:
         if not rows.n:
             return np.empty(0, np.int64)
         self._check_room(rows)
-        first, oldest = keys.written, self.oldest
+        first = keys.written
         try:
-            numbers, new = self._added(rows, first, oldest)
-            numbers, new = self._with_room(rows, numbers, new, first)
+            numbers, new = self._added(rows, first)
             if values is not None:  # first: a row counts when its key is there
                 self._put_values(numbers, values, first, new.size)
             keys.write(rows.take(_places(new, rows.n)), rows.schema, new.size, first)
@@ -448,34 +409,28 @@ class RowIndex:
             self.forget()
             raise
         self._indexed = keys.written
-        return self.keys.slots(numbers)
+        return numbers
 
     def _check_room(self, rows: KeyRows) -> None:
         """Raise DataError if the rows do not fit, before anything is changed."""
-        capacity, here = self.keys.capacity, self.size
-        if self.keys.grows or (rows.n <= capacity if self._full == "oldest" else here + rows.n <= capacity):
-            return
-        if self._full == "oldest":
-            distinct = self.distinct(rows, None)[1].size
-            if distinct > capacity:
-                raise DataError(f"map: expected at most {capacity} different rows in one write, found {distinct}")
+        capacity, here = self.keys.capacity, self.keys.written
+        if self.keys.grows or here + rows.n <= capacity:
             return
         new = np.flatnonzero(self.find(rows) < 0)
         distinct = self.distinct(rows, new)[1].size
         if here + distinct > capacity:
             raise DataError(
-                f"map: expected at most {capacity - here} new rows, found {distinct}: {here} of {capacity} are there; "
-                "full='oldest' drops the oldest"
+                f"map: expected at most {capacity - here} new rows, found {distinct}: {here} of {capacity} are there"
             )
 
     def distinct(self, rows: KeyRows, chosen: Integers | None) -> tuple[Integers, Integers]:
         """Number the distinct rows from 0 on; return the number of each row, and the first place of each number."""
         places = np.arange(rows.n) if chosen is None else chosen
         return RowTable().add(
-            self._hashes(rows, places), lambda found, at: ~rows.differ(places[at], rows, places[found]), 0, 0
+            self._hashes(rows, places), lambda found, at: ~rows.differ(places[at], rows, places[found]), 0
         )
 
-    def _added(self, rows: KeyRows, first: int, oldest: int) -> tuple[Integers, Integers]:
+    def _added(self, rows: KeyRows, first: int) -> tuple[Integers, Integers]:
         """Return the numbers of rows, with new rows from ``first`` on, and the first place of each new row."""
         numbers, news = np.empty(rows.n, np.int64), np.empty(rows.n, np.int64)
         following = first
@@ -483,7 +438,7 @@ class RowIndex:
 
             def same(found: Integers, at: Integers, begin: int = part.start, now: int = following) -> Any:
                 alike = np.zeros(len(found), np.bool_)
-                stored = (found >= oldest) & (found < first)
+                stored = found < first
                 if stored.any():
                     alike[stored] = self._is_stored(rows, begin + at[stored], found[stored])
                 if not stored.all():  # rows of this write: of earlier parts, by the order of their numbers, or of this
@@ -496,29 +451,10 @@ class RowIndex:
 
             # The share of new rows so far is likely to hold for the rest.
             later = (following - first) * (rows.n - part.stop) // max(part.start, 1)
-            numbers[part], new = self.table.add(self._hashes(rows, part), same, following, oldest, later)
+            numbers[part], new = self.table.add(self._hashes(rows, part), same, following, later)
             news[following - first : following - first + new.size] = part.start + new
             following += new.size
         return numbers, news[: following - first]
-
-    def _with_room(self, rows: KeyRows, numbers: Integers, new: Integers, first: int) -> tuple[Integers, Integers]:
-        """Do the work of ``_added`` if the oldest rows are evicted: rows of this write that would go are renumbered."""
-        keys, oldest = self.keys, self.oldest
-        over = first - oldest + new.size - keys.capacity
-        if keys.grows or over <= 0:
-            return numbers, new
-        there, last = last_of(numbers)
-        moving = 0
-        while (found := int(np.searchsorted(there, oldest + over + moving))) > moving:
-            moving = found
-        if moving:
-            old, begin = there[:moving], first + new.size
-            rows_of, now = last[:moving], np.arange(begin, begin + moving)
-            self.table.renumber(self._hashes(rows, rows_of), old, now)
-            moved = numbers < oldest + over + moving
-            numbers[moved] = now[np.searchsorted(old, numbers[moved])]
-            new = np.concatenate([new, rows_of])
-        return numbers, new
 
     def _put_values(self, numbers: Integers, values: KeyRows, first: int, new: int) -> None:
         """Write the values of rows with some numbers, of which the last ``new`` are numbers of new rows."""
@@ -528,35 +464,20 @@ class RowIndex:
         there, last = last_of(numbers)
         known = int(np.searchsorted(there, first))
         if known:
-            self.values.storage.put(self.keys.slots(there[:known]), values.take(last[:known]))
+            self.values.storage.put(there[:known], values.take(last[:known]))
         self.values.write(values.take(last[known:]), values.schema, new, first)
 
     # ------------------------------------------------------------------ rows and their numbers
-
-    @property
-    def oldest(self) -> int:
-        """The number of the oldest row; a row is gone when its value or its key was overwritten."""
-        return max(self.keys.oldest, self.values.oldest)
-
-    @property
-    def size(self) -> int:
-        """Number of rows."""
-        return self.keys.written - self.oldest
 
     def find(self, rows: KeyRows, chosen: Integers | None = None) -> Integers:
         """Return the numbers of rows; -1 for a row that is absent."""
         n = rows.n if chosen is None else chosen.size
         numbers = np.empty(n, np.int64)
-        oldest, first = self.oldest, self.keys.written
         for part in _parts(rows, n):
             where = np.arange(part.start, part.stop) if chosen is None else chosen[part]
 
             def same(found: Integers, at: Integers, where: Integers = where) -> Any:
-                alike = (found >= oldest) & (found < first)
-                if alike.all():
-                    return self._is_stored(rows, where if at.size == where.size else where[at], found)
-                alike[alike] = self._is_stored(rows, where[at[alike]], found[alike])
-                return alike
+                return self._is_stored(rows, where if at.size == where.size else where[at], found)
 
             numbers[part] = self.table.find(self._hashes(rows, part if chosen is None else where), same)
         return numbers
@@ -565,17 +486,10 @@ class RowIndex:
         """Whether the rows at some places equal the stored rows of some numbers."""
         if not places.size:
             return np.zeros(0, np.bool_)
-        return ~rows.differ(places, self._stored_rows(self.keys.slots(numbers), rows.schema), None)
-
-    def _stored_rows(self, slots: Integers, schema: RowSchema) -> KeyRows:
-        return KeyRows.of(self.keys.get(slots), schema)
+        return ~rows.differ(places, KeyRows.of(self.keys.get(numbers), rows.schema), None)
 
     def _hashes(self, rows: KeyRows, places: slice | Integers) -> npt.NDArray[np.uint64]:
         return hash_rows(rows, self._seed, places)[:, 0]
-
-    def slots(self, numbers: Integers) -> Integers:
-        """Return the slots of keys by their numbers, int64; -1 stays -1."""
-        return np.where(numbers < 0, -1, self.keys.slots(numbers))
 
 
 def _places(new: Integers, n: int) -> Integers | None:
@@ -612,10 +526,7 @@ class RowMap:
     Args:
         keys: The fields of rows that are the key; None: all fields.
         values: The fields of values that are kept; None: all fields.
-        capacity: The most rows; None: no limit.
-        full: The treatment of new rows in a full map: "refuse" raises DataError and changes nothing; "oldest" replaces
-            the rows that were added first, and the new rows take their indices. Rows of the same write are never
-            replaced.
+        capacity: The most rows; None: no limit. A write without room for its new rows raises DataError.
         storage: The storage of the rows: a storage of keys, or a pair of storages of keys and of values, such as two
             ``MemmapStorage`` that several processes share; None: in memory. Their capacity is the map's.
         seed: The seed of the hash, in ``[0, 2**64)``; results do not depend on it.
@@ -645,20 +556,14 @@ class RowMap:
         *,
         values: Iterable[FieldKey] | None = None,
         capacity: int | None = None,
-        full: Full = "refuse",
         storage: Storage | tuple[Storage, Storage] | None = None,
         seed: int = 0,
     ) -> None:
         self._key_fields = fields_of("keys", keys)
         self._value_fields = fields_of("values", values)
-        if full not in ("refuse", "oldest"):
-            raise ConfigError(f"full: expected 'refuse' or 'oldest', found {full!r}")
-        self._full = full
         self._seed = check_seed(seed)
         self._keys, self._values = Stored.pair(storage, capacity)
-        self._rows = RowIndex(self._keys, self._values, full, self._seed)
-        if full == "oldest" and self._keys.grows:
-            raise ConfigError("full: expected a capacity for 'oldest', found none")
+        self._rows = RowIndex(self._keys, self._values, self._seed)
         self._lock = ProcessLock()
         with self._held():
             pass
@@ -670,7 +575,7 @@ class RowMap:
     def __len__(self) -> int:
         """Number of rows."""
         with self._held():
-            return self._rows.size
+            return self._keys.written
 
     @property
     def capacity(self) -> int | None:
@@ -692,7 +597,7 @@ class RowMap:
         """
         picked = self._picked(rows)
         with self._held():
-            return self._rows.slots(self._rows.find(picked))
+            return self._rows.find(picked)
 
     def contains(self, rows: Any) -> npt.NDArray[np.bool_]:
         """Whether the map contains each row, bool ``[n]``; errors are those of ``index``."""
@@ -707,7 +612,7 @@ class RowMap:
         """
         picked = self._picked(rows)
         with self._held():
-            slots = self._rows.slots(self._rows.find(picked))
+            slots = self._rows.find(picked)
             missing = np.flatnonzero(slots < 0)
             if missing.size:
                 raise MissingRowError(
@@ -730,7 +635,7 @@ class RowMap:
         """
         picked, default = self._picked(rows), self._accept(default)
         with self._held():
-            slots = self._rows.slots(self._rows.find(picked))
+            slots = self._rows.find(picked)
             if not len(self._values.storage):
                 return self._deliver(map_tree(lambda leaf: np.repeat(np.asarray(leaf)[None], slots.size, 0), default))
             there = slots >= 0
@@ -805,7 +710,7 @@ class RowMap:
             if given.schema.varying:
                 raise SchemaError(f"accumulate: expected numbers, found {list(given.schema.varying)}")
             which, first = self._rows.distinct(picked, None)
-            slots = self._rows.slots(self._rows.find(picked, first))
+            slots = self._rows.find(picked, first)
             known = np.flatnonzero(slots >= 0)
             stored = flatten(self._values.get(slots[known])) if known.size else {}
             sums = [array[first] for array in given.arrays]
@@ -852,7 +757,7 @@ class RowMap:
     def _by_index(self, part: Stored, index: Any) -> Any:
         with self._held():
             if index is None:
-                slots = np.sort(self._keys.slots(np.arange(self._rows.oldest, self._keys.written)))
+                slots = np.arange(self._keys.written)
             else:
                 slots = np.asarray(self._accept(index))
                 if slots.size and slots.dtype.kind not in "iu":
@@ -897,7 +802,7 @@ class RowMap:
         with self._held():
             parts = self._keys.loaded(state.get("keys")), self._values.loaded(state.get("values"))
             keys, values = Stored(parts[0], "keys"), Stored(parts[1], "values")
-            RowIndex(keys, values, self._full, self._seed).catch_up()  # finds what is damaged
+            RowIndex(keys, values, self._seed).catch_up()  # finds what is damaged
             self._keys.take_over(parts[0])
             self._values.take_over(parts[1])
             self._rows.forget()

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mouse_core.errors import ConfigError, DataError, MissingRowError, SchemaError
@@ -18,30 +16,17 @@ OBS = np.array([[0.0, 1.0], [2.0, 3.0], [0.0, 1.0], [4.0, 5.0]], np.float32)
 
 
 class DictMap:
-    """What a map is: values by bytes, oldest first."""
+    """What a map is: values by bytes."""
 
-    def __init__(self, capacity=None, full="refuse"):
-        self.rows: OrderedDict[bytes, float] = OrderedDict()
-        self.capacity, self.full = capacity, full
+    def __init__(self, capacity=None):
+        self.rows: dict[bytes, float] = {}
+        self.capacity = capacity
 
     def write(self, keys, values):
-        last, new = {}, []
-        for key, value in zip(keys, values, strict=True):
-            if key not in self.rows and key not in last:
-                new.append(key)
-            last[key] = value
-        if self.capacity is not None:
-            if self.full == "refuse" and len(self.rows) + len(new) > self.capacity:
-                return False
-            if len(last) > self.capacity:
-                return False
-            while len(self.rows) + len(new) > self.capacity:
-                oldest, _ = self.rows.popitem(last=False)
-                if oldest in last:
-                    new.append(oldest)
-        for key in new:
-            self.rows[key] = 0
-        self.rows.update(last)
+        rows = {**self.rows, **dict(zip(keys, values, strict=True))}
+        if self.capacity is not None and len(rows) > self.capacity:
+            return False
+        self.rows = rows
         return True
 
 
@@ -61,9 +46,9 @@ def as_bytes(rows):
 writes = st.lists(st.lists(st.integers(0, 30), max_size=12), max_size=8)
 
 
-def check_against_dict(batches, capacity, full):
+def check_against_dict(batches, capacity):
     """Whether a map does what a dict does, write by write."""
-    table, oracle, stamp = RowMap(capacity=capacity, full=full), DictMap(capacity, full), 0
+    table, oracle, stamp = RowMap(capacity=capacity), DictMap(capacity), 0
     everything = observation(np.arange(31))
     for batch in batches:
         rows, values = observation(batch), np.arange(stamp, stamp + len(batch), dtype=np.float64)
@@ -78,19 +63,19 @@ def check_against_dict(batches, capacity, full):
         assert table.get(everything, -1.0).tolist() == [oracle.rows.get(key, -1) for key in as_bytes(everything)]
         assert len(table) == len(oracle.rows)
         if len(table):
-            assert sorted(as_bytes(table.rows())) == sorted(oracle.rows)
+            assert as_bytes(table.rows()) == [*oracle.rows]
 
 
-KINDS = st.sampled_from([(None, "refuse"), (12, "refuse"), (8, "oldest"), (3, "oldest")])
+CAPACITIES = st.sampled_from([None, 12, 20])
 
 
-@given(writes, KINDS)
-def test_it_is_a_dict_of_bytes(batches, kind):
-    check_against_dict(batches, *kind)
+@given(writes, CAPACITIES)
+def test_it_is_a_dict_of_bytes(batches, capacity):
+    check_against_dict(batches, capacity)
 
 
-@given(writes, KINDS, st.sampled_from([1, 3]))
-def test_rows_with_the_same_hash_are_kept_apart(batches, kind, hashes):
+@given(writes, CAPACITIES, st.sampled_from([1, 3]))
+def test_rows_with_the_same_hash_are_kept_apart(batches, capacity, hashes):
     """Of all rows there are as many hashes as said; and rows are looked up few at a time."""
 
     def few(rows, seed, places=slice(None)):
@@ -99,15 +84,7 @@ def test_rows_with_the_same_hash_are_kept_apart(batches, kind, hashes):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("mouse_core.maps.row_map.hash_rows", few)
         patch.setattr("mouse_core.maps.row_map._STEP", 5)
-        check_against_dict(batches, *kind)
-
-
-@settings(max_examples=10, deadline=None)
-@given(st.lists(st.lists(st.integers(0, 30), max_size=8), min_size=20, max_size=30))
-def test_rows_are_numbered_anew_before_numbers_run_out(batches):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mouse_core.maps.row_map._MOST", 20)
-        check_against_dict(batches, 8, "oldest")
+        check_against_dict(batches, capacity)
 
 
 def test_indices_count_rows_as_they_come():
@@ -234,8 +211,6 @@ def test_what_does_not_fit_changes_nothing():
 @pytest.mark.parametrize(
     "options",
     [
-        {"full": "newest"},
-        {"full": "oldest"},
         {"keys": []},
         {"keys": "obs"},
         {"capacity": 0},
