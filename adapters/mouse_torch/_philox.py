@@ -1,7 +1,7 @@
 """The random numbers of ``mouse_core.randomness`` as tensors, for a sample number that is on the device.
 
 torch cannot compute with unsigned 64-bit integers, so words are int64: sums and products wrap around to the same bits.
-Only shifts and the high words of products need separate operations.
+Only shifts, and the upper halves of products, need special operations.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ _ROUNDS = 10
 _HALF, _ALL, _LOWEST = 0xFFFFFFFF, (1 << 64) - 1, -(1 << 63)
 
 SHUFFLED_UP_TO = 1 << 14
-"""The largest number of elements that ``mouse_core.randomness.Order`` shuffles as a whole."""
-# The rounds of ``Order`` for more elements, and the constants of SplitMix64.
+"""Largest number of elements for which ``mouse_core.randomness.Order`` is a stored shuffle."""
+# Number of rounds of ``Order`` for more elements, and the constants of SplitMix64.
 _SWAPS = 8
 _MIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
-# An element outside of the range is permuted again, and is outside again with a probability below 1/128. The host
-# repeats without limit; more than 8 repetitions have a probability below 2**-56.
+# An element outside of the range is permuted again; it is outside again with a probability below 1/128. The host
+# repeats this without limit. The probability of more than 8 repetitions is below 2**-56.
 _WALKS = 8
 
 
 def words(seed: Any, index: Any, n: int, purpose: Purpose = Purpose.REPLAY) -> torch.Tensor:
     """Return ``Key(seed, purpose, index).bits(n)`` as a tensor, int64 ``[n]``.
 
-    On the host, NumPy computes the words, which is fastest. On other devices, the words take about 400 operations on
-    ``n`` / 4 numbers, which torch fuses into one.
+    On the host, NumPy computes the words, because it is fastest. On other devices, about 400 operations on ``n`` / 4
+    numbers compute the words; torch fuses them into one operation.
 
     Args:
         seed: The 64 bits of the seed, int64 ``[]``: a tensor, or a NumPy array if values can be read.
         index: Int64 ``[]``, a tensor on the same device or a NumPy array.
-        n: How many.
+        n: Number of words, or of elements.
         purpose: The purpose of the words.
     """
     if isinstance(index, np.ndarray) or is_known(index):
@@ -62,19 +62,19 @@ def permutation(seed: torch.Tensor, epoch: torch.Tensor, n: int) -> torch.Tensor
     Args:
         seed: The 64 bits of the seed, int64 ``[]``.
         epoch: Int64 ``[]``, on the same device.
-        n: How many.
+        n: Number of words, or of elements.
     """
     if is_known(epoch):
         return torch.from_numpy(rollouts.permutation(int(seed.numpy()) & _ALL, int(epoch.numpy()), n))
     places = (1 << max(n - 1, 1).bit_length()) - 1
     word = (words(seed, epoch, n, Purpose.ROLLOUTS) & ~places) | torch.arange(n, device=epoch.device)
-    # Signed words with the sign bit flipped sort like unsigned words.
+    # With the sign bit flipped, signed words are sorted like unsigned words.
     ordered = (word ^ _LOWEST).sort().values ^ _LOWEST
     return ordered & places
 
 
 def _key(seed: Any, index: Any, purpose: Purpose) -> Key:
-    # Not ``item``, which waits for the device.
+    # ``item`` is not used, because it would wait for the device.
     known = (int(number if isinstance(number, np.ndarray) else number.numpy()) for number in (seed, index))
     return Key(next(known) & _ALL, purpose, next(known))
 
@@ -91,7 +91,9 @@ def _(seed: torch.Tensor, index: torch.Tensor, n: int, purpose: int) -> torch.Te
 
 @torch.library.custom_op("mouse_torch::counted", mutates_args=())
 def _counted(index: torch.Tensor, blocks: int) -> torch.Tensor:
-    """Return the numbers from 1 on, hidden from Inductor, which computes numbers of known range in 32 bits on CUDA."""
+    """Return the numbers from 1 on, in a form that hides their range from Inductor: on CUDA, it would compute in 32
+    bits.
+    """
     return torch.arange(1, blocks + 1, device=index.device)
 
 
@@ -101,7 +103,10 @@ def _(index: torch.Tensor, blocks: int) -> torch.Tensor:
 
 
 def _numbers(index: torch.Tensor, n: int) -> torch.Tensor:
-    """Return the counters of the blocks of 4 words. NumPy increments before it computes, so the first counter is 1."""
+    """Return the counters of the blocks of 4 words.
+
+    NumPy increments the counter before it computes, so the first is 1.
+    """
     blocks = -(-n // 4)
     if torch.compiler.is_compiling():
         counted: torch.Tensor = _counted(index, blocks)
@@ -110,7 +115,7 @@ def _numbers(index: torch.Tensor, n: int) -> torch.Tensor:
 
 
 def philox(seed: torch.Tensor, index: torch.Tensor, n: int, purpose: Purpose = Purpose.REPLAY) -> torch.Tensor:
-    """Return ``words``, computed by torch operations alone."""
+    """Return ``words``, computed only with torch operations."""
     return _blocks(_keys(seed, purpose), index, _numbers(index, n))[:n]
 
 
@@ -156,10 +161,10 @@ def _high(number: Any, upper: Any, lower: Any) -> Any:
 
 
 def scaled(word: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
-    """Return ``floor(word * total / 2**64)`` of each word, int64 ``[n]``; ``total`` is at least 0, int64 ``[]``."""
+    """Return ``floor(word * total / 2**64)`` for each word, int64 ``[n]``; ``total`` is at least 0, int64 ``[]``."""
     if is_known(word):
         return _scaled_known(word, total)
-    # Not compiled by Inductor for the host: in C++, products that wrap around are undefined.
+    # Inductor must not compile this for the host, because in C++ products that wrap around are undefined.
     made: torch.Tensor = _scaled(word, total) if word.device.type == "cpu" else _high(word, total >> 32, total & _HALF)
     return made
 
@@ -233,11 +238,11 @@ def _(seed: torch.Tensor, index: torch.Tensor, n: torch.Tensor, positions: torch
 def shuffled(
     seed: torch.Tensor, index: torch.Tensor, n: torch.Tensor, positions: torch.Tensor, most: int
 ) -> torch.Tensor:
-    """Return ``in_order``, computed by torch operations alone."""
+    """Return ``in_order``, computed only with torch operations."""
     size = min(most, SHUFFLED_UP_TO)
     words = philox(seed, index, size)
-    # A smaller ``n`` has the first words of a larger one. Signed words with the sign bit flipped sort like unsigned
-    # words.
+    # A smaller ``n`` uses the first words of a larger ``n``. With the sign bit flipped, signed words are sorted like
+    # unsigned words.
     lowest = torch.iinfo(torch.int64).max
     order = torch.where(torch.arange(size, device=n.device) < n, words ^ (-lowest - 1), lowest)
     table = order.argsort(stable=True)
@@ -274,7 +279,7 @@ def _mixed(number: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
 
 
 def _shifted(number: torch.Tensor, by: int) -> torch.Tensor:
-    """Shift to the right, as unsigned numbers."""
+    """Shift unsigned numbers to the right."""
     return (number >> by) & ((1 << (64 - by)) - 1)
 
 

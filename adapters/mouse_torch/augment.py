@@ -20,7 +20,7 @@ class TokenAugmenter(Augmenter[TensorDict]):
     """Augments batches ``TensorDict[B, S]`` on their device.
 
     ``update_augmentations(batch)`` draws permutations and scalars once; every call then augments with these, and with
-    fresh masks. Random numbers are drawn on the host, equal to those of ``mouse_core`` for the same seed, and copied to
+    new masks. Random numbers are drawn on the host, equal to those of ``mouse_core`` for the same seed, and copied to
     the device; the copies are small. For one update and one batch, the values equal the values of NumPy bit by bit.
 
     Args:
@@ -28,11 +28,13 @@ class TokenAugmenter(Augmenter[TensorDict]):
         max_num_actions: Number of actions; 0: the number in ``augment``, or the number of columns of ``q_star``.
         max_num_obs_discrete: Number of states of ``obs_discrete``; 0: the number in ``augment``.
         device: The device of batches; None: the device of each batch.
-        seed: In ``[0, 2**64)``.
-        image_shape: ``(H, W, C)`` of a flattened ``obs_image`` to crop, or of several fields by name.
-        validate: Whether actions, done codes and states out of range raise an error. None: True on the CPU; False on
-            other devices, as the check waits for all queued work. Without the check, codes out of range are unchanged.
-        batch_dims: 2, or 1 for batches ``[B, ...]`` without steps, as a source with ``windows=`` delivers.
+        seed: An integer in ``[0, 2**64)``.
+        image_shape: Shape ``(H, W, C)`` of a flattened ``obs_image``, or of several fields by name; needed to crop.
+        validate: Whether actions, done codes and states that are out of range raise an error. None: True on the CPU;
+            False on other devices, where the check would wait for all queued work. Without the check, codes that are
+            out of range stay unchanged.
+        batch_dims: Number of batch axes: 2, or 1 for batches ``[B, ...]`` without steps, as from a source with
+            ``windows=``.
 
     Raises:
         ConfigError: An argument is invalid.

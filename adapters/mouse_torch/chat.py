@@ -1,7 +1,7 @@
 """Chats, and pairs for DPO and reward models, as padded batches of torch tensors.
 
-The functions take the arguments of the same functions in ``mouse_core.text.chat``, and ``device``, the device of the
-tensors, by default the CPU. A batch is a dict of tensors, as trainers expect.
+The functions take the arguments of the functions with the same names in ``mouse_core.text.chat``, and ``device``, the
+device of the tensors, by default the CPU. A batch is a dict of tensors, as trainers expect.
 """
 
 from __future__ import annotations

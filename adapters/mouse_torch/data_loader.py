@@ -1,4 +1,4 @@
-"""DataLoader: a ``PrefetchBatchifier`` that is also a torch DataLoader; WindowDataset: for torch's own DataLoader."""
+"""DataLoader, a ``PrefetchBatchifier`` that is a torch DataLoader; and WindowDataset, for torch's own DataLoader."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from mouse_torch.prefetch import PrefetchBatchifier
 from mouse_torch.tracing import untraced
 from mouse_torch.transfer import batch_dims, from_numpy
 
-# Modules of callers: the first treats a TensorDict as a dict and finds no items; the second fetches a batch while the
-# previous one is trained on, so that a saved state would be one batch ahead.
+# Modules of unsupported callers. The first treats a TensorDict as a dict and finds no items; the second fetches a batch
+# during the training step on the previous one, so that a saved state would be one batch ahead.
 _TAKES_DICTS = "transformers.trainer"
 _TAKES_AHEAD = "ray.train.torch.train_loop_utils"
 
@@ -42,7 +42,7 @@ _OF_TORCH = {
 }
 
 
-# Options of ``BatchSource`` that give a window the same values in every batch.
+# Options of ``BatchSource`` with which a window has the same values in every batch.
 _OF_A_WINDOW = (
     "fields",
     "required_fields",
@@ -57,21 +57,23 @@ _OF_A_WINDOW = (
 
 
 class WindowDataset(Dataset[dict[str, torch.Tensor]]):
-    """Windows by number, ``{field: [S, ...]}`` as tensors, for torch's own ``DataLoader(shuffle=True)``.
+    """A dataset of windows, ``{field: [S, ...]}`` as tensors, for torch's own ``DataLoader(shuffle=True)``.
 
-    The windows are the windows of one epoch of ``sampling="sequential"``, each once, in the order of the store. A
-    ``BatchSource`` delivers the same values for each of them. A DataLoader reads the windows of a batch by one call,
-    and may have worker processes. The order of the batches comes from torch's random numbers.
+    The windows are those of one epoch with ``sampling="sequential"``, each once, in the order of the store. A
+    ``BatchSource`` delivers the same values for each window. A DataLoader reads the windows of a batch in one call, and
+    may have worker processes. The order of the batches comes from torch's random numbers.
 
     Args:
-        store: As in ``mouse_core.BatchSource``. Later rows of the store are not in the dataset.
-        sequence_length: As in ``mouse_core.BatchSource``. With ``windows`` or ``transitions``, None delivers
-            ``{field: [...]}``: single rows or single transitions.
+        store: The store, as in ``mouse_core.BatchSource``. Rows that are added to the store later are not in the
+            dataset.
+        sequence_length: The number of steps in a window, as in ``mouse_core.BatchSource``. With ``windows`` or
+            ``transitions``, None delivers ``{field: [...]}``: single rows or single transitions.
         options: The options ``fields``, ``required_fields``, ``dtypes``, ``boundary``, ``pad``, ``windows``,
             ``normalize``, ``layout`` and ``transitions`` of ``mouse_core.BatchSource``.
 
     Raises:
-        ConfigError: Another option, whose result depends on the batch; or see ``BatchSource``.
+        ConfigError: An option is not supported, because its result depends on the batch; or an error of
+            ``BatchSource``.
         MissingFieldError: See ``BatchSource``.
 
     Example:
@@ -93,7 +95,7 @@ class WindowDataset(Dataset[dict[str, torch.Tensor]]):
         return len(self._starts)
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        """Return window ``index``; IndexError if there is none."""
+        """Return window ``index``; raise IndexError if there is none."""
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, torch.Tensor]]:
@@ -110,20 +112,20 @@ class DataLoader(PrefetchBatchifier, torch.utils.data.DataLoader[Any]):
 
     Every process gets its rows of each batch, and no trainer shards them again: Accelerate's ``prepare``, Fabric's
     ``setup_dataloaders``, and the trainers of Lightning and Ray treat the loader as already distributed. So
-    ``batch_size`` is the size of the whole batch, for any number of processes. Accelerate and Lightning save the
-    loader's state in their checkpoints; Transformers skips batches by number, which costs nothing.
+    ``batch_size`` is the size of the batch over all processes. Accelerate and Lightning save the loader's state in
+    their checkpoints; Transformers skips batches by number, without loading them.
 
     A DataLoader with worker processes can deliver the epoch of ``set_epoch`` from ``loader.dataset`` and
     ``loader.sampler``, as dicts of tensors: ``StatefulDataLoader(loader.dataset, batch_size=None,
     sampler=loader.sampler, num_workers=4)``.
 
     Args:
-        store, sequence_length, batch_size, sampling: As in ``mouse_core.prefetch.Batchifier``.
-        shard: ``(rank, count)``; or "auto", which finds the rank of this process, at the latest at the first batch, as
-            a trainer may start the processes after the loader was created. With "auto", a whole ``BatchSource`` and a
-            ``MixtureSource`` are sharded like a store. A replay buffer or a custom source is sharded only by
-            ``(rank, count)``; with "auto" every process gets all of its rows.
-        as_dict: Whether a batch is a dict of tensors instead of a TensorDict, as Transformers needs it.
+        store, sequence_length, batch_size, sampling: The arguments of ``mouse_core.prefetch.Batchifier``.
+        shard: ``(rank, count)``, or "auto". With "auto" the loader finds the rank of this process, at the latest at the
+            first batch, because a trainer may start the processes after the loader was created. With "auto", an
+            unsharded ``BatchSource`` and a ``MixtureSource`` are sharded like a store. A replay buffer or a custom
+            source is sharded only by ``(rank, count)``; with "auto" every process gets all of its rows.
+        as_dict: Whether a batch is a dict of tensors instead of a TensorDict; Transformers needs dicts.
         options: The other arguments of ``PrefetchBatchifier``.
 
     Raises:
@@ -178,7 +180,7 @@ class DataLoader(PrefetchBatchifier, torch.utils.data.DataLoader[Any]):
         PrefetchBatchifier.__init__(self, store, shard=shard, **options)
 
     def next_batch(self) -> Any:
-        """The next batch, in index order; see ``PrefetchBatchifier``."""
+        """Return the next batch, in order; see ``PrefetchBatchifier``."""
         if self.dataset.unsettled:
             self.dataset.settle()
             shard = self.dataset.source.shard
@@ -195,16 +197,16 @@ class DataLoader(PrefetchBatchifier, torch.utils.data.DataLoader[Any]):
 
         Raises:
             ConfigError: The caller is Transformers, and ``as_dict`` is False; or the caller is Ray's
-                ``prepare_data_loader``, which fetches batches before they are trained on.
+                ``prepare_data_loader``, which fetches batches too early.
         """
         _check_asking(as_dict=self.as_dict)
         return super().__iter__()
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the first batch of an epoch, counted from 0, unless the loader is within that epoch already.
+        """Go to the first batch of an epoch, counted from 0, unless the loader is already within this epoch.
 
-        After ``refresh()``, the count continues from the epoch that begins then. The batches of a replay buffer have no
-        epochs, so the call does nothing.
+        After ``refresh()``, the count continues with the epoch that begins then. For a replay buffer, whose batches
+        have no epochs, the call does nothing.
         """
         if isinstance(self.source, Source):
             self.sampler.set_epoch(epoch)
@@ -213,10 +215,10 @@ class DataLoader(PrefetchBatchifier, torch.utils.data.DataLoader[Any]):
             if not begin <= state["next_index"] < begin + len(self):
                 digest = self._digest
                 super().load_state_dict({**state, "next_index": begin})
-                self._digest = digest  # it is the same loader, of which a state cannot be known to be
+                self._digest = digest  # a state does not show that it belongs to this loader
 
     def load_state_dict(self, state: Mapping[str, Any], *, accept_decoder: bool = False) -> None:
-        """Restore the exact position of ``state``; see ``PrefetchBatchifier``."""
+        """Restore the exact position in ``state``; see ``PrefetchBatchifier``."""
         super().load_state_dict(state, accept_decoder=accept_decoder)
         self._follow()
 
@@ -237,17 +239,17 @@ class EpochDataset(Dataset[Any]):
 
     Args:
         source: The source of the batches.
-        unsettled: Whether the rank of this process may become known only later.
+        unsettled: Whether the rank of this process is not final yet.
     """
 
     def __init__(self, source: Any, *, unsettled: bool) -> None:
         self.source, self.unsettled = source, unsettled
 
     def settle(self) -> None:
-        """Shard the source by the rank of this process, at the first batch: a trainer may set the ranks only then.
+        """Shard the source by the rank of this process, at the first batch, because a trainer may set the ranks late.
 
         Raises:
-            ConfigError: Only the rank or only the number of processes is known, or this number does not divide a batch.
+            ConfigError: Only the rank or only the number of processes is known, or the number does not divide a batch.
         """
         if self.unsettled:
             ranks = find_ranks()
@@ -256,7 +258,8 @@ class EpochDataset(Dataset[Any]):
             self.unsettled = False
 
     def __getitem__(self, index: int | Sequence[int]) -> Any:
-        """Return batch ``index``, an integer or a list of one, as a dict of tensors on the host, or a tuple of views.
+        """Return batch ``index`` (an integer, or a list of one integer) as a dict of tensors on the host, or a tuple of
+        views.
 
         Raises:
             ConfigError: ``index`` has several numbers, or the source is a replay buffer, whose batches have no numbers.
@@ -271,7 +274,7 @@ class EpochDataset(Dataset[Any]):
         return tuple(map(_in_tensors, batch)) if isinstance(batch, tuple) else _in_tensors(batch)
 
     def __getitems__(self, indices: Sequence[int]) -> Any:
-        """Return the batch of a list of one number, for callers that pass lists."""
+        """Return the batch whose number is the only item of a list, for callers that pass lists."""
         return self[indices]
 
     def __len__(self) -> int:
@@ -280,8 +283,8 @@ class EpochDataset(Dataset[Any]):
 
 
 class EpochSampler(DistributedSampler[Any], BatchSampler):
-    """The numbers of an epoch's batches, each in a list of one; batches are sharded already, so ranks get equal
-    numbers.
+    """The numbers of an epoch's batches, each as a list of one number; all ranks get equal numbers, as batches are
+    already sharded.
 
     The class is a ``DistributedSampler``, which trainers recognise as sharded, and a ``BatchSampler``, in which
     trainers can skip batches.
@@ -313,7 +316,7 @@ class EpochSampler(DistributedSampler[Any], BatchSampler):
         self.epoch, self._current = epoch, max(0, epoch - self._first_epoch)
 
     def move_to(self, index: int) -> None:
-        """Set the epoch to the one of batch ``index``; the source may have a new snapshot."""
+        """Set the epoch to the epoch of batch ``index``; the source may have a new snapshot."""
         first = getattr(self.dataset.source, "epoch_start", 0)
         self._current = (index - first) // len(self.dataset)
         self._first_epoch = None if first else 0

@@ -1,7 +1,7 @@
 """Examples of rollout groups as torch tensors: padded, packed or concatenated, and in streams by rank.
 
-``pad``, ``pack`` and ``concatenate`` take the arguments of the same functions in ``mouse_core.groups``, and ``device``,
-the device of the tensors, by default the CPU. They return the same fields in a TensorDict.
+``pad``, ``pack`` and ``concatenate`` take the arguments of the functions with the same names in ``mouse_core.groups``,
+and ``device``, the device of the tensors, by default the CPU. They return the same fields in a TensorDict.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ def _of_examples(arrays: Arrays, device: torch.device, examples: Sequence[RLExam
 
 
 pad = on_device(groups.pad, _of_examples)
-"""Put one example into each row, padded at the end; see ``mouse_core.groups.pad``.
+"""Pad examples to rows of one length, one example per row; see ``mouse_core.groups.pad``.
 
 The batch size is ``[B, L]``, or ``[B]`` if a column has a value per turn or example.
 """
 
 pack = on_device(groups.pack, _of_examples)
-"""Put several examples into each row, one after another; see ``mouse_core.groups.pack``.
+"""Pack several examples into each row, one after another; see ``mouse_core.groups.pack``.
 
 The batch size is ``[R, L]``, or ``[R]`` if a column has a value per turn or example.
 """
 
 concatenate = on_device(groups.concatenate, _of_examples)
-"""Put all examples one after another, without padding; see ``mouse_core.groups.concatenate``.
+"""Concatenate all examples without padding; see ``mouse_core.groups.concatenate``.
 
 The batch size is ``[]``, as ``cu_seqlens`` and the tokens have no axis in common. ``mouse_torch.as_nested`` converts
 the fields to nested tensors.
@@ -55,12 +55,12 @@ class RolloutStream(groups.RolloutStream):
     """``mouse_core.groups.RolloutStream`` with micro-batches as ``TensorDict`` on a device.
 
     Args:
-        batches, max_tokens: As in ``mouse_core.groups.RolloutStream``.
+        batches, max_tokens: The same arguments as in ``mouse_core.groups.RolloutStream``.
         device: The device of the tensors; None: the CPU.
         **options: The other arguments of ``mouse_core.groups.RolloutStream``.
 
     Raises:
-        ConfigError: As ``mouse_core.groups.RolloutStream``; or the device does not exist.
+        ConfigError: An error of ``mouse_core.groups.RolloutStream``, or the device does not exist.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""RowMap for PyTorch: TensorDicts and tensors in and out."""
+"""RowMap for PyTorch, which accepts and returns TensorDicts and tensors."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _Shape = torch.Size | None
 class RowMap(maps.RowMap):
     """``mouse_core.maps.RowMap`` that accepts and returns TensorDicts and tensors.
 
-    A TensorDict may have any batch size, also ``[]``; results have the same batch size. Tensors, and tensors in dicts,
-    are ``[n, ...]``. Rows are kept in the host's memory, whatever the device of the tensors; the same rows have the
+    A TensorDict may have any batch size, even ``[]``; results have the same batch size. Tensors, and tensors in dicts,
+    have the shape ``[n, ...]``. Rows are kept in the host's memory, for tensors on any device. The same rows have the
     same indices in NumPy and JAX.
 
     Args:

@@ -11,9 +11,9 @@ from mouse_core import ConfigError
 
 
 def global_count(*masks: torch.Tensor, group: Any = None) -> torch.Tensor:
-    """Sum the masks of micro-batches over the processes of a group: the ``count`` of ``global_mean``.
+    """Sum the masks of micro-batches over the processes of a group, for ``count`` of ``global_mean``.
 
-    Every process must call it, once before the first of the micro-batches.
+    Every process must call this function once, before the first micro-batch.
 
     Args:
         masks: Bool masks, or weights, of any shapes: the mask of a batch that is split later, or the masks of all
@@ -45,27 +45,27 @@ def global_mean(
     group: Any = None,
     averaged: bool = True,
 ) -> torch.Tensor:
-    """The mean of ``values`` where ``mask`` is True, over the processes of a group: ``sum(mask * values) / sum(mask)``.
+    """Return the masked mean of ``values`` over the processes of a group: ``sum(mask * values) / sum(mask)``.
 
-    The mean is exact also if processes have different numbers of windows or steps, or none. The mean of the means of
-    the processes is not exact: a step in a process with few steps weighs more, which changes the gradient by 1 to 3%
-    with usual episodes, and by up to 12%.
+    The mean is exact even if processes have different numbers of windows or steps, or none. A mean over the means of
+    the processes would not be exact, because a step in a process with few steps would have more weight. This would
+    change the gradient by 1 to 3% with usual episodes, and by up to 12%.
 
     The loss is the same in all processes. Its gradient, averaged over the processes as ``DistributedDataParallel`` and
     FSDP do, equals the gradient of the whole batch. For example, 2 processes with 10 and 30 steps have losses with the
     sums 5 and 7. The loss is ``(5 + 7) / 40``, and the gradients are the gradients of ``2 * 5 / 40`` and
-    ``2 * 7 / 40``. Every process must call the function, which sums two numbers over the group.
+    ``2 * 7 / 40``. Every process must call this function, because it sums two numbers over the group.
 
     Gradients that are accumulated over micro-batches need ``count``: means of micro-batches with 10 and 30 steps do not
     add up to the mean of 40. With ``count`` each call returns its part, ``sum(mask * values) / count``. The sum of the
-    parts, not divided by the number of micro-batches, is the mean, in value and in gradient.
+    parts (not divided by the number of micro-batches) is the mean, in value and in gradient.
 
     Args:
         values: Floats ``[b, ...]``, for example a loss for each step ``[b, S]``.
-        mask: The values that count, bool, or the weights of the values. The shape is a prefix of the shape of
-            ``values``: ``[b]`` or ``[b, S]``. Values that do not count are ignored, also NaN. None: all values count.
+        mask: Mask of the values that count, bool, or weights of the values. Its shape is a prefix of the shape of
+            ``values``: ``[b]`` or ``[b, S]``. All other values are ignored, even NaN. None: all values count.
         count: The divisor in place of the sum of this call's mask: ``global_count`` of the masks of all micro-batches
-            of a step. Without a mask, the number of elements of ``values`` in all micro-batches and processes.
+            of a step. Without a mask, it is the number of elements of ``values`` in all micro-batches and processes.
         group: The processes that share the batch; None: all processes. Without ``torch.distributed``: this process.
         averaged: Whether gradients are averaged over the group afterwards; if False, they are summed.
 
@@ -87,15 +87,15 @@ def global_mean(
     each = 1 if mask is None else values.shape[weights.ndim :].numel()
     weights = weights.reshape(weights.shape + (1,) * (values.ndim - weights.ndim)).expand(values.shape)
     total = torch.where(weights != 0, values * weights, 0).sum()
-    # float64, if the device supports it, is exact for more than the 2**24 elements that float32 counts.
+    # float64, if the device supports it, counts exactly; float32 is exact only up to 2**24 elements.
     wide = _wide(values)
     sums = torch.stack([total.detach().to(wide), weights.sum(dtype=wide)])
     processes = _sum_over(sums, group)
     counted = sums[1] if count is None else torch.as_tensor(count, dtype=wide, device=values.device) * each
     divisor = torch.where(counted != 0, counted, 1)
     own = total * ((processes if averaged else 1) / divisor).to(total.dtype)
-    # The value of all processes, with the gradient of this process's part. If the part is infinite, the value is, too,
-    # and nothing is subtracted: inf - inf would be NaN in this process and inf in the others.
+    # The result has the value of all processes, and the gradient of this process's part. If the part is infinite, so is
+    # the value; then nothing is subtracted, because inf - inf would be NaN in this process and inf in the others.
     return (sums[0] / divisor).to(total.dtype) + (own - own.detach().nan_to_num(0, 0, 0))
 
 

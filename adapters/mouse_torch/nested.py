@@ -1,4 +1,4 @@
-"""Packed batches as nested tensors."""
+"""Converts packed batches to nested tensors."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from mouse_core import ConfigError
 
 
 def as_nested(batch: Any) -> Any:
-    """Return a packed batch with a nested tensor for each field, whose rows are the windows: jagged, without padding.
+    """Return a packed batch with a jagged nested tensor for each field; its rows are the windows, without padding.
 
-    The batch comes from a source with ``packed=``, or from ``groups.concatenate``, with or without a capacity. No
+    The batch may come from a source with ``packed=``, or from ``groups.concatenate``, with or without a capacity. No
     values are copied: the nested tensors share the memory of the batch. All nested tensors have the same offsets, so
-    results of one can be added to results of another.
+    that they can be combined in computations.
 
     Args:
         batch: A TensorDict, or a dict of tensors, with ``cu_seqlens`` ``[B + 1]`` and fields ``[T, ...]``; or a tuple
@@ -23,10 +23,11 @@ def as_nested(batch: Any) -> Any:
 
     Returns:
         A TensorDict of batch size ``[B]`` with a field ``[B, *, ...]`` for each field except ``cu_seqlens``,
-        ``sequence_id`` and ``mask``, which nested tensors contain already; for several views, a tuple of TensorDicts.
+        ``sequence_id`` and ``mask``, whose information the nested tensors contain; for several views, a tuple of
+        TensorDicts.
 
     Raises:
-        ConfigError: ``batch`` is no packed batch.
+        ConfigError: ``batch`` is not a packed batch.
 
     Example:
         >>> packed = {"cu_seqlens": torch.tensor([0, 2, 3]), "reward": torch.tensor([1.0, 2.0, 3.0])}
@@ -40,7 +41,7 @@ def as_nested(batch: Any) -> Any:
             f"as_nested: expected a batch with cu_seqlens, as packed=True gives one, found {type(batch).__name__}"
         )
     offsets = batch["cu_seqlens"].long()
-    # Padding belongs to no window. Reading its begin waits for the device.
+    # Padding belongs to no window. Reading the position where it begins waits for the device.
     rows = slice(int(offsets[-1])) if "mask" in batch.keys() else slice(None)  # noqa: SIM118  as above
     fields = {
         name: torch.nested.nested_tensor_from_jagged(batch[name][rows], offsets)

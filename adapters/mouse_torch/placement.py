@@ -1,4 +1,4 @@
-"""Placement of batches in torch: checks of ``device`` and ``pin_memory``; functions of the core with a ``device``."""
+"""Placement of batches in torch: checks of ``device`` and ``pin_memory``, and functions of the core with ``device``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mouse_core import ConfigError
 
 
 def check_device(device: str | torch.device | None) -> torch.device:
-    """Return the device, by default the host; ConfigError if it does not exist."""
+    """Return the device, by default the host; raise ConfigError if it does not exist."""
     try:
         target = torch.device("cpu" if device is None else device)
     except (RuntimeError, TypeError) as error:
@@ -30,7 +30,7 @@ def check_device(device: str | torch.device | None) -> torch.device:
 
 
 def check_pin(pin_memory: bool | None) -> bool:
-    """Whether to pin host memory: by default if an accelerator exists. Without an accelerator, True warns."""
+    """Return whether to pin host memory; by default if there is an accelerator. Without one, True gives a warning."""
     there = torch.accelerator.is_available()
     if pin_memory and not there:
         warnings.warn(
@@ -42,10 +42,10 @@ def check_pin(pin_memory: bool | None) -> bool:
 
 
 def on_device(function: Callable[..., Any], place: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``function`` of the core with an argument ``device``, by default the CPU.
+    """Return a function of the core with an additional argument ``device``, by default the CPU.
 
     Args:
-        function: Returns NumPy arrays for some examples, its first argument.
+        function: Returns NumPy arrays for examples, which are its first argument.
         place: Called with the arrays, the device and the examples; returns the result.
     """
 

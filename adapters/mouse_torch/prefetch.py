@@ -32,11 +32,11 @@ from mouse_torch.trees import as_state, tensor_dict
 
 
 def whole_maker(source: Any, *, device: torch.device, pin: bool) -> Staged:
-    """Return the function from an index to a batch that is on the host or in transfer to ``device``.
+    """Return the function from an index to a batch, which is on the host or being copied to ``device``.
 
     Args:
         source: A ``BufferSource``, or a custom source.
-        device: The device that batches arrive on.
+        device: The device of batches.
         pin: Whether batches are copied through pinned memory.
     """
     return Staged(partial(_gathered, source), partial(_placed, source, device, pin, stream_of(device)))
@@ -58,7 +58,9 @@ def _placed(source: Any, device: torch.device, pin: bool, stream: torch.cuda.Str
 def _moved(
     batch: Any, device: torch.device, pin: bool, stream: torch.cuda.Stream | None, *, size: Sequence[int] | None
 ) -> InFlight:
-    """Return a batch on the host or in transfer to a device, with the batch size ``size``; see ``tensor_dict``."""
+    """Return a batch that is on the host or being copied to a device, with the batch size ``size``; see
+    ``tensor_dict``.
+    """
     numbers = {
         str(place): leaf
         for place, leaf in enumerate(flatten(batch).values())
@@ -76,7 +78,7 @@ def _moved(
 
 
 def _with_tensors(batch: Any, tensors: dict[str, torch.Tensor]) -> Any:
-    """Return the batch with leaves replaced by ``tensors``, whose keys are the numbers of leaves."""
+    """Return the batch with leaves replaced by ``tensors``, whose keys are numbers of leaves."""
     places = iter(range(len(flatten(batch))))
     return map_tree(lambda leaf: tensors.get(str(next(places)), leaf), batch)
 
@@ -89,21 +91,22 @@ def keeps_tensors(buffer: Any) -> bool:
 
 @untraced("next_batch", "__iter__", "state_dict", "load_state_dict", "refresh", "close")
 class PrefetchBatchifier(Batchifier[TensorDict]):
-    """Delivers batches ``TensorDict[B, S]``, or ``[B]`` without steps, created ahead by threads, in index order.
+    """Delivers batches in order as ``TensorDict[B, S]``, or ``[B]`` without steps; threads prefetch them.
 
     Packed batches have the batch size ``[]``, as ``cu_seqlens`` and fields have no axis in common; ``as_nested``
     converts the fields to nested tensors.
 
-    On the host, tensors share the memory that rows were gathered into. With ``device="cuda"``, a batch is gathered into
-    one pinned slab in its stored dtypes, copied ahead of time on a separate stream, and widened on the device.
+    On the host, tensors share the memory into which rows were gathered. With ``device="cuda"``, a batch is gathered
+    into one block of pinned memory in its stored dtypes, copied in advance on a separate stream, and converted to its
+    dtypes on the device.
 
-    Every loader has the other arguments; see ``mouse_core.prefetch.Batchifier``.
+    For the arguments of all loaders, see ``mouse_core.prefetch.Batchifier``.
 
     Args:
-        num_workers: As in every loader. Batches of a replay buffer that keeps tensors are always created by the calling
-            thread.
-        pin_memory: Whether host memory is pinned; None: if an accelerator exists. Without an accelerator nothing is
-            pinned, and True warns.
+        num_workers: Number of threads, as in every loader. If a replay buffer keeps tensors, the calling thread always
+            creates its batches.
+        pin_memory: Whether to pin host memory; None: if there is an accelerator. Without an accelerator, nothing is
+            pinned, and True gives a warning.
         device: A ``torch.device`` or its name; None: the host, or the device of the replay buffer's batches.
 
     Raises:
@@ -123,7 +126,7 @@ class PrefetchBatchifier(Batchifier[TensorDict]):
         target = check_device(by_default if device is None else device)
         pin = check_pin(pin_memory)
         if not isinstance(source, BatchSource):
-            # Batches on a device are created by the stream that gathered them.
+            # Batches on a device are created on the stream that gathered them.
             in_caller = buffer is not None and keeps_tensors(buffer)
             return Delivery(partial(whole_maker, device=target, pin=pin), hand_over, in_caller=in_caller)
         if target.type == "cpu":
@@ -131,10 +134,10 @@ class PrefetchBatchifier(Batchifier[TensorDict]):
         return Delivery(partial(device_maker, device=target, pin=pin), hand_over)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position of the next batch, in tensors and plain values; for a replay buffer, also the batches
-        drawn ahead.
+        """Return the position of the next batch, as tensors and plain values; for a replay buffer, also the prefetched
+        batches.
 
-        ``torch.save`` and ``torch.load`` write and read the state with their defaults.
+        ``torch.save`` and ``torch.load`` write and read the state with their default options.
         """
         state: dict[str, Any] = as_state(super().state_dict())
         return state

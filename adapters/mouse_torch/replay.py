@@ -1,4 +1,4 @@
-"""ReplayBuffer for PyTorch: TensorDicts in, TensorDicts out."""
+"""ReplayBuffer for PyTorch, which accepts and returns TensorDicts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ _WRITING = ("append", "extend", "empty", *_ROWS)
 
 
 class _InTorch(BaseBuffer):
-    """Delivers batches to a device; its state holds tensors and plain values, which ``torch.load`` reads by default."""
+    """Base of buffers that deliver batches to a device; their state has tensors and plain values, which ``torch.load``
+    reads by default.
+    """
 
     _target: torch.device
 
@@ -56,20 +58,19 @@ class ReplayBuffer(_InTorch, buffer.ReplayBuffer):
 
     Rows may be TensorDicts, or dicts of tensors, arrays or numbers. Batches are ``TensorDict[batch_size]``, slices
     ``TensorDict[B, S]``; the draws equal the draws of NumPy and JAX for the same seed. On the host, tensors share the
-    memory that rows were gathered into.
+    memory into which rows were gathered.
 
-    With ``device="cuda"`` an ``ArrayStorage`` (the default) becomes a ``TensorStorage`` there: rows are kept, gathered
-    and transformed on the device, and only indices travel. Rows of other storages are copied to the device batch by
-    batch; ``PrefetchBatchifier(buffer, device=...)`` copies batches ahead of time, through pinned memory.
+    With ``device="cuda"`` an ``ArrayStorage`` (the default) becomes a ``TensorStorage`` on the device: rows are kept,
+    gathered and transformed on the device, and only indices are copied. Rows of other storages are copied to the device
+    batch by batch; ``PrefetchBatchifier(buffer, device=...)`` copies batches in advance, through pinned memory.
 
     Args:
         storage: The storage of the rows; by default 1,000 rows in memory.
         transform: Transforms receive NumPy arrays, or tensors if rows are kept as tensors; transforms of
             ``mouse_core.replay`` accept both.
-        digest: Whether to keep a digest of the batches. Batches of rows on a device are copied to the host for it.
-        device: The torch device that batches arrive on, and that the rows of an ``ArrayStorage`` are kept on; None: the
-            host.
-        sampler, writer, batch_size, seed, and others: See ``mouse_core.replay.ReplayBuffer``.
+        digest: Whether to keep a digest of the batches. For the digest, batches on a device are copied to the host.
+        device: The torch device of batches, and of the rows of an ``ArrayStorage``; None: the host.
+        sampler, writer, batch_size, seed, and others: The arguments of ``mouse_core.replay.ReplayBuffer``.
 
     Raises:
         ConfigError: The device does not exist; else see ``mouse_core.replay.ReplayBuffer``.
@@ -90,7 +91,7 @@ class ReplayBuffer(_InTorch, buffer.ReplayBuffer):
         return super()._as_storage(_placed(ArrayStorage(1000) if storage is None else storage, self._target))
 
     def _take_parts(self, storage: Any, sampler: Any, writer: Any) -> None:
-        # Whether batches are tensors from the beginning.
+        # Whether batches are drawn as tensors.
         self._kept = isinstance(storage, TensorStorage)
         super()._take_parts(storage, sampler, writer)
         if self._kept and self._target.type != "cpu" and not self.writer.ordered:
@@ -125,7 +126,7 @@ class ReplayBuffer(_InTorch, buffer.ReplayBuffer):
         return torch.as_tensor(super().generation_of(on_host(index)), device=self._target)
 
     def update_if_present(self, index: Any, generation: Any, fields: Any) -> Any:
-        """Overwrite some fields of rows that still exist, in tensors on any device; see ``mouse_core.replay``.
+        """Overwrite some fields of those rows that still exist, with tensors on any device; see ``mouse_core.replay``.
 
         The returned mask is a tensor on the device of batches.
         """
@@ -157,7 +158,7 @@ class ReplayBufferEnsemble(_InTorch, ensemble.ReplayBufferEnsemble):
 
     Args:
         *buffers: Replay buffers of any package, ensembles, or data that a buffer takes as its storage.
-        device: The torch device that batches arrive on; None: the host.
+        device: The torch device of batches; None: the host.
         p, transform, batch_size, seed, and others: See ``mouse_core.replay.ReplayBufferEnsemble``.
 
     Raises:

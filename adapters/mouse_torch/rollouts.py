@@ -1,4 +1,4 @@
-"""Rollouts as torch tensors on their device."""
+"""Rollouts as torch tensors on one device."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class TensorArrays(HostArrays):
             raise ConfigError(f"device: expected a torch device that is there, found {device!r}") from error
 
     def array(self, value: Any) -> torch.Tensor:
-        """Convert a value to a tensor that is detached from the graph."""
+        """Convert a value to a tensor without gradients."""
         refuse_hidden(value)
         return torch.as_tensor(value, device=self.device).detach()
 
@@ -65,14 +65,14 @@ class RolloutStorage(rollouts.RolloutStorage):
     """``mouse_core.rollouts.RolloutStorage`` with torch tensors on one device.
 
     The class has the same arguments and methods, and the same order of rows for one seed, which is computed on the
-    device of the rows. Added values are detached from the graph and moved to the device. Only two operations wait for a
-    GPU: the checks of ``validate=True``, and the splitting of trajectories, whose number must be known. For
+    device of the rows. Added values are detached from the autograd graph and moved to the device. Only two operations
+    wait for a GPU: the checks of ``validate=True``, and splitting into trajectories, whose number must be known. For
     ``torch.compile(fullgraph=True)`` and CUDA graphs, use ``mouse_torch.device.RolloutStorage``.
 
     Args:
-        num_envs, num_transitions_per_env, fields, seed, hidden_axis, validate, digest: As in
+        num_envs, num_transitions_per_env, fields, seed, hidden_axis, validate, digest: The arguments of
             ``mouse_core.rollouts.RolloutStorage``.
-        amp_cfg: As in ``mouse_core.rollouts.RolloutStorage``; the extractors are called without gradients.
+        amp_cfg: The argument of ``mouse_core.rollouts.RolloutStorage``; its extractors are called without gradients.
         device: The device of the tensors; None: the CPU.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Draw values of specs as tensors, and convert specs from and to TorchRL."""
+"""Draws values of specs as tensors, and converts specs from and to TorchRL."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = ["from_torchrl", "sample", "to_torchrl"]
 
 
 def sample(spec: Domain, seed: int, batch: int | tuple[int, ...] = (), *, device: Any = None) -> Any:
-    """Draw random values of a spec as a tensor, bit for bit those of ``spec.sample``.
+    """Draw random values of a spec as a tensor, equal to those of ``spec.sample`` bit by bit.
 
     A ``Composite`` returns a TensorDict. A ``Stacked`` whose specs differ in shape or fields returns a tuple.
 
@@ -43,7 +43,7 @@ def sample(spec: Domain, seed: int, batch: int | tuple[int, ...] = (), *, device
         device: Device of the tensors; by default ``spec.device``, or the host.
 
     Raises:
-        ConfigError: Invalid arguments of ``spec.sample``, or a device that does not exist.
+        ConfigError: An argument of ``spec.sample`` is invalid, or the device does not exist.
     """
     values = spec.sample(seed, batch)
     target = check_device(device if device is not None else spec.device)
@@ -70,7 +70,7 @@ def to_torchrl(spec: Domain) -> Any:
         spec: The spec; its ``device`` becomes the device of the TorchRL spec.
 
     Raises:
-        ConfigError: A dtype that torch lacks.
+        ConfigError: torch does not have a dtype.
         ImportError: TorchRL is not installed.
     """
     theirs = _torchrl("to_torchrl")
@@ -122,7 +122,7 @@ def _leaf_to(spec: Any, theirs: Any) -> Any:
 
 
 def _flat_mask(spec: Any) -> Any:
-    """Return the mask of a spec in TorchRL's form: masks of several codes are concatenated."""
+    """Return the mask of a spec in TorchRL's form, in which masks of several codes are concatenated."""
     return spec.one_hot().mask if isinstance(spec, MultiCategorical) else spec.mask
 
 
@@ -133,7 +133,7 @@ def from_torchrl(spec: Any) -> Any:
     """Convert a TorchRL spec to a spec of the same values.
 
     Raises:
-        ConfigError: Another object, or a categorical spec whose number of codes is not known yet.
+        ConfigError: The object is not a supported spec, or the number of codes of a categorical spec is not known yet.
         ImportError: TorchRL is not installed.
     """
     return _from(spec, _torchrl("from_torchrl"), "spec")
@@ -171,7 +171,7 @@ def _code_arguments(spec: Any, where: str) -> dict[str, Any]:
     return {**_arguments(spec), "mask": None if spec.mask is None else to_numpy(spec.mask)}
 
 
-# A subclass comes before its base, as TorchRL's kinds derive from each other.
+# Subclasses come before their base classes, because TorchRL's specs derive from each other.
 _CONVERTERS: dict[str, Callable[[Any, str], Domain]] = {
     "NonTensor": lambda spec, where: NonTensor(tuple(spec.shape), spec.example_data, _device(spec)),
     "Bounded": lambda spec, where: Bounded(to_numpy(spec.space.low), to_numpy(spec.space.high), **_arguments(spec)),

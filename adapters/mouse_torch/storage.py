@@ -42,16 +42,17 @@ from mouse_torch.trees import on_host
 class TensorStorage(RingStorage):
     """Rows as nested dicts or tuples of tensors on a device, whose memory is allocated when the first row is written.
 
-    Rows are written, gathered and transformed on the device; only indices travel. Otherwise a ``TensorStorage`` behaves
-    as an ``ArrayStorage``: the first write determines the fields, and each of the two loads checkpoints of the other.
+    Rows are written, gathered and transformed on the device; only indices are copied. Otherwise a ``TensorStorage``
+    behaves like an ``ArrayStorage``: the first write determines the fields, and each of both storages loads checkpoints
+    of the other.
 
     Args:
-        capacity: The number of rows. With ``ndim=2``, the rows of all environments together, rounded down to whole time
-            steps.
-        ndim: 1, or 2 for ``[time, env]``, where every environment is a stream of its own.
+        capacity: Number of rows. With ``ndim=2``, it counts the rows of all environments, and is rounded down to
+            complete time steps.
+        ndim: Number of leading axes: 1, or 2 for ``[time, env]``, where every environment is a separate stream.
         device: The device of the rows.
         alignment: The transition that the action, reward and done of a row belong to; None: "outgoing".
-        ragged: Fields whose rows are arrays of differing length; see ``ArrayStorage``. These fields and text are kept
+        ragged: Fields whose rows are arrays of different lengths; see ``ArrayStorage``. These fields and texts are kept
             on the host.
 
     Raises:
@@ -90,7 +91,7 @@ class TensorStorage(RingStorage):
     # ------------------------------------------------------------------ writing
 
     def append(self, rows: Any, *, one: bool = False) -> tuple[int, int]:
-        """Append rows; without room, they overwrite the oldest rows. See ``Storage.append``."""
+        """Append rows; if the storage is full, they overwrite the oldest rows. See ``Storage.append``."""
         tensors, varying, n = self._checked(rows, self.ndim - 1 if one else self.ndim)
         if self._varying is not None:
             self._varying.append(varying, one=one)
@@ -133,19 +134,19 @@ class TensorStorage(RingStorage):
     def _checked(
         self, rows: Any, lead: int, ndim: int | None = None, *, allocate: bool = True, schema: RowSchema | None = None
     ) -> tuple[dict[FieldKey, torch.Tensor], dict[str, Any], int]:
-        """Return the leaves as tensors ``[n, *shape]`` on the device, unchanged leaves of differing length, and ``n``.
+        """Return the leaves as tensors ``[n, *shape]`` on the device, the unchanged ragged leaves, and ``n``.
 
         All checks run before any memory changes.
         """
         rows = self._whole(rows, lead, one=ndim is None and lead < self.ndim)
-        # Dtypes and shapes are checked without looking at values, which may be on a device.
+        # Dtypes and shapes are checked without reading values, which may be on a device.
         shown = map_tree(_outline, rows)
         schema = schema or self._schema or RowSchema.of(shown, lead, self.ndim, self._ragged)
         if schema.from_data:
             schema.take_nodes(shown)
         arrays, n = schema.check(shown, lead, self.ndim if ndim is None else ndim)
         if self._schema is None:
-            schema.whole_steps(self.capacity)  # raises if no whole time step fits
+            schema.whole_steps(self.capacity)  # raises an error if no complete time step fits
         leaves = flatten(rows)
         tensors = {}
         for (key, kind), array in zip(schema.fields.items(), arrays, strict=True):
@@ -174,9 +175,7 @@ class TensorStorage(RingStorage):
             }
 
     def _whole(self, rows: Any, lead: int, *, one: bool = False) -> Any:
-        """Return rows as one tree of plain nodes, with fields of differing length on the host; ``lead`` axes count
-        rows.
-        """
+        """Return rows as one tree of plain nodes, with ragged fields on the host; ``lead`` leading axes count rows."""
         lists = () if self._schema is None else self._schema.lists
         if isinstance(rows, list) and not one:
             rows = stack([opened(row, lead - 1, self.ragged, lists) for row in rows], _joined)
@@ -227,7 +226,8 @@ class TensorStorage(RingStorage):
         return rows_state(self, self._schema, columns)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Rows go through the host: torch would send tensors to other processes as shared memory, but cursors as copies.
+        # Rows are copied through the host, because torch would pass tensors to other processes as shared memory, but
+        # the cursor as a copy.
         super().__getstate__()
         kept = {"device": str(self._device), "changes": self.changes, "state": self.state(), "ragged": self._ragged}
         return kept | {"structure": None if self._schema is None else self._schema.structure}
@@ -278,7 +278,7 @@ def _lists_on_host(rows: Any, ragged: Collection[FieldKey]) -> Any:
 
 
 def _outline(leaf: Any) -> Any:
-    """Return an array of the dtype and shape of a tensor, without memory for values; other leaves are unchanged."""
+    """Return an array with a tensor's dtype and shape, but no memory for values; return other leaves unchanged."""
     if not isinstance(leaf, torch.Tensor):
         return leaf
     dtype = to_numpy(torch.empty(0, dtype=leaf.dtype)).dtype

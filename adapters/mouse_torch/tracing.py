@@ -1,4 +1,4 @@
-"""Exclude host code from ``torch.compile``: a traced draw would fail, or return the same batch for ever."""
+"""Excludes host code from ``torch.compile``: a traced draw would raise an error, or always return the same batch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ C = TypeVar("C", bound=type)
 
 
 def untraced(*names: str) -> Callable[[C], C]:
-    """Return a class decorator that excludes the methods ``names``, also inherited ones, from ``torch.compile``.
+    """Return a class decorator that excludes the methods ``names``, including inherited ones, from ``torch.compile``.
 
     A compiled function that calls such a method is compiled in parts before and after the call. With
     ``fullgraph=True``, torch raises an error that names the remedy.
@@ -35,14 +35,14 @@ def untraced(*names: str) -> Callable[[C], C]:
 
 
 def _apart(call: Callable[..., Any]) -> Callable[..., Any]:
-    # torch.compiler looks at the function itself, so every class gets a wrapper of its own.
+    # torch.compiler marks the function itself, so every class gets its own wrapper.
     disable: Any = torch.compiler.disable
     wrapped: Callable[..., Any] = disable(call, reason=_REASON)
     return wrapped
 
 
 def _steps_apart(generator: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
-    """Return the generator function with every step excluded from tracing, not only the call."""
+    """Return a generator function that excludes every step from tracing, not only the call."""
 
     @wraps(generator)
     def steps(*args: Any, **options: Any) -> Iterator[Any]:
@@ -62,5 +62,5 @@ def _advanced(iterator: Iterator[Any]) -> Any:
 
 
 def is_known(tensor: torch.Tensor) -> bool:
-    """Whether the values of a tensor can be read without waiting: the tensor is on the host, and nothing is traced."""
+    """Whether the values of a tensor can be read without waiting: the tensor is on the host and not traced."""
     return type(tensor) is torch.Tensor and tensor.device.type == "cpu" and not torch.compiler.is_compiling()

@@ -1,4 +1,6 @@
-"""Transfer of batches of NumPy arrays to torch: zero-copy on the host; to CUDA by one pinned slab and one copy."""
+"""Transfers batches of NumPy arrays to torch: without a copy on the host, and to CUDA by one block of pinned memory (a
+slab) and one copy.
+"""
 
 from __future__ import annotations
 
@@ -21,17 +23,16 @@ from mouse_core.sampling import Plan
 
 
 def host_maker(source: BatchSource, *, pin: bool) -> Callable[[int], TensorDict]:
-    """Return the function from an index to a TensorDict on the host, pinned with ``pin``; see ``batch_dims``."""
+    """Return the function from an index to a TensorDict on the host, pinned if ``pin``; see ``batch_dims``."""
     if pin:
         return partial(_make_pinned, source)
     return Staged(source.__getitem__, partial(_tensors, batch_dims(source.spec)))
 
 
 def batch_dims(spec: Spec) -> int:
-    """Return the number of axes in the batch size of a TensorDict: 2 for ``[B, S]``, 1 for ``[B]``, 0 for packed
-    windows.
+    """Return the number of axes in a TensorDict's batch size: 2 for ``[B, S]``, 1 for ``[B]``, 0 for packed windows.
 
-    ``cu_seqlens`` has B + 1 values, and other fields have T rows. A TensorDict of size ``[T]`` would hold
+    ``cu_seqlens`` has B + 1 values, and other fields have T rows. A TensorDict of size ``[T]`` could have
     ``cu_seqlens`` only in a wrapper, which neither attention nor ``torch.nested`` accepts.
     """
     return 0 if spec.is_packed else spec.batch_dims
@@ -62,7 +63,8 @@ def _gather_slabs(
     source: BatchSource, plan: Plan, layout: BatchLayout, *, pin: bool, stored: bool
 ) -> list[torch.Tensor]:
     """Gather a batch into one slab, or each of its views into a separate slab."""
-    # Pinned memory comes from torch's caching host allocator, which reuses a slab only after the copies out of it.
+    # Pinned memory comes from torch's caching host allocator, which reuses a slab only after copies from it are
+    # finished.
     slabs = [torch.empty(layout.nbytes, dtype=torch.uint8, pin_memory=pin) for _ in range(source.views)]
     out = [layout.arrays(slab.numpy()) for slab in slabs]
     source.gather(plan, out[0] if source.views == 1 else out, stored=stored)
@@ -70,20 +72,20 @@ def _gather_slabs(
 
 
 def _delivered(views: list[TensorDict]) -> TensorDict:
-    """Return the batch, or a tuple of its views, which the type does not mention."""
+    """Return the batch, or a tuple of its views (not expressed in the return type)."""
     return views[0] if len(views) == 1 else cast(TensorDict, tuple(views))
 
 
 def from_numpy(array: npt.NDArray[Any]) -> torch.Tensor:
-    """Return a tensor in the memory of an array; also for bfloat16 and 8-bit floats, which torch cannot convert from
-    NumPy.
+    """Return a tensor that shares the memory of an array, also for bfloat16 and 8-bit floats, which torch cannot
+    convert.
 
     Raises:
-        SchemaError: torch lacks the dtype.
+        SchemaError: torch does not have the dtype.
     """
     narrow = is_ml_float(array.dtype)
     if not narrow and array.dtype.kind in "biufc" and array.dtype.itemsize <= 8 << (array.dtype.kind == "c"):
-        # NumPy may name a dtype "unsigned long long", which torch knows only by its other name.
+        # NumPy may name a dtype "unsigned long long"; torch knows only its other name.
         return torch.from_numpy(array.view(array.dtype.str))
     dtype = getattr(torch, array.dtype.name, None) if narrow else None
     if dtype is None:
@@ -92,7 +94,7 @@ def from_numpy(array: npt.NDArray[Any]) -> torch.Tensor:
 
 
 def sent(arrays: Mapping[str, npt.NDArray[Any]], device: torch.device) -> dict[str, torch.Tensor]:
-    """Copy arrays to tensors on a device, all by one asynchronous copy; on the host, tensors share the memory."""
+    """Copy arrays to tensors on a device by one asynchronous copy; on the host, tensors share the memory."""
     if device.type == "cpu":
         return {name: from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
     return by_one_copy(arrays, device)
@@ -110,7 +112,7 @@ def by_one_copy(arrays: Mapping[str, npt.NDArray[Any]], device: torch.device) ->
 def in_slab(arrays: Mapping[str, npt.NDArray[Any]], *, pin: bool) -> tuple[BatchLayout, torch.Tensor]:
     """Copy arrays to one block of host memory, and return its layout and the memory, uint8.
 
-    Torch's allocator reuses pinned memory only after the copies out of it.
+    Torch's allocator reuses pinned memory only after copies from it are finished.
     """
     layout = BatchLayout({name: (array.shape, array.dtype) for name, array in arrays.items()})
     slab = torch.empty(layout.nbytes, dtype=torch.uint8, pin_memory=pin)
@@ -120,10 +122,10 @@ def in_slab(arrays: Mapping[str, npt.NDArray[Any]], *, pin: bool) -> tuple[Batch
 
 
 def to_numpy(tensor: torch.Tensor) -> npt.NDArray[Any]:
-    """Return an array in the memory of a tensor; a tensor on another device is first copied to the host.
+    """Return an array that shares the memory of a tensor; copy a tensor on another device to the host first.
 
     Raises:
-        SchemaError: NumPy lacks the dtype, or needs the package ml_dtypes, which is not installed.
+        SchemaError: NumPy does not have the dtype, or needs the package ml_dtypes, which is not installed.
     """
     values = tensor.detach().cpu()
     name = str(values.dtype).removeprefix("torch.")
@@ -148,7 +150,7 @@ def slab_tensors(layout: BatchLayout, slab: torch.Tensor) -> dict[str, torch.Ten
 
 
 def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
-    """Return the torch dtype of a NumPy dtype, also in compiled code; raises like ``from_numpy``."""
+    """Return the torch dtype of a NumPy dtype, also in compiled code; raise SchemaError if torch lacks it."""
     found = getattr(torch, dtype.name, None) if is_ml_float(dtype) or dtype.kind in "biufc" else None
     if not isinstance(found, torch.dtype):
         raise SchemaError(f"rows: expected a dtype that torch has, found {dtype}")
@@ -157,7 +159,7 @@ def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
 
 @dataclass(frozen=True)
 class _Slabs:
-    """A batch in host memory: a slab for each view."""
+    """A batch in host memory, with a slab for each view."""
 
     layout: BatchLayout
     slabs: list[torch.Tensor]
@@ -166,11 +168,11 @@ class _Slabs:
 
 @dataclass(frozen=True)
 class InFlight:
-    """A batch in transfer to a device.
+    """A batch that is being copied to a device.
 
     Args:
         views: The batch, or its views, whose tensors are ready after ``event``.
-        event: Recorded on the copying stream after the last copy; None: the tensors are ready.
+        event: The event on the copying stream after the last copy; None: the tensors are ready.
     """
 
     views: tuple[TensorDict, ...]
@@ -183,7 +185,7 @@ def stream_of(device: torch.device) -> torch.cuda.Stream | None:
 
 
 def under_way(make: Callable[[], Iterable[TensorDict]], stream: torch.cuda.Stream | None) -> InFlight:
-    """Return the views of ``make``, whose copies begin on ``stream``."""
+    """Return the views from ``make``, which starts their copies on ``stream``."""
     with torch.cuda.stream(stream):  # no effect for None
         views = tuple(make())
         event = None
@@ -194,9 +196,9 @@ def under_way(make: Callable[[], Iterable[TensorDict]], stream: torch.cuda.Strea
 
 
 def device_maker(source: BatchSource, *, device: torch.device, pin: bool) -> Staged:
-    """Return the function from an index to a batch in transfer to ``device``.
+    """Return the function from an index to a batch that is being copied to ``device``.
 
-    Bytes travel in their stored dtypes and are widened on the device. On CUDA, copies run on a separate stream;
+    Values are copied in their stored dtypes and converted on the device. On CUDA, copies run on a separate stream;
     ``hand_over`` makes the consumer's stream wait for the copies.
     """
     return Staged(
@@ -213,7 +215,7 @@ def _gather_stored(source: BatchSource, pin: bool, index: int) -> _Slabs:
 
 
 def _arrays(source: BatchSource, gathered: _Slabs) -> Any:
-    """Return a batch in its slabs as arrays of the delivered kinds of dtypes; widths may be the stored ones."""
+    """Return a batch in its slabs as arrays; they have the delivered kind of dtype, possibly in the stored width."""
     views = []
     for slab in gathered.slabs:
         arrays = gathered.layout.arrays(slab.numpy())

@@ -1,4 +1,4 @@
-"""Conversion of nested rows and batches between TensorDicts, trees of tensors and trees of NumPy arrays."""
+"""Converts nested rows and batches between TensorDicts, trees of tensors and trees of NumPy arrays."""
 
 from __future__ import annotations
 
@@ -34,15 +34,13 @@ def on_host(rows: Any) -> Any:
     """Convert all tensors and TensorDicts in rows, or a single tensor, to NumPy arrays on the host.
 
     Raises:
-        SchemaError: NumPy lacks the dtype of a tensor.
+        SchemaError: NumPy does not have the dtype of a tensor.
     """
     return _opened_tree(rows, lambda _, leaf: to_numpy(leaf))
 
 
 def _opened_tree(rows: Any, convert: Callable[[FieldKey, torch.Tensor], Any], place: tuple[str, ...] = ()) -> Any:
-    """Return rows without TensorDicts, and with ``convert`` applied to every tensor; ``place`` is the path within a
-    row.
-    """
+    """Return rows without TensorDicts, with ``convert`` applied to every tensor; ``place`` is the path in a row."""
     if isinstance(rows, torch.Tensor):
         return convert(place, rows)
     if is_tensor_collection(rows):
@@ -60,7 +58,7 @@ def _opened_tree(rows: Any, convert: Callable[[FieldKey, torch.Tensor], Any], pl
 
 
 def _are_plain(items: list[Any]) -> bool:
-    """Whether a list holds only Python numbers and strings."""
+    """Whether a list has only Python numbers and strings."""
     return all(type(item) in _PLAIN for item in items)
 
 
@@ -91,7 +89,7 @@ def _field(rows: Any, name: str) -> Any:
             f"rows: field {name!r}: expected tensors that differ in shape from row to row, as in a lazy stack along "
             f"axis 0, found them to differ along axis {rows.stack_dim}"
         ) from error
-    # A tensorclass returns one plain string for all of its rows.
+    # For all of its rows, a tensorclass returns one plain string.
     return NonTensorData(value, batch_size=rows.batch_size) if isinstance(value, str | bytes) else value
 
 
@@ -110,7 +108,7 @@ def as_state(tree: Any) -> Any:
 
 
 def from_state(tree: Any) -> Any:
-    """Return the argument of ``as_state`` with its tensors as host arrays."""
+    """Convert the tensors in a state of ``as_state`` to NumPy arrays on the host."""
     if isinstance(tree, Mapping):
         if tree.keys() == {"dtype", "shape", "bytes"} and isinstance(tree["bytes"], torch.Tensor):
             return tree["bytes"].numpy().copy().view(tree["dtype"]).reshape(tree["shape"])
@@ -131,9 +129,9 @@ def on_device(draw: Draw, device: torch.device) -> Draw:
 
 
 def tensor_dict(batch: Any, device: torch.device, *, size: Sequence[int] | None = None) -> Any:
-    """Convert a batch, or rows, to a TensorDict on a device; a batch that is no tree of arrays is returned unchanged.
+    """Convert a batch, or rows, to a TensorDict on a device; return a batch that is not a tree of arrays unchanged.
 
-    The batch size is ``size``, or the leading axes that all fields share, at most the axes of ``index``:
+    The batch size is ``size``, or the common leading axes of all fields, at most as many as ``index`` has:
     ``[batch_size]``, or ``[B, S]``. Tuples and lists of arrays become dicts with the keys "0", "1", ...; named tuples
     become dicts of their fields; values other than numbers become non-tensor data.
     """
@@ -176,7 +174,7 @@ def _tensors(node: Any, device: torch.device) -> dict[str, Any]:
 
 
 def _listed(values: list[Any], device: torch.device) -> Any:
-    """Convert arrays in a list of values of rows, or of slices of rows, to tensors, as a TensorDict holds them."""
+    """Convert arrays in a list of values (of rows, or of slices of rows) to tensors, in the form of a TensorDict."""
     rows = [_listed(value, device) if isinstance(value, list) else _item(value, device) for value in values]
     return NonTensorStack(*rows) if rows else NonTensorData([], batch_size=[0])
 

@@ -1,4 +1,4 @@
-"""Comparison of two implementations of a model: the first divergence, and known causes, each confirmed by a check."""
+"""Compares two implementations of a model: finds the first divergence, and known causes, each confirmed by a check."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def of_layers(run: Run) -> list[Cause]:
 
 
 def _frozen(pair: Twins) -> list[Cause]:
-    """Find parameters that PyTorch does not train, except a recurrent layer's second bias, which Flax lacks."""
+    """Find parameters that PyTorch does not train, except the second bias of recurrent layers, which Flax lacks."""
     return [
         Cause("requires_grad", tensor_name(pair.torch.path, name), "False", "it learns, as each nnx.Param")
         for name, tensor in pair.torch.arrays.items()
@@ -85,7 +85,9 @@ def _frozen(pair: Twins) -> list[Cause]:
 
 
 def _batch_first(run: Run) -> list[Cause]:
-    """Find PyTorch layers that treat the first axis as time, but received the input that Flax reads batch first."""
+    """Find PyTorch layers that treat the first axis as time, although Flax treats the first axis of the same input as
+    the batch.
+    """
     found, others = [], run.theirs.by_key()
     for event in run.ours.events:
         other = others.get((event.path, "input", 0))
@@ -93,7 +95,7 @@ def _batch_first(run: Run) -> list[Cause]:
             continue
         if getattr(event.module, "batch_first", True) or event.values.shape != other.values.shape:
             continue
-        # Inputs are equal as given, and not with time before the batch: time was not meant to be first.
+        # The inputs are equal without swapping time and batch, so time was not meant to be first.
         equal = difference("forward", "", event.values, other.values, run.tolerance(len(run.pairs)))
         swapped = as_flax_has_it(event, other.values.shape)
         if not equal.beyond and (swapped is None or not np.allclose(swapped, other.values)):
@@ -170,7 +172,7 @@ def of_forward(run: Run, found: Sequence[Difference]) -> list[Cause]:
             with patch.object(pair.flax.module, "use_fast_variance", False):
                 made = run_alone(pair.flax.module, given)
             values = as_flax_has_it(output, made.shape)
-            # The remaining difference may be the rounding of large means, which both sides subtract.
+            # The remaining difference may be the rounding of large means, which both implementations subtract.
             if (
                 values is not None
                 and difference("layer alone", "", values, made, 0).relative < _MENDED * alone[event.path].relative
@@ -183,7 +185,7 @@ def _leaky(slope: float) -> Callable[[torch.Tensor], torch.Tensor]:
     return lambda x: torch.nn.functional.leaky_relu(x, slope)
 
 
-# A change is the cause of a difference if at most this share of the difference remains.
+# A change counts as the cause of a difference if at most this share of the difference remains.
 _MENDED = 0.01
 
 _FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -231,7 +233,7 @@ def _functions_between(run: Run) -> list[Cause]:
 def _flattened(run: Run) -> list[Cause]:
     """Find images that are flattened before a linear layer: channels are first in PyTorch, and last in Flax.
 
-    For 2 channels of 3 values, PyTorch has a1 a2 a3 b1 b2 b3, and Flax has a1 b1 a2 b2 a3 b3.
+    For 2 channels a and b of 3 values, PyTorch has the order a1 a2 a3 b1 b2 b3, and Flax has a1 b1 a2 b2 a3 b3.
     """
     causes, channels = [], 0
     for event, values, other in run.paired(run.theirs.by_key()):
@@ -249,7 +251,7 @@ def _flattened(run: Run) -> list[Cause]:
 
 def _function(given: Array, made: Array) -> str | None:
     """Return the known function that maps one tensor to another; None if there is none."""
-    # A few rows exclude most functions; all rows confirm the remaining one.
+    # A few rows exclude most functions; the remaining function is confirmed on all rows.
     rows, found = torch.from_numpy(given.reshape(-1, given.shape[-1])), made.reshape(-1, made.shape[-1])
     scale = float(np.abs(made).max(initial=0)) or 1.0
     for name, function in _FUNCTIONS.items():
@@ -281,7 +283,7 @@ def _attention_in_float32(run: Run) -> list[Cause]:
 
 
 def _attention(bound: inspect.BoundArguments) -> Any:
-    """Compute attention ``[batch, steps, heads, width]`` by its formula; None with unsupported options."""
+    """Compute attention ``[batch, steps, heads, width]`` by its formula; return None for unsupported options."""
     given = dict(bound.arguments)
     query, key, value = (given.pop(name) for name in ("query", "key", "value"))
     bias, mask, scale = given.pop("bias", None), given.pop("mask", None), given.pop("scale", None)
@@ -324,15 +326,15 @@ def of_loss(run: Run, found: Sequence[Difference]) -> list[Cause]:
 
 
 def _reduction(size: int, sizes: set[int]) -> tuple[str, str, str]:
-    """Return the name of a factor between two losses, and a description of the smaller and the larger loss."""
+    """Return the name of the factor between two losses, and a description of the smaller and of the larger loss."""
     if size > 2:
         return "reduction of the loss", "a mean", f"sum over {size}"
-    # A factor of 2 or 1/2 may also be written by hand, as in half a squared error.
+    # A factor of 2 or 1/2 may also be part of the loss's formula, as in half a squared error.
     return "factor of the loss", "a loss", "2 times that" + ", or its sum over 2" * (size in sizes)
 
 
 def of_statistics(run: Run, found: Sequence[Difference]) -> list[Cause]:
-    """Find different running variances: PyTorch's is n/(n-1) times the variance of the batch, Flax's equals it."""
+    """Find different running variances: PyTorch uses n/(n-1) times the batch's variance, Flax the variance itself."""
     parted = {one.tensor for one in found if one.stage == "statistics" and one.beyond}
     causes = []
     events = run.ours.by_key()
@@ -373,9 +375,10 @@ def where_they_part(
     First the initial weights are compared: whether they are equal, or have equal spreads. Then both models get the
     weights of the PyTorch model and one batch, and are compared in the order of a training step: the inputs and outputs
     of each layer, each layer alone on PyTorch's input, the loss, all gradients, running statistics, and the first
-    updates of the optimizers from equal gradients (the gradients of the batch, and these times 1/2, 0, -1, a million
-    and so on). For a difference beyond rounding, known causes are searched, and each is confirmed by a check. If
-    updates differ, both optimizers receive gradients that reveal their settings. The two models are not changed.
+    updates of the optimizers from equal gradients. These are the gradients of the batch, and the same gradients times
+    1/2, 0, -1, a million and so on. If a difference is larger than rounding, the function searches for known causes,
+    and confirms each by a check. If updates differ, both optimizers receive gradients that reveal their settings. The
+    two models are not changed.
 
     Args:
         torch_module: A PyTorch model in the mode in which it is trained.
@@ -384,11 +387,11 @@ def where_they_part(
         torch_loss: Called with the PyTorch model and the batch as tensors; returns a scalar.
         flax_loss: Called with the Flax model and the batch as JAX arrays; returns a scalar. It should not call compiled
             functions, in which layers cannot be observed.
-        torch_optimizer: Creates an optimizer for a list of parameters; given together with ``flax_optimizer``, or
-            updates are not compared. Add actions of the training before or after each step, such as clipping or a
-            schedule, as hooks of the optimizer (``register_step_pre_hook``, ``register_step_post_hook``).
+        torch_optimizer: Creates an optimizer for a list of parameters. Without both optimizers, updates are not
+            compared. Add actions of the training before or after each step, such as clipping or a schedule, as hooks of
+            the optimizer (``register_step_pre_hook``, ``register_step_post_hook``).
         flax_optimizer: An ``optax.GradientTransformation``, which is compiled.
-        names: As in ``transfer``.
+        names: Paths in the PyTorch model, mapped to paths in the Flax model; see ``transfer``.
         updates: The number of compared updates, at least 1. A schedule of the learning rate is found only if it changes
             within these updates.
 
@@ -396,14 +399,14 @@ def where_they_part(
         The compared tensors, the first difference beyond rounding, and its causes; ``print`` shows a report.
 
     Raises:
-        SchemaError: As ``transfer``.
-        ConfigError: Only one optimizer is given, a loss is no scalar, or ``updates`` is below 1.
+        SchemaError: An error of ``transfer``.
+        ConfigError: Only one optimizer is given, a loss is not a scalar, or ``updates`` is below 1.
     """
     if updates < 1:
         raise ConfigError(f"updates: expected 1 or more, found {updates}")
     if (torch_optimizer is None) != (flax_optimizer is None):
         raise ConfigError("optimizers: expected one of each framework or none at all, found one")
-    # Copies of the Flax model have their layers in another order, so the original models determine the pairs.
+    # Copies of the Flax model have their layers in another order, so pairs are determined on the original models.
     names = {pair.torch.path: pair.flax.path for pair in twins(torch_module, flax_module, names=names)}
     with jax.enable_x64(True):
         own = copy.deepcopy(torch_module).double()

@@ -1,6 +1,6 @@
 """The layers of PyTorch and Flax models, their kinds, and the conversion of their arrays between the frameworks.
 
-Also the result of a comparison of two implementations, whose report names these layers.
+The module also defines the result of a comparison of two implementations.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Difference:
             the optimizers' first step from the same gradients, "later updates" are the steps after it.
         tensor: The tensor, by the layer's path in PyTorch; for later updates with the number of the update.
         absolute: The largest difference of two values.
-        scale: The largest value; for gradients at least a thousandth of the largest gradient of all tensors.
+        scale: The largest absolute value; for gradients at least a thousandth of the largest gradient of all tensors.
         tolerance: The largest difference that rounding explains, relative to ``scale``.
     """
 
@@ -44,7 +44,7 @@ class Difference:
 
     @property
     def relative(self) -> float:
-        """The largest difference in parts of ``scale``."""
+        """The largest difference, as a fraction of ``scale``."""
         return self.absolute / self.scale if self.scale else float(self.absolute > 0)
 
     @property
@@ -63,7 +63,7 @@ def difference(
     if ours.shape != theirs.shape:
         return Difference(stage, tensor, float("inf"), 1.0, tolerance)
     with np.errstate(invalid="ignore"):
-        if ours.dtype.kind == "f" and np.isfinite(most := largest(ours - theirs)):  # so all values are
+        if ours.dtype.kind == "f" and np.isfinite(most := largest(ours - theirs)):  # then all values are finite
             return Difference(stage, tensor, most, max(largest(ours), least), tolerance)
         if not np.array_equal(np.isnan(ours), np.isnan(theirs)):
             return Difference(stage, tensor, float("inf"), 1.0, tolerance)
@@ -88,7 +88,7 @@ class Cause:
         where: The layer, tensor or part.
         torch: The behaviour of the PyTorch implementation.
         flax: The behaviour of the Flax implementation.
-        size: The measured relative difference that it causes in a tensor; None if it was not measured.
+        size: The measured relative difference that the cause makes in a tensor; None if it was not measured.
     """
 
     name: str
@@ -148,7 +148,7 @@ class Comparison:
         return agreed if self.of("forward") else "no layer was seen; of what was compared " + agreed
 
     def _line(self, stage: Stage) -> str:
-        """Report how many tensors of a stage differ, and the worst one; empty if the stage has no tensors."""
+        """Return a line with the number of differing tensors of a stage, and the worst one; empty without tensors."""
         found = self.of(stage)
         if not found:
             unseen = "forward: no layer could be looked at; does the loss call a compiled function?"
@@ -199,7 +199,7 @@ class Kind:
 
 
 def _renamed(names: Mapping[str, str], convert: Callable[[Array], Array], back: Callable[[Array], Array]) -> Any:
-    """Return both conversions for a kind that renames its arrays and lays out only the first one differently."""
+    """Return both conversions for a kind whose arrays are renamed, and of which only the first has another layout."""
     first = next(iter(names))
 
     def to_flax(arrays: Arrays, wanted: Shapes, what: What) -> Arrays:
@@ -267,7 +267,7 @@ def _reshaped(values: Array, shape: tuple[int, ...] | None) -> Array:
 
 
 def _rest(arrays: Arrays, *prefixes: str) -> Arrays:
-    """Return the arrays without a counterpart under their own names, so that the other side reports them missing."""
+    """Return the arrays without a counterpart under their own names, so that an error reports them as missing."""
     return {name: values for name, values in arrays.items() if name.startswith(prefixes)}
 
 
@@ -275,7 +275,7 @@ def _rest(arrays: Arrays, *prefixes: str) -> Arrays:
 
 
 def _one_bias(arrays: Arrays, what: What) -> Array | None:
-    """Combine PyTorch's two biases of a recurrent layer into Flax's one: values are added, gradients are equal."""
+    """Combine PyTorch's two biases of a recurrent layer into Flax's one bias: values are added, gradients are equal."""
     if "bias_ih" not in arrays:
         return None
     return arrays["bias_ih"] if what == "gradients" else arrays["bias_ih"] + arrays["bias_hh"]
@@ -288,7 +288,7 @@ def _gru_to_flax(arrays: Arrays, wanted: Shapes, what: What) -> Arrays:
     if bias is None:
         made["dense_i.bias"] = np.zeros(3 * hidden, made["dense_i.kernel"].dtype)
         return made
-    # r and z add both biases; in n, the recurrent bias is multiplied by r first, and Flax has no such bias.
+    # The gates r and z add both biases. In n, the recurrent bias is first multiplied by r, and Flax has no such bias.
     inner = arrays["bias_hh"][2 * hidden :]
     if what == "weights" and inner.any():
         raise SchemaError(
@@ -306,7 +306,7 @@ def _gru_to_torch(arrays: Arrays, wanted: Shapes) -> Arrays:
 
 def _recurrent_to_torch(inputs: Array, hidden: Array, bias: Array, wanted: Shapes) -> Arrays:
     made = {"weight_ih": inputs.T, "weight_hh": hidden.T}
-    if "bias_ih" in wanted or bias.any():  # a bias of zeros is none
+    if "bias_ih" in wanted or bias.any():  # a bias of zeros counts as no bias
         made |= {"bias_ih": bias, "bias_hh": np.zeros_like(bias)}
     return made
 
@@ -390,17 +390,17 @@ _HOLD = (
 
 
 def is_foreign(module: Any) -> bool:
-    """Whether a module is, or derives from, a layer of a framework, which determines the layout of its arrays."""
+    """Whether a module is, or derives from, a layer of a framework; this determines the layout of its arrays."""
     packages = ("torch.nn.", "flax.nnx.")
     return any(base not in _HOLD and base.__module__.startswith(packages) for base in type(module).__mro__)
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer with weights, or a parameter by itself.
+    """A layer with weights, or a single parameter outside of layers.
 
     Args:
-        path: The names from the model to the layer, joined by dots, without containers of one framework only.
+        path: The names from the model to the layer, joined by dots, without containers that only one framework has.
         kind: The kind of layer.
         module: The layer, or the module that has the parameter.
         arrays: PyTorch tensors or Flax variables by the names of the kind.
@@ -511,7 +511,7 @@ def _joined(path: str, name: str) -> str:
 
 
 def tensor_name(path: str, name: str) -> str:
-    """Return the full name of a layer's array; a parameter outside any layer has its own path as its name."""
+    """Return the full name of a layer's array; the name of a parameter outside of layers is its path."""
     return f"{path}.{name}".removesuffix(".value")
 
 

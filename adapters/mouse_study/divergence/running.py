@@ -1,4 +1,4 @@
-"""A training step of two implementations in float64, up to the gradients, and the comparison of their tensors.
+"""Executes a training step of two implementations in float64, up to the gradients, and compares their tensors.
 
 The inputs and outputs of layers are recorded in one forward pass of each framework.
 """
@@ -47,7 +47,7 @@ class Event:
         number: The number of the call of the layer, from 0.
         values: The tensor.
         module: The layer.
-        alone: Whether this is the only input, so that the layer can run by itself.
+        alone: Whether this is the layer's only input, so that the layer can run by itself.
     """
 
     path: str
@@ -59,7 +59,7 @@ class Event:
 
     @property
     def key(self) -> tuple[str, str, int]:
-        """The identity of the event in its forward pass: path, role and number."""
+        """The event's identity in its forward pass: path, role and number."""
         return self.path, self.role, self.number
 
     def __str__(self) -> str:
@@ -69,21 +69,21 @@ class Event:
 
 @dataclass
 class Recording:
-    """The events of a pass, in their order."""
+    """The events of a pass, in order."""
 
     events: list[Event] = field(default_factory=list)
     summands: dict[str, float] = field(default_factory=dict)
-    """The sum of absolute terms in the gradient of a bias of the layer, by the layer's path."""
+    """By the path of a layer, the sum of absolute terms in the gradient of its bias."""
     _calls: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def add(self, path: str, role: str, values: Any, module: Any, *, alone: bool = True) -> None:
-        """Record a tensor, unless it is None or traced, without values."""
+        """Record a tensor, unless it is None, or is traced and so has no values."""
         if values is None or isinstance(values, jax.core.Tracer) or not hasattr(values, "dtype"):
             return
         number = self._calls[path, role]
         self._calls[path, role] += 1
         found = np.array(array_of(values))
-        found = found.astype(np.float64) if number_kind(found.dtype) == "f" else found  # of bfloat16, too
+        found = found.astype(np.float64) if number_kind(found.dtype) == "f" else found  # also for bfloat16
         self.events.append(Event(path, role, number, found, module, alone))
 
     def by_key(self) -> dict[tuple[str, str, int], Event]:
@@ -102,7 +102,7 @@ def torch_recording(pairs: Sequence[Twins]) -> Iterator[Recording]:
     for own in layers.values():
         if own[0].torch.kind.torch:
             module = own[0].torch.module
-            # Of a GRU of several layers the first has the input, and the last the output.
+            # In a GRU of several layers, the input belongs to the first layer, and the output to the last.
             hooks.append(
                 module.register_forward_pre_hook(partial(_record_input, recording, own[0].torch.path), with_kwargs=True)
             )
@@ -124,7 +124,9 @@ def _record_input(recording: Recording, path: str, module: Any, args: Any, kwarg
 
 
 def _record_output(recording: Recording, path: str, module: Any, args: Any, output: Any) -> None:
-    """Record the output of a PyTorch layer, the first of a tuple as in LSTM and attention, and later its gradient."""
+    """Record the output of a PyTorch layer (the first item of a tuple, as from LSTM and attention), and later its
+    gradient.
+    """
     tensor = output[0] if isinstance(output, tuple) else output
     recording.add(path, "output", tensor, module)
     if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
@@ -133,7 +135,7 @@ def _record_output(recording: Recording, path: str, module: Any, args: Any, outp
 
 
 def _record_gradient(recording: Recording, path: str, module: Any, gradient: torch.Tensor) -> None:
-    """Add up the absolute gradient of an output over all axes except the channels; the largest sum counts."""
+    """Add up the absolute gradient of an output over all axes except the channels; record the largest sum."""
     spatial = isinstance(module, _SPATIAL) and gradient.ndim > 2
     sizes = gradient.detach().abs().movedim(1 if spatial else -1, 0).flatten(1).sum(1)
     recording.summands[path] = recording.summands.get(path, 0.0) + float(sizes.max())
@@ -143,8 +145,8 @@ def _record_gradient(recording: Recording, path: str, module: Any, gradient: tor
 def flax_recording(module: Any, pairs: Sequence[Twins]) -> Iterator[Recording]:
     """Record the inputs and outputs of the layers of the Flax model, by PyTorch's paths.
 
-    Flax has no hooks, so ``__call__`` of the layers' classes is patched meanwhile. Traced tensors (of a cell in the
-    scan of an ``nnx.RNN``) have no values and are left out; the RNN is recorded in place of its cell.
+    Flax has no hooks, so ``__call__`` of the layers' classes is patched during the pass. Traced tensors (of a cell in
+    the scan of an ``nnx.RNN``) have no values and are left out; the RNN is recorded instead of its cell.
     """
     recording = Recording()
     paths = {id(pair.flax.module): pair.torch.path for pair in pairs if pair.flax.kind.flax}
@@ -177,7 +179,7 @@ def flax_recording(module: Any, pairs: Sequence[Twins]) -> Iterator[Recording]:
         yield recording
 
 
-# Layers of PyTorch whose tensors have channels before the spatial axes.
+# Kinds of layers whose PyTorch tensors have channels before the spatial axes.
 _SPATIAL = torch.nn.modules.conv._ConvNd | torch.nn.modules.batchnorm._BatchNorm | torch.nn.GroupNorm
 
 
@@ -189,8 +191,8 @@ def is_spatial(event: Event) -> bool:
 def as_flax_has_it(event: Event, shape: tuple[int, ...]) -> Array | None:
     """Return a tensor of PyTorch in the layout of Flax; None if it does not fit the shape.
 
-    Channels come last in Flax: [batch, channels, height, width] becomes [batch, height, width, channels]. Recurrent
-    layers of PyTorch may have time before the batch.
+    Channels are last in Flax: [batch, channels, height, width] becomes [batch, height, width, channels]. For recurrent
+    layers of PyTorch, time may come before the batch; these axes are swapped.
     """
     values = event.values
     if is_spatial(event):
@@ -212,7 +214,7 @@ def as_float64(module: Any) -> Any:
         for variable in layer.arrays.values():
             if jnp.issubdtype(variable.get_value().dtype, jnp.floating):
                 variable.set_value(variable.get_value().astype(jnp.float64))
-        # ``param_dtype`` is the dtype of the carry of recurrent cells, and of the output of an embedding.
+        # ``param_dtype`` determines the dtype of the carry of recurrent cells, and of the output of an embedding.
         own = getattr(layer.module, "param_dtype", None)
         if own is not None and jnp.issubdtype(own, jnp.floating):
             if isinstance(layer.module, nnx.Embed) and layer.module.dtype == own:
@@ -229,7 +231,7 @@ class Run:
         pairs: The corresponding layers.
         ours: The recording of the PyTorch model.
         theirs: The recording of the Flax model, by PyTorch's paths.
-        losses: Both losses.
+        losses: The losses of both models.
     """
 
     torch_module: Any
@@ -249,7 +251,7 @@ class Run:
         elements = [1]
         map_tree(lambda values: elements.append(np.size(values)), self.batch)
         widths = [max(shape, default=1) for pair in self.pairs for shape in pair.flax.shapes.values()]
-        # The longest sum is over all steps of a batch, or over the inputs of a layer.
+        # The longest sum runs over all steps of a batch, or over the inputs of a layer.
         self.longest = max([*elements, *widths])
         self.before: Any = None
         self.flax_graph: Any = None
@@ -259,15 +261,16 @@ class Run:
     def tolerance(self, depth: int) -> float:
         """Return the difference that rounding explains in a tensor after ``depth`` layers.
 
-        The order of a sum of n products changes it by about sqrt(n) times eps, and hardly ever by 8 times that; each
-        layer adds its own. For 1,024 products after 9 layers the tolerance is 8 * 32 * 10 * 2.2e-16 = 5.7e-13.
+        Another order of n products changes their sum by about sqrt(n) * eps, and almost never by more than 8 times
+        this. The errors of layers add up. For 1,024 products after 9 layers, the tolerance is 8 * 32 * 10 * 2.2e-16 =
+        5.7e-13.
         """
         return 8 * EPS * float(np.sqrt(self.longest)) * (1 + depth)
 
     # ------------------------------------------------------------------ stages
 
     def initial_weights(self) -> list[Difference]:
-        """Compare the initial weights: whether they are equal, or drawn from equal distributions."""
+        """Compare the initial weights: check whether they are equal, or drawn from equal distributions."""
         found: list[Difference] = []
         for pair in self.pairs:
             theirs = arrays_of(pair.flax)
@@ -298,21 +301,23 @@ class Run:
         return self.compare(self.theirs)
 
     def pass_of_flax(self, module: Any) -> tuple[Recording, float]:
-        """Return the recording and the loss of a pass of a Flax model."""
+        """Execute a pass of a Flax model; return its recording and its loss."""
         pairs = twins(self.torch_module, module, names=self.names)
         with flax_recording(module, pairs) as recording:
             loss = self._flax_loss(module)
         return recording, loss
 
     def compare(self, theirs: Recording) -> list[Difference]:
-        """Compare the recording of the PyTorch model with one of a Flax model."""
+        """Compare the recording of the PyTorch model with the recording of a Flax model."""
         found: list[Difference] = []
         for ours, values, other in self.paired(theirs.by_key()):
             found.append(self._difference("forward", str(ours), values, other.values, depth=len(found)))
         return found
 
     def paired(self, others: Mapping[Any, Event]) -> Iterator[tuple[Event, Array, Event]]:
-        """Yield corresponding events in PyTorch's order, between them PyTorch's tensor in the layout of Flax."""
+        """Yield PyTorch's event, its tensor in the layout of Flax, and the corresponding event of Flax, in PyTorch's
+        order.
+        """
         for event in self.ours.events:
             other = others.get(event.key)
             values = None if other is None else as_flax_has_it(event, other.values.shape)
@@ -342,9 +347,9 @@ class Run:
         return found
 
     def calls(self) -> Iterator[tuple[Twins, Event, Array, Event]]:
-        """Yield the first call of each layer with one input: layers, event, input as Flax has it, output."""
+        """Yield the first call of each layer with one input: layers, event, input in the layout of Flax, output."""
         ours = self.ours.by_key()
-        # The layers before the pass, which changed the running statistics of batch norms.
+        # The layers before the pass, because the pass changed the running statistics of batch norms.
         pairs = {pair.torch.path: pair for pair in twins(*self.before, names=self.names)}
         for path, pair in pairs.items():
             event, output = ours.get((path, "input", 0)), ours.get((path, "output", 0))
@@ -374,10 +379,10 @@ class Run:
         return found
 
     def _summands(self, path: str, name: str) -> float:
-        """Return the sum of absolute terms of a gradient: rounding is relative to it, even if the terms cancel.
+        """Return the sum of absolute terms of a gradient; rounding is relative to this sum, even if the terms cancel.
 
-        The bias before a batch norm has a gradient of 0: for 0.5, -0.2 and -0.3, rounding is relative to 1.0. The
-        gradient of a weight sums products with the layer's input.
+        For example, the bias before a batch norm has a gradient of 0: with the terms 0.5, -0.2 and -0.3, rounding is
+        relative to 1.0. The gradient of a weight is a sum of products with the layer's input.
         """
         summed, given = self.ours.summands.get(path, 0.0), self.ours.by_key().get((path, "input", 0))
         if name.endswith("bias") or given is None or given.values.dtype.kind != "f":
@@ -452,8 +457,8 @@ def _channels_last(event: Event) -> Array:
 def _spreads(tensor: str, ours: Array, theirs: Array) -> Difference:
     """Compare two draws of initial weights: equal values, or values of an equal spread.
 
-    The spread of n drawn values is known to 1/sqrt(2 n) of itself, and that of two draws differs by 5/sqrt(n) once in
-    millions. Constants are not drawn: they are the same or not.
+    The spread of n drawn values has a relative error of 1/sqrt(2 n); the spreads of two draws differ by 5/sqrt(n) once
+    in millions. Constants are not drawn, so they are either equal or not.
     """
     # Weights that were copied in float32 are equal in float32.
     if ours.shape == theirs.shape and np.allclose(ours, theirs, rtol=1e-6, atol=0):
@@ -467,7 +472,7 @@ def _spreads(tensor: str, ours: Array, theirs: Array) -> Difference:
 
 
 def gradient_of(values: Any) -> Array | None:
-    """Return the gradient of a PyTorch parameter, zeros if it has none; None for a buffer."""
+    """Return the gradient of a PyTorch parameter, or zeros if it has no gradient; None for a buffer."""
     if not isinstance(values, torch.nn.Parameter):
         return None
     return np.zeros(values.shape) if values.grad is None else array_of(values.grad)

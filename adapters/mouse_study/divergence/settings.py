@@ -1,7 +1,8 @@
-"""Updates of two optimizers from the same gradients, and their settings, inferred from the updates of small tensors.
+"""Compares the updates of two optimizers from the same gradients, and infers their settings from updates of small
+tensors.
 
-Everything is inferred from one weight of a tensor, with gradients chosen to distinguish the settings. The weight is
-reset to 0 before each update, so that decay adds nothing; to measure decay, it is reset to 1 or 2.
+All settings are inferred from one weight of a tensor, with gradients that are chosen to distinguish the settings. The
+weight is reset to 0 before each update, so that decay has no effect; to measure decay, it is reset to 1 or 2.
 """
 
 from __future__ import annotations
@@ -37,28 +38,28 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Rule:
-    """An update's rule ``weight -= rate * m / (sqrt(v) + epsilon)``, and its settings.
+    """The update rule ``weight -= rate * m / (sqrt(v) + epsilon)``, and its settings.
 
-    ``m`` keeps ``first`` of itself and adds the gradient, ``v`` keeps ``second`` and adds its square. SGD has no ``v``.
-    In RMSprop with momentum, ``m`` adds up normalized gradients.
+    In each update, ``m`` is multiplied by ``first`` and the gradient is added; ``v`` is multiplied by ``second`` and
+    the squared gradient is added. SGD has no ``v``. In RMSprop with momentum, ``m`` adds up normalized gradients.
 
     Args:
-        adaptive: Whether there is a ``v``.
+        adaptive: Whether the rule has ``v``.
         first: Momentum, or the decay rate of the first moment.
         second: The decay rate of the second moment; 1 for a sum of all squares, as in AdaGrad.
         of_updates: Whether ``m`` adds up normalized gradients.
-        nesterov: Whether the update looks one step ahead.
+        nesterov: Whether the rule uses Nesterov momentum.
         corrected: Whether the moments have bias correction.
-        dampening: The share by which gradients after the first are reduced.
+        dampening: The share by which all gradients after the first are reduced.
         largest: Whether the largest second moment so far is used, as in AMSGrad.
-        epsilon: The number added to the root, or within it.
-        within: Whether epsilon is within the root.
+        epsilon: The number added to the root, or added under the root.
+        within: Whether epsilon is added under the root.
         rates: The learning rate of each update.
-        decay: The weight decay: the part of a weight that is added to its gradient, or, times the learning rate,
+        decay: The weight decay: the fraction of a weight that is added to its gradient, or, times the learning rate,
             subtracted from the weight.
-        coupled: Whether decay is added to the gradient, and passes through the moments; None if both are equal.
-        taken: The part of a weight that a step without gradient subtracts.
-        explained: Whether the rule also predicts the updates from gradients that did not determine it.
+        coupled: Whether decay is added to the gradient, and so affects the moments; None if both forms are equal.
+        taken: The fraction of a weight that a step with gradient 0 subtracts.
+        explained: Whether the rule also predicts updates from gradients that were not used to infer it.
     """
 
     adaptive: bool
@@ -78,7 +79,9 @@ class Rule:
     explained: bool = False
 
     def updates(self, gradients: Sequence[float], *, rates: bool = True, weight: float = 0.0) -> Array:
-        """Return the rule's updates to a weight that is reset each time; with ``rates=False`` learning rates are 1."""
+        """Return the rule's updates of a weight that is reset before each update; with ``rates=False``, learning rates
+        are 1.
+        """
         taken = 0.0 if self.coupled else self.decay * weight
         m = v = largest = 0.0
         added = []
@@ -97,7 +100,7 @@ class Rule:
 
     @property
     def _share(self) -> float:
-        """Return the share of a gradient that enters the first moment: 0.1 if 0.9 is kept; 1 for momentum."""
+        """Return the share of a gradient that is added to the first moment: 0.1 if ``first`` is 0.9; 1 for momentum."""
         moments = self.corrected or (self.adaptive and not self.of_updates)
         return 1 - self.first if moments else 1.0
 
@@ -135,9 +138,9 @@ def differing(ours: Rule, theirs: Rule, exact: float) -> list[Said]:
     """Return the settings that differ: name, PyTorch's value, Flax's value.
 
     Args:
-        ours: PyTorch's rule.
-        theirs: Flax's.
-        exact: The largest relative difference of equal settings.
+        ours: The rule of PyTorch.
+        theirs: The rule of Flax.
+        exact: The largest relative difference at which settings count as equal.
     """
     # Without momentum, ``of_updates`` cannot be inferred.
     ours = ours if ours.first else replace(ours, of_updates=theirs.of_updates)
@@ -161,8 +164,8 @@ def near(one: float, other: float) -> bool:
 
 
 def _rates(ours: Sequence[float], theirs: Sequence[float], exact: float) -> list[Said]:
-    """Compare learning rates: 1, 2, 3 and 2, 4, 6 have one ratio, so the rate differs; 1, 2, 3 and 1, 2, 4 are two
-    schedules.
+    """Compare learning rates: 1, 2, 3 and 2, 4, 6 have a constant ratio, so the rates differ; 1, 2, 3 and 1, 2, 4 are
+    different schedules.
     """
     most = max(ours, key=abs), max(theirs, key=abs)
     apart = [abs(one / most[0] - other / most[1]) > exact for one, other in zip(ours, theirs, strict=True)]
@@ -219,7 +222,8 @@ def _decay(rule: Rule) -> str:
     return f"{rule.decay:.3g} of a weight added to its gradient, as L2"
 
 
-# Gradients that make epsilon negligible, that are not clipped (PLAIN), and to which epsilon matters (SMALL, SMALLER).
+# Gradients that are so large that epsilon is negligible and so small that they are not clipped (PLAIN), and gradients
+# for which epsilon matters (SMALL, SMALLER).
 LARGE, PLAIN, SMALL, SMALLER = 1e6, 1e-3, 1e-6, 1e-9
 _IRREGULAR = (PLAIN, 0.3 * PLAIN, -0.6 * PLAIN, PLAIN, -0.1 * PLAIN)
 
@@ -229,9 +233,10 @@ class ProbeState:
     """The gradient and weight of a probe before one update.
 
     Args:
-        gradient: The gradient of each tensor's first weight; all other weights have none.
-        weight: The value of that weight before the update.
-        loud: A different gradient for one tensor's first weight; its last weight then has ``gradient`` too.
+        gradient: The gradient of each tensor's first weight; all other weights have no gradient.
+        weight: The value of the first weight before the update.
+        loud: A different gradient for the first weight of one tensor; the tensor's last weight then also has
+            ``gradient``.
     """
 
     gradient: float
@@ -244,7 +249,7 @@ def _probe_states(*values: float) -> list[ProbeState]:
 
 
 def probes(updates: int) -> dict[str, list[ProbeState]]:
-    """Return sequences of gradients by name. Many begin with 0, as optimizers treat the first update specially."""
+    """Return sequences of gradients by name. Many begin with 0, because optimizers treat the first update specially."""
     big, many = LARGE, max(updates, 5)
     return {
         "large": _probe_states(*[big] * many),
@@ -273,20 +278,21 @@ def probes(updates: int) -> dict[str, list[ProbeState]]:
 
 
 def after_loud(size: float) -> list[ProbeState]:
-    """Return a gradient in one tensor alone, then one that is not clipped."""
+    """Return probe states: a large gradient in only one tensor, then a gradient that is not clipped."""
     return [ProbeState(0), ProbeState(0, loud=size), ProbeState(0, loud=PLAIN)]
 
 
 Responses = Mapping[str, Array]
-"""The updates of the weight by the name of the probe."""
+"""The updates of the weight, by the name of the probe."""
 
 
 def read(given: Responses) -> Rule:
     """Infer the rule of an optimizer from its updates.
 
-    For gradients ``a`` and then ``x``, Adam adds ``(first * a + x) / sqrt(second * a**2 + x**2)``, times a factor of
-    the number of the update. For the gradients 1, 1 and 1, -1, the sum of the second updates is proportional to
-    ``2 * first``, and their difference to 2, so the quotient is ``first``: (1.9 + -0.1) / (1.9 - -0.1) = 0.9.
+    For the gradients ``a`` and then ``x``, Adam's second update is ``(first * a + x) / sqrt(second * a**2 + x**2)``,
+    times a factor that depends on the number of the update. For the gradients 1, 1 and 1, -1, the sum of the second
+    updates is proportional to ``2 * first``, and their difference to 2, so the quotient is ``first``: (1.9 + -0.1) /
+    (1.9 - -0.1) = 0.9.
     """
     if not given["large"].any():
         return Rule(adaptive=False, first=0.0, second=0.0, rates=(0.0,) * len(given["large"]), explained=True)
@@ -326,7 +332,8 @@ def _with_momentum(rule: Rule, kept: float, after_pause: float, silent: tuple[fl
     """Infer the kind and size of momentum from the update after a pause and from updates without gradients."""
     if kept == 0 or not np.isfinite(kept):
         return replace(rule, first=kept)
-    # Without a gradient Adam adds first / sqrt(second), AMSGrad first, as its second moment stays, RMSprop momentum.
+    # For a gradient of 0, the update of Adam is multiplied by first / sqrt(second), that of AMSGrad by first (its
+    # second moment stays), and that of RMSprop by its momentum.
     left = {"moments": kept / np.sqrt(rule.second), "largest": kept, "updates": kept / np.sqrt(1 + rule.second)}
     where = min(left, key=lambda name: abs(left[name] - silent[0])) if rule.adaptive and rule.second < 1 else "moments"
     first = _snapped(silent[1] / silent[0] if where == "updates" else after_pause / kept)
@@ -335,9 +342,9 @@ def _with_momentum(rule: Rule, kept: float, after_pause: float, silent: tuple[fl
 
 
 def _with_correction(rule: Rule, given: Responses) -> Rule:
-    """Infer bias correction: with it, constant gradients give constant updates from the first on.
+    """Infer bias correction: with it, constant gradients give constant updates from the first update on.
 
-    A schedule hides this; then the usual setting is assumed.
+    A schedule hides this; in that case the usual setting is assumed.
     """
     found = given["large"] if rule.adaptive else given["smaller"]
     usual = rule.adaptive and rule.first > 0 and not rule.of_updates
@@ -348,7 +355,7 @@ def _with_correction(rule: Rule, given: Responses) -> Rule:
 
 
 def _with_dampening(rule: Rule, given: Responses) -> Rule:
-    """Infer dampening, for plain momentum only: whether every gradient after the first counts less."""
+    """Infer dampening, only for plain momentum: whether every gradient after the first is reduced."""
     first, second, third = given["smaller"][0], given["none, then smaller"][1], given["two nones, then smaller"][2]
     if rule.adaptive or rule.corrected or not rule.first or not first or not _close(second, third):
         return rule
@@ -356,7 +363,7 @@ def _with_dampening(rule: Rule, given: Responses) -> Rule:
 
 
 def _with_rates(rule: Rule, given: Responses) -> Rule:
-    """Infer the learning rates: the updates from constant gradients, divided by those of the rule with rate 1."""
+    """Infer the learning rates: the updates from constant gradients, divided by the updates of the rule with rate 1."""
     name, size = ("steady", PLAIN) if _clipped(given) else ("large", LARGE)
     name, size = (name, size) if rule.adaptive else ("smaller", SMALLER)
     rates = given[name] / rule.updates([size] * len(given[name]), rates=False)
@@ -373,7 +380,9 @@ def _steady(values: Array) -> bool:
 
 
 def _with_epsilon(rule: Rule, given: Responses) -> Rule:
-    """Infer epsilon, which shrinks small updates: with 1e-8 beside the root, a gradient of 1e-9 counts 1/11."""
+    """Infer epsilon, which shrinks small updates: with 1e-8 added to the root, the update from a gradient of 1e-9 is
+    1/11.
+    """
     if not rule.adaptive:
         return rule
     found = []
@@ -390,7 +399,7 @@ def _with_epsilon(rule: Rule, given: Responses) -> Rule:
 
 
 def _with_decay(rule: Rule, given: Responses) -> Rule:
-    """Infer weight decay, and whether it goes through the gradient: momentum then accumulates it like a gradient."""
+    """Infer weight decay, and whether it is added to the gradient, so that momentum accumulates it."""
     taken = -float(given["weight"][1])
     if not taken:
         return rule
@@ -421,7 +430,7 @@ class Clipping:
 
     Args:
         by: "no clipping", "value", "norm of a tensor" or "norm of all".
-        at: The size to which clipping reduces the largest gradient.
+        at: The threshold: the size to which clipping reduces larger gradients.
         slack: The number added to a norm before division; 1e-6 in ``torch.nn.utils.clip_grad_norm_``.
     """
 
@@ -443,12 +452,12 @@ class Clipping:
 
 
 def clipping(rule: Rule, loud: Responses, last: Responses, other: Responses | None) -> Clipping:
-    """Infer the clipping that is applied before an update rule.
+    """Infer the clipping of gradients before the update rule.
 
     Args:
-        rule: The rule of the loud tensor.
-        loud: The updates of its first weight.
-        last: The updates of its last weight.
+        rule: The rule of the tensor that received ``ProbeState.loud``.
+        loud: The updates of this tensor's first weight.
+        last: The updates of this tensor's last weight.
         other: The updates of another tensor's first weight; None if there is no other tensor.
     """
     with np.errstate(all="ignore"):
@@ -469,18 +478,18 @@ def threshold(rule: Rule, found: Array) -> float:
 
 
 ByLayer = Mapping[str, Arrays]
-"""The arrays of layers, by PyTorch's path."""
+"""Arrays of layers, by PyTorch's path."""
 
-# The factors of the gradients of a batch in successive updates, repeated: with these, unlike with constant gradients,
-# momentum, moments and clipping change the updates.
+# Factors of a batch's gradients in successive updates, repeated. Unlike with constant gradients, momentum, moments and
+# clipping then change the updates.
 _FACTORS = (1.0, 1.0, 0.5, 1e-6, 0.0, -1.0, 1e6, 1.0, 1.0, 1.0)
 
 
 class Stepping:
-    """The updates of both optimizers, from any gradients.
+    """Computes the updates of both optimizers from any gradients.
 
     Args:
-        run: Both models.
+        run: The run with both models.
         torch_optimizer: Creates the PyTorch optimizer.
         flax_optimizer: The Flax optimizer.
         updates: The number of compared updates.
@@ -488,8 +497,8 @@ class Stepping:
     Attributes:
         module: A copy of the PyTorch model, which is updated.
         leaves: The Flax parameters.
-        tree: Their tree structure.
-        places: Their full names.
+        tree: The tree structure of the Flax parameters.
+        places: The full names of the Flax parameters.
     """
 
     def __init__(self, run: Run, torch_optimizer: Callable[[Any], Any], flax_optimizer: Any, updates: int) -> None:
@@ -504,7 +513,7 @@ class Stepping:
         self.places = _places(run)
 
     def owners(self) -> dict[str, int]:
-        """Return the number of the PyTorch parameter behind each trained Flax tensor, by full name.
+        """Return, by the full name of each trained Flax tensor, the number of the corresponding PyTorch parameter.
 
         Each parameter is filled with its number and converted to Flax's layout. The query, key and value of an
         attention then all carry the number of one parameter.
@@ -523,7 +532,8 @@ class Stepping:
         return {tensor: number - 1 for tensor, number in found.items() if number and tensor in self.places}
 
     def compare(self) -> list[Difference]:
-        """Compare the first update of both optimizers from PyTorch's gradients, and the later ones if the first agrees.
+        """Compare the first update of both optimizers from PyTorch's gradients, and later updates if the first ones
+        agree.
 
         The gradients of later updates are the first gradients times factors.
         """
@@ -535,7 +545,7 @@ class Stepping:
         sizes: dict[str, float] = {}
         for number, (weights, ours, theirs) in enumerate(self.walk(steps), start=1):
             for tensor, values in ours.items():
-                if (others := theirs.get(tensor)) is None:  # one that is tied to another in Flax
+                if (others := theirs.get(tensor)) is None:  # a tensor that is tied to another one in Flax
                     continue
                 sizes[tensor] = max(largest(values) or largest(others), sizes.get(tensor, 0.0))
                 # An update is the difference of two weights, so it has the rounding error of the weight.
@@ -556,7 +566,7 @@ class Stepping:
             steps: The gradients of each update in the layout of PyTorch.
 
         Yields:
-            The weights before an update, PyTorch's update and Flax's update, by full name in the layout of Flax.
+            The weights before an update, PyTorch's update, and Flax's update; all by full name, in the layout of Flax.
         """
         optimizer = self.torch_optimizer(list(self.module.parameters()))
         leaves, state = self.leaves, with_wide_counts(self.flax_optimizer, self.run.flax_params)
@@ -583,7 +593,7 @@ class Stepping:
         return {path: self._pairs[path].to_flax(own, what) for path, own in arrays.items()}
 
     def _as_leaves(self, gradients: ByLayer) -> list[Any]:
-        """Return gradients for all Flax parameters, zeros for those without one."""
+        """Return gradients for all Flax parameters; zeros for parameters without a gradient."""
         named = _named(self._laid_out(gradients, "gradients"))
         return [
             jnp.asarray(named[place]) if place in named else jnp.zeros_like(leaf)
@@ -603,7 +613,7 @@ def _learns(tensor: Any) -> bool:
 
 
 def _worse(one: Difference | None, other: Difference) -> Difference:
-    """Return the first difference beyond rounding, or the largest within it."""
+    """Return the first difference beyond rounding, or else the largest difference."""
     if one is None or (not one.beyond and (other.beyond or other.relative > one.relative)):
         return other
     return one
@@ -629,20 +639,20 @@ def _named(arrays: ByLayer) -> Arrays:
 
 
 def with_wide_counts(optimizer: Any, params: Any) -> Any:
-    """Return a new state of a Flax optimizer with int64 for int32: dividing an int32, schedules would get float32."""
+    """Return a new state of a Flax optimizer with int64 for int32, as schedules that divide int32 get float32."""
     state = optimizer.init(params)
     wide = jax.tree.map(
         lambda leaf: leaf.astype(jnp.int64) if getattr(leaf, "dtype", None) == jnp.int32 else leaf, state
     )
     try:
         jax.eval_shape(optimizer.update, params, wide, params)
-    except TypeError:  # the optimizer accepts int32 only
+    except TypeError:  # the optimizer accepts only int32
         return state
     return wide
 
 
 def _places(run: Run) -> list[str]:
-    """Return the full names of Flax parameters in JAX's order: each is set to a number, which is looked up."""
+    """Return the full names of Flax parameters in JAX's order; each parameter is set to a number that identifies it."""
     merged = nnx.clone(nnx.merge(run.flax_graph, run.flax_params, run.flax_rest))
     paths = {pair.flax.path: pair.torch.path for pair in run.pairs}
     names: list[str] = []
@@ -679,7 +689,7 @@ def of_update(stepping: Stepping, found: Sequence[Difference]) -> list[Cause]:
 
 
 def _two_biases(run: Run, parted: Iterable[str]) -> list[Cause]:
-    """Find recurrent layers of PyTorch, whose two biases are added: a step changes the sum by twice as much."""
+    """Find recurrent layers of PyTorch, which add two biases, so that a step changes their sum by twice as much."""
     recurrent = {pair.torch.path for pair in run.pairs if pair.torch.kind.name in ("GRU", "LSTM")}
     found = []
     for tensor in parted:
@@ -691,19 +701,21 @@ def _two_biases(run: Run, parted: Iterable[str]) -> list[Cause]:
 
 @dataclass(frozen=True)
 class Read:
-    """The inferred properties of one optimizer: the rule of each tensor, and the gradient clipping."""
+    """The inferred properties of one optimizer: the update rule of each tensor, and the gradient clipping."""
 
     rules: dict[str, Rule]
     clipping: Clipping
 
     @property
     def known(self) -> bool:
-        """Whether every rule is a known one."""
+        """Whether every tensor has a known rule."""
         return any(rule.explained for rule in self.rules.values())
 
     @property
     def blur(self) -> float:
-        """The largest error that epsilon causes in the inferred settings, for gradients as large as clipping allows."""
+        """The largest error that epsilon causes in the inferred settings, for the largest gradients that are not
+        clipped.
+        """
         roots = [float(np.sqrt(rule.epsilon)) if rule.within else rule.epsilon for rule in self.rules.values()]
         return max(roots, default=0.0) * float(np.sqrt(len(self.rules))) / min(LARGE, self.clipping.at)
 
@@ -731,15 +743,16 @@ def readings(small: StandIns) -> tuple[Read, Read]:
 class StandIns:
     """Both optimizers on small copies of the models' tensors, of at most 2 values along each axis.
 
-    Optimizers may depend on the number of axes of a tensor and on its path, few on its size, and the probes would take
-    minutes for millions of weights.
+    Optimizers may depend on the number of axes of a tensor and on its path, but rarely on its size. With millions of
+    weights, the probes would take minutes.
 
     Args:
         stepping: Both optimizers and models.
 
     Attributes:
-        owners: As ``Stepping.owners``.
-        loud: The tensor that receives ``ProbeState.loud``: the first with two values that both optimizers change.
+        owners: The result of ``Stepping.owners``.
+        loud: The tensor that receives ``ProbeState.loud``: the first tensor with two values that both optimizers
+            change.
     """
 
     def __init__(self, stepping: Stepping) -> None:

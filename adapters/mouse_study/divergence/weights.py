@@ -1,4 +1,4 @@
-"""Transfer of weights from PyTorch to Flax NNX and back, by pairs of corresponding layers (twins)."""
+"""Copies weights from PyTorch to Flax NNX and back, by pairs of corresponding layers (twins)."""
 
 from __future__ import annotations
 
@@ -46,28 +46,29 @@ class Twins:
 
 
 def transfer(source: Any, destination: Any, *, names: Mapping[str, str] | None = None) -> None:
-    """Copy the weights of a model to a model of the other framework, from PyTorch to Flax NNX or back.
+    """Copy the weights of a model to a model of the other framework, from PyTorch to Flax NNX or the other way round.
 
-    Supported are Linear, Embedding, LayerNorm, RMSNorm, GroupNorm, BatchNorm with its running statistics, convolutions,
-    MultiheadAttention, GRU and LSTM of any number of layers and their cells, and single parameters, nested in any way.
-    The destination gets the dtypes of the source. A round trip changes no bit, except that the two biases of a
-    recurrent layer become their sum and zeros.
+    The supported layers are Linear, Embedding, LayerNorm, RMSNorm, GroupNorm, BatchNorm with its running statistics,
+    convolutions, MultiheadAttention, GRU and LSTM with any number of layers and their cells, and single parameters,
+    nested in any way. The destination gets the dtypes of the source. A round trip changes no bit, except that the two
+    biases of a recurrent layer become their sum and zeros.
 
     Layers correspond if their paths are equal, such as ``blocks.0.linear`` for ``blocks[0].linear``. ``layers`` of an
     ``nnx.Sequential`` and ``cell`` of an ``nnx.RNN`` are not part of paths, and layer 2 of a GRU with several layers is
-    ``gru.2``. Numbers count only layers with weights: the second linear layer of a ``Sequential`` of linear, ReLU,
-    linear corresponds to the second layer of a list of two. Of the remaining layers, the only layer of a kind and shape
-    in one model corresponds to the only one in the other model, if this keeps the order of both models. A PyTorch layer
-    that shares all weights with another layer needs no twin.
+    ``gru.2``. Numbers in paths count only layers with weights: the second linear layer of a ``Sequential`` of linear,
+    ReLU, linear corresponds to the second layer of a list of two. Remaining layers correspond if each is the only layer
+    of its kind and shape in its model, and if this keeps the order of both models. A PyTorch layer that shares all
+    weights with another layer needs no twin.
 
     Args:
         source: A ``torch.nn.Module`` or a ``flax.nnx.Module``.
-        destination: A model of the other framework, which is changed.
-        names: Paths in the PyTorch model, or prefixes of them, mapped to paths in the Flax model, for both directions.
+        destination: A model of the other framework; its weights are changed.
+        names: Paths in the PyTorch model (or prefixes of paths), mapped to paths in the Flax model, for both
+            directions.
 
     Raises:
         SchemaError: A layer has no twin, or a twin of another kind or shape (the message names path, kind and shapes);
-            a layer is supported in one framework only, such as a transposed convolution; or two layers have different
+            a layer is supported only in one framework, such as a transposed convolution; or two layers have different
             weights for one tensor that the other model ties. Nothing was copied.
         ConfigError: The arguments are not models of both frameworks, or float64 cannot be copied to JAX without x64.
     """
@@ -92,10 +93,10 @@ def twins(torch_module: Any, flax_module: Any, *, names: Mapping[str, str] | Non
     Args:
         torch_module: A ``torch.nn.Module``.
         flax_module: A ``flax.nnx.Module``.
-        names: As in ``transfer``.
+        names: See ``transfer``.
 
     Raises:
-        SchemaError: As ``transfer``.
+        SchemaError: An error of ``transfer``.
         ConfigError: ``names`` has a path that the PyTorch model lacks.
     """
     ours = {layer.path: layer for layer in torch_layers(torch_module)}
@@ -141,9 +142,7 @@ def _tied(ours: Mapping[str, Layer], pairs: Mapping[str, Layer]) -> set[str]:
 
 
 def _by_path(ours: Mapping[str, Layer], theirs: dict[str, Layer], names: Mapping[str, str]) -> dict[str, Layer]:
-    """Pair layers by ``names``, then by equal paths whose numbers count layers; paired layers are removed from
-    ``theirs``.
-    """
+    """Pair layers by ``names``, then by equal paths with counted numbers; remove paired layers from ``theirs``."""
     wanted, fixed = _renamed(ours, names)
     pairs = {path: theirs.pop(wanted[path]) for path in fixed if wanted[path] in theirs}
     by_number = {path: other for path, other in wanted.items() if path not in pairs}
@@ -205,10 +204,10 @@ def _by_shape(
 def _only_fits(
     ours: Mapping[str, Layer], in_flax: list[Layer], theirs: Mapping[str, Layer], pairs: Mapping[str, Layer]
 ) -> dict[str, Layer]:
-    """Return the unique Flax layer that fits each unpaired PyTorch layer, and fits no other one, by PyTorch's path.
+    """Return, by PyTorch's path, the only Flax layer that fits each unpaired PyTorch layer, if it fits no other.
 
-    Unpaired layers of a numbered container in both models fit none: the containers differ in length, and the missing
-    layer cannot be determined.
+    Unpaired layers of a container that is numbered in both models are left out: the containers differ in length, and
+    the missing layer cannot be determined.
     """
     own, other = _containers(ours), _containers(layer.path for layer in in_flax)
     both = set().union(*own.values()) & set().union(*other.values())
@@ -223,7 +222,7 @@ def _only_fits(
 
 
 def _in_order(ours: list[Layer], theirs: list[Layer], pairs: Mapping[str, Layer]) -> dict[str, str]:
-    """Return ``names`` for layers that are paired in order; empty if kinds differ."""
+    """Return ``names`` that pair the layers in order; empty if kinds differ."""
     own, other = (sorted(layers, key=lambda layer: layer.kind is PARAMETER) for layers in (ours, theirs))
     if [layer.kind for layer in own] != [layer.kind for layer in other]:
         return {}
@@ -233,7 +232,7 @@ def _in_order(ours: list[Layer], theirs: list[Layer], pairs: Mapping[str, Layer]
 def _renamed(layers: Mapping[str, Layer], names: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
     """Return the Flax path for each PyTorch path, and the paths that ``names`` maps including their last number.
 
-    The longest matching prefix in ``names`` counts.
+    The longest matching prefix in ``names`` is used.
     """
     found, used, fixed = {}, set(), []
     for path in layers:
@@ -311,7 +310,7 @@ def _write(to: Any, values: Array) -> None:
 
 
 def _converted(source: Layer, destination: Layer, convert: Callable[[Arrays], Arrays]) -> Arrays:
-    """Convert the arrays of a layer to the layout of another; SchemaError if names or shapes do not match."""
+    """Convert the arrays of a layer to the layout of another; raise SchemaError if names or shapes do not match."""
     try:
         made = convert(arrays_of(source))
     except SchemaError as error:  # also a ValueError, whose message names the remedy

@@ -1,7 +1,7 @@
-"""torch's functions over arrays, for the samplers of ``mouse_core.replay.device``.
+"""Array functions of torch for the samplers of ``mouse_core.replay.device``.
 
-The functions compute on other devices and in compiled code. In eager code on the host, samplers run with the functions
-of NumPy in the memory of the tensors, where an operation takes a third of the time.
+These functions are used on other devices and in compiled code. In eager code on the host, samplers use NumPy functions
+in the memory of the tensors, because an operation then takes a third of the time.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ _bits_of: Callable[[float], int] = _constant(bits_of)
 
 
 class TorchArrays(Arrays):
-    """See ``Arrays``. Each memory of a tree is read and written in one shape: compiled code copies views of others.
+    """The implementation of ``Arrays`` for torch.
+
+    The memory of a tree is always accessed in one shape, because compiled code copies views of another shape.
 
     Args:
         device: The device of new arrays.
-        constants: Tables of samplers by name, on that device.
+        constants: Tables of samplers by name, on this device.
     """
 
     where: ClassVar[Callable[..., Any]] = staticmethod(torch.where)
@@ -90,7 +92,7 @@ class TorchArrays(Arrays):
     # ------------------------------------------------------------------ random numbers
 
     def words(self, key: DrawKey, count: int) -> Any:
-        """See ``Arrays``: int64, with the same bits."""
+        """See ``Arrays``. Words are int64 with the same bits."""
         return _philox.words(key.seed, key.number, count)
 
     def integers(self, words: Any, high: Any) -> Any:
@@ -137,14 +139,14 @@ class TorchArrays(Arrays):
         return memory.index_put_((slots >> SHIFT, slots & (FAN - 1)), values)
 
     def overwrite(self, memory: Any, slots: Any, there: Any, values: Any) -> Any:
-        """See ``Arrays``: the last value of a slot is written, and the others to a spare row."""
+        """See ``Arrays``. The last value of a slot is written to it, and all others to a spare row."""
         nowhere = (len(memory) - 1) * FAN
         place, order = torch.where(there, slots, nowhere).sort(stable=True)
         last = torch.cat([place[1:] != place[:-1], there.new_ones(1)])
         return self.scatter(memory, torch.where(last, place, nowhere), values.index_select(0, order))
 
     def wide_memory(self, rows: int) -> Any:
-        """See ``Arrays``; one more row is spare."""
+        """See ``Arrays``. One more row is allocated as the spare row."""
         return zeros((rows + 1, FAN), torch.int64, self.device)
 
     def total(self, children: Any) -> Any:
@@ -156,7 +158,7 @@ class TorchArrays(Arrays):
         return rows.amin(1)
 
     def child(self, children: Any, rest: Any) -> tuple[Any, Any]:
-        """See ``Arrays``. Sums do not fall, so the last that is passed is the largest."""
+        """See ``Arrays``. Running sums never decrease, so the last sum that is passed is the largest."""
         sums = children.cumsum(1)[:, :-1]
         passed = sums <= rest[:, None]
         return passed.sum(1), torch.where(passed, sums, 0).amax(1)
@@ -164,7 +166,7 @@ class TorchArrays(Arrays):
     def weights(self, priority: Any, alpha: float, eps: float, most: int) -> Any:
         """See ``Arrays``."""
         factors, shifts, pieces = (self.constants[name] for name in ("factors", "shifts", "pieces"))
-        # Without the sign, as 0 may be negative.
+        # The sign bit is removed, because 0 may be negative.
         bits = priority.view(torch.int32).to(torch.int64) & 0x7FFFFFFF
         tables = Powers(factors, shifts, pieces, bends_down=alpha < 1, most=most)
         return weights_of(plus_bits(bits, _bits_of(eps), torch), tables, torch)

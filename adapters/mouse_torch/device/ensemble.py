@@ -1,4 +1,4 @@
-"""Batches from several replays, such as recorded and fresh rows."""
+"""Draws batches from several replays, such as recorded and new rows."""
 
 from __future__ import annotations
 
@@ -27,20 +27,21 @@ from mouse_torch.trees import tensor_dict
 
 
 class ReplayEnsemble(BufferModule):
-    """Batches from several replays on one device, each of which gives its share.
+    """Draws batches from several replays on one device; each replay contributes its share.
 
-    The batches equal those of a ``mouse_core.replay.ReplayBufferEnsemble`` of the same seed over buffers with the same
-    rows and no other reader, as long as each member with a weight has a row in every batch. A share is a weight times
-    the size, rounded up or down at random, so that it is right on average. The seeds of members come from the seed of
-    the ensemble, and the transforms of members are applied. Like a ``Replay``, an ensemble draws in eager code, in
-    compiled code and in CUDA graphs, and counts its samples on the device. Rows are written to the members.
+    The batches equal the batches of a ``mouse_core.replay.ReplayBufferEnsemble`` with the same seed, over buffers with
+    the same rows and no other reader, as long as each member with a weight above 0 has a row in every batch. A member's
+    share is its weight times the batch size, rounded up or down at random, so that the mean is exact. The seeds of
+    members come from the seed of the ensemble, and the transforms of members are applied. Like a ``Replay``, an
+    ensemble draws in eager code, in compiled code and in CUDA graphs, and counts its samples on the device. Rows are
+    written to the members.
 
     Args:
         replays: Replays with order="random", which become parts of this module.
-        batch_size: Rows or slices in a batch, B.
+        batch_size: Number of rows or slices in a batch, B.
         p: A weight for each replay, at least 0; by default equal weights. The weights of a ``Schedule`` change with the
             number of the sample.
-        seed: In ``[0, 2**64)``.
+        seed: An integer in ``[0, 2**64)``.
 
     Raises:
         ConfigError: There are no replays, a replay has another order than "random", replays are on several devices, or
@@ -97,7 +98,7 @@ class ReplayEnsemble(BufferModule):
         return f"batch_size={self.batch_size}"
 
     def can_sample(self) -> torch.Tensor:
-        """Return whether a batch can be drawn from every member with a weight: bool ``[]`` on the device."""
+        """Return whether a batch can be drawn from every member with a weight above 0: bool ``[]`` on the device."""
         asked = [replay.can_sample() for replay, given in zip(self._members(), self.shares.given, strict=True) if given]
         return torch.stack(asked).all()
 
@@ -111,11 +112,11 @@ class ReplayEnsemble(BufferModule):
 
         Returns:
             A batch as in ``Replay.sample``, with the rows of the members one after another, and ``buffer_ids``, int64,
-            the member of each row. ``mask`` and ``priority_weight``, if some members lack them, are True and 1 there. A
-            batch has these fields even without a row of a member that has them.
+            the member of each row. For members without ``mask`` or ``priority_weight``, these are True and 1. A batch
+            has both fields if any member has them, even if it contributes no row.
 
         Raises:
-            ConfigError: The number is out of range; or a member has nothing to draw, which is checked on the host only.
+            ConfigError: The number is out of range, or a member cannot draw a batch (checked only on the host).
             SchemaError: The batches of a member have other fields than the batches of the first member.
         """
         number = self.samples if index is None else number_of(index, self.samples.device)
@@ -137,14 +138,14 @@ class ReplayEnsemble(BufferModule):
         return made
 
     def set_priorities(self, indices: torch.Tensor, priorities: Any, buffer_ids: torch.Tensor) -> None:
-        """Set the priorities of some rows; members without priorities are left out.
+        """Set the priorities of some rows; rows of members without priorities are ignored.
 
         Args:
-            indices, priorities: As in ``Replay.set_priorities``.
+            indices, priorities: The arguments of ``Replay.set_priorities``.
             buffer_ids: The member of each row, as in a batch.
 
         Raises:
-            ConfigError, DataError, IndexError: As ``Replay.set_priorities``.
+            ConfigError, DataError, IndexError: An error of ``Replay.set_priorities``.
         """
         for member, replay in enumerate(self._members()):
             if isinstance(replay.sampler, ByPriority):

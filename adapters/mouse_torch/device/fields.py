@@ -1,4 +1,4 @@
-"""Modules whose buffers are data, and the memory of rows by field."""
+"""Modules whose buffers are data, and memory of rows by field."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LINE = 64
 
 
 class BufferModule(torch.nn.Module):
-    """A module of data, which moves between devices with its parent, and keeps its dtypes in ``half()`` and similar
+    """A module with data, which moves between devices with its parent, but keeps its dtypes in ``half()`` and similar
     methods.
 
     Args:
@@ -33,7 +33,8 @@ class BufferModule(torch.nn.Module):
 
     def __init__(self, arrays: Mapping[str, torch.Tensor] | None = None, *, persistent: bool = True) -> None:
         super().__init__()
-        # Buffers as NumPy arrays, and the addresses of their memory: creating an array takes longer than looking it up.
+        # Buffers as NumPy arrays, by the addresses of their memory; they are kept, because creating an array takes
+        # longer than looking it up.
         self._views: tuple[list[int], Arrays] = ([], {})
         for name, memory in (arrays or {}).items():
             self.register_buffer(name, memory, persistent=persistent)
@@ -68,7 +69,8 @@ def _array(memory: torch.Tensor) -> npt.NDArray[Any]:
 def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Return a tensor of zeros; on the host, in memory that NumPy allocated.
 
-    Linux gives that memory large pages: a draw from 10 million rows then finds a row without reading a page table.
+    Linux uses large pages for this memory, so that a draw from 10 million rows finds a row without reading a page
+    table.
     """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
@@ -78,7 +80,7 @@ def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> tor
     return torch.from_numpy(memory[begin : begin + size]).view(dtype).reshape(shape)
 
 
-# Dtypes that torch can scatter and gather; values of other dtypes are stored as integers of the same size.
+# Dtypes that torch can scatter and gather. Values of other dtypes are stored as integers of the same size.
 _HELD = frozenset(
     (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
      torch.float32, torch.float64, torch.complex64, torch.complex128)
@@ -88,7 +90,7 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass(frozen=True)
 class Row:
-    """The shape and the dtype of a field of one row."""
+    """The shape and dtype of a field in one row."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -99,12 +101,12 @@ class Row:
         return self.dtype if self.dtype in _HELD else _INTEGERS[self.dtype.itemsize]
 
     def as_held(self, values: torch.Tensor) -> torch.Tensor:
-        """Convert values to the field's dtype, and view them in the dtype of the memory."""
+        """Convert values to the field's dtype, and return a view of them in the dtype of the memory."""
         made = values.to(self.dtype)
         return made if made.dtype == self.held else made.contiguous().view(self.held)
 
     def seen(self, memory: torch.Tensor) -> torch.Tensor:
-        """Return memory viewed in the field's own dtype."""
+        """Return a view of memory in the field's own dtype."""
         return memory if memory.dtype == self.dtype else memory.view(self.dtype)
 
 
@@ -112,7 +114,7 @@ def rows_of(example: Any) -> tuple[Any, dict[FieldKey, Row]]:
     """Return the structure of an example, and the shape and dtype of each field.
 
     Raises:
-        SchemaError: A field is no tensor of numbers.
+        SchemaError: A field is not a tensor of numbers.
     """
     tree = opened(as_tree(example), 0)
     fields = {}
@@ -151,14 +153,14 @@ class Fields(BufferModule):
         super().__init__()
         self._structure, self.rows, self._lists = structure, rows, lists_of(structure)
         self._envs = num_envs
-        # Fields that are gathered in another dtype: NumPy lacks bfloat16, too.
+        # Fields that are gathered in another dtype; NumPy also lacks bfloat16.
         self._hidden = [key for key, row in rows.items() if row.held != row.dtype or row.dtype == torch.bfloat16]
         self.is_flat = isinstance(structure, dict) and all(isinstance(child, Leaf) for child in structure.values())
         for place, row in enumerate(rows.values()):
             self.register_buffer(str(place), zeros((capacity, *row.shape), row.held, device))
 
     def each(self) -> Iterator[tuple[FieldKey, Any]]:
-        """Return the memory of every field by name, ``[capacity, ...]``."""
+        """Return the memory of each field by name, ``[capacity, ...]``."""
         for key, memory in self._each():
             yield key, self.rows[key].seen(memory)
 
@@ -166,8 +168,9 @@ class Fields(BufferModule):
         yield from zip(self.rows, self._buffers.values(), strict=True)
 
     def taken(self, slots: Any) -> Any:
-        """Return the rows in ``slots``, nested, ``[*slots, ...]``. NumPy gathers slots that are NumPy arrays, in half
-        the time.
+        """Return the rows in ``slots``, nested, ``[*slots, ...]``.
+
+        If slots are a NumPy array, NumPy gathers the rows, in half the time.
         """
         if isinstance(slots, np.ndarray):
             seen = zip(self.rows, self.arrays().values(), strict=True)
@@ -186,11 +189,11 @@ class Fields(BufferModule):
         return self.nested(empty)
 
     def nested(self, fields: Mapping[FieldKey, Any]) -> Any:
-        """Return fields by name, nested as rows are."""
+        """Return fields by name in the nested form of rows."""
         return dict(fields) if self.is_flat else unflatten(self._structure, fields)
 
     def put(self, rows: Mapping[FieldKey, torch.Tensor], steps: torch.Tensor) -> None:
-        """Write time steps, ``[n, (E), ...]`` in the dtypes of the memory, to the different steps ``steps``, int64
+        """Write time steps, ``[n, (E), ...]`` in the dtypes of the memory, to the distinct positions ``steps``, int64
         ``[n]``.
 
         Fields that ``rows`` lacks are unchanged.
@@ -228,9 +231,9 @@ class Fields(BufferModule):
 def _moved(values: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Return values on a device, without waiting for a copy from the host.
 
-    Host values are copied to new pinned memory first, which torch's allocator reuses after the copy. A copy from
-    pageable memory would wait for all queued work of the device, and the user may overwrite pinned memory before it is
-    copied.
+    Host values are first copied to new pinned memory, which torch's allocator reuses after the copy. A copy from
+    pageable memory would wait for all queued work of the device, and the user could overwrite their own pinned memory
+    before it is copied.
     """
     if device.type == "cuda" and values.device.type == "cpu" and not torch.compiler.is_compiling():
         values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values)

@@ -1,4 +1,4 @@
-"""Replay as a module whose buffers are the rows, the counters and the state of the sampler."""
+"""A replay buffer as a module, whose buffers are the rows, the counters and the state of the sampler."""
 
 from __future__ import annotations
 
@@ -32,43 +32,46 @@ _NUMPY, _ON_HOST = Arrays(), TorchArrays(torch.device("cpu"))
 
 
 class Replay(BufferModule):
-    """A replay buffer on a device that never waits for values: for vectorised environments in torch.
+    """A replay buffer on a device that never waits for values, for vectorised environments in torch.
 
-    Batches equal those of a ``mouse_core.replay.ReplayBuffer`` of the same seed and writes, with a ``RandomSampler``,
-    or, for slices, a ``SliceSampler``; with priorities, a ``PrioritizedSampler`` or ``PrioritizedSliceSampler``; in
-    epochs, a ``SamplerWithoutReplacement`` or ``SliceSamplerWithoutReplacement`` with ``drop_last=True``; as a queue, a
+    Batches equal the batches of a ``mouse_core.replay.ReplayBuffer`` with the same seed and writes and the
+    corresponding sampler: a ``RandomSampler`` or ``SliceSampler``; with priorities, a ``PrioritizedSampler`` or
+    ``PrioritizedSliceSampler``; for the order "epochs", a ``SamplerWithoutReplacement`` or
+    ``SliceSamplerWithoutReplacement`` with ``drop_last=True``; for the order "queue", a
     ``ConsumingSampler(shuffle=False, drop_last=True)``.
 
     ``extend`` and ``sample`` run in eager code, in ``torch.compile(fullgraph=True)``, and in CUDA graphs. The number of
-    the next sample lies on the device, so that a replayed graph draws other rows. A replay is a module with ``to``,
-    ``state_dict`` and ``load_state_dict``; methods that change dtypes, such as ``half()``, leave its rows.
+    the next sample is on the device, so that each replay of a graph draws new rows. A ``Replay`` is a module with
+    ``to``, ``state_dict`` and ``load_state_dict``; methods that change dtypes, such as ``half()``, do not change its
+    rows.
 
     Args:
-        example: One row: tensors, arrays or numbers, nested in dicts, tuples or a TensorDict. Its values do not matter.
-        capacity: Rows that it holds, all time steps of all environments; the oldest are overwritten.
+        example: One row: tensors, arrays or numbers, nested in dicts, tuples or a TensorDict. Only shapes and dtypes
+            matter.
+        capacity: Number of rows in memory, over all time steps and environments; new rows overwrite the oldest.
         batch_size: The default number of rows or slices in a batch, B.
-        num_envs: The number of environments, whose rows are written side by side, ``[time, env]``; each environment is
-            a stream. None: rows are one stream, ``[n, ...]`` in the order of time. Slices, and transforms that read
-            following rows, require it.
-        slices: The options of slices, if batches consist of slices; None: single rows, all equally likely.
+        num_envs: Number of environments, whose rows are written side by side, ``[time, env]``; each environment is a
+            stream. None: rows are one stream, ``[n, ...]`` in the order of time. Slices, and transforms that read the
+            next rows, require this argument.
+        slices: The options of slices, if batches consist of slices; None: batches consist of single rows.
         transform: Functions of a batch, applied in order: those of ``mouse_core.replay`` that draw no random numbers
             and read only the batch, such as ``NStep`` and ``NextView``, or your own.
         alignment: The transition that the action, reward and done of a row belong to.
-        priorities: The options of priorities: rows, or slices by their first rows, are drawn in proportion to powers of
-            their priorities. None: all are equally likely. New rows have the largest priority so far, at least 1, and
-            ``set_priorities`` changes them. ``beta`` is a number, a tensor ``[]`` on the device, or a function from the
-            number of the sample, a tensor, to a tensor, such as a ``LinearSchedule``.
-        order: The order of rows. "random": each row is drawn from all, with replacement; "epochs": every row once per
-            epoch, shuffled, and slices side by side; "queue": every row once, the oldest first.
+        priorities: The options of priorities: rows (or slices, by their first rows) are drawn in proportion to powers
+            of their priorities. None: all are equally likely. New rows have the largest priority so far, at least 1,
+            and ``set_priorities`` changes them. ``beta`` is a number, a tensor ``[]`` on the device, or a function from
+            the number of the sample, a tensor, to a tensor, such as a ``LinearSchedule``.
+        order: The order of rows. "random": rows are drawn with replacement. "epochs": every row is drawn once per
+            epoch, shuffled; slices are adjacent. "queue": every row is drawn once, the oldest first.
         sampler: A custom sampler in place of ``priorities`` and ``order``: an instance of a subclass of
             ``mouse_core.replay.device.DeviceSampler``, whose ``units`` are set to the rows or slices of the replay.
-        seed: In ``[0, 2**64)``.
+        seed: An integer in ``[0, 2**64)``.
         device: The device of the rows, which must support int64 and float64; None: the host.
 
     Raises:
-        ConfigError: An argument is out of range, the device does not exist, a transform does not run on devices, or a
-            field cannot hold the pad.
-        SchemaError: A field is no tensor of numbers, or has a name that batches need.
+        ConfigError: An argument is out of range, the device does not exist, a transform does not run on devices, or the
+            pad does not fit a field.
+        SchemaError: A field is not a tensor of numbers, or has a name that batches need.
         MissingFieldError: ``slices`` is given, and no field of the rows marks the ends of episodes.
         MouseError: An error of a transform of ``mouse_core.replay`` for a batch of such rows.
 
@@ -137,7 +140,7 @@ class Replay(BufferModule):
 
     @torch.no_grad()
     def extend(self, rows: Any) -> None:
-        """Write rows behind the newest; without room, they overwrite the oldest.
+        """Write rows behind the newest; if the replay is full, they overwrite the oldest.
 
         Args:
             rows: One row like ``example``, or several, ``[n, ...]`` in every field; with environments one time step,
@@ -162,14 +165,15 @@ class Replay(BufferModule):
     def can_sample(self, min_length: int = 1) -> torch.Tensor:
         """Return whether a batch can be drawn and the replay has ``min_length`` rows: bool ``[]`` on the device.
 
-        A batch needs one row or slice; in the orders "epochs" and "queue", it needs ``batch_size`` of them.
+        A batch needs one row or slice; in the orders "epochs" and "queue", it needs ``batch_size`` rows or slices.
         """
         xp, _, state, ring = self._core()
         enough = self.sampler.left(xp, state, ring) >= self.sampler.fewest(self.layout.batch_size)
         return torch.as_tensor((ring.rows >= min_length) & enough, device=self.device)
 
     def can_extend(self, time_steps: int = 1) -> torch.Tensor:
-        """Whether ``time_steps`` more steps fit without overwriting queued rows that ``sample`` has not returned.
+        """Return whether ``time_steps`` more steps fit without overwriting queued rows that ``sample`` has not
+        returned.
 
         The result is bool ``[]`` on the device. Without a queue, time steps always fit.
         """
@@ -179,19 +183,19 @@ class Replay(BufferModule):
 
     @torch.no_grad()
     def set_priorities(self, indices: torch.Tensor, priorities: Any) -> None:
-        """Set the priorities of some rows; of a row that occurs twice the last priority counts.
+        """Set the priorities of some rows; if a row occurs twice, its last priority counts.
 
         Args:
             indices: Slots of the rows, integers of any shape, as in the field ``index`` of a batch. Negative slots are
-                left out, so that ``torch.where(batch["mask"], batch["index"], -1)`` leaves out padded steps.
-            priorities: Numbers from 0, converted to float32, of the same shape, also with axes of length 1 behind it,
-                or one for each slice: ``[B]`` or ``[B, 1]``. On other devices than the host values are not checked:
-                negative priorities and NaN change nothing, too large priorities have the largest possible weight, and
-                slots without a row are left out.
+                ignored, so that ``torch.where(batch["mask"], batch["index"], -1)`` leaves out padded steps.
+            priorities: Numbers from 0, converted to float32, of the same shape (further axes of length 1 are allowed);
+                or one number for each slice, ``[B]`` or ``[B, 1]``. Values are checked only on the host. On other
+                devices, negative priorities and NaN change nothing, too large priorities get the largest possible
+                weight, and slots without a row are ignored.
 
         Raises:
-            ConfigError: The replay has no priorities, shapes do not match, or indices are no integers.
-            DataError, IndexError: As in ``ReplayBuffer.update_priority``, if the rows are on the host.
+            ConfigError: The replay has no priorities, shapes do not match, or indices are not integers.
+            DataError, IndexError: An error of ``ReplayBuffer.update_priority``, if the rows are on the host.
         """
         given = (
             torch.as_tensor(
@@ -211,25 +215,25 @@ class Replay(BufferModule):
             self._keep(state, sampler.update(xp, state, ring, slots, values))
 
     def sample(self, index: Any = None, batch_size: int | None = None, *, beta: Any = None) -> TensorDict:
-        """Return the next batch, or the batch of any number.
+        """Return the next batch, or the batch with a given number.
 
         Args:
             index: The number of the sample, an integer from 0 or int64 ``[]`` on the device; None: the number in
                 ``samples`` on the device, which the call increments. In the orders "epochs" and "queue" the call
-                returns the next rows for any number; the number only determines the order of an epoch that begins.
-            batch_size: The number of rows or slices in the batch, B; by default the size of the replay, which the
-                orders "epochs" and "queue" require.
+                returns the next rows for any number; the number only determines the order of a new epoch.
+            batch_size: Number of rows or slices in the batch, B; by default the batch size of the replay. The orders
+                "epochs" and "queue" accept only this size.
             beta: The exponent of ``priority_weight``: a number from 0, a tensor ``[]`` or a function from the number of
                 the sample to a number; by default the exponent of the replay.
 
         Returns:
             ``TensorDict[B]``, or ``TensorDict[B, S]`` for slices, after the transforms: the fields of the rows, and
-            ``index``, int64, the slots of the rows. Slices have ``traj_id``, unless it is a field of the rows, and
-            ``mask`` if they are padded. With priorities, ``priority_weight``, float32, is ``(p_i / p_min) ** -beta``
-            with a relative error of up to ``1e-5``. Rows other than dicts are the field ``data``.
+            ``index``, int64, the slots of the rows. Slices also have ``traj_id`` (unless the rows have a field of this
+            name), and ``mask`` if they are padded. With priorities, ``priority_weight``, float32, is ``(p_i / p_min) **
+            -beta`` with a relative error of up to ``1e-5``. Rows other than dicts are the field ``data``.
 
         Raises:
-            ConfigError: A number is out of range; or the replay is empty, which is checked on the host only.
+            ConfigError: A number is out of range, or the replay is empty (checked only on the host).
             SchemaError, MissingFieldError: An error of a transform.
         """
         default = self.layout.batch_size
@@ -282,13 +286,13 @@ class Replay(BufferModule):
         return batch
 
     def dumps(self, path: str | PathLike[str]) -> None:
-        """Save the replay to a file that buffers of NumPy, torch and JAX load, as ``ReplayBuffer.dumps`` does.
+        """Save the replay to a file that buffers of NumPy, torch and JAX can load, as ``ReplayBuffer.dumps`` does.
 
         Args:
-            path: A file; or an existing directory, which then gets the file ``replay.mouse``.
+            path: A file; or an existing directory, in which the file ``replay.mouse`` is written.
 
         Raises:
-            SchemaError: A dtype that NumPy does not have.
+            SchemaError: NumPy does not have a dtype.
             StorageError: The file cannot be written (also an OSError).
         """
         buffer = self._like()
@@ -303,8 +307,8 @@ class Replay(BufferModule):
                 ``ArrayStorage`` and the corresponding sampler.
 
         Raises:
-            ConfigError: A replay that is not empty.
-            SchemaError, DataError: Rows of another kind.
+            ConfigError: The replay is not empty.
+            SchemaError, DataError: The rows do not fit the replay.
             StateError: The file is damaged, or the saved buffer has other parts.
             StorageError: The file cannot be read (also an OSError).
         """
@@ -316,18 +320,18 @@ class Replay(BufferModule):
         return moving.buffer_like(self.layout, self.beta if callable(self.beta) else float(self.beta))
 
     def to_host(self, buffer: ReplayBuffer) -> None:
-        """Copy all rows to an empty buffer, which then draws the batches of the replay.
+        """Copy all rows to an empty buffer, which then draws the same batches as the replay.
 
-        Each row lies in the same slot, and the buffer continues with the seed and the number of the next sample.
-        Episodes may have other numbers (``traj_id``).
+        Each row keeps its slot, and the buffer continues with the replay's seed and next sample number. Episodes may
+        have other numbers (``traj_id``).
 
         Args:
             buffer: An empty buffer of any package and of the same capacity, with environments over a storage with
                 ``ndim=2``; its sampler and transforms stay.
 
         Raises:
-            ConfigError: A buffer that is not empty, or of another capacity or ``ndim``.
-            SchemaError: A dtype that NumPy does not have.
+            ConfigError: The buffer is not empty, or has another capacity or ``ndim``.
+            SchemaError: NumPy does not have a dtype.
         """
         xp, _, state, ring = self._in_torch()
         lead = (ring.steps,) if ring.num_envs is None else (ring.steps, ring.num_envs)
@@ -339,15 +343,15 @@ class Replay(BufferModule):
     def from_host(self, buffer: ReplayBuffer) -> None:
         """Copy all rows of a buffer to an empty replay, and continue the draws of the buffer.
 
-        Each row lies in the same slot, and the replay continues with the seed and the number of the next sample.
-        Episodes may have other numbers (``traj_id``).
+        Each row keeps its slot, and the replay continues with the buffer's seed and next sample number. Episodes may
+        have other numbers (``traj_id``).
 
         Args:
             buffer: A buffer of any package and of the same capacity, with environments over a storage with ``ndim=2``.
 
         Raises:
-            ConfigError: A replay that is not empty, or of another capacity; a buffer whose rows have no order.
-            SchemaError, DataError: Rows of another kind.
+            ConfigError: The replay is not empty, or has another capacity; or the order of the buffer's rows is unknown.
+            SchemaError, DataError: The rows do not fit the replay.
         """
         xp, _, before, ring = self._in_torch()
         ring, rows = moving.rows_from_host(ring, buffer)
@@ -363,7 +367,7 @@ class Replay(BufferModule):
             getattr(self, name).fill_(value)
 
     def _core(self) -> tuple[Arrays, Any, State, Ring]:
-        """Return the functions over arrays, the counters, the state of the sampler, and the ring.
+        """Return the array functions, the counters, the state of the sampler, and the ring.
 
         On the host in eager code, these are NumPy functions and arrays in the memory of the module.
         """
@@ -375,7 +379,7 @@ class Replay(BufferModule):
         return _NUMPY, known, state, Ring(int(known["cursor"]), int(known["size"]), layout.steps, layout.num_envs)
 
     def _in_torch(self) -> tuple[TorchArrays, Any, State, Ring]:
-        """Return ``_core`` in torch, for any device and for compiled code."""
+        """Return ``_core`` with torch functions and tensors, for any device and for compiled code."""
         layout, state = self.layout, {part: dict(getattr(self, part)._buffers) for part in self._parts}
         xp = TorchArrays(self.cursor.device, self.constants._buffers)
         return xp, self._buffers, state, Ring(self.cursor, self.size, layout.steps, layout.num_envs)
@@ -390,7 +394,7 @@ class Replay(BufferModule):
                         memory[name][...] = values
 
     def _check_transform(self) -> None:
-        """Raise the errors of the transforms of ``mouse_core.replay`` before the first one of a user."""
+        """Raise the errors of transforms, up to the first transform that is not from ``mouse_core.replay``."""
         given = () if self.transform is None else self.transform.transforms
         ours = [*takewhile(lambda part: type(part).__module__.partition(".")[0] == "mouse_core", given)]
         if not ours:
@@ -408,7 +412,7 @@ def _in_numpy(values: torch.Tensor) -> Any:
 
 
 def number_of(index: Any, device: torch.device) -> torch.Tensor:
-    """Return the number of a sample, int64 ``[]`` on a device; ConfigError if it is out of range."""
+    """Return the number of a sample, int64 ``[]`` on a device; raise ConfigError if it is out of range."""
     if isinstance(index, torch.Tensor):
         if index.ndim or index.is_floating_point() or index.dtype == torch.bool:
             raise ConfigError(f"index: expected an integer, found {index.dtype} {[*index.shape]}")
@@ -417,5 +421,5 @@ def number_of(index: Any, device: torch.device) -> torch.Tensor:
         return index.to(device, torch.int64)
     if isinstance(index, bool) or not isinstance(index, int | np.integer) or not 0 <= index < 1 << 63:
         raise ConfigError(f"index: expected an integer in [0, 2**63), found {index!r}")
-    # The device fills the tensor; nothing is copied.
+    # The tensor is filled on the device; nothing is copied.
     return torch.full((), int(index), dtype=torch.int64, device=device)

@@ -1,4 +1,4 @@
-"""Rollouts as a module whose buffers are rows, counters and seed."""
+"""Rollouts as a module, whose buffers are the rows, the counters and the seed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class States(torch.nn.Module):
 
     Raises:
         ConfigError: States have no axis of environments.
-        SchemaError: ``example`` is no pair, or its states have another number of environments.
+        SchemaError: ``example`` is not a pair, or its states have another number of environments.
     """
 
     def __init__(self, example: Any, steps: int, num_envs: int, axis: int | None, arrays: TensorArrays) -> None:
@@ -58,7 +58,7 @@ class States(torch.nn.Module):
 
     @property
     def trees(self) -> Any:
-        """Return the arrays of all steps but the last, ``[steps - 1, ...]``, nested as the example; None without
+        """Return the arrays of all steps except the last, ``[steps - 1, ...]``, nested like the example; None without
         states.
         """
         if self._names is None:
@@ -67,13 +67,13 @@ class States(torch.nn.Module):
         return policy_states.tree_map(lambda _, path: arrays[path], self._names)
 
     def check(self, given: Any, step: int | None) -> dict[Any, torch.Tensor]:
-        """Return the states of one step by their names.
+        """Return the states of one step by name.
 
-        None stands for the states of a policy before its first step, which are zeros.
+        None means the zero states of a policy before its first step.
 
         Args:
             given: ``(actor, critic)``, each a tree or None; or None.
-            step: The number of the row, or None where it is unknown.
+            step: The number of the row; None if it is unknown.
 
         Raises:
             SchemaError: States are missing after the first row, or differ from the example in structure or shape.
@@ -107,7 +107,7 @@ class States(torch.nn.Module):
 
 
 class _Arrays(TensorArrays):
-    """Tensors whose values are read only if no device has to be waited for, and nothing is traced."""
+    """Access to tensors; their values are read only if this does not wait for a device and nothing is traced."""
 
     def may_look(self, array: torch.Tensor) -> bool:
         return is_known(array)
@@ -116,19 +116,20 @@ class _Arrays(TensorArrays):
 class RolloutStorage(BufferModule, rollouts.RolloutStorage):
     """T steps of N environments on a device, in eager code, compiled code and CUDA graphs, without waiting for values.
 
-    The storage has the methods of ``mouse_torch.RolloutStorage``, and gives the same mini-batches in the same order for
-    the same seed and rows. The device counts rows and epochs, so that a replayed graph writes the next row, and reads
-    another order each time. The storage allocates all memory at once: optional fields need a mask, and
-    ``hidden_states`` gives the shapes of hidden states. Rows and counters belong to the ``state_dict`` of a module that
-    the storage is part of. The array of a field, ``[T, N, ...]``, is ``storage["name"]``.
+    The storage has the methods of ``mouse_torch.RolloutStorage``, and returns the same mini-batches in the same order
+    for the same seed and rows. Rows and epochs are counted on the device, so that each replay of a CUDA graph writes
+    the next row, or reads rows in a new order. The storage allocates all memory at once, so optional fields need a
+    mask, and ``hidden_states`` gives the shapes of hidden states. If the storage is part of a module, the module's
+    ``state_dict`` includes rows and counters. The array of a field, ``[T, N, ...]``, is ``storage["name"]``.
 
     On the host, calls in a wrong order and values that are not finite raise the errors of
-    ``mouse_torch.RolloutStorage``. On other devices and in compiled code, values are not checked, and a row without
-    room is left out.
+    ``mouse_torch.RolloutStorage``. On other devices and in compiled code, values are not checked, and rows beyond the
+    last one are left out.
 
     Args:
-        num_envs, num_transitions_per_env, fields, seed, hidden_axis: As in ``mouse_core.rollouts.RolloutStorage``.
-        amp_cfg: As in ``mouse_core.rollouts.RolloutStorage``; the extractors are called without gradients.
+        num_envs, num_transitions_per_env, fields, seed, hidden_axis: The arguments of
+            ``mouse_core.rollouts.RolloutStorage``.
+        amp_cfg: The argument of ``mouse_core.rollouts.RolloutStorage``; its extractors are called without gradients.
         hidden_states: ``(actor, critic)`` of one step, with the shapes and dtypes to allocate; None: no states.
         device: The device of the tensors; None: the host.
 
@@ -147,7 +148,7 @@ class RolloutStorage(BufferModule, rollouts.RolloutStorage):
     """
 
     epoch: torch.Tensor  # type: ignore[assignment]
-    """The number of epochs that were read, over all rollouts, int64 ``[]``."""
+    """Number of epochs that were read, over all rollouts, int64 ``[]``."""
     seed: torch.Tensor  # type: ignore[assignment]
     _step: Any
     _computed: Any
@@ -181,7 +182,7 @@ class RolloutStorage(BufferModule, rollouts.RolloutStorage):
             rows: dict[FieldKey, Row] = {
                 name: Row(tuple(one.shape), torch_dtype(one.dtype)) for name, one in self.spec.items()
             }
-            # One more step, to which rows without room are written.
+            # One more step, to which rows beyond the last one are written.
             steps = self.num_transitions_per_env + 1
             self.rows = Fields({name: Leaf(name) for name in rows}, rows, steps * self.num_envs, self.num_envs, target)
             self._states = States(hidden_states, steps, self.num_envs, hidden_axis, self._kind)
@@ -205,13 +206,13 @@ class RolloutStorage(BufferModule, rollouts.RolloutStorage):
         """Copy one step of all environments into the next row.
 
         Args:
-            transition: As in ``mouse_core.rollouts.RolloutStorage``. With hidden states, None for the states of the
-                actor or the critic stands for zeros, on the host in the first row alone.
+            transition: The transition, as in ``mouse_core.rollouts.RolloutStorage``. With hidden states, None for the
+                states of the actor or critic means zeros; on the host, this is allowed only in the first row.
 
         Raises:
-            RolloutFullError: No row is left; checked only on the host in eager code.
-            SchemaError, MissingFieldError, DataError: As in ``mouse_core.rollouts.RolloutStorage``; values are checked
-                on the host.
+            RolloutFullError: No row is left (checked only on the host in eager code).
+            SchemaError, MissingFieldError, DataError: An error of ``mouse_core.rollouts.RolloutStorage``; values are
+                checked only on the host.
         """
         step, most = self._known_step(), self.num_transitions_per_env
         if step is not None and step >= most:
@@ -225,13 +226,14 @@ class RolloutStorage(BufferModule, rollouts.RolloutStorage):
         self._computed.fill_(False)
 
     def clear(self) -> None:
-        """Begin a new rollout; the order of rows in mini-batches still differs in every epoch."""
+        """Begin a new rollout; later epochs still have new orders of rows."""
         self._step.zero_()
         self._computed.fill_(False)
 
     def get_statistics(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the mean length of trajectories, which end at the latest with the rollout, and the mean reward, ``[]``
-        each, or ``[K]`` of vector rewards.
+        """Return the mean length of trajectories, ``[]``, and the mean reward, ``[]`` or ``[K]``.
+
+        Trajectories end with the rollout at the latest.
         """
         arrays = self._arrays
         there = torch.arange(self.num_transitions_per_env, device=self.device)[:, None] < self._step
@@ -250,15 +252,16 @@ class RolloutStorage(BufferModule, rollouts.RolloutStorage):
         time_outs: Any = None,
         final_values: Any = None,
     ) -> None:
-        """Compute ``returns`` and ``advantages``, by generalized advantage estimation; see ``mouse_core.rollouts.gae``.
+        """Compute ``returns`` and ``advantages`` by generalized advantage estimation; see ``mouse_core.rollouts.gae``.
 
         Args:
-            last_values, normalize_advantage, time_outs, final_values: As in ``mouse_core.rollouts.RolloutStorage``.
+            last_values, normalize_advantage, time_outs, final_values: The arguments of
+                ``mouse_core.rollouts.RolloutStorage.compute_returns``.
             gamma, lam: Numbers from 0 to 1, or tensors ``[]``.
 
         Raises:
-            RolloutError, ConfigError, SchemaError, DataError, MissingFieldError: As in
-                ``mouse_core.rollouts.RolloutStorage``; values are checked on the host.
+            RolloutError, ConfigError, SchemaError, DataError, MissingFieldError: An error of
+                ``mouse_core.rollouts.RolloutStorage``; values are checked only on the host.
         """
         self._check_returns()
         discount, decay = (
@@ -279,16 +282,16 @@ class RolloutStorage(BufferModule, rollouts.RolloutStorage):
         shuffle: bool = False,
         num_trajectories: int | None = None,
     ) -> Iterator[MiniBatch]:
-        """Yield mini-batches of padded trajectories, as in ``mouse_core.rollouts.RolloutStorage``.
+        """Yield mini-batches of padded trajectories, equal to those of ``mouse_core.rollouts.RolloutStorage``.
 
         Args:
-            num_mini_batches, num_epochs, drop_last, shuffle: As in ``mouse_core.rollouts.RolloutStorage``.
-            num_trajectories: K, the number of trajectories in a mini-batch; trajectories behind the last one are empty.
-                None: on the host, the actual number; on other devices and in compiled code, T times the number of
-                    environments.
+            num_mini_batches, num_epochs, drop_last, shuffle: The arguments of ``mouse_core.rollouts.RolloutStorage``.
+            num_trajectories: Number of trajectories in a mini-batch, K; trajectories behind the last one are empty.
+                None: the actual number on the host, and T times the number of environments on other devices and in
+                compiled code.
 
         Raises:
-            RolloutError, ConfigError: As ``mini_batch_generator``.
+            RolloutError, ConfigError: An error of ``mini_batch_generator``.
         """
 
         def most(envs: int) -> int | None:
