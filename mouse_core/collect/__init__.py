@@ -1,8 +1,8 @@
-"""Rows of several collector processes, written by the single writer of a store.
+"""Collecting rows from several processes, which the single writer of a store writes.
 
-A ``StoreServer`` in the process of the store receives the rows of ``StoreClient``s on one machine. A ``SharedStore``
-carries out the calls of clients, with any transport: the actor of ``mouse_ray`` has a ``SharedStore``, too, and the
-same clients reach it through a ``Channel``.
+A ``StoreServer`` in the store's process receives the rows of ``StoreClient`` objects on the same machine. A
+``SharedStore`` carries out the calls of clients, with any transport: the actor of ``mouse_ray`` also has a
+``SharedStore``, which clients reach through a ``Channel``.
 """
 
 from mouse_core.collect.client import Channel, StoreClient

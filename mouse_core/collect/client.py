@@ -1,4 +1,4 @@
-"""StoreClient, which writes rows to a store that another process has open, and the base class of clients."""
+"""StoreClient, which writes rows to a store that another process has open; and the base class of clients."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ _HELLO_S = 10.0
 
 @runtime_checkable
 class Channel(Protocol):
-    """Transports calls to a ``SharedStore``."""
+    """A transport of calls to a ``SharedStore``."""
 
     def connect(self, timeout_s: float) -> None:
-        """Connect; called before the first call, and after a failed one.
+        """Connect; called before the first call and after a failed call.
 
         Raises:
-            OSError: The other side cannot be reached now; a later try may succeed.
+            OSError: The other side cannot be reached now; a later attempt may succeed.
         """
 
     def exchange(self, call: Mapping[str, Any], parts: Sequence[memoryview]) -> Mapping[str, Any]:
-        """Return the answer of ``SharedStore.answer`` to a call with the concatenated ``parts`` as its body.
+        """Send a call whose body is the concatenated ``parts``, and return the answer of ``SharedStore.answer``.
 
-        Bytes of the answer are its "body", a memoryview.
+        Bytes in the answer are its "body", a memoryview.
 
         Raises:
-            OSError: No answer came; the call may have been carried out.
+            OSError: No answer arrived; the call may have been carried out.
         """
 
     def close(self) -> None:
-        """Close the connection; may be called twice."""
+        """Close the connection; a second call does nothing."""
 
 
 class _Socket:
@@ -81,7 +81,7 @@ class _Socket:
             raise ConnectionError("not connected")
         send(self._socket, call, parts)
         reply, body = receive(self._socket)
-        self._socket.settimeout(None)  # only a hello is answered quickly: a write waits for earlier writes
+        self._socket.settimeout(None)  # only a hello is answered quickly; a write waits for earlier writes
         return {**reply, "body": body}
 
     def close(self) -> None:
@@ -91,15 +91,15 @@ class _Socket:
 
 
 class Client:
-    """Sends calls to a ``StoreServer`` or through a channel, each until it is answered.
+    """Sends calls to a ``StoreServer`` or through a channel, and repeats a call until it is answered.
 
     Args:
-        address: As in ``StoreClient``.
+        address: See ``StoreClient``.
         name: The name of this client, unique among all clients.
-        timeout_s: Seconds to wait for the server to start or restart.
+        timeout_s: Seconds to wait until a server starts or restarts.
 
     Raises:
-        ConfigError, StorageError: As ``StoreClient``.
+        ConfigError, StorageError: See ``StoreClient``.
     """
 
     def __init__(self, address: str | os.PathLike[str] | Channel, name: str, *, timeout_s: float) -> None:
@@ -119,7 +119,7 @@ class Client:
         return f"{type(self).__name__}({self._channel!r}, name={self.name!r})"
 
     def _call(self, call: dict[str, Any], parts: Sequence[memoryview] = ()) -> Mapping[str, Any]:
-        """Send a call until it is answered."""
+        """Send a call, and repeat it until it is answered."""
         if not self._is_open:
             raise ClosedError(f"client {self.name!r}: expected an open one, found it closed")
         if self._process != os.getpid():
@@ -138,7 +138,7 @@ class Client:
                 sent = True
                 reply = self._channel.exchange(call, parts)
             except (ConnectionError, FileNotFoundError, TimeoutError, BlockingIOError) as error:
-                # A full queue of a server that is busy is a BlockingIOError.
+                # If the queue of a busy server is full, the socket raises BlockingIOError.
                 self._is_connected = False
                 if time.monotonic() - begin > self._timeout:
                     known = "; whether it was carried out is not known" if sent and parts else ""
@@ -152,7 +152,7 @@ class Client:
                 return self._answered(reply)
 
     def _prepare(self, call: dict[str, Any], *, sent: bool) -> None:
-        """Complete a call, each time before it is sent."""
+        """Complete a call before each attempt to send it."""
 
     def _connect(self) -> None:
         self._channel.connect(self._timeout)
@@ -166,7 +166,7 @@ class Client:
         return reply
 
     def close(self) -> None:
-        """Disconnect; answered calls are done. May be called twice."""
+        """Disconnect; a second call does nothing. Answered calls stay effective."""
         self._is_open = False
         if self._process == os.getpid():
             self._channel.close()
@@ -181,22 +181,22 @@ class Client:
 
 
 class StoreClient(Client):
-    """Writes rows to a store that another process has open, by a ``StoreServer`` or a channel.
+    """Writes rows to a store that another process has open, through a ``StoreServer`` or a channel.
 
-    A call returns when the rows are in the store. If the server stops, the client waits for it to come back and repeats
-    unanswered calls; each call is written once. Rows of a call lie together in the store, unless its disk was full in
-    between. A client may be used by one thread at a time. The next client with the same name takes the name over: calls
-    of the earlier client raise errors from then on.
+    A call returns when the rows are in the store. If the server stops, the client waits until it restarts and repeats
+    unanswered calls; the rows of each call are written once. The rows of a call are contiguous in the store, unless its
+    disk was full in between. A client may be used by one thread at a time. If another client connects with the same
+    name, later calls of the earlier client raise ConfigError.
 
     Args:
         address: The server's ``address``, or the folder of its store; or a ``Channel``.
-        name: The name of this client, unique among all clients and the same after a restart: ``written`` is then the
-            number of its calls that are in the store, and the client continues after them.
-        timeout_s: Seconds to wait for the server to start or restart.
+        name: The name of this client, unique among all clients and the same after a restart. ``written`` is then the
+            number of this client's calls that are in the store.
+        timeout_s: Seconds to wait until a server starts or restarts.
 
     Raises:
         ConfigError: Another client has the same name, or an argument is out of range.
-        StorageError: No answer came in time.
+        StorageError: No answer arrived in time.
     """
 
     def __init__(self, address: str | os.PathLike[str] | Channel, name: str, *, timeout_s: float = 30.0) -> None:
@@ -208,14 +208,14 @@ class StoreClient(Client):
 
     @property
     def written(self) -> int:
-        """The number of writes under this name that are in the store, by the last answer."""
+        """The number of writes under this name that are in the store, according to the last answer."""
         return self._count
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Add one step; see ``DatasetStore.append``. Adding many steps by ``extend`` is cheaper.
+        """Add one step; see ``DatasetStore.append``. To add many steps, ``extend`` is faster.
 
         Raises:
-            SchemaError, DataError, StorageError, ClosedError: As ``extend``.
+            SchemaError, DataError, StorageError, ClosedError: See ``extend``.
         """
         record = as_record(row)
         if record is None:
@@ -226,13 +226,13 @@ class StoreClient(Client):
         """Add many steps at once; see ``DatasetStore.extend``.
 
         Args:
-            columns: As for ``DatasetStore.extend``: numbers, text, bytes, and lists and dicts of these; an image as the
-                bytes of its file.
+            columns: See ``DatasetStore.extend``. Values are numbers, text, bytes, and lists and dicts of these; an
+                image is the bytes of its file.
 
         Raises:
-            MissingFieldError, SchemaError, DataError: As ``DatasetStore.extend``. The store is unchanged.
-            StorageError: The store's disk is full, or no answer came in time. Then it is unknown whether the rows
-                are in the store; read ``written`` when the server is back.
+            MissingFieldError, SchemaError, DataError: See ``DatasetStore.extend``. The store is unchanged.
+            StorageError: The store's disk is full, or no answer arrived in time. Without an answer it is unknown
+                whether the rows are in the store; read ``written`` when the server runs again.
             ClosedError, ForkError: The client was closed, or belongs to the parent process.
         """
         fields, rows = columns_of(columns)
@@ -242,35 +242,36 @@ class StoreClient(Client):
         self._call({"call": "write", "number": None, "columns": described}, parts)
 
     def flush(self) -> None:
-        """Call ``flush()`` of the store: readers see the rows, and they are on the disk by its ``sync`` level.
+        """Call ``flush()`` of the store: the rows become visible to readers, and durable according to the store's
+        ``sync``.
 
         Raises:
-            StorageError, ClosedError, ForkError: As ``extend``.
+            StorageError, ClosedError, ForkError: See ``extend``.
         """
         self._call({"call": "flush"}, ())
 
     def describe(self, metadata: DatasetMetadata) -> None:
-        """Add metadata of the rows; see ``DatasetStore.describe``. Recorders call it themselves.
+        """Add metadata of the rows; see ``DatasetStore.describe``. Recorders call this method.
 
         Raises:
-            ConfigError, SchemaError, StorageError, ClosedError: As ``DatasetStore.describe`` and ``extend``.
+            ConfigError, SchemaError, StorageError, ClosedError: See ``DatasetStore.describe`` and ``extend``.
         """
         self._call({"call": "describe", "metadata": metadata.to_json()}, ())
 
     @property
     def columns(self) -> dict[str, pa.DataType]:
-        """The store's columns by name; each access calls the server. See ``DatasetStore.columns``."""
+        """The store's columns by name; each access sends a request. See ``DatasetStore.columns``."""
         schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(self._call({"call": "look"}, ())["columns"])))
         return dict(zip(schema.names, schema.types, strict=True))
 
     @property
     def alignment(self) -> Alignment:
-        """The store's alignment; each access calls the server."""
+        """The store's alignment; each access sends a request."""
         return check_alignment(self._call({"call": "look"}, ())["alignment"])
 
     def _prepare(self, call: dict[str, Any], *, sent: bool) -> None:
         if call["call"] == "write" and not (sent and self._count == call["number"]):
-            # Otherwise only the answer was lost, and the server compares these rows with those that it has.
+            # Otherwise only the answer was lost, and the server compares the repeated rows with the stored rows.
             call["number"] = self._count + 1
 
     def _answered(self, reply: Mapping[str, Any]) -> Mapping[str, Any]:

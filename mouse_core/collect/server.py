@@ -1,4 +1,4 @@
-"""StoreServer: writes the rows that clients in other processes of this machine send to a store or a rollout buffer.
+"""StoreServer: receives calls of clients in other processes on this machine, and writes to a store or a rollout buffer.
 
 One thread accepts connections, and one thread for each client answers its calls. A connection begins with a "hello",
 which names the client; a name belongs to one connection at a time. A connection is "idle" between two calls.
@@ -25,7 +25,8 @@ from mouse_core.store.dataset_store import DatasetStore
 
 SOCKET = "server.socket"
 """The name of the socket in the folder of a store."""
-# A restarted client may connect before the server sees that its old connection is closed, so it waits for its name.
+# Seconds that a hello waits for its name: a restarted client may connect before the server sees that its old connection
+# is closed.
 _PATIENCE_S = 5.0
 # Seconds for a connection to send its hello, and to send or receive more of a message that has begun.
 _HELLO_S, _STALL_S = 10.0, 60.0
@@ -36,7 +37,7 @@ _PAUSE_S = 0.05
 
 @runtime_checkable
 class Shared(Protocol):
-    """The target of a server's calls: ``SharedStore``, or ``mouse_core.groups.SharedBuffer``."""
+    """The interface of a server's target: ``SharedStore``, or ``mouse_core.groups.SharedBuffer``."""
 
     @property
     def path(self) -> str | None:
@@ -44,26 +45,28 @@ class Shared(Protocol):
 
     @property
     def counts(self) -> dict[str, int]:
-        """The number of writes or calls of each client."""
+        """The number of writes, or of calls, of each client."""
 
     def answer(self, call: Mapping[str, Any], body: memoryview) -> dict[str, Any]:
-        """Answer a call with plain values; an error is part of the answer, and bytes are "body", a list of memoryviews.
+        """Return the answer to a call as plain values. The answer may contain an error; bytes are its "body", a list of
+        memoryviews.
 
         Raises:
             ConnectionError: The server is closing; the client repeats the call when the server runs again.
         """
 
     def interrupt(self) -> None:
-        """End the waiting of all calls."""
+        """Wake all waiting calls, so that they end."""
 
     def close(self) -> None:
         """Release resources; the store or buffer stays open."""
 
 
 class IdleConnections:
-    """The idle connections of a server, at most ``most``.
+    """The idle connections of a server, of which at most ``most`` are kept.
 
-    If there are more, the connection that is idle longest is shut down; its client connects again with its next call.
+    If there are more, the connection that has been idle longest is shut down; its client connects again for its next
+    call.
 
     Args:
         most: The largest number of idle connections.
@@ -71,11 +74,11 @@ class IdleConnections:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._idle_since: dict[socket.socket, None] = {}  # in order: the longest idle is first
+        self._idle_since: dict[socket.socket, None] = {}  # ordered by idle time, the longest idle connection first
         self._lock = threading.Lock()
 
     def add(self, connection: socket.socket) -> None:
-        """Add a connection that is idle from now on."""
+        """Add a connection that has become idle."""
         with self._lock:
             self._idle_since.pop(connection, None)
             self._idle_since[connection] = None
@@ -83,12 +86,12 @@ class IdleConnections:
                 self._shut_down()
 
     def remove(self, connection: socket.socket) -> bool:
-        """Remove a connection, as a call begins or the connection ends; False if it was shut down."""
+        """Remove a connection when a call begins or the connection ends; return False if it was shut down."""
         with self._lock:
             return self._idle_since.pop(connection, self) is None
 
     def make_room(self) -> None:
-        """Shut down the connection that is idle longest, if any."""
+        """Shut down the connection that has been idle longest, if any."""
         with self._lock:
             if self._idle_since:
                 self._shut_down()
@@ -101,25 +104,25 @@ class IdleConnections:
 
 
 class StoreServer:
-    """Writes the rows of clients in other processes of this machine to a store.
+    """Writes the rows of clients in other processes on this machine to a store.
 
-    A thread for each client writes its rows and answers when they are in the store, like a call of ``extend``. So a
-    client that sends faster than the store writes has to wait. The process of the server may also write to the store,
-    take snapshots and train. If the server is restarted at the same address, its clients wait for it. Rows that a
-    client sends twice are written once: see ``SharedStore``.
+    For each client, a thread writes the client's rows and answers when they are in the store. So a client that sends
+    faster than the store writes must wait. The server's process may also write to the store, take snapshots and train.
+    Clients wait until a server is restarted at the same address. Rows that a client sends twice are written once; see
+    ``SharedStore``.
 
     Only processes of the same user can connect; the server never executes data that it receives. Memory for a message
-    is allocated as its bytes arrive. If too many connections are idle, those that are idle longest are closed, and
+    is allocated as its bytes arrive. If too many connections are idle, the longest idle connections are closed, and
     their clients connect again.
 
     Args:
-        store: A writable store, in memory or opened with ``mode="a"``; or another target of calls, as
+        store: A writable store, in memory or opened with ``mode="a"``; or another target, such as
             ``mouse_core.groups.SharedBuffer(buffer)``. It stays open when the server is closed.
         address: The path of a socket; by default ``server.socket`` in the folder of the store, or in a temporary
             folder for a store in memory.
 
     Raises:
-        ConfigError: `store` is none of these, another server has the address, or the system has no Unix sockets.
+        ConfigError: `store` has another type, another server uses the address, or the system has no Unix sockets.
         StorageError: The socket cannot be created.
 
     Example:
@@ -161,7 +164,7 @@ class StoreServer:
         return f"StoreServer({self._shared!r}, address={self.address!r}, clients={self.clients})"
 
     def _make_listener(self) -> socket.socket:
-        """Bind the address, in place of a server that died, for processes of this user only."""
+        """Bind the address for processes of this user only, replacing the socket of a server that died."""
         listener = socket.socket(socket.AF_UNIX)
         try:
             with storing(f"server {self.address}"), reachable(self.address) as path:
@@ -239,7 +242,7 @@ class StoreServer:
             self._drop(connection, thread)
 
     def _drop(self, connection: socket.socket, thread: threading.Thread) -> None:
-        """Close a connection, and free the name of its client."""
+        """Close a connection, and release the name of its client."""
         self._idle.remove(connection)
         connection.close()
         with self._change:
@@ -248,7 +251,9 @@ class StoreServer:
             self._change.notify_all()
 
     def _claim_name(self, call: dict[str, Any], thread: threading.Thread) -> dict[str, Any] | None:
-        """Reserve the client name in a hello for a connection; return an error answer if it is missing or in use."""
+        """Reserve the client name in a hello for a connection; return an error answer if the name is missing or in
+        use.
+        """
         name = call.get("client")
         if call.get("call") != "hello" or not isinstance(name, str):
             return {"error": "ConfigError", "message": "call: expected a hello with the client name", "count": 0}
@@ -262,12 +267,14 @@ class StoreServer:
     # ------------------------------------------------------------------ end
 
     def close(self) -> None:
-        """Answer the calls that are being written, and close all connections; the store stays open. Safe to repeat."""
+        """Complete the calls in progress, and close all connections; the store stays open. A second call does
+        nothing.
+        """
         with self._change:
             was_open, self._is_open = self._is_open, False
         if not was_open or self._process != os.getpid():
             return
-        # No new client finds the socket from here on; shutting the listener down wakes the thread in ``accept``.
+        # Remove the socket, so that no new client connects; shutting the listener down wakes the thread in ``accept``.
         remove(self.address)
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)

@@ -1,15 +1,14 @@
 """SharedStore: writes the rows of several clients to one store, each write exactly once.
 
-A client numbers its writes: 1, 2, 3. A log beside the rows records which writes are in the store. Before rows are
+A client numbers its writes: 1, 2, 3. A log in the store's folder records which writes are in the store. Before rows are
 written, the log receives the client, the number of the write, the number of rows written to the store so far, and the
 number of rows in the write::
 
     actor-1, write 7: 100 rows behind row 5,200     the process dies
     the store is opened again, and has 5,260 rows   so 60 of the 100 are there
 
-When actor-1 sends the unanswered write 7 again, the other 40 rows are written. The log also records the number of rows
-when the folder is opened (``store.disk.folder.note_opened``): rows that the owner appends after that belong to no
-client.
+When actor-1 repeats the unanswered write 7, the other 40 rows are written. The log also records the number of rows when
+the folder is opened (``store.disk.folder.note_opened``): rows that the store's owner appends later belong to no client.
 """
 
 from __future__ import annotations
@@ -40,16 +39,17 @@ _MOST_RECORDS = 10_000
 
 @dataclass(frozen=True)
 class _Write:
-    """A client's last write.
+    """The record of a client's last write.
 
     Args:
         client: The name of the client.
         number: The number of the write, from 1.
-        begin: Rows ever written to the store before this write, or before its last attempt.
+        begin: Number of rows ever written to the store before this write, or before its last attempt.
         rows: The number of rows.
-        digest: The digest of the columns and their bytes.
-        done: The number of its rows in the store; None: the number of rows that the store has behind ``begin``.
-        before: The number of its rows that earlier attempts wrote, which are not behind ``begin``.
+        digest: The digest of the columns' description and bytes.
+        done: The number of this write's rows in the store; None: all rows that the store has after ``begin``, at most
+            ``rows``.
+        before: The number of this write's rows that earlier attempts wrote before ``begin``.
     """
 
     client: str
@@ -61,11 +61,11 @@ class _Write:
     before: int = 0
 
     def settled(self, written: int) -> _Write:
-        """Return the write with ``done`` set, for a store that ever received ``written`` rows, none of other writers
-        since ``begin``.
+        """Return the write with ``done`` set. The store has ever received ``written`` rows, and no other writer has
+        written since ``begin``.
 
-        Of 100 rows behind row 5,200, 60 are in the store if 5,260 rows were written, and all 100 if 5,300 or more were
-        written.
+        Example: a write of 100 rows begins after row 5,200. If 5,260 rows were written, 60 of the rows are in the
+        store; with 5,300 or more, all 100.
         """
         there = self.before + min(max(written - self.begin, 0), self.rows - self.before)
         return replace(self, done=there if self.done is None else min(self.done, there))
@@ -79,17 +79,17 @@ class _Write:
 class SharedStore:
     """Writes the rows of named clients to a store, each write exactly once; any thread may call it.
 
-    If the store lies in a folder, the records of the clients lie in the same folder, and survive the process like the
-    rows. Any thread may also write rows directly to the store.
+    For a store in a folder, the records of the clients are in the same folder, and survive the process like the rows.
+    Any thread may also write rows directly to the store.
 
-    A name belongs to the client with the last "hello", so that a killed client can be restarted. Calls of an earlier
-    client with this name raise ConfigError.
+    A name belongs to the client that last sent "hello", so that a killed client can be restarted. Later calls of an
+    earlier client with this name raise ConfigError.
 
     Args:
         store: A writable store, in memory or opened with ``mode="a"``.
 
     Raises:
-        ConfigError: ``store`` is no writable store.
+        ConfigError: ``store`` is not a writable store.
         DataError: The records of the clients are damaged.
         StorageError: The records cannot be read or written.
     """
@@ -101,7 +101,8 @@ class SharedStore:
         self._lock = threading.Lock()
         self._log = None if store.path is None else Log(Path(store.path) / CLIENTS)
         self._last = {} if self._log is None else _last_of(self._log, store.written)
-        self._owed: list[_Write] = []  # failed writes with their stored rows, not in the log yet
+        # failed writes, with the number of their stored rows, that are not in the log yet
+        self._owed: list[_Write] = []
         self._tokens: dict[str, str] = {}  # the token of each name's client
         self._outdated: set[tuple[str, str]] = set()  # names and tokens of earlier clients
         self._records = _MOST_RECORDS  # the log is rewritten before the first write
@@ -122,12 +123,12 @@ class SharedStore:
         return {name: write.count for name, write in dict(self._last).items()}
 
     def answer(self, call: Mapping[str, Any], body: memoryview) -> dict[str, Any]:
-        """Answer a call with plain values. After an error, which is also an answer, the store is unchanged.
+        """Return the answer to a call as plain values. If the answer is an error, the store is unchanged.
 
         Args:
-            call: The call: ``{"call": name, "client": name}`` with the name "hello", "write", "flush", "describe" or
-                "look", and a ``token`` that no other client of this name has. A "write" has its ``number`` and the
-                description of its ``columns``; a "describe" has ``metadata`` rows.
+            call: ``{"call": name, "client": name}``, where the call's name is "hello", "write", "flush", "describe" or
+                "look", with a ``token`` that distinguishes clients of the same name. A "write" contains its ``number``
+                and the description of its ``columns``; a "describe" contains ``metadata``.
             body: The bytes of the columns.
         """
         client = call.get("client")
@@ -154,20 +155,20 @@ class SharedStore:
             return self._refusal(client, "WorkerError", f"writer: expected to write the rows, found {error!r}")
 
     def _look(self) -> dict[str, str]:
-        """Return the store's columns and alignment as plain values, for a recorder."""
+        """Return the store's columns and alignment as plain values, which a recorder reads."""
         columns = pa.schema(list(self.store.columns.items())).serialize().to_pybytes()
         return {"columns": base64.b64encode(columns).decode(), "alignment": self.store.alignment}
 
     def flush(self) -> None:
-        """Call ``store.flush()``: rows and the log of clients reach the disk by the store's ``sync`` level."""
+        """Call ``store.flush()``, after flushing the log of clients, according to the store's ``sync``."""
         with self._lock:
             if self._last and self.store.sync != "none":
-                # The log comes first, so that the client of every row on the disk is known.
+                # The log is flushed first, so that the client of every row on disk is known.
                 self._note(next(reversed(self._last.values())), sync=True)
             self.store.flush()
 
     def interrupt(self) -> None:
-        """Do nothing, as no call waits."""
+        """Do nothing, because no call waits."""
 
     def close(self) -> None:
         """Close the log; the store stays open."""
@@ -185,7 +186,9 @@ class SharedStore:
         return 0 if last is None else last.count
 
     def _check_name(self, client: str, token: str, *, is_hello: bool) -> None:
-        """Give a name to the client that says hello with a new token; ConfigError for calls of another client."""
+        """Assign a name to the client that sends "hello" with a new token; raise ConfigError for calls of another
+        client.
+        """
         with self._lock:
             has = self._tokens.setdefault(client, token)
             if is_hello and has != token and (client, token) not in self._outdated:
@@ -209,7 +212,7 @@ class SharedStore:
             count, last = self._count(client), self._last.get(client)
             again = last is not None and (last.number, last.rows, last.digest) == (number, rows, digest)
             if again and number == count:
-                return  # the call was repeated, as its answer was lost
+                return  # the call was repeated because its answer was lost
             if number != count + 1:
                 other = "others" if number == count else f"number {number}"
                 has = f"client {client!r}: expected the rows of its write number {count + 1}, found {other}"
@@ -223,8 +226,8 @@ class SharedStore:
                 try:
                     self.store.extend(columns)
                 except BaseException:
-                    # On a full disk, some rows may be written. Recorded now, rows of later writers are not taken for
-                    # the missing ones.
+                    # On a full disk, some rows may be written. Their number is recorded now, so that rows of later
+                    # writers do not count as the missing rows.
                     settled = write.settled(self.store.written)
                     self._keep(settled)
                     self._owed.append(settled)
@@ -238,7 +241,7 @@ class SharedStore:
         self._last[write.client] = write  # the newest write is the last item
 
     def _note(self, *writes: _Write, sync: bool = False) -> None:
-        """Append the owed records and ``writes`` to the log."""
+        """Append records that are not in the log yet, and ``writes``, to the log."""
         if self._log is None:
             return
         if self._records >= _MOST_RECORDS:
@@ -262,7 +265,8 @@ def _last_of(log: Log, written: int) -> dict[str, _Write]:
         try:
             said = json.loads(record)
             if said.keys() == {"opened"}:
-                # Rows of earlier writes are in the store at this record; later rows belong to no earlier write.
+                # At the time of this record, the rows of earlier writes are in the store; later rows belong to no
+                # earlier write.
                 last = {name: write.settled(int(said["opened"])) for name, write in last.items()}
                 continue
             write = _Write(**said)
@@ -275,7 +279,7 @@ def _last_of(log: Log, written: int) -> dict[str, _Write]:
 
 
 def error_of(reply: Mapping[str, Any]) -> MouseError | None:
-    """Return the error in an answer as an instance of its class; None if there is no error."""
+    """Return the error in an answer as an exception of its class; None without an error."""
     if "error" not in reply:
         return None
     kind = getattr(errors, str(reply["error"]), MouseError)

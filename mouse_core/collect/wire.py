@@ -1,17 +1,18 @@
-"""Messages over a socket: a call or its answer in JSON, then a body of bytes. Nothing in a message is pickled or run.
+"""Messages over a socket: a call or its answer in JSON, then a body of bytes. Messages contain no pickled objects and
+no code.
 
     b"MSC1" | length of the JSON, 4 bytes | length of the body, 8 bytes | JSON | body
 
-Numbers are little-endian. Memory becomes resident only as bytes arrive, whatever length a message announces.
+Numbers are little-endian. Memory becomes resident only as bytes arrive, even if a message announces a large length.
 
-Columns consist of a description in the JSON, and their values, one column after another, in the body:
+A column is described in the JSON, and its values are in the body:
 
-- an array ``[n, ...]`` of numbers: its dtype and shape, and its bytes
-- a list of arrays of numbers: their dtype and shapes, and their bytes
-- anything else (text, bytes, lists, dicts, None): an Arrow column
+- an array ``[n, ...]`` of numbers by its dtype and shape, and its bytes
+- a list of arrays of numbers by their dtype and shapes, and their bytes
+- other values (text, bytes, lists, dicts, None) as an Arrow column
 
-The memory of decoded values is bounded by the bytes of the body: compressed and shared values raise DataError before
-they are decoded.
+The memory of decoded values is bounded by the size of the body: compressed values, and values that are referred to
+twice, raise DataError before they are decoded.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _MAGIC = b"MSC1"
 _MOST_SAID = 1 << 24
 _MOST_DIMENSIONS = 32
 MOST_BYTES = 1 << 31
-"""The most bytes of the rows of one write."""
+"""Largest size in bytes of the rows of one write."""
 _PLAIN = "biufc"
 _TYPED = pa.Scalar, np.datetime64, np.timedelta64  # Python values would lose the type or unit of these
 _MOST_PARTS = 512  # the limit of one system call
@@ -75,7 +76,7 @@ def receive(
 
     Args:
         source: The socket.
-        most_text, most_bytes: The most bytes of the JSON and of the body.
+        most_text, most_bytes: The largest sizes in bytes of the JSON and of the body.
 
     Raises:
         ConnectionError: The connection ended.
@@ -109,7 +110,7 @@ def _exactly(source: socket.socket, nbytes: int) -> memoryview:
 
 @contextmanager
 def reachable(path: str) -> Iterator[str]:
-    """Return a path to the socket that is short enough for the system."""
+    """Return a path to the socket that is short enough for the operating system."""
     if len(os.fsencode(path)) <= _LONGEST_PATH:
         yield path
         return
@@ -124,7 +125,7 @@ def reachable(path: str) -> Iterator[str]:
 
 
 def encoded(columns: Mapping[str, Any]) -> tuple[list[Any], list[Buffer]]:
-    """Describe columns, and return their bytes.
+    """Return the description of columns, and their bytes.
 
     Raises:
         DataError: A value is not a number, text, bytes, or a list or dict of these.
@@ -164,7 +165,7 @@ def _encoded(name: str, values: Any) -> tuple[list[Any], list[Buffer]]:
 
 
 def _arrow_bytes(name: str, values: Any) -> list[Buffer]:
-    """Encode a column of values that Arrow supports, as the messages of a schema and of a record batch."""
+    """Encode a column of values that Arrow supports as the messages of a schema and a record batch."""
     try:
         if isinstance(values, pa.Array | pa.ChunkedArray):
             values.validate(full=True)
@@ -182,7 +183,7 @@ def _arrow_bytes(name: str, values: Any) -> list[Buffer]:
 
 
 def _plain(item: Any) -> Any:
-    """Convert an item for Arrow; times stay NumPy values, as Python times lack nanoseconds."""
+    """Convert an item for Arrow; times stay NumPy values, because Python times lack nanoseconds."""
     if not isinstance(item, np.ndarray | np.generic) or item.dtype.kind in "mM":
         return item
     if item.dtype.names is not None:
@@ -196,7 +197,7 @@ def _bytes_of(values: np.ndarray[Any, Any]) -> Buffer:
 
 
 def decoded(described: Any, body: Buffer) -> dict[str, Any]:
-    """Return the columns; arrays are views of ``body``.
+    """Decode columns; arrays are views of ``body``.
 
     Raises:
         DataError: The description does not match the bytes, or the values would take far more memory than the bytes.
@@ -225,21 +226,24 @@ def decoded(described: Any, body: Buffer) -> dict[str, Any]:
 
 
 def _most_values(body: Buffer) -> int:
-    """Return the most values that a body may have: nulls and empty rows have no bytes, but take memory when decoded."""
+    """Return the largest number of values that a body may contain. The limit is needed because nulls and empty rows
+    have no bytes, but take memory when decoded.
+    """
     return 16 * len(body) + 4096
 
 
 def read_batch(body: Buffer, schema: pa.Schema | None = None, *, most: int | None = None) -> pa.RecordBatch:
-    """Read the record batch of a client; its values lie in ``body``.
+    """Read the record batch of a client; its values are views of ``body``.
 
     Args:
         body: The message of the record batch; without ``schema``, preceded by the message of the schema.
-        schema: The columns; None: read from ``body``.
-        most: The most values, including values in lists and dicts; None: a limit by the bytes of ``body``.
+        schema: The columns; None: read the schema from ``body``.
+        most: The largest number of values, including values in lists and dicts; None: a limit computed from the size of
+            ``body``.
 
     Raises:
-        DataError: The message is no record batch, is compressed, refers to values more than once, or has too many
-        values. pyarrow.ArrowException, OSError, ValueError: The message is damaged.
+        DataError: The message is not a record batch, is compressed, refers to values more than once, or has too many
+            values. pyarrow.ArrowException, OSError, ValueError: The message is damaged.
     """
     begin = 0
     if schema is None:

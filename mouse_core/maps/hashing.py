@@ -1,4 +1,4 @@
-"""Hashes of rows, and codes of bits: pure functions of arrays."""
+"""Hashes of rows, and conversion of bits to numbers: pure functions of arrays."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from mouse_core.spec import check_count, check_list
 
 _WORD = np.dtype("<u4")
 _BYTE = np.dtype(np.uint8)
-_HASH_WORDS = 4  # of a value that differs in length
+_HASH_WORDS = 4  # the hash of a value that differs in length
 
 
 class KeyRows:
-    """Rows that fit a schema.
+    """Rows that were checked against a schema.
 
     Args:
         schema: The schema of the rows.
-        leaves: The values as given, in the order of the fields; values of differing length are an array of objects.
+        leaves: The given values, in the order of the fields; ragged values are an array of objects.
         arrays: The values as ``RowSchema.check`` returns them.
         n: Number of rows.
     """
@@ -49,24 +49,24 @@ class KeyRows:
         self.leaves = leaves
         self.arrays = arrays
         self.n = n
-        # Number of 32-bit words of a row, from which the row is hashed.
+        # Number of 32-bit words of a row, which are hashed.
         self.words = schema_words(schema)
 
     @classmethod
     def of(
         cls, tree: Any, schema: RowSchema | None = None, *, n: int | None = None, ragged: tuple[FieldKey, ...] = ()
     ) -> KeyRows:
-        """Return rows that a caller gave, checked.
+        """Check rows of a caller, and return them as ``KeyRows``.
 
         Args:
             tree: A tree of arrays ``[n, ...]``, or a list of single rows.
-            schema: Schema that the rows must fit; None for the schema of these rows.
-            n: Number of rows that a single number is repeated for; None for no repetition.
-            ragged: Ragged fields, without a schema.
+            schema: The schema that the rows must match; None: the schema is inferred from the rows.
+            n: Number of rows for which a single number is repeated; None: no repetition.
+            ragged: Names of ragged fields, if ``schema`` is None.
 
         Raises:
-            SchemaError: Leaves that are no arrays, or unlike the schema.
-            DataError: Numbers that a dtype does not hold, leaves of differing length.
+            SchemaError: A leaf is not an array, or does not match the schema.
+            DataError: A dtype cannot represent a number, or leaves differ in length.
         """
         if isinstance(tree, list) and tree and isinstance(tree[0], dict | tuple):
             tree = stack(tree)
@@ -86,17 +86,17 @@ class KeyRows:
         return cls(schema, leaves, arrays, found)
 
     def take(self, rows: npt.NDArray[np.int64] | None) -> Any:
-        """Return some rows, or all, as a tree that a storage takes."""
+        """Return the given rows, by default all, as a tree that a storage accepts."""
         chosen = self.leaves if rows is None else _chosen(self.leaves, rows)
         return unflatten(self.schema.structure, dict(zip(self.schema.fields, chosen, strict=True)))
 
     def only(self, rows: npt.NDArray[np.int64]) -> KeyRows:
-        """Return some of the rows."""
+        """Return the given rows as ``KeyRows``."""
         leaves, arrays = _chosen(self.leaves, rows), _chosen(self.arrays, rows)
         return KeyRows(self.schema, leaves, arrays, rows.size)
 
     def as_words(self, part: slice | npt.NDArray[np.int64], seed: int) -> npt.NDArray[np.uint32]:
-        """Return some rows as 32-bit words, ``[rows, words]``: fields side by side, each padded with zeros."""
+        """Return the given rows as 32-bit words, ``[rows, words]``: all fields of a row, each padded with zeros."""
         kinds = self.schema.fields.values()
         arrays = [array[part] for array in self.arrays] if isinstance(part, slice) else _chosen(self.arrays, part)
         fields = list(zip(kinds, arrays, strict=True))
@@ -118,12 +118,12 @@ class KeyRows:
     def differ(
         self, rows: npt.NDArray[np.int64], others: KeyRows, theirs: npt.NDArray[np.int64] | None
     ) -> npt.NDArray[np.bool_]:
-        """Whether each row differs from the row of ``others`` at the same position, bool ``[n]``.
+        """Return whether each row differs from the corresponding row of ``others``, bool ``[n]``.
 
         Args:
             rows: Positions of the rows, in ascending order.
             others: Rows of the same schema.
-            theirs: Positions of the other rows; None for all of them.
+            theirs: Positions of the rows in ``others``; None: all rows.
         """
         found = np.zeros(rows.size, np.bool_)
         # Adjacent rows, which are the usual case, are compared without a copy.
@@ -136,19 +136,20 @@ class KeyRows:
             elif kind.nbytes and rows.size:
                 one, two = np.ascontiguousarray(one), np.ascontiguousarray(two)
                 unit = np.dtype(f"u{next(size for size in (8, 4, 2, 1) if one.nbytes % size == 0)}")
-                # In one comparison of the widest words that fit: rows of equal hashes are nearly always equal.
+                # Rows are compared completely, in the widest words that fit, because rows with equal hashes are nearly
+                # always equal.
                 if (one.reshape(-1).view(unit) != two.reshape(-1).view(unit)).any():
                     found |= (_bits(one, _BYTE) != _bits(two, _BYTE)).any(axis=1)
         return found
 
 
 def _chosen(arrays: list[Any], rows: npt.NDArray[np.int64]) -> list[Any]:
-    """Return some rows of each array or list."""
+    """Return the given rows of each array or list."""
     return [[array[row] for row in rows.tolist()] if isinstance(array, list) else array[rows] for array in arrays]
 
 
 def _spread(tree: Any, schema: RowSchema | None, n: int) -> Any:
-    """Return a tree in which each number without an axis is repeated for ``n`` rows."""
+    """Repeat each number without an axis in a tree for ``n`` rows."""
     leaves = flatten(tree)
     if all(isinstance(leaf, list) or np.ndim(leaf) for leaf in leaves.values()):
         return tree
@@ -182,7 +183,7 @@ def _bits(array: npt.NDArray[Any], unit: np.dtype[Any]) -> npt.NDArray[Any]:
 
 
 def schema_words(schema: RowSchema) -> int:
-    """Return the number of words in a row of a schema."""
+    """Return the number of 32-bit words in a row of a schema."""
     return max(1, sum(map(_words_of, schema.fields.values())))
 
 
@@ -191,7 +192,7 @@ def _words_of(kind: FieldType) -> int:
 
 
 def _hashed(values: list[npt.NDArray[np.uint8]], seed: int) -> npt.NDArray[np.uint32]:
-    """Return the words of the hashes of values that differ in length, ``[n, 4]``."""
+    """Return the hashes of ragged values as 32-bit words, ``[n, 4]``."""
     import xxhash  # which comes with datasets
 
     return np.frombuffer(b"".join([xxhash.xxh3_128_digest(value.data, seed) for value in values]), "<u4").reshape(
@@ -200,7 +201,7 @@ def _hashed(values: list[npt.NDArray[np.uint8]], seed: int) -> npt.NDArray[np.ui
 
 
 def pick(rows: Any, fields: tuple[FieldKey, ...] | None) -> Any:
-    """Return the tree of some fields, with the same nesting."""
+    """Return a tree with only the given fields, in the same nesting."""
     if isinstance(rows, list) and rows and isinstance(rows[0], Mapping | tuple):
         rows = stack(rows)
     if fields is None:
@@ -209,7 +210,7 @@ def pick(rows: Any, fields: tuple[FieldKey, ...] | None) -> Any:
 
 
 def filled(found: Any, absent: npt.NDArray[np.bool_], default: Any) -> Any:
-    """Return a tree of values with a default in the rows that are absent."""
+    """Return a tree of values in which absent rows have a default."""
     leaves = flatten(found)
     given = flatten(default) if isinstance(default, Mapping | tuple) else dict.fromkeys(leaves, default)
     if given.keys() != leaves.keys():
@@ -226,10 +227,10 @@ def filled(found: Any, absent: npt.NDArray[np.bool_], default: Any) -> Any:
 
 
 def fields_of(option: str, names: Iterable[FieldKey] | None) -> tuple[FieldKey, ...] | None:
-    """Return names of fields after checking them; None for all fields.
+    """Check names of fields, and return them; None stands for all fields.
 
     Raises:
-        ConfigError: No list of names, or an empty one.
+        ConfigError: The argument is not a list of names, or the list is empty.
     """
     if names is None:
         return None
@@ -239,11 +240,11 @@ def fields_of(option: str, names: Iterable[FieldKey] | None) -> tuple[FieldKey, 
     return fields
 
 
-# Rows with more words are hashed one by one at the speed of memory, shorter rows all at once.
+# Rows with more words are hashed individually at memory speed; shorter rows are hashed together.
 _MOST_WORDS = 256
-# Bytes that are hashed at a time; they fit into the cache of a processor.
+# Number of bytes that are hashed together; they fit into the processor's cache.
 _BYTES = 1 << 19
-_MIX = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, odd: multiplying by it loses nothing
+_MIX = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio; odd, so that multiplication by it is invertible
 
 
 def row_hash(rows: Any, *, seed: int = 0) -> npt.NDArray[np.uint64]:
@@ -251,19 +252,20 @@ def row_hash(rows: Any, *, seed: int = 0) -> npt.NDArray[np.uint64]:
 
     Rows are equal if all their bytes are equal: -0.0 differs from 0.0, and a NaN equals a NaN with the same bits. Rows
     up to 1 KiB are hashed by two multilinear functions of their 32-bit words, whose coefficients come from the seed:
-    two rows that were chosen without knowing it have the same hash with a probability below 2**-64 (Lemire and Kaser,
-    "Strongly universal string hashing is fast", 2014). Longer rows, text and bytes are hashed by XXH3.
+    two different rows that were chosen without knowledge of the seed have equal hashes with a probability below 2**-64
+    (Lemire and Kaser, "Strongly universal string hashing is fast", 2014). Longer rows, text and bytes are hashed by
+    XXH3.
 
     Args:
         rows: A tree of arrays ``[n, ...]`` of any dtype, lists of text or bytes, or ragged arrays.
-        seed: Names the function, in ``[0, 2**64)``.
+        seed: Selects the hash function, in ``[0, 2**64)``.
 
     Returns:
         uint64 ``[n, 2]``; the same on every machine.
 
     Raises:
         SchemaError: Leaves are not arrays of numbers or text, or differ in length.
-        ConfigError: A seed out of range.
+        ConfigError: The seed is out of range.
 
     Example:
         >>> import numpy as np
@@ -278,7 +280,7 @@ def row_hash(rows: Any, *, seed: int = 0) -> npt.NDArray[np.uint64]:
 def hash_rows(
     rows: KeyRows, seed: int, places: slice | npt.NDArray[np.int64] = slice(None), *, words: int = 1
 ) -> npt.NDArray[np.uint64]:
-    """Return the first ``words`` words of the hash of each row, or of some rows, uint64; see ``row_hash``."""
+    """Return the first ``words`` words (uint64) of the hash of each of the given rows; see ``row_hash``."""
     chosen = range(rows.n)[places] if isinstance(places, slice) else places
     n, step = len(chosen), max(1, _BYTES // (8 * rows.words))
     hashes = np.empty((n, words), np.uint64)
@@ -299,7 +301,7 @@ def _hash_words(words: npt.NDArray[np.uint32], seed: int, out: npt.NDArray[np.ui
         out[...] = np.frombuffer(found, ">u8").reshape(-1, 2)[:, : out.shape[1]]
         return
     first, factors = _coefficients(seed, words.shape[1], out.shape[1])
-    # Multilinear: c0 + sum of c[i] * word[i], modulo 2**64, of which the upper bits are the good ones.
+    # Multilinear hash: c0 + sum of c[i] * word[i], modulo 2**64; its upper bits are the well distributed bits.
     np.matmul(words.astype(np.uint64), factors, out=out)
     out += first
     out ^= out >> np.uint64(32)
@@ -309,7 +311,9 @@ def _hash_words(words: npt.NDArray[np.uint32], seed: int, out: npt.NDArray[np.ui
 
 @lru_cache(maxsize=64)
 def _coefficients(seed: int, words: int, count: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
-    """Return the coefficients of ``count`` functions: the constants ``[count]``, and the factors ``[words, count]``."""
+    """Return the coefficients of ``count`` hash functions: the constants ``[count]``, and the factors ``[words,
+    count]``.
+    """
     found = np.stack([Key(seed, Purpose.HASHES, lane).bits(words + 1) for lane in range(count)], axis=1)
     return found[0], found[1:]
 
@@ -317,7 +321,7 @@ def _coefficients(seed: int, words: int, count: int) -> tuple[npt.NDArray[np.uin
 def hash_to_int(hashes: Any) -> npt.NDArray[np.int64]:
     """Number distinct values from 0 on, in the order of their first occurrence.
 
-    A ``RowMap`` without values does it over many calls, as ``map.extend(rows)``.
+    For numbers over many calls, use ``map.extend(rows)`` of a ``RowMap`` without values.
 
     Args:
         hashes: ``[n]`` or ``[n, k]``, of any dtype.
@@ -346,9 +350,9 @@ def binary_to_decimal(bits: Any, *, width: int | None = None) -> npt.NDArray[np.
     """Convert rows of bits to numbers; the first bit is the highest.
 
     Args:
-        bits: ``[..., k]``: values greater than 0 are 1. ``projection > 0`` of a random projection makes codes under
-            which similar rows meet (SimHash).
-        width: Bits of a number, at most 63; several numbers of a row are added. None: all of a row.
+        bits: ``[..., k]``: values greater than 0 are 1. With the signs of a random projection, ``projection > 0``,
+            similar rows get equal codes (SimHash).
+        width: Number of bits of a number, at most 63; several numbers of a row are added. None: all bits of a row.
 
     Returns:
         int64 ``[...]``.
@@ -378,21 +382,21 @@ def binary_to_decimal(bits: Any, *, width: int | None = None) -> npt.NDArray[np.
 def random_projection(values: Any, width: int, *, seed: int = 0) -> npt.NDArray[np.float32]:
     """Project rows onto ``width`` random directions.
 
-    Near rows stay near (Johnson and Lindenstrauss), so that similar rows share a key of rounded values, or of signs as
-    in ``binary_to_decimal(random_projection(x, 32) > 0)``. Counts of visits over images use such keys (Tang et al.,
-    "#Exploration", 2017). A ``RowMap`` needs no projection: it distinguishes rows of any width exactly.
+    Distances are approximately preserved (Johnson and Lindenstrauss), so similar rows share a key of rounded values or
+    of signs, as in ``binary_to_decimal(random_projection(x, 32) > 0)``. Visit counts for images use such keys (Tang et
+    al., "#Exploration", 2017). A ``RowMap`` needs no projection, because it distinguishes rows of any width exactly.
 
     Args:
         values: ``[n, ...]``.
         width: The number of values of a projected row.
-        seed: Names the directions, in ``[0, 2**64)``.
+        seed: Selects the directions, in ``[0, 2**64)``.
 
     Returns:
-        float32 ``[n, width]``, scaled so that a row keeps its length on average.
+        float32 ``[n, width]``, scaled so that the norm of a row is preserved on average.
 
     Raises:
         ConfigError: An argument out of range.
-        SchemaError: No array of numbers with rows.
+        SchemaError: The argument is not an array of numbers with rows.
     """
     rows = as_array(values, where="random_projection")
     if not rows.ndim or not is_number(rows.dtype):
@@ -404,7 +408,7 @@ def random_projection(values: Any, width: int, *, seed: int = 0) -> npt.NDArray[
 
 @lru_cache(maxsize=4)
 def _directions(seed: int, length: int, width: int) -> npt.NDArray[np.float32]:
-    # Signs do as well as normal numbers (Achlioptas, 2003), and are the same on every machine.
+    # Random signs work as well as normal numbers (Achlioptas, 2003), and are equal on every machine.
     bits = Key(seed, Purpose.HASHES, 2).bits(-(-length * width // 64))
     signs = np.unpackbits(bits.astype("<u8").view(np.uint8))[: length * width].reshape(length, width)
     return (signs * np.float32(2) - np.float32(1)) / np.float32(np.sqrt(width))

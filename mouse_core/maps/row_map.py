@@ -1,4 +1,4 @@
-"""``RowMap``: a map from rows to values, many rows at a time."""
+"""``RowMap``: a map from rows to values, with operations on many rows."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Stored:
     """The rows of a storage, of which row ``n`` is number ``n`` that was written; a storage in memory grows.
 
     Args:
-        storage: The storage; None for memory that grows.
-        what: "keys" or "values", for messages; "" for no values, which a map of keys alone has.
+        storage: The storage; None: memory that grows.
+        what: "keys" or "values", for messages; "" for the values of a map without values.
     """
 
     def __init__(self, storage: Storage | None, what: str) -> None:
@@ -48,7 +48,7 @@ class Stored:
         """Return the storages of keys and values; see ``RowMap``.
 
         Raises:
-            ConfigError: The storages do not fit each other or the capacity.
+            ConfigError: The storages do not match each other or the capacity.
         """
         if storage is None:
             if capacity is None:
@@ -70,10 +70,10 @@ class Stored:
         return cls(parts[0], "keys"), values
 
     def loaded(self, state: Any) -> ArrayStorage:
-        """Return the rows of a state in memory; no rows for None.
+        """Return the rows of a state, in memory; no rows for None.
 
         Raises:
-            StateError: It is damaged, or does not fit.
+            StateError: The state is damaged or does not match the map.
         """
         if state is not None and not self.what:
             raise StateError("state: expected that of a map of keys alone, as there is one storage, found values")
@@ -87,7 +87,7 @@ class Stored:
         return made
 
     def take_over(self, loaded: ArrayStorage) -> None:
-        """Replace the rows by those that ``loaded`` returned."""
+        """Replace the rows by the rows that ``loaded`` returned."""
         self._schema = None
         if self.grows:
             self.storage = loaded
@@ -98,7 +98,7 @@ class Stored:
 
     @property
     def capacity(self) -> int:
-        """Number of rows that fit; memory that grows raises it."""
+        """The capacity in rows; for growing memory, the current capacity."""
         return int(self.storage.capacity)
 
     @property
@@ -108,7 +108,7 @@ class Stored:
 
     @property
     def ragged(self) -> tuple[FieldKey, ...]:
-        """Fields that the storage declares ragged."""
+        """Names of the fields that the storage declares as ragged."""
         return tuple(getattr(self.storage, "ragged", ()))
 
     @property
@@ -123,7 +123,7 @@ class Stored:
         return self._schema
 
     def lock(self) -> AbstractContextManager[Any]:
-        """Return the lock to hold if other processes write too."""
+        """Return the lock to hold if other processes also write."""
         return self.storage.lock() or nullcontext()
 
     def get(self, numbers: Integers) -> Any:
@@ -133,7 +133,7 @@ class Stored:
         return self.storage.get(numbers)
 
     def write(self, rows: Any, schema: RowSchema, n: int, first: int) -> None:
-        """Write rows from number ``first`` on: the next number or, after a crash, an earlier one."""
+        """Write rows from number ``first`` on: the next number or, after a crash, an earlier number."""
         if not n:
             return
         if not self.what:
@@ -163,7 +163,7 @@ _MOST = (1 << 31) - 2
 
 
 class RowTable:
-    """Hash table from hashes to numbers of rows.
+    """A hash table from hashes of rows to numbers of rows.
 
     An entry is 64 bits: 31 of the hash and a 1, and the number of a row plus 1. An empty entry is 0. 32 other bits of
     the hash say where it is looked for first; they are kept beside it, so that a longer table is made without looking
@@ -185,8 +185,8 @@ class RowTable:
         """Return the numbers of rows; -1 for a row that is absent.
 
         Args:
-            hashes: Hashes of the rows, ``[n]``.
-            same: Returns whether the rows of some numbers equal the rows at some places of ``hashes``.
+            hashes: The hashes of the rows, ``[n]``.
+            same: Returns whether stored rows, by number, equal the rows at given positions of ``hashes``.
         """
         return self._settle(hashes, same, None)[0]
 
@@ -200,20 +200,20 @@ class RowTable:
         """Return the numbers of rows, after adding absent rows with numbers from ``following`` on.
 
         Args:
-            hashes: Hashes of the rows, ``[n]``.
-            same: See ``find``; number ``following + p`` also stands for the row at place ``p``.
+            hashes: The hashes of the rows, ``[n]``.
+            same: See ``find``; the number ``following + p`` also stands for the row at position ``p``.
             following: The number of the next row.
-            later: Number of rows that are likely to be added soon.
+            later: The expected number of further rows.
 
         Returns:
-            The numbers, ``[n]``; and the places of those that are new, each at its first occurrence, in this order.
+            The numbers, ``[n]``; and the positions of the first occurrences of new rows, ascending.
         """
         self._make_room(len(hashes), following, later)
         numbers, at = self._settle(hashes, same, following)
         new = np.flatnonzero(at >= 0)
         if not new.size:
             return numbers, new
-        if new[-1] >= new.size:  # rows that came more than once left gaps between the numbers
+        if new[-1] >= new.size:  # repeated rows left gaps between the numbers
             rank = np.full(len(hashes), -1, np.int64)
             rank[new] = np.arange(new.size)
             fresh = numbers >= following
@@ -234,7 +234,7 @@ class RowTable:
     def _settle(
         self, hashes: Hashes, same: Callable[[Integers, Integers], npt.NDArray[np.bool_]], following: int | None
     ) -> tuple[Integers, Integers]:
-        """Return the numbers of rows, and the position of the entry of each new row; -1 for other rows."""
+        """Return the numbers of rows, and for each new row the position of its entry, -1 for other rows."""
         marks, position = _marks(hashes), self._first(hashes)
         todo = np.arange(len(hashes))
         numbers, new = np.full(len(hashes), -1, np.int64), np.full(len(hashes), -1, np.int64)
@@ -247,7 +247,7 @@ class RowTable:
             old[claimed] = False
             met = np.flatnonzero(old)
             wrong = met[~same(found[met], todo[met])]
-            # Entries with the same bits of another row, about one in 2**31, are passed over.
+            # Entries of other rows with equal hash bits, about one in 2**31, are skipped.
             todo, position = todo[wrong], (at[wrong] + 1) & self._most
             marks = marks[wrong]
         return numbers, new
@@ -255,13 +255,15 @@ class RowTable:
     def _probe(
         self, marks: npt.NDArray[np.uint64], position: Integers, places: Integers, following: int | None
     ) -> tuple[Integers, Integers, Integers]:
-        """Probe from some positions on to the first entry with the same mark, or to an empty entry.
+        """Probe from the given positions to the first entry with the same hash bits, or to an empty entry.
 
-        All rows go side by side. Those that come to an empty entry write their own there, last the first of them, whose
-        entry stays: the others meet it in the next round.
+        All rows are probed in parallel, round by round. Rows that reach an empty entry write their own entry. If
+        several rows reach the same entry, the first row is written last, so its entry stays; the other rows find it in
+        the next round.
 
         Returns:
-            The number in the entry, or -1 where it is empty; where it is; and which rows have just written it.
+            For each row the number in the entry, or -1 for an empty entry; the position of the entry; and whether the
+            row has just written the entry.
         """
         claimed = []
         entries = self._entries.take(position)
@@ -317,7 +319,7 @@ class RowTable:
         self._bits = max(_LEAST_BITS, (2 * (self._used + coming + later) - 1).bit_length())
         self._entries = np.zeros(1 << self._bits, np.uint64)
         self._places = np.zeros(1 << self._bits, np.uint32)
-        # In the order of their places, which is the order in memory.
+        # In the order of entries, which is the order in memory.
         order = np.argsort(places)
         entries, places = entries[order], places[order]
         position = (places >> np.uint32(32 - self._bits)).astype(np.int64)
@@ -330,12 +332,12 @@ class RowTable:
 
 
 def _marks(hashes: Hashes) -> npt.NDArray[np.uint64]:
-    """Return the bits of hashes that entries hold; they are never 0, which marks an empty entry."""
+    """Return the bits of hashes that entries contain. They are never 0, because 0 marks an empty entry."""
     marks: npt.NDArray[np.uint64] = (hashes << _HALF) | _ONE_MARK
     return marks
 
 
-# Rows, and 32-bit words of rows, that are looked up at a time; they fit into the cache of a processor.
+# Number of rows, and of 32-bit words of rows, that are looked up together; they fit into the processor's cache.
 _STEP = 1 << 14
 _STEP_WORDS = 1 << 20
 
@@ -344,9 +346,9 @@ class RowIndex:
     """Index of rows by number, in the order of their first writes.
 
     Args:
-        keys: Storage of the keys.
-        values: Storage of the values.
-        seed: Seed of the hash.
+        keys: The storage of the keys.
+        values: The storage of the values.
+        seed: The seed of the hash function.
     """
 
     def __init__(self, keys: Stored, values: Stored, seed: int) -> None:
@@ -356,11 +358,11 @@ class RowIndex:
     def forget(self) -> None:
         """Mark the table as stale; ``catch_up`` rebuilds it."""
         self.table = RowTable()
-        self._indexed = 0  # rows that the table knows of all that were ever added
+        self._indexed = 0  # number of rows, of all rows ever added, that are in the table
         self._changes = -1
 
     def catch_up(self) -> None:
-        """Add the rows of the storage that the table lacks."""
+        """Add rows of the storage that are missing in the table."""
         keys, values = self.keys, self.values
         if keys.storage.changes == self._changes and keys.written == self._indexed:
             return
@@ -402,7 +404,7 @@ class RowIndex:
         first = keys.written
         try:
             numbers, new = self._added(rows, first)
-            if values is not None:  # first: a row counts when its key is there
+            if values is not None:  # values first, because a row counts when its key is written
                 self._put_values(numbers, values, first, new.size)
             keys.write(rows.take(_places(new, rows.n)), rows.schema, new.size, first)
         except BaseException:
@@ -412,7 +414,7 @@ class RowIndex:
         return numbers
 
     def _check_room(self, rows: KeyRows) -> None:
-        """Raise DataError if the rows do not fit, before anything is changed."""
+        """Raise DataError if the map has no room for the rows, before any change."""
         capacity, here = self.keys.capacity, self.keys.written
         if self.keys.grows or here + rows.n <= capacity:
             return
@@ -424,14 +426,18 @@ class RowIndex:
             )
 
     def distinct(self, rows: KeyRows, chosen: Integers | None) -> tuple[Integers, Integers]:
-        """Number the distinct rows from 0 on; return the number of each row, and the first place of each number."""
+        """Number the distinct rows from 0; return the number of each row, and the position of the first occurrence of
+        each number.
+        """
         places = np.arange(rows.n) if chosen is None else chosen
         return RowTable().add(
             self._hashes(rows, places), lambda found, at: ~rows.differ(places[at], rows, places[found]), 0
         )
 
     def _added(self, rows: KeyRows, first: int) -> tuple[Integers, Integers]:
-        """Return the numbers of rows, with new rows from ``first`` on, and the first place of each new row."""
+        """Return the numbers of rows, where new rows are numbered from ``first`` on, and the position of the first
+        occurrence of each new row.
+        """
         numbers, news = np.empty(rows.n, np.int64), np.empty(rows.n, np.int64)
         following = first
         for part in _parts(rows):
@@ -441,7 +447,8 @@ class RowIndex:
                 stored = found < first
                 if stored.any():
                     alike[stored] = self._is_stored(rows, begin + at[stored], found[stored])
-                if not stored.all():  # rows of this write: of earlier parts, by the order of their numbers, or of this
+                # rows of this write: from earlier parts, in the order of their numbers, or from this part
+                if not stored.all():
                     own = np.flatnonzero(found >= first)
                     places = np.where(
                         found[own] < now, news[(found[own] - first).clip(max=rows.n - 1)], found[own] - now + begin
@@ -449,7 +456,7 @@ class RowIndex:
                     alike[own] = ~rows.differ(begin + at[own], rows, places)
                 return alike
 
-            # The share of new rows so far is likely to hold for the rest.
+            # The share of new rows so far is an estimate for the rest.
             later = (following - first) * (rows.n - part.stop) // max(part.start, 1)
             numbers[part], new = self.table.add(self._hashes(rows, part), same, following, later)
             news[following - first : following - first + new.size] = part.start + new
@@ -457,7 +464,7 @@ class RowIndex:
         return numbers, news[: following - first]
 
     def _put_values(self, numbers: Integers, values: KeyRows, first: int, new: int) -> None:
-        """Write the values of rows with some numbers, of which the last ``new`` are numbers of new rows."""
+        """Write the values of rows by their numbers; the last ``new`` numbers belong to new rows."""
         if new == values.n and (numbers == np.arange(first, first + new)).all():
             self.values.write(values.take(None), values.schema, new, first)
             return
@@ -483,7 +490,7 @@ class RowIndex:
         return numbers
 
     def _is_stored(self, rows: KeyRows, places: Integers, numbers: Integers) -> Any:
-        """Whether the rows at some places equal the stored rows of some numbers."""
+        """Return whether the rows at given positions equal the stored rows of given numbers."""
         if not places.size:
             return np.zeros(0, np.bool_)
         return ~rows.differ(places, KeyRows.of(self.keys.get(numbers), rows.schema), None)
@@ -513,27 +520,28 @@ _FORMAT = 1
 
 
 class RowMap:
-    """A map whose keys are rows: fields of any dtype, compared exactly, and values that are rows, too.
+    """A map whose keys and values are rows: fields of any dtype. Keys are compared exactly.
 
-    Rows are trees of arrays ``[n, ...]`` with the fields of the first write; ``n`` keys are written or looked up by one
-    call. Rows are found by the first word of ``row_hash`` and then compared byte by byte, so that different rows are
-    never merged. -0.0 and 0.0 are two keys; NaNs with the same bits are one key.
+    Rows are trees of arrays ``[n, ...]`` with the fields of the first write; one call writes or looks up ``n`` keys.
+    Rows are found by the first word of ``row_hash`` and then compared byte by byte, so different rows are never merged.
+    -0.0 and 0.0 are two keys; NaNs with the same bits are one key.
 
     If a row occurs twice in one write, its last values count. A map without values is a set of rows.
 
-    Each row has an index, int64, in the order of the first writes, which can address further arrays.
+    Each row has an index, int64, in the order of first writes, which can be used to index further arrays.
 
     Args:
-        keys: The fields of rows that are the key; None: all fields.
-        values: The fields of values that are kept; None: all fields.
-        capacity: The most rows; None: no limit. A write without room for its new rows raises DataError.
-        storage: The storage of the rows: a storage of keys, or a pair of storages of keys and of values, such as two
-            ``MemmapStorage`` that several processes share; None: in memory. Their capacity is the map's.
+        keys: The fields of rows that form the key; None: all fields.
+        values: The fields of values to keep; None: all fields.
+        capacity: The largest number of rows; None: no limit. A write without room for its new rows raises DataError.
+        storage: The storage of the rows: a storage of keys, or a pair of storages for keys and values, such as two
+            ``MemmapStorage`` that several processes share. None: memory. The storages' capacity is the capacity of the
+            map.
         seed: The seed of the hash, in ``[0, 2**64)``; results do not depend on it.
 
     Raises:
-        ConfigError: An argument is out of range, or the storages do not fit each other.
-        StateError: The rows of the storages are not keys and values.
+        ConfigError: An argument is out of range, or the storages do not match each other.
+        StateError: The storages contain rows that are not the keys and values of a map.
 
     Example:
         >>> import numpy as np
@@ -548,7 +556,7 @@ class RowMap:
         [False]
     """
 
-    __contains__ = __iter__ = None  # contains() asks of many rows at once
+    __contains__ = __iter__ = None  # use contains(), which checks many rows
 
     def __init__(
         self,
@@ -584,7 +592,7 @@ class RowMap:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory of the hash table, and of storages that report theirs."""
+        """The size in bytes of the hash table, and of storages that report their size."""
         return self._rows.table.nbytes + sum(getattr(one.storage, "nbytes", 0) for one in (self._keys, self._values))
 
     # ------------------------------------------------------------------ looking up
@@ -600,7 +608,7 @@ class RowMap:
             return self._rows.find(picked)
 
     def contains(self, rows: Any) -> npt.NDArray[np.bool_]:
-        """Whether the map contains each row, bool ``[n]``; errors are those of ``index``."""
+        """Return whether the map contains each row, bool ``[n]``; raises the errors of ``index``."""
         return self.index(rows) >= 0
 
     def __getitem__(self, rows: Any) -> Any:
@@ -623,12 +631,12 @@ class RowMap:
             return self._deliver(self._values.get(slots))
 
     def get(self, rows: Any, default: Any = 0) -> Any:
-        """Return the values of rows, and ``default`` for a row that is absent.
+        """Return the values of rows, and ``default`` for absent rows.
 
         Args:
             rows: The rows.
             default: A number, or a tree like the values with one value for each field. Before the first write of
-                values, ``default`` alone decides the structure of the result.
+                values, the result has the structure of ``default``.
 
         Raises:
             SchemaError: The rows do not match the first write, or the default does not match the values.
@@ -643,27 +651,27 @@ class RowMap:
             return self._deliver(found if there.all() else filled(found, ~there, default))
 
     def rows(self, index: Any = None) -> Any:
-        """Return the keys of rows by their index, or of all rows in the order of their index, in fresh memory.
+        """Return the keys of rows by index, or of all rows in the order of the index, in new memory.
 
         Raises:
             IndexError: An index is not in use.
-            SchemaError: The index does not consist of integers, or no rows were ever written.
+            SchemaError: The index does not contain integers, or no rows were ever written.
         """
         return self._by_index(self._keys, index)
 
     def values(self, index: Any = None) -> Any:
-        """Return the values of rows by their index, or of all rows; see ``rows``.
+        """Return the values of rows by index, or of all rows; see ``rows``.
 
         Raises:
             IndexError: An index is not in use.
-            SchemaError: The index does not consist of integers, or no values were ever written.
+            SchemaError: The index does not contain integers, or no values were ever written.
         """
         return self._by_index(self._values, index)
 
     # ------------------------------------------------------------------ writing
 
     def __setitem__(self, rows: Any, values: Any) -> None:
-        """Write the values of rows, and replace earlier values; see ``extend``."""
+        """Write the values of rows, replacing earlier values; see ``extend``."""
         self.extend(rows, values)
 
     def extend(self, rows: Any, values: Any = None) -> Integers:
@@ -671,8 +679,8 @@ class RowMap:
 
         Args:
             rows: ``n`` rows; if a row occurs twice, its last values count.
-            values: A tree of arrays ``[n, ...]``; a single number applies to every row. None: no values, in a map of
-                keys alone.
+            values: A tree of arrays ``[n, ...]``; a single number applies to every row. None: no values, for a map
+                without values.
 
         Returns:
             The index of each row, int64 ``[n]``.
@@ -686,7 +694,8 @@ class RowMap:
             return self._rows.write(picked, None if values is None else self._as_values(values, picked.n))
 
     def accumulate(self, rows: Any, values: Any, how: np.ufunc = np.add) -> Integers:
-        """Combine values with the values of rows, once for each occurrence; a new row begins with its first value.
+        """Combine values with the stored values of rows, once for each occurrence of a row; a new row gets its first
+        value.
 
         Return the index of each row, int64 ``[n]``.
 
@@ -695,11 +704,11 @@ class RowMap:
 
         Args:
             rows: ``n`` rows.
-            values: As for ``extend``; all fields are numbers.
+            values: See ``extend``; all fields must be numbers.
             how: A ufunc of two numbers, such as ``np.add``, ``np.maximum`` or ``np.minimum``.
 
         Raises:
-            SchemaError, DataError: As ``extend``.
+            SchemaError, DataError: See ``extend``.
             ConfigError: ``how`` is not a ufunc of two numbers.
         """
         if not isinstance(how, np.ufunc) or (how.nin, how.nout) != (2, 1):
@@ -767,7 +776,7 @@ class RowMap:
 
     @contextmanager
     def _held(self) -> Iterator[None]:
-        """Lock the map, and index the rows that other processes wrote."""
+        """Hold the map's lock, and index the rows that other processes wrote."""
         with self._lock, self._keys.lock(), self._values.lock():
             self._rows.catch_up()
             yield
@@ -775,7 +784,7 @@ class RowMap:
     # ------------------------------------------------------------------ saved
 
     def state_dict(self) -> dict[str, Any]:
-        """Return keys and values, as long as the data, in nested dicts of plain values and arrays."""
+        """Return keys and values as nested dicts of plain values and arrays, as large as the data."""
         with self._held():
             return dict(copied(self._state()))
 
@@ -789,8 +798,8 @@ class RowMap:
         """Restore the rows, values and indices of a state.
 
         Raises:
-            StateError: The state is of another kind, of a map of another capacity, of a newer release, or damaged. The
-                map is unchanged.
+            StateError: The state is damaged, has other content, belongs to a map of another capacity, or a newer
+                release wrote it. The map is unchanged.
         """
         kind = state.get("kind") if isinstance(state, Mapping) else state
         if not isinstance(state, Mapping) or kind != _KIND:
@@ -808,10 +817,10 @@ class RowMap:
             self._rows.forget()
 
     def dumps(self, path: str | PathLike[str]) -> None:
-        """Save the state to a file, as long as the data; on an error, an earlier file stays.
+        """Save the state to a file, which is as large as the data; after an error, an existing file is unchanged.
 
         Args:
-            path: A file; or a directory that exists, in which it is called ``replay.mouse``.
+            path: A file; or an existing directory, in which the file ``replay.mouse`` is written.
 
         Raises:
             StorageError: The file cannot be written (also an OSError).
@@ -823,7 +832,7 @@ class RowMap:
         """Restore the state that ``dumps`` saved.
 
         Raises:
-            StateError: The file is damaged, or of another kind; the map is unchanged.
+            StateError: The file is damaged or has other content; the map is unchanged.
             StorageError: The file cannot be read (also an OSError).
         """
         self.load_state_dict(read_checkpoint(path))

@@ -1,4 +1,4 @@
-"""Mixture: several stores as one store, the shares of its members, and the sampler of its windows."""
+"""Mixture, which combines several stores to one store; the shares of its members; and the sampler of its windows."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ class Mix:
 
     Args:
         names: Names of the members.
-        stages: The index of the first batch of each stage, with the members' weights as the smallest integers of the
+        stages: The index of the first batch of each stage, with the members' weights as the smallest integers in the
             same ratio.
         per: The unit of a weight: member, step or trajectory.
-        temperature: How strongly shares are evened out.
-        field: The field with the member of each window; None: no such field.
+        temperature: The temperature that evens out shares; see ``Mixture``.
+        field: The name of the field with the member of each window; None: no field.
     """
 
     names: tuple[str, ...]
@@ -67,7 +67,7 @@ class Mix:
     field: str | None = "member"
 
     def __repr__(self) -> str:
-        """Return a short text, which states use to identify a mixture."""
+        """Return a short text that identifies the options in states."""
         by_name = {first: dict(zip(self.names, weights, strict=True)) for first, weights in self.stages}
         even = "" if self.temperature == 1 else f" at temperature {self.temperature}"
         return f"{by_name if len(by_name) > 1 else by_name[0]} per {self.per}{even}"
@@ -89,7 +89,7 @@ class Mix:
         return Shares.of(shares)
 
     def _sizes(self, weights: Sequence[int], members: Sequence[Snapshot]) -> list[int]:
-        """Return the factor of each member's weight: its number of steps, its number of episodes, or 1."""
+        """Return the factor of each member's weight: the number of steps, the number of episodes, or 1."""
         if self.per == "step":
             return [member.num_rows for member in members]
         if self.per == "trajectory":
@@ -101,7 +101,9 @@ class Mix:
 
 
 def checked_stages(weights: Any, names: Sequence[str]) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Return the weights of the members by stage; None: 1 for each. Raise ConfigError if they are invalid."""
+    """Return the weights of the members by stage; with None, each weight is 1. Raise ConfigError for invalid
+    weights.
+    """
     if isinstance(weights, Schedule):
         return tuple((int(first), _checked(some, names)) for first, some in weights.weights.items())
     return ((0, _checked(weights, names)),)
@@ -145,21 +147,22 @@ def _evened(share: Fraction, temperature: float) -> Fraction:
     return Fraction(max(float(share) ** (1 / temperature), sys.float_info.min)) if share else share
 
 
-# With batches of at least this size, few windows are drawn alone: that takes 500 us, like drawing 2,000 windows.
+# Windows are drawn for at least this number of windows together, because drawing a few windows takes 500 us, as long as
+# drawing 2,000 windows.
 _MANY_WINDOWS = 2048
 
 
 @dataclass(frozen=True)
 class MixedWindows(ManyStarts):
-    """Windows of several members, in proportion to their shares; the sampler of a source over a mixture.
+    """Samples windows of several members in proportion to their shares, for a source over a mixture.
 
-    Windows are numbered over all batches; ``Shares`` gives the member of window n. A member's windows are counted from
-    the first batch of the epoch. The member's own sampler draws them, with a seed that is derived from the seed, that
-    batch and the member's number. Members take turns as evenly as their shares allow, so that every shard of a batch
-    has the same mix as the whole batch.
+    Windows are numbered over all batches; ``Shares`` gives the member of window n. The windows of a member are numbered
+    from the first batch of the epoch. The member's sampler draws them, with a seed derived from the seed, that batch
+    and the member's number. Members alternate as evenly as their shares allow, so every shard of a batch has the same
+    mix as the complete batch.
 
     Args:
-        each: The sampler of a single member; its batches must be full.
+        each: The sampler that draws from a member; its batches must be full.
         mix: The options of the mixture.
     """
 
@@ -177,19 +180,19 @@ class MixedWindows(ManyStarts):
         return self.each.batch_size
 
     def batches_per_epoch(self, snapshot: Snapshot) -> int:
-        """Return the number of batches that contain an epoch of each member with a share; for "last", 1."""
+        """Return the number of batches that contain an epoch of every member with a share; 1 for "last"."""
         mixture, windows = _members(snapshot), 0
         shares = mixture.shares_of(0)
         counts = shares.counts(self.batch_size)
         for number, member in enumerate(mixture.members):
             try:
                 if member.num_rows and any(weights[number] for _, weights in self.mix.stages):
-                    # A custom sampler only gives the number of its own batches in an epoch.
+                    # A custom sampler returns only the number of its own batches in an epoch.
                     sized = _sized(self.each, max(1, counts[number]) if _is_last(self.each) else 1)
                     own = member.sampled_by(sized)
                     windows += own.batches_per_epoch(member) * own.batch_size
             except ConfigError as error:
-                if shares.windows[number]:  # otherwise rows may arrive before its stage begins
+                if shares.windows[number]:  # a member without rows may get rows before its stage begins
                     raise ConfigError(f"mixture: member {self.mix.names[number]!r}: {error}") from error
         return 1 if _is_last(self.each) else -(-windows // self.batch_size)
 
@@ -216,8 +219,8 @@ class MixedWindows(ManyStarts):
     ) -> Int64s:
         """Return the first rows of the windows ``begin .. end - 1``.
 
-        Example: the members are 0, 0, 1, 0. The windows of the first member begin at rows 5, 9, 7, the window of the
-        second at row 2, and the second member begins at row 100. The result is 5, 9, 102, 7.
+        Example: the windows belong to the members 0, 0, 1, 0. The windows of member 0 begin at its rows 5, 9, 7, and
+        the window of member 1 at its row 2. Member 1 begins at row 100 of the mixture. The result is 5, 9, 102, 7.
         """
         members = shares.members(begin, end)
         before, at_start = shares.counts(begin), shares.counts(epoch_start * self.batch_size)
@@ -265,7 +268,7 @@ class MixedWindows(ManyStarts):
 
 
 class PaddedMixedWindows(MixedWindows):
-    """Mixed windows that may have missing steps; see ``PaddedSampler``."""
+    """Samples mixed windows that may have missing steps; see ``PaddedSampler``."""
 
     each: PaddedSampler
 
@@ -289,7 +292,7 @@ class PaddedMixedWindows(MixedWindows):
 def mixed(sampler: WindowSampler, mix: Mix) -> WindowSampler:
     """Return the sampler of a mixture that draws from each member as ``sampler`` draws from a store.
 
-    An epoch of "sequential" in a mixture has no remainder, so "sequential" is drawn as "batch".
+    In a mixture, an epoch of "sequential" has no remainder, so "sequential" equals "batch".
     """
     if isinstance(sampler, MixedWindows):
         return sampler
@@ -301,7 +304,7 @@ def mixed(sampler: WindowSampler, mix: Mix) -> WindowSampler:
 
 
 def _is_last(sampler: Any) -> bool:
-    """Return whether every batch consists of the last windows, of which a member gives its share."""
+    """Return whether every batch consists of the newest windows, to which each member contributes its share."""
     return isinstance(sampler, _OURS) and bool(sampler.name == "last")
 
 
@@ -322,14 +325,14 @@ _CODES = ColumnType("scalar", "int64")
 
 
 class MixtureSnapshot(Snapshot):
-    """The rows of the members of a mixture at one moment; created by ``Mixture.snapshot()``.
+    """A snapshot of all members of a mixture; created by ``Mixture.snapshot()``.
 
-    The rows of the members follow each other in order. No window and no episode spans two members.
+    The rows of the members are concatenated in order. No window and no episode spans two members.
 
     Args:
         mix: The options of the mixture.
         members: The snapshots of the members.
-        codes: Arrays of the members' codes that earlier snapshots of the mixture have filled.
+        codes: Arrays filled with each member's code, from earlier snapshots of the mixture, for reuse.
 
     Raises:
         SchemaError: Members are incompatible; the message names the field or the column.
@@ -347,12 +350,12 @@ class MixtureSnapshot(Snapshot):
 
     @property
     def store_rows(self) -> Any:  # type: ignore[override]
-        """The store rows of the members, by name."""
+        """``store_rows`` of each member's snapshot, by name."""
         return {name: member.store_rows for name, member in zip(self.mix.names, self.members, strict=True)}
 
     @memo
     def first_rows(self) -> npt.NDArray[np.int64]:
-        """The first row of each member, and the end, int64 ``[M + 1]``."""
+        """The first row of each member, and the number of rows, int64 ``[M + 1]``."""
         return np.array([0, *accumulate(member.num_rows for member in self.members)], np.int64)
 
     @memo
@@ -360,19 +363,20 @@ class MixtureSnapshot(Snapshot):
         return {}
 
     def shares_of(self, stage: int) -> Shares:
-        """Return the members' shares of the windows in a stage; raise ConfigError if they have none."""
+        """Return the members' shares of the windows in a stage; raise ConfigError if no member has a share."""
         if stage not in self._shares:
             self._shares[stage] = self.mix.shares(stage, self.members)
         return self._shares[stage]
 
     def sampled_by(self, sampler: Any) -> Any:
-        """Return the sampler that draws from each member as ``sampler`` does; see ``Snapshot``."""
+        """Return the sampler that draws from each member as ``sampler`` draws from a store; see ``Snapshot``."""
         return mixed(sampler, self.mix)
 
     def rows_by_share(self) -> list[tuple[int, int, float]]:
-        """Return ranges of rows ``begin .. end - 1`` of members with a share, and the share of one row in each.
+        """Return the range of rows ``begin .. end - 1`` of each member with a share, and the share of one row in the
+        range.
 
-        Example: two members of 100 and 300 rows, each with half of the windows. A row has a share of 1/200 or 1/600.
+        Example: two members of 100 and 300 rows have half of the windows each. One row has a share of 1/200 or 1/600.
 
         Raises:
             ConfigError: The shares change with the index of the batch.
@@ -392,7 +396,9 @@ class MixtureSnapshot(Snapshot):
         return found
 
     def of_rows(self, rows: Any) -> MixtureSnapshot:
-        """Return the snapshot of the first rows of each member; ``rows`` are by name, see ``Snapshot``."""
+        """Return the snapshot of the first rows of each member; ``rows`` has the number of rows by name. See
+        ``Snapshot``.
+        """
         check_rows(rows, self.mix.names)
         members = [member.of_rows(rows[name]) for name, member in zip(self.mix.names, self.members, strict=True)]
         return MixtureSnapshot(self.mix, members, self._codes)
@@ -404,26 +410,26 @@ class MixtureSnapshot(Snapshot):
         return self if same else MixtureSnapshot(self.mix, members, self._codes)
 
     def with_columns(self, segments: Any, config: Any) -> Snapshot:
-        """Raise ConfigError: derived columns belong to members."""
+        """Raise ConfigError, because derived columns must be added to the members."""
         raise ConfigError(
             f"mixture: expected fields to be derived for its members {list(self.mix.names)}, found it whole"
         )
 
     @memo
     def readers(self) -> dict[str, FieldReader]:
-        """Readers of the snapshot's fields by name: the members' fields, and the field with the member of each row."""
+        """The readers of the fields by name: the members' fields, and the field with the member of each row."""
         name, fields = self.mix.field, dict(self.config.fields)
         added = {} if name is None else {name: self._member_reader(fields.pop(name))}
         return {**self._bound(fields), **added}
 
     def _member_reader(self, field: Field) -> FieldReader:
-        """Return the reader of the members' codes: each segment reads an array of one code, as long as its chunks."""
+        """Return the reader of the members' codes; each segment reads from an array that is filled with one code."""
         parts = []
         for code, member in enumerate(self.members):
             longest = max((int(np.diff(segment.chunk_starts).max(initial=0)) for segment in member.segments), default=0)
             codes = self._codes.get(code)
             if codes is None or len(codes) < longest:
-                # Twice the needed length, because a member that grows will need more.
+                # Twice the needed length, because members may grow.
                 codes = self._codes[code] = np.full(2 * longest, code, np.int64)
             for segment in member.segments:
                 part = ColumnPart(partial(_chunks, codes, segment.chunk_starts), segment.chunk_starts, same_chunks=True)
@@ -442,7 +448,7 @@ class MixtureSnapshot(Snapshot):
         return None
 
     def grown_from(self, before: Snapshot) -> None:
-        """Keep only what segments know: new rows appear between the old ones."""
+        """Return None: new rows are inserted between old rows, so only the segments' caches are reused."""
         return None
 
     @memo
@@ -455,7 +461,7 @@ class MixtureSnapshot(Snapshot):
         return self._of_members(lambda member: member.stretch_starts(column))
 
     def _of_members(self, starts: Callable[[Snapshot], npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
-        """Return ``starts`` of each member as rows of the mixture, int64 ``[n]``."""
+        """Convert row numbers of each member to row numbers of the mixture, int64 ``[n]``."""
         there = zip(self.members, self.first_rows.tolist(), strict=False)
         return np.concatenate(
             [np.zeros(0, np.int64), *(starts(member) + first for member, first in there if len(member))]
@@ -483,7 +489,7 @@ class MixtureSnapshot(Snapshot):
 
 
 def check_rows(rows: Any, names: Sequence[str]) -> None:
-    """Raise ConfigError unless ``rows`` has a number of rows for each member."""
+    """Raise ConfigError unless ``rows`` has the number of rows of each member by name."""
     if not isinstance(rows, Mapping) or list(rows) != list(names):
         raise ConfigError(f"mixture: expected numbers of rows of the members {list(names)}, found {rows!r:.200}")
 
@@ -525,7 +531,7 @@ def _joined(members: Mapping[str, Snapshot], field: str | None) -> SnapshotConfi
 
 
 def _types(members: Mapping[str, Snapshot]) -> dict[str, ColumnType]:
-    """Return the columns' types; a column that is null throughout a member has the type of the other members."""
+    """Return the columns' types; if a member has only nulls in a column, the type comes from the other members."""
     types: dict[str, ColumnType] = {}
     for name, member in members.items():
         for column, kind in member.config.types.items():
@@ -541,7 +547,9 @@ def _types(members: Mapping[str, Snapshot]) -> dict[str, ColumnType]:
 
 
 def _field(name: str, members: Mapping[str, Snapshot]) -> Field:
-    """Return a field of all members that have it: of one kind, and with the largest width if rows are padded."""
+    """Combine a field of all members that have it: the members' kinds must be equal; if rows are padded, the largest
+    width is used.
+    """
     known = {
         member: snapshot.config.fields[name] for member, snapshot in members.items() if name in snapshot.config.fields
     }
@@ -564,7 +572,7 @@ def _field(name: str, members: Mapping[str, Snapshot]) -> Field:
 
 
 def _kind(field: Field) -> Field:
-    """Return the part of a field that must be equal in all members."""
+    """Return the properties of a field that must be equal in all members."""
     return replace(field, shape=None, dim=None, max_ndim=None)
 
 
@@ -574,26 +582,27 @@ def _largest(dims: Sequence[Any]) -> Any:
 
 
 class Mixture(Store):
-    """Several stores as one store, each with a share of the windows; loaders and sources accept it like a store.
+    """Combines several stores to one store, each with a share of the windows; loaders and sources accept a mixture like
+    a store.
 
-    No window spans two members. Shares hold exactly by count, not on average: for any n and in any process, the number
-    of a member's windows among the first n differs from its share by a few windows at most.
+    No window spans two members. Shares are exact counts, not averages: among the first n windows, for any n and in any
+    process, a member's number of windows differs from its share by a few windows at most.
 
     A field must be of the same kind in all members; if shorter rows are padded (``action``, ``obs_continuous``), the
     field has the largest member's width. A field that a member lacks must be left out with ``fields=``. Members may
-    grow: ``refresh()`` of a loader takes a new snapshot of all members. Mixtures may be members, too.
+    grow: ``refresh()`` of a loader takes a new snapshot of all members. Mixtures may also be members.
 
     Args:
         stores: The members by name, or a sequence of members, which are named "0", "1" and so on.
-        weights: A number from 0 for each member, by name or in order; None: 1 for each. Only their ratio counts. A
-            ``mouse_core.sampling.Schedule`` changes the weights with the index of the batch.
-        per: The unit of a weight. "member": windows of a member are as frequent as its weight says. "step": the weight
-            counts for every step, so that a store twice as large is twice as frequent. "trajectory": the weight counts
-            for every episode.
+        weights: A number of at least 0 for each member, by name or in order; None: 1 for each member. Only the ratio of
+            weights matters. A ``mouse_core.sampling.Schedule`` changes the weights with the index of the batch.
+        per: The unit of a weight. "member": a member's share is proportional to its weight. "step": the share is
+            proportional to the weight times the number of steps, so that a store twice as large has twice the share.
+            "trajectory": the share is proportional to the weight times the number of episodes.
         temperature: Shares are proportional to ``(weight * size) ** (1 / temperature)``, where the size is 1, or the
             number of steps or episodes of the member. 1 leaves the shares unchanged; larger numbers even them out.
-        field: The field of batches with the member of each window, int64 ``[B, S]``: its position in ``names``.
-            None: no such field. Mixtures that are members must have the same field, or none.
+        field: The name of a batch field with the member of each window, int64 ``[B, S]``, as its position in ``names``.
+            None: no field. A mixture that is a member must have the same ``field``, or None.
 
     Attributes:
         members: The members by name.
@@ -639,7 +648,7 @@ class Mixture(Store):
         return f"Mixture({self._mix!r}, num_rows={len(self)})"
 
     def __len__(self) -> int:
-        """Return the number of rows of all members together."""
+        """Return the total number of rows of all members."""
         return sum(len(member) for member in self.members.values())
 
     def shares_at(self, batch: int = 0) -> dict[str, float]:
@@ -653,10 +662,11 @@ class Mixture(Store):
         return {name: some / sum(windows) for name, some in zip(self.names, windows, strict=True)}
 
     def snapshot(self, rows: Any = None) -> MixtureSnapshot:
-        """Return a snapshot of the present, or of earlier, rows of all members; copies no steps.
+        """Return a snapshot of the present rows of all members, or of the rows of an earlier snapshot, without copying
+        steps.
 
         Args:
-            rows: The number of rows of each member by name, as in a loader's state; see ``Store.snapshot``. None: all
+            rows: The ``rows`` of each member's ``Store.snapshot``, by name, as saved in a loader's state. None: all
                 present rows.
 
         Raises:
@@ -676,14 +686,14 @@ class Mixture(Store):
             return made
 
     def to_dataset(self) -> Any:
-        """Raise ConfigError: only members have datasets, since rows of a mixture lack the member and its share."""
+        """Raise ConfigError: convert the members instead, because a dataset would lose each row's member and share."""
         raise ConfigError(
             "mixture: expected the rows of a member, as of "
             f"mixture.members[{self.names[0]!r}].to_dataset(), found the mixture's"
         )
 
     def _look(self, rows: Any = None) -> Any:
-        """Raise ConfigError: only members have episodes, each with its own numbers."""
+        """Raise ConfigError: only members have episode tables, each with its own numbers."""
         raise ConfigError(
             f"mixture: expected the episodes of a member, as of mixture.members[{self.names[0]!r}], found the mixture's"
         )

@@ -1,4 +1,4 @@
-"""MixtureSource: the batches of several sources as one, mixed window by window."""
+"""MixtureSource, which mixes the batches of several sources window by window."""
 
 from __future__ import annotations
 
@@ -20,27 +20,30 @@ from mouse_core.spec import FieldSpec, Spec, check_count
 
 Views = tuple[Mapping[str, npt.NDArray[Any]], ...]
 
-# Number of batches that are kept of each member: the next batches take their remaining windows, in any thread.
+# Number of cached batches of each member, whose remaining windows are used in the next batches, in any thread.
 _KEPT = 4
 
 
 class MixtureSource:
-    """The batches of several sources as one source. Each batch takes whole windows of each member, by its share.
+    """Combines several sources to one source: each batch contains windows of every member, according to the member's
+    share.
 
-    Members have whole batches. A loader's ``shard`` cuts the batches of the mixture, which do not depend on the number
-    of processes.
+    Pass members without sharding: a loader's ``shard`` divides the batches of the mixture, which do not depend on the
+    number of processes.
 
     Use ``MixtureSource`` for user-defined sources, and for stores with different sampling. For stores with the same
-    sampling, ``Mixture`` needs one copy less. A member's windows come in the order of its batches, without a gap, and
-    shares are as exact as in ``Mixture``. Replay buffers change when they are sampled; ``ReplayBufferEnsemble`` mixes
-    them.
+    sampling, ``Mixture`` needs one copy less. A member's windows are used in the order of its batches, without gaps,
+    and shares are as exact as in ``Mixture``. Replay buffers change when they are sampled; ``ReplayBufferEnsemble``
+    mixes them.
 
     Args:
-        sources: The members by name, or a sequence of members, which are named "0", "1" and so on. All their batches
-            must be full, and have one spec.
-        weights: A number from 0 for each member, by name or in order, or a ``Schedule``; None: 1 for each.
-        batch_size: Number of windows in a batch; None: as in the first member.
-        field: The field with the member of each window, int64: its position in the names. None: no such field.
+        sources: The members by name, or a sequence of members, which are named "0", "1" and so on. All batches must be
+            full, and all members must have the same spec.
+        weights: A number of at least 0 for each member, by name or in order, or a ``Schedule``; None: 1 for each
+            member.
+        batch_size: Number of windows in a batch; None: the batch size of the first member.
+        field: The name of a batch field with the member of each window, int64, as its position in ``names``. None: no
+            field.
 
     Attributes:
         members: The members by name.
@@ -89,7 +92,7 @@ class MixtureSource:
         return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:32]
 
     def __len__(self) -> int:
-        """Return the number of batches that contain an epoch of each member with a share."""
+        """Return the number of batches that contain an epoch of every member with a share."""
         windows = 0
         for number, source in enumerate(self.members.values()):
             if any(weights[number] for _, weights in self._mix.stages):
@@ -97,7 +100,7 @@ class MixtureSource:
         return -(-windows // self.batch_size)
 
     def __getitem__(self, index: int) -> Any:
-        """Return batch ``index``, ``{field: [B, ...]}`` in new arrays; with several views a tuple of such dicts.
+        """Return batch ``index``, ``{field: [B, ...]}`` in new arrays; with several views, a tuple of such dicts.
 
         Raises:
             IndexError: ``index`` is below 0.
@@ -139,7 +142,7 @@ class MixtureSource:
         return self._sizes[number]
 
     def _batch(self, number: int, index: int) -> Views:
-        """Return a batch of a member, as a tuple of its views."""
+        """Return a member's batch, as a tuple of views."""
         with self._lock:
             kept = self._kept.get((number, index))
             if kept is not None:
@@ -181,7 +184,7 @@ def _checked(name: str, source: Any) -> Source:
 
 
 def _joined(members: Mapping[str, Source], field: str | None) -> Spec:
-    """Return the spec that all members have, with the field that names the member."""
+    """Return the spec that all members share, with the field of the member's position."""
     first, spec = next((name, source.spec) for name, source in members.items())
     for name, source in members.items():
         if source.spec.is_packed:

@@ -1,4 +1,4 @@
-"""Recording into stores: ``Recorder`` and ``VectorRecorder`` wrap environments, ``record`` plays whole episodes."""
+"""Recording to stores: ``Recorder`` and ``VectorRecorder`` wrap environments; ``record`` plays and records episodes."""
 
 from mouse_core.record.playing import record
 from mouse_core.record.recorder import Recorder, VectorRecorder

@@ -1,6 +1,6 @@
 """Columns for the observations and actions of an environment, and the metadata of a recording.
 
-Columns have the names that ``DatasetStore.add_episode`` and the readers of formats give. So recorded rows equal rows
+Columns have the names that ``DatasetStore.add_episode`` and the readers of formats use, so recorded rows equal rows
 that are read from Minari or RLDS.
 """
 
@@ -27,16 +27,16 @@ from mouse_core.store.fields import array_type, fields_of_steps
 Infos = Iterable[str] | Mapping[str, Any]
 """Names of infos, or dtypes by name."""
 
-# Bounds are listed one by one up to this number.
+# Largest number of bounds that are listed individually.
 _MOST_BOUNDS = 1024
-# Simulators below environments: their versions count where they are loaded.
+# Simulators that environments use; their versions are recorded if they are loaded.
 _SIMULATORS = ("mujoco", "Box2D", "ale_py", "dm_control", "pybullet", "brax")
 
 
 def metadata_of(
     recording: Recording, observations: list[Column], actions: list[Column], alignment: Alignment
 ) -> DatasetMetadata:
-    """The metadata of the rows that a recorder appends."""
+    """Return the metadata of the rows that a recorder appends."""
     columns = {one.name: one for one in (*observations, *actions)}
     types = {name: one.arrow_type for name, one in columns.items() if one.kind != "text"}
     return DatasetMetadata(
@@ -50,7 +50,7 @@ def metadata_of(
 
 
 def recording_of_gymnasium(env: Any, observation: Any, action: Any, policy: str | None) -> Recording:
-    """Describe a recording from one gymnasium environment or a vector of environments.
+    """Return the description of a recording from a gymnasium environment or a vector of environments.
 
     Args:
         env: The environment.
@@ -69,7 +69,9 @@ def recording_of_gymnasium(env: Any, observation: Any, action: Any, policy: str 
 
 
 def recording_of_dm_env(env: Any, observation: Any, action: Any, policy: str | None) -> Recording:
-    """Describe a recording from a dm_env environment, named by its task or class, since it has no id."""
+    """Return the description of a recording from a dm_env environment, which is named by its task or class because it
+    has no id.
+    """
     task = getattr(env, "task", None)
     names = [getattr(env, "name", None), None if task is None else type(task).__name__, type(env).__name__]
     return Recording(
@@ -82,7 +84,7 @@ def recording_of_dm_env(env: Any, observation: Any, action: Any, policy: str | N
 
 
 def _described(spec: Any) -> dict[str, Any]:
-    """Return a spec as JSON; of more than 1024 bounds that differ, only the lowest and the highest."""
+    """Return a spec as JSON; if more than 1024 bounds differ, only the lowest and the highest bound."""
     leaves = {}
     for key, one in spec.leaves().items() if isinstance(spec, Composite) else [((), spec)]:
         many = isinstance(one, Bounded) and one.limits is None and one.low.size > _MOST_BOUNDS
@@ -92,7 +94,7 @@ def _described(spec: Any) -> dict[str, Any]:
 
 
 def named_policy(policy: Any) -> str | None:
-    """The name of a policy: a text itself, the module and name of a function, or the class of an object."""
+    """Return the name of a policy: a given text, the module and name of a function, or the class of an object."""
     if policy is None or isinstance(policy, str):
         return policy
     named = policy if hasattr(policy, "__qualname__") else type(policy)
@@ -100,7 +102,7 @@ def named_policy(policy: Any) -> str | None:
 
 
 def _spec(spec: Any) -> dict[str, Any]:
-    """The spec of an environment as JSON, with the ``repr`` of other values."""
+    """Return the spec of an environment as JSON; values that JSON lacks are replaced by their ``repr``."""
     if spec is None:
         return {}
     try:
@@ -122,7 +124,7 @@ def _versions(interface: str, *parts: Any) -> dict[str, str]:
         try:
             found.setdefault(name, version(name))
         except (PackageNotFoundError, ValueError):
-            continue  # a module that no distribution is called after
+            continue  # no distribution has the module's name
     return found
 
 
@@ -144,25 +146,25 @@ def check_infos(infos: Infos) -> dict[str, np.dtype[Any] | None]:
 Row = dict[str, Any]
 
 IMAGES = ("raw", "png")
-# Integers up to this bound are codes of actions.
+# Integers up to this bound count as codes of discrete actions.
 _MOST_CODES = 1 << 20
 
 
 def is_picture(shape: tuple[int, ...]) -> bool:
-    """Whether a shape is the shape of a picture: ``[H, W]``, or ``[H, W, C]`` with C up to 4."""
+    """Whether a shape is the shape of an image: ``[H, W]``, or ``[H, W, C]`` with C up to 4."""
     return len(shape) == 2 or (len(shape) == 3 and shape[2] <= 4)
 
 
 @dataclass(frozen=True)
 class Column:
-    """One value of an observation or an action (a number, an array, a text) as a column.
+    """The column for one value (a number, an array, a text) of an observation or an action.
 
     Args:
-        name: The column's name.
-        keys: The keys that lead to the value, from the outside in; none for an observation of one value.
+        name: The name of the column.
+        keys: The nested keys of the value, outermost first; empty if the observation is a single value.
         spec: The spec of the value.
-        convert: Converts a value to the value of a row; returns a copy, as environments reuse their arrays.
-        as_png: Whether values are pictures that are stored as PNG.
+        convert: Converts a value to the stored value; returns a copy, because environments reuse their arrays.
+        as_png: Whether values are images that are stored as PNG.
     """
 
     name: str
@@ -180,12 +182,12 @@ class Column:
 
     @property
     def is_image(self) -> bool:
-        """Whether the value is a picture: uint8 ``[H, W]``, or ``[H, W, C]`` with C up to 4."""
+        """Whether the value is an image: uint8 ``[H, W]``, or ``[H, W, C]`` with C up to 4."""
         return self.spec.dtype == np.uint8 and is_picture(self.spec.shape)
 
     @property
     def arrow_type(self) -> pa.DataType:
-        """The Arrow type of a column of numbers or pictures."""
+        """The Arrow type of a column of numbers or images."""
         if self.as_png:
             return pa.struct({"bytes": pa.binary(), "path": pa.string()})
         return array_type(self.spec.dtype, self.spec.shape)
@@ -197,19 +199,19 @@ class Column:
 
 
 def observation_columns(spec: Any, images: str, *, declared: bool = False) -> list[Column]:
-    """Return the columns of observations: ``observation``, or ``observation.<key>`` for nested ones.
+    """Return the columns of observations: ``observation``, or ``observation.<key>`` for nested observations.
 
     Args:
         spec: The spec of an observation.
         images: "raw" or "png".
-        declared: Whether arrays get the dtypes of ``spec``, instead of keeping the dtype in which they come.
+        declared: Whether arrays are converted to the dtypes of ``spec``; otherwise they keep their dtype.
     """
     check_choice("images", images, IMAGES)
     return _columns("observation", spec, declared=declared, png=images == "png")
 
 
 def action_columns(spec: Any) -> list[Column]:
-    """Return the columns of actions in the dtypes of ``spec``: ``action``, or ``action.<key>`` for nested ones."""
+    """Return the columns of actions in the dtypes of ``spec``: ``action``, or ``action.<key>`` for nested actions."""
     return _columns("action", spec, declared=True, png=False)
 
 
@@ -228,12 +230,12 @@ def _columns(whole: str, spec: Any, *, declared: bool, png: bool) -> list[Column
 
 
 def placeholder(columns: list[Column]) -> Row:
-    """Return the action of a row to which no action led: zeros, or empty text."""
+    """Return the placeholder action of the first row of an episode: zeros, or empty text."""
     return {one.name: one.convert("" if one.kind == "text" else one.spec.zeros()) for one in columns}
 
 
 def number_of_actions(actions: list[Column]) -> int | None:
-    """Return the number of actions, if an action is an integer from 0 to a known bound; else None."""
+    """Return the number of discrete actions if actions are integers from 0 to a known bound; else None."""
     if len(actions) != 1 or actions[0].name != "action" or actions[0].kind != "whole":
         return None
     spec = actions[0].spec
@@ -258,18 +260,20 @@ def _as_png(value: Any) -> dict[str, Any]:
 
 
 def _as_array(value: Any, *, dtype: Any, shape: tuple[int, ...], floats: Any) -> Any:
-    """Copy an array, in a dtype (None: its own dtype, but ``floats`` for integers if that is not None) and a shape."""
+    """Copy an array to a dtype and a shape. With ``dtype`` None the dtype is kept, but integers become ``floats`` if it
+    is given.
+    """
     refuse_hidden(value)
     made = np.array(value)
     if dtype is not None:
         made = convert(made, dtype)
     elif floats is not None and made.dtype.kind in "biu":
-        made = convert(made, floats)  # an environment that resets to zeros without a dtype
+        made = convert(made, floats)  # some environments return zeros without a dtype at reset
     return made if made.shape == shape else made.reshape(shape)
 
 
 def _conversion(column: Column, dtype: Any) -> Callable[[Any], Any]:
-    """Return the function that copies a value."""
+    """Return the function that converts and copies a value of a spec."""
     if column.kind != "array":
         return partial(_whole, dtype=column.spec.dtype) if column.kind == "whole" else str
     spec = column.spec
@@ -277,15 +281,16 @@ def _conversion(column: Column, dtype: Any) -> Callable[[Any], Any]:
 
 
 def values_of(columns: list[Column], value: Any, number: int | None = None) -> Row:
-    """Return an observation or action as columns.
+    """Convert an observation or action to values by column.
 
     Args:
         columns: The columns.
-        value: The observation or action, or those of several environments, stacked as gymnasium does.
-        number: The number of the environment among several.
+        value: An observation or action, or the stacked observations or actions of several environments, as in
+            gymnasium.
+        number: The number of the environment in a stack.
 
     Raises:
-        DataError: A value that its column does not hold.
+        DataError: A value does not fit its column.
     """
     row: Row = {}
     for column in columns:

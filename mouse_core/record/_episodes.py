@@ -1,16 +1,17 @@
-"""Writing episodes to a store: rows in its alignment and in order, with an end also where an episode breaks off.
+"""Writing episodes to a store: rows in the store's alignment and in order, with an end even for an interrupted episode.
 
-Two files for each recorded environment lie in the folder ``recording`` of a store. They have the rows of a running
-episode that the store lacks, so that a kill loses none. A row is written to one of the files before it is handed to the
-store. After a number of rows the other file, which is emptied first, takes over, so that the two together have the
-latest rows at any moment. When an episode has ended, both are empty.
+For each recorded environment, the subfolder ``recording`` of a store has two files. They contain the rows of the
+running episode that the store lacks, so that no row is lost if the process is killed. A row is written to one of the
+files before it is passed to the store. After a number of rows, the other file is emptied and used, so that both files
+together always contain the latest rows. When an episode has ended, both files are empty.
 
-Each row stands with its number in the store, counted over all rows that were ever in it. For rows that wait until their
-episode has ended, that number is known only then, and is written behind them. So the next recorder knows which of the
-rows in the files the store lacks: if 1,000 were written, and the files have 998 to 1,001, it appends 1,000 and 1,001.
+Each row is stored with its number in the store, counted over all rows ever written. For rows that wait for the end of
+their episode, the number is known only then, and is written after the rows. So the next recorder knows which rows of
+the files the store lacks: if the store has ever received 1,000 rows and the files have the rows 998 to 1,001, the
+recorder appends the rows 1,000 and 1,001.
 
-Rows survive the process as soon as they are written. They survive the machine in a store of ``sync="append"``, and by
-chance otherwise: what is read is whole and goes where it belongs, or is left out.
+Rows survive the process as soon as they are written. They survive a power cut in a store with ``sync="append"``;
+otherwise damaged or incomplete rows are left out.
 """
 
 from __future__ import annotations
@@ -82,18 +83,18 @@ _CODES = {type(None): "none", bool: "bool", float: "float", str: "text"}
 
 
 class RowEncoder:
-    """Encodes rows as bytes. The head with names and types is kept from row to row, as rows mostly have the same."""
+    """Encodes rows as bytes. The encoded names and types are reused for the next row, because most rows share them."""
 
     def __init__(self) -> None:
-        # Of each column: name, type, what makes bytes of its values, dtype and shape of an array.
+        # For each column: name, type, the function that encodes its values, and dtype and shape of arrays.
         self._alike: list[tuple[str, Any, Callable[[Any], bytes], Any, Any]] = []
         self._head = b""
 
     def encoded(self, row: Row) -> bytes:
-        """A row as bytes.
+        """Encode a row as bytes.
 
         Raises:
-            DataError: It has something else than numbers, arrays and texts.
+            DataError: The row has other values than numbers, arrays and texts.
         """
         try:
             parts = self._parts(row)
@@ -115,7 +116,7 @@ class RowEncoder:
         self._head = json.dumps(said).encode() + b"\n"
 
     def _parts(self, row: Row) -> list[bytes] | None:
-        """The bytes of a row in parts; None where its names or types differ from those of the kept head."""
+        """Return the encoded parts of a row; None if its names or types differ from the cached names and types."""
         if len(row) != len(self._alike):
             return None
         parts = [self._head]
@@ -127,7 +128,8 @@ class RowEncoder:
                     return None
                 parts.append(write(value))
         except (struct.error, KeyError):
-            return None  # more than 64 bits; a dict that is a picture where none was, or the other way round
+            # an integer of more than 64 bits; or a dict where the cached type is not an image dict, or the reverse
+            return None
         return parts
 
 
@@ -143,10 +145,10 @@ def _code_of(value: Any) -> str:
 
 
 def decoded(record: bytes) -> Row:
-    """The row that ``RowEncoder.encoded`` was given.
+    """Decode the bytes of a row; the inverse of ``RowEncoder.encoded``.
 
     Raises:
-        DataError: Something else.
+        DataError: The bytes are not an encoded row.
     """
     head, _, rest = record.partition(b"\n")
     row: Row = {}
@@ -158,7 +160,7 @@ def decoded(record: bytes) -> Row:
 
 
 def _value(rest: bytes, name: str, code: str, more: list[Any]) -> tuple[Any, bytes]:
-    """A value, and what stands behind it."""
+    """Decode a value; return it and the remaining bytes."""
     if code == "none":
         return None, rest
     if code == "bool":
@@ -184,22 +186,23 @@ TRUNCATED = 2
 _ROWS_OF_A_FILE = 64
 _NUMBER = struct.Struct("<q")
 _GOING = struct.Struct("<qqq")
-# What stands in place of a row's number: it waits, or this is no row, but says where rows that waited go.
+# Codes that replace a row's number: the row waits, or the record is not a row but a note on where waiting rows are
+# written.
 _WAITS, _GOES = -1, -2
 _ENDINGS = ("-a.rows", "-b.rows")
-# Where whoever finds rows that waited says that they go into the store now; read last.
+# Name of the file in which a recorder notes that it is writing recovered rows to the store; this file is read last.
 _FOUND = "-c.rows"
 
 _alive: weakref.WeakSet[Running] = weakref.WeakSet()
 
 
 class Running:
-    """The files of one environment.
+    """The two recording files of one environment.
 
     Args:
-        path: The store's folder.
-        keeps_all: Whether all rows of an episode stay in the files until it has ended, rather than the latest.
-        sync: Whether to wait for the disk, row by row.
+        path: The folder of the store.
+        keeps_all: Whether the files keep all rows of an episode until its end; otherwise only the latest rows.
+        sync: Whether to sync each row to the disk.
     """
 
     def __init__(self, path: str, *, keeps_all: bool, sync: bool = False) -> None:
@@ -208,25 +211,25 @@ class Running:
         self._keeps_all, self._sync = keeps_all, sync
         self._process = os.getpid()
         self._files: list[MappedLog] = []
-        self._rows = 0  # in the file that is written to
+        self._rows = 0  # number of rows in the current file
         self._encoded = RowEncoder().encoded
         _alive.add(self)
         self._close = weakref.finalize(self, _remove_empty, self._files, self._process)
 
     def add(self, row: Row, waiting: Sequence[Row] = (), number: int = _WAITS) -> None:
-        """Write a row.
+        """Write a row to the files.
 
         Args:
             row: The row.
-            waiting: Rows before it that the store does not have, the oldest first.
-            number: Which one it will be in the store, of all that ever were.
+            waiting: Earlier rows that the store does not have, oldest first.
+            number: The number that the row will have in the store, counted over all rows ever written.
 
         Raises:
-            DataError: It has something that cannot be written.
-            StorageError: It cannot be written.
+            DataError: The row has a value that cannot be encoded.
+            StorageError: The file cannot be written.
         """
         if self._process != os.getpid():
-            return  # a forked child, which the store refuses
+            return  # a forked child process, whose writes the store rejects
         if not self._files:
             self._begin()
         if self._rows >= _ROWS_OF_A_FILE and not self._keeps_all:
@@ -250,14 +253,16 @@ class Running:
         self._rows += 1
 
     def goes_to(self, number: int, begin: int, count: int) -> None:
-        """Now ``count`` rows from ``begin`` on go into the store, the first as row ``number``; it has those before."""
+        """Note that ``count`` waiting rows from ``begin`` on are being written to the store, the first as row
+        ``number``. The store has the earlier rows.
+        """
         if self._process == os.getpid() and self._files:
             self._files[0].append(_NUMBER.pack(_GOES) + _GOING.pack(number, begin, count))
             if self._sync:
                 self._files[0].sync()
 
     def end(self) -> None:
-        """The store has all rows."""
+        """Empty the files, because the store has all rows."""
         if self._process != os.getpid():
             return
         for file in self._files:
@@ -272,7 +277,7 @@ class Running:
 
 
 def _remove_empty(files: list[MappedLog], process: int) -> None:
-    """Close files, and remove those without rows."""
+    """Close files, and remove files without rows."""
     for file in files:
         file.close()
         if file.is_empty and process == os.getpid():
@@ -285,15 +290,15 @@ def _remove_empty(files: list[MappedLog], process: int) -> None:
 
 @dataclass(frozen=True)
 class LeftOver:
-    """The files that a killed recorder left beside a store.
+    """The rows in the recording files that a killed recorder left in a store's folder.
 
     Attributes:
-        files: Its files.
-        numbered: Rows by their numbers in the store.
-        waited: Or rows that waited for the end of their episode.
-        going: Which of these were on their way into the store: the number of the first one there, which one it is
-            here, and how many they are. The store has those before.
-        note: Where to write that they are.
+        files: The files of the recorder.
+        numbered: The rows by their number in the store.
+        waited: Alternatively, the rows that waited for the end of their episode.
+        going: The waiting rows that were being written to the store: the number of the first of them in the store, its
+            position in ``waited``, and their number. The store has the earlier rows.
+        note: The path of the file for notes.
     """
 
     files: list[Path]
@@ -303,7 +308,7 @@ class LeftOver:
     note: Path
 
     def missing(self, store: DatasetStore) -> list[Row]:
-        """The rows that the store does not have, which follow each other."""
+        """Return the consecutive rows that the store does not have."""
         written = store.written
         if self.waited:
             return self.waited[self._there(store) :]
@@ -313,11 +318,13 @@ class LeftOver:
         if rows and rows[0]["episode_step"]:
             last = store[-1] if len(store) else {"done": 1}
             if last["done"] or last.get("episode_step") != rows[0]["episode_step"] - 1:
-                return []  # rows before them are lost
+                return []  # earlier rows are lost
         return rows
 
     def goes_to(self, number: int, count: int) -> None:
-        """Now the last ``count`` rows go into the store, the first as row ``number``; who dies then knows it."""
+        """Note that the last ``count`` rows are being written to the store, the first as row ``number``, so that
+        recovery can continue after a crash.
+        """
         if self.waited:
             remove(self.note)
             note = MappedLog(self.note)
@@ -328,17 +335,17 @@ class LeftOver:
         """Return how many of the waiting rows the store has received."""
         number, begin, count = self.going
         there = min(count, max(0, store.written - number))
-        at = number - (store.written - len(store))  # behind those that were dropped
+        at = number - (store.written - len(store))  # after the dropped rows
         if there and at >= 0 and not _equal(store[at], self.waited[begin]):
-            there = 0  # somebody else's
+            there = 0  # another writer's row
         return begin + there
 
 
 def left_over(path: str) -> Iterator[LeftOver]:
-    """Yield the files that killed recorders left beside a store.
+    """Yield the rows that killed recorders left in the folder of a store.
 
     Raises:
-        DataError: A damaged file.
+        DataError: A file is damaged.
     """
     folder = Path(path, FOLDER)
     if not folder.is_dir():
@@ -365,13 +372,13 @@ def left_over(path: str) -> Iterator[LeftOver]:
 
 
 def adopt(store: DatasetStore, *, mark: bool) -> None:
-    """Append what recorders that were killed left beside a store.
+    """Append to a store the rows that killed recorders left in its folder.
 
-    An episode that was running is truncated where it was broken off. With ``mark`` False it is left out, unless some of
-    its rows are in the store.
+    An interrupted episode becomes truncated at its last row. With ``mark`` False, the episode is left out, unless some
+    of its rows are in the store.
 
     Raises:
-        DataError: A damaged file; the message names it.
+        DataError: A file is damaged; the message names the file.
         StorageError: The rows cannot be written.
     """
     if store.path is None:
@@ -390,14 +397,14 @@ def adopt(store: DatasetStore, *, mark: bool) -> None:
 
 
 def truncate(row: Row) -> None:
-    """Mark a row as the truncated last row of its episode, unless it ends the episode already."""
+    """Mark a row as the truncated last row of its episode, unless the row already ends the episode."""
     row["done"] = row["done"] or TRUNCATED
     if "agent_done" in row:
         row["agent_done"] = np.where(row["agent_done"] == 0, np.int8(TRUNCATED), row["agent_done"])
 
 
 def _equal(found: Mapping[str, Any], row: Row) -> bool:
-    """Whether a row of a store is this one, which may have been told since that it is the last of an episode."""
+    """Whether a stored row equals a row; the stored row may since have been marked as the last of its episode."""
     return all(name in found and _same(found[name], value) for name, value in row.items() if name not in _ENDS)
 
 
@@ -414,12 +421,13 @@ _T = TypeVar("_T")
 
 
 ON_INTERRUPTED = ("mark", "cut")
-# Errors that a second try would raise again.
+# Errors that a second attempt would raise again.
 _REFUSALS = (DataError, SchemaError, RolloutError)
 
 
 class StepSink:
-    """Writes rows one by one. The last row waits, as its ``done`` may change when the episode breaks off.
+    """Writes rows to a store one by one. The newest row waits, because its ``done`` changes if the episode is
+    interrupted.
 
     Args:
         store: The store. No other writer may append to it in the middle of an episode.
@@ -430,12 +438,12 @@ class StepSink:
         self._store, self._running = store, running
         self._append = store.append
         self._waiting: list[Row] = []
-        self._expected = -1  # rows ever written to the store, while an episode runs
+        self._expected = -1  # number of rows ever written to the store, during an episode
 
     def put(self, row: Row, first: Sequence[Row] = ()) -> None:
-        """Take a row; one whose ``done`` is not 0 ends the episode. ``first`` has the rows before it, if it has any.
+        """Write a row; a row whose ``done`` is not 0 ends the episode. ``first`` contains rows that precede the row.
 
-        After an error of the store the row waits with the others, and is written with the next one.
+        After an error of the store, the row waits and is written together with the next row.
         """
         waiting = self._waiting
         waiting += first
@@ -463,30 +471,30 @@ class StepSink:
             )
 
     def interrupt(self) -> None:
-        """Mark the row that waits as truncated, and write it."""
+        """Mark the waiting row as truncated, and write it."""
         if self._waiting:
             truncate(self._waiting[-1])
             self._write(keep=False)
 
     def leave_out(self) -> None:
-        """Forget the waiting rows of the running episode."""
+        """Discard the waiting rows of the running episode."""
         while self._waiting and not self._waiting[-1]["done"]:
             self._waiting.pop()
         if not self._waiting and self._running is not None:
             self._running.end()
 
     def settle(self) -> None:
-        """Write the rows of ended episodes that wait after an error of the store."""
+        """Write the rows of ended episodes that still wait after an error of the store."""
         self._write(keep=False)
 
     def close(self) -> None:
-        """Leave the rows that the store does not have in the files beside it."""
+        """Close the recording files; rows that the store does not have stay in the files."""
         self._waiting.clear()
         if self._running is not None:
             self._running.close()
 
     def forget(self) -> None:
-        """Forget all waiting rows."""
+        """Discard all waiting rows."""
         self._waiting.clear()
         self._expected = -1
         if self._running is not None:
@@ -494,22 +502,22 @@ class StepSink:
 
 
 class EpisodeSink:
-    """Writes the rows of an episode at once, when it has ended.
+    """Writes all rows of an episode to a store together, when the episode has ended.
 
     Args:
-        store: The store, or a client of it; other writers may append whole episodes to it meanwhile.
-        mark: Whether an episode that breaks off is written as truncated; otherwise it is left out.
+        store: The store, or a client of it; other writers may append complete episodes meanwhile.
+        mark: Whether an interrupted episode is written as truncated; otherwise it is left out.
         running: The files of rows that the store does not have yet; None: no files.
     """
 
     def __init__(self, store: Any, *, mark: bool, running: Running | None) -> None:
         self._store, self._mark, self._running = store, mark, running
         self._columns: dict[str, list[Any]] = {}
-        self._ended: list[dict[str, list[Any]]] = []  # more than one only after an error of the store
-        self._taken = 0  # rows written while later ones wait after an error
+        self._ended: list[dict[str, list[Any]]] = []  # more than one episode only after an error of the store
+        self._taken = 0  # rows that were written while later rows wait after an error
 
     def put(self, row: Row, first: Sequence[Row] = ()) -> None:
-        """Take a row, and the rows before it."""
+        """Add a row, and rows that precede it."""
         for one in (*first, row):
             if self._running is not None:
                 self._running.add(one)
@@ -528,7 +536,7 @@ class EpisodeSink:
         self.settle()
 
     def settle(self) -> None:
-        """Write the rows of ended episodes that wait after an error of the store."""
+        """Write the rows of ended episodes that still wait after an error of the store."""
         while self._ended:
             rows = len(self._ended[0]["done"])
             if self._running is not None:
@@ -546,7 +554,7 @@ class EpisodeSink:
             self._running.end()
 
     def interrupt(self) -> None:
-        """End the running episode: write it as truncated, or leave it out."""
+        """End the running episode: write it as truncated, or discard it."""
         if self._columns and self._mark:
             last = {name: values[-1] for name, values in self._columns.items() if name in _ENDS}
             truncate(last)
@@ -556,27 +564,27 @@ class EpisodeSink:
         self.leave_out()
 
     def leave_out(self) -> None:
-        """Forget the rows of the running episode."""
+        """Discard the rows of the running episode."""
         self._columns = {}
         self._forget_running()
 
     def close(self) -> None:
-        """Leave the rows that the store does not have in the files beside it."""
+        """Close the recording files; rows that the store does not have stay in the files."""
         self._columns, self._ended = {}, []
         if self._running is not None:
             self._running.close()
 
     def forget(self) -> None:
-        """Forget all rows."""
+        """Discard all rows."""
         self._ended = []
         self.leave_out()
 
 
 class EpisodeWriter:
-    """Makes the rows of one environment's episodes.
+    """Creates the rows of one environment's episodes.
 
     Args:
-        sink: Writes the rows.
+        sink: The sink that writes the rows.
         alignment: "arrived" or "outgoing".
         placeholder: The action in the first row of an "arrived" episode.
     """
@@ -587,13 +595,13 @@ class EpisodeWriter:
         self._first = {**placeholder, "reward": 0.0, "done": 0, "episode_step": 0}
         self._seen: Row = {}
         self._step = -1
-        # Of agents that end one by one: which have ended, bool ``[A]``, and whether one of them was truncated.
+        # For agents that end separately: which agents have ended, bool ``[A]``, and whether an agent was truncated.
         self._gone: Any = None
         self._is_cut = False
 
     @property
     def is_running(self) -> bool:
-        """Whether an episode has begun and not ended."""
+        """Whether an episode is running."""
         return self._step >= 0
 
     def begin(self, seen: Row) -> None:
@@ -605,10 +613,10 @@ class EpisodeWriter:
         """Add a step.
 
         Args:
-            action: Columns of the action.
+            action: The columns of the action.
             reward: The reward of the action, a number or an array.
-            terminated, truncated: Whether the action ended the episode, flags; or whether it ended each agent, ``[A]``.
-            seen: Columns of the observation that followed.
+            terminated, truncated: Flags: whether the action ended the episode, or whether it ended each agent, ``[A]``.
+            seen: The columns of the next observation.
 
         Raises:
             RolloutError: No episode is running.
@@ -630,13 +638,13 @@ class EpisodeWriter:
         if agents is not None:
             row["agent_done"] = agents
         if step == 1 and not self._is_outgoing:
-            # The first row waits for the first step: its zeros have the shapes of these values.
+            # The first row is written at the first step, because its placeholder zeros need the shapes of these values.
             arrays = ((name, row[name]) for name in ("reward", "agent_done") if isinstance(row.get(name), np.ndarray))
             rows.append({**self._first, **self._seen, **{name: np.zeros_like(one) for name, one in arrays}})
         self._try(self._sink.put, row, rows)
 
     def _ends(self, terminated: Any, truncated: Any) -> tuple[int, npt.NDArray[np.int8] | None]:
-        """Return the code of the episode, and the codes of agents if they end one by one."""
+        """Return the done code of the episode, and the done codes of agents if they end separately."""
         given = terminated, truncated
         try:
             flags = np.broadcast_arrays(*(convert(np.reshape(one, (1, -1)), np.dtype(np.bool_)) for one in given))
@@ -662,17 +670,17 @@ class EpisodeWriter:
             raise
 
     def interrupt(self) -> None:
-        """Break off the running episode; one without a transition is left out."""
+        """Interrupt the running episode; an episode without a transition is left out."""
         taken, self._step = self._step, -1
         if taken >= 0:
             self._try(self._sink.interrupt if taken else self._sink.leave_out)
         self._try(self._sink.settle)
 
     def close(self) -> None:
-        """End the recording. Rows that a closed store did not take stay in the files beside it.
+        """End the recording. Rows that a closed store rejected stay in the recording files.
 
         Raises:
-            ClosedError, RolloutError: Some rows were not written; a second call raises nothing.
+            ClosedError, RolloutError: Some rows were not written; a second call raises no error.
         """
         try:
             self.interrupt()
@@ -682,13 +690,13 @@ class EpisodeWriter:
         self._sink.close()
 
     def forget(self) -> None:
-        """Stop recording the running episode, whose rows in the store break off."""
+        """Stop recording the running episode; its rows in the store end without a done code."""
         self._step = -1
         self._sink.forget()
 
 
 def check_on_interrupted(choice: str) -> str:
-    """``choice`` if it is "mark" or "cut", else ConfigError."""
+    """Return ``choice``; raise ConfigError unless it is "mark" or "cut"."""
     check_choice("on_interrupted", choice, ON_INTERRUPTED)
     return choice
 
@@ -697,7 +705,7 @@ def reward_of(reward: Any) -> Any:
     """Return a reward as a float, or as an array float64 ``[K]`` for several numbers.
 
     Raises:
-        DataError: The reward is no number and no array of numbers.
+        DataError: The reward is neither a number nor an array of numbers.
     """
     if type(reward) is float:
         return reward
@@ -711,11 +719,11 @@ def reward_of(reward: Any) -> Any:
 
 
 def infos_of(info: Mapping[str, Any], infos: Mapping[str, Any]) -> Row:
-    """The columns of the recorded parts of an info; None for a part that is missing.
+    """Return the columns of the recorded values of an info; None for a missing value.
 
     Args:
         info: The info of an observation.
-        infos: Dtypes by name; None: the dtype of each value.
+        infos: The dtype of each info by name; None: the dtype of the value.
     """
     row: Row = {}
     for name, dtype in infos.items():
@@ -727,7 +735,7 @@ def infos_of(info: Mapping[str, Any], infos: Mapping[str, Any]) -> Row:
 
 
 def kept_info(name: str, value: Any, dtype: Any) -> Any:
-    """A copy of an info; None where a mask hides it, and DataError where its dtype does not hold it."""
+    """Return a copy of an info's value; None if a mask hides it; DataError if its dtype cannot represent it."""
     if is_hidden(value):
         return None
     try:
@@ -740,12 +748,12 @@ def kept_info(name: str, value: Any, dtype: Any) -> Any:
 
 
 def info_column(name: str) -> str:
-    """The name of the column of an info."""
+    """Return the column name of an info."""
     return "info." + name.replace("/", ".")
 
 
 class StoreWriter:
-    """The columns of a recording, and the writers of its episodes.
+    """Sets up a recording: the store's columns and metadata, and the writers of episodes.
 
     Args:
         store, infos, images, on_interrupted: See ``Recorder``.
@@ -775,7 +783,7 @@ class StoreWriter:
         self.actions = _columns.action_columns(actions)
         if isinstance(store, DatasetStore):
             adopt(store, mark=self.on_interrupted == "mark")
-        # None: unknown before the first episode.
+        # None: not known before the first episode.
         self.has_seeds: bool | None = SEED in store.columns if len(store.columns) else None
         store.describe(_columns.metadata_of(recording, self.observations, self.actions, store.alignment))
         self._episodes: list[EpisodeWriter] = []
@@ -786,7 +794,7 @@ class StoreWriter:
         """Return a writer of episodes.
 
         Args:
-            alone: Whether no other writer appends to the store meanwhile.
+            alone: Whether no other writer appends to the store during an episode.
         """
         store, mark = self.store, self.on_interrupted == "mark"
         if isinstance(store, DatasetStore):
@@ -801,19 +809,19 @@ class StoreWriter:
         return self._episodes[-1]
 
     def interrupt(self) -> None:
-        """Break off the running episodes."""
+        """Interrupt the running episodes."""
         for episodes in self._episodes:
             episodes.interrupt()
 
     def close(self, environment: Callable[..., Any], **options: Any) -> None:
-        """End the recording, and close the environment, also where rows cannot be written."""
+        """End the recording, and close the environment, even if rows cannot be written."""
         with ExitStack() as ends:
             ends.callback(environment, **options)
             for episodes in reversed(self._episodes):
                 ends.callback(episodes.close)
 
     def seen(self, observation: Row, infos: Row, seed: int | None) -> Row:
-        """Columns of an observation, with those of its infos and its seed."""
+        """Return the columns of an observation, its infos and its seed."""
         if self.has_seeds is None:
             self.has_seeds = seed is not None
         if self.has_seeds:
@@ -822,16 +830,17 @@ class StoreWriter:
 
 
 def recorder_of(env: Any, recorders: Mapping[str, tuple[type[_T], str]], hint: str) -> type[_T]:
-    """The class that records an environment: ours, derived also from the wrapper class of the environment's library.
+    """Return the class that records an environment: a class of this package, also derived from a class of the
+    environment's library.
 
     Args:
         env: The environment.
-        recorders: By the kind of environment ("gymnasium.Env"): our class, and the name of the library's class. The
-            library is imported here, where such an environment exists.
-        hint: The end of the message for other environments.
+        recorders: By kind of environment ("gymnasium.Env"), the class of this package and the name of the library's
+            class. The library is imported only for an environment of its kind.
+        hint: The end of the error message for environments of other kinds.
 
     Raises:
-        ConfigError: An environment of another kind.
+        ConfigError: The environment is of another kind.
     """
     found = kinds_of(env)
     for kind, (ours, theirs) in recorders.items():
@@ -850,5 +859,5 @@ def _joined(ours: Any, theirs: str) -> Any:
 
 
 def kinds_of(env: Any) -> set[str]:
-    """The kinds of an environment, such as "gymnasium.Env", found without an import."""
+    """Return the names of an environment's base classes, such as "gymnasium.Env", without an import."""
     return {f"{cls.__module__.split('.')[0]}.{cls.__name__}" for cls in type(env).__mro__}

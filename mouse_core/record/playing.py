@@ -1,4 +1,4 @@
-"""record: records whole episodes of a policy to a store, in one line."""
+"""The function ``record``, which plays episodes of a policy and records them to a store."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def record(
     name: str | None = None,
     progress: bool | None = None,
 ) -> Any:
-    """Record whole episodes of a policy::
+    """Play episodes of a policy and record them to a store::
 
         store = record("CartPole-v1", policy, episodes=100, seed=0)
 
@@ -41,15 +41,16 @@ def record(
             ``dm_env.Environment``. An environment that ``record`` creates is also closed.
         policy: A function from an observation to an action; for a vector, from observations to actions. By default
             random actions.
-        episodes: The number of episodes. With a vector, the episodes that begin first, as the episodes that end first
-            would be short ones.
-        until: Instead of ``episodes``: the number of episodes in the store at the end. After an interruption the same
-            call continues: if the store has n episodes, the next episode is reset with ``seed + n``.
+        episodes: The number of episodes. With a vector, the episodes that begin first are recorded, because the
+            episodes that end first are shorter than average.
+        until: Instead of ``episodes``, the total number of episodes in the store at the end. After an interruption, the
+            same call continues: if the store has n episodes, the next episode is reset with ``seed + n``.
         store: The store to which episodes are appended: a ``DatasetStore``, or a ``mouse_core.collect.StoreClient``; by
-            default a new store in memory. A store in a folder is flushed after an episode, at most once a second, and
+            default a new store in memory. A store in a folder is flushed after episodes, at most once per second, and
             at the end, so that readers see new episodes early.
         seed: Episode i is reset with ``seed + i``; for a vector, the first episode of environment i. Random actions
-            also depend on ``seed``. For dm_env the seed has no effect, as these environments are seeded at creation.
+            also depend on ``seed``. For dm_env the seed has no effect, because these environments are seeded at
+            creation.
         infos, images, on_interrupted: See ``Recorder``. An error of the policy or the environment, and Ctrl-C,
             interrupt an episode.
         name: The name of the policy in the store; by default its function or class.
@@ -59,7 +60,8 @@ def record(
         The store, or the client.
 
     Raises:
-        ConfigError, SchemaError, DataError: As ``Recorder``, and ``episodes`` or ``until`` below 1, or both, or none.
+        ConfigError, SchemaError, DataError: See ``Recorder``; also if not exactly one of ``episodes`` and ``until`` is
+            given, or it is below 1.
         StorageError: The rows cannot be written.
     """
     count = _how_many(episodes, until, store)
@@ -73,7 +75,7 @@ def record(
     shown = sys.stderr.isatty() if progress is None else progress
     try:
         recorder: Any = (VectorRecorder if is_vector else Recorder)(env, store, **options)
-        if until is not None:  # counted now, with what a recording that was killed left behind
+        if until is not None:  # counted here, including rows that a killed recording left
             there = store.episodes.num_rows if len(store) else 0
             count, seed = max(0, count - there), None if seed is None else seed + there
         act = _random(env, seed) if policy is None else policy
@@ -92,7 +94,7 @@ def record(
 
 
 def _shown_to_readers(store: Any, advance: Callable[[int], None]) -> Callable[[int], None]:
-    """``advance``, which then flushes a store of one's own, unless that was less than a second ago."""
+    """Return ``advance`` with a flush of the store, at most once per second; a store behind a client is not flushed."""
     if not isinstance(store, DatasetStore):
         return advance  # the process that has the store open flushes it
     flushed = float("-inf")
@@ -116,12 +118,12 @@ def _how_many(episodes: int | None, until: int | None, store: Any) -> int:
 
 
 def made(name: str, *, num_envs: int | None = None, autoreset: str | None = None, **options: Any) -> Any:
-    """Create an environment of gymnasium by its id.
+    """Create a gymnasium environment by its id.
 
     Args:
         name: The id.
         num_envs: The number of environments in a vector; None: no vector.
-        autoreset: The vector's ``AutoresetMode`` by its value; None: gymnasium's.
+        autoreset: The value of the vector's ``AutoresetMode``; None: the default of gymnasium.
         **options: Options of ``gymnasium.make_vec`` or ``gymnasium.make``.
 
     Raises:
@@ -142,7 +144,7 @@ def made(name: str, *, num_envs: int | None = None, autoreset: str | None = None
 
 
 def _random(env: Any, seed: int | None) -> Callable[[Any], Any]:
-    """A policy of random actions."""
+    """Return a policy of random actions."""
     if hasattr(env, "action_space"):
         space = env.action_space
         space.seed(seed)

@@ -1,4 +1,4 @@
-"""Recorders: wrap an environment, or a vector of environments, and write every step to a store as a row."""
+"""Recorders, which wrap an environment or a vector of environments and write every step to a store as a row."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Recorder:
 
     Rows have the store's alignment. In an "arrived" store an episode of T transitions has T+1 rows, and the first row
     has a placeholder action. In an "outgoing" store it has T rows, without the final observation of the episode.
-    Columns are named as in ``DatasetStore.add_episode``: ``observation`` and ``action``, of nested spaces
-    ``observation.<key>`` and ``action.<key>``. Batches have them by these names, in their dtype and shape. ``done`` is
-    1 if an episode terminated, and 2 if it was only truncated. Environment, spec, spaces, versions and policy are in
-    ``store.metadata.recordings``.
+    Columns are named as in ``DatasetStore.add_episode``: ``observation`` and ``action``; for nested spaces
+    ``observation.<key>`` and ``action.<key>``. Batches have fields of these names, in the columns' dtype and shape.
+    ``done`` is 1 if an episode terminated, and 2 if it was only truncated. Environment, spec, spaces, versions and
+    policy are in ``store.metadata.recordings``.
 
-    Rewards may be vectors. If ``terminated`` or ``truncated`` are flags of agents ``[A]``, the episode ends with its
-    last agent, and the column ``agent_done`` has the codes of agents; see ``DatasetStore.add_episode``.
+    Rewards may be vectors. If ``terminated`` or ``truncated`` are flags of agents ``[A]``, the episode ends when its
+    last agent ends, and the column ``agent_done`` has the codes of agents; see ``DatasetStore.add_episode``.
 
     Args:
         env: A ``gymnasium.Env`` or ``dm_env.Environment``. The recorder sees the steps after the wrappers inside it.
@@ -43,18 +43,18 @@ class Recorder:
             killed, the current episode is lost.
         policy: The name of the policy in the store.
         infos: Names of infos to record, as columns ``info.<name>``; ``"episode/r"`` stands for
-            ``info["episode"]["r"]``, the column ``info.episode.r``. They are null in rows without the info. An info
-            that is an integer first and a float later needs its dtype: ``{"prob": "float64"}``.
+            ``info["episode"]["r"]``, the column ``info.episode.r``. A row without the info has null. An info that is an
+            integer first and a float later needs a dtype: ``{"prob": "float64"}``.
         images: The format of stored images: "raw" pixels, or lossless "png".
-        on_interrupted: The treatment of an episode that ``reset()`` or ``close()`` interrupts. With "mark" its last row
-            is truncated, and each row is written to the store when the next one arrives. With "cut" the episode is left
-            out, and the rows of an episode are written when it has ended.
+        on_interrupted: What happens to an episode that ``reset()`` or ``close()`` interrupts. "mark": its last row is
+            marked as truncated; each row is written to the store when the next row arrives. "cut": the episode is left
+            out; the rows of an episode are written when it has ended.
 
     If the process is killed during an episode and the store lies in a folder, the next recorder of the store applies
     ``on_interrupted``: the rows that were not yet in the store are kept in files in the folder.
 
-    The column ``metadata_episode_seed`` holds the seed of an episode's reset, null without a seed. The column exists if
-    the first episode of the store had a seed.
+    The column ``metadata_episode_seed`` has the seed of the episode's reset, or null without a seed. The column exists
+    if the first episode of the store had a seed.
 
     Raises:
         ConfigError: The environment is of an unknown kind, its spaces cannot be stored as rows, or an option is
@@ -74,7 +74,7 @@ class Recorder:
         images: str = "raw",
         on_interrupted: str = "mark",
     ) -> Recorder:
-        """A recorder of the kind of environment."""
+        """Create a recorder of the class for this kind of environment."""
         if cls is Recorder:
             kinds = {
                 "gymnasium.Env": (_GymnasiumRecorder, "gymnasium.Wrapper"),
@@ -112,7 +112,7 @@ class _GymnasiumRecorder(Recorder):
         self._seed: int | None = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode; a running episode is interrupted."""
+        """Reset the environment and begin an episode; a running episode is interrupted."""
         self._episodes.interrupt()
         observation, info = self.env.reset(seed=seed, options=options)
         self._seed = seed
@@ -120,7 +120,7 @@ class _GymnasiumRecorder(Recorder):
         return observation, info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Take an action, and record its result."""
+        """Take an action in the environment, and record the result."""
         taken = _columns.values_of(self._writer.actions, action)  # before the environment can change it
         result: tuple[Any, Any, bool, bool, dict[str, Any]] = self.env.step(action)
         observation, reward, terminated, truncated, info = result
@@ -146,7 +146,7 @@ class _GymnasiumRecorder(Recorder):
 
 
 class _DmEnvRecorder(Recorder):
-    """A ``Recorder`` that is a ``dm_env.Environment``. A last step with a discount of 0 is a terminal one."""
+    """A ``Recorder`` that is a ``dm_env.Environment``. A last step with a discount of 0 counts as terminated."""
 
     def __init__(self, env: Any, store: Any, *, policy: str | None = None, **options: Any) -> None:
         self._env = env
@@ -160,12 +160,14 @@ class _DmEnvRecorder(Recorder):
         return getattr(self._env, name)
 
     def reset(self) -> Any:
-        """Begin an episode; a running episode is interrupted."""
+        """Reset the environment and begin an episode; a running episode is interrupted."""
         self._episodes.interrupt()
         return self._recorded(self._env.reset(), None)
 
     def step(self, action: Any) -> Any:
-        """Take an action, and record its result; after the last step of an episode, the next episode begins."""
+        """Take an action in the environment, and record the result; after the last step of an episode, the next episode
+        begins.
+        """
         taken = _columns.values_of(self._writer.actions, action)  # before the environment can change it
         return self._recorded(self._env.step(action), taken)
 
@@ -179,19 +181,19 @@ class _DmEnvRecorder(Recorder):
         return timestep
 
     def observation_spec(self) -> Any:
-        """Return this spec of the environment."""
+        """Return the environment's spec of this name."""
         return self._env.observation_spec()
 
     def action_spec(self) -> Any:
-        """Return this spec of the environment."""
+        """Return the environment's spec of this name."""
         return self._env.action_spec()
 
     def reward_spec(self) -> Any:
-        """Return this spec of the environment."""
+        """Return the environment's spec of this name."""
         return self._env.reward_spec()
 
     def discount_spec(self) -> Any:
-        """Return this spec of the environment."""
+        """Return the environment's spec of this name."""
         return self._env.discount_spec()
 
     def interrupt(self) -> None:
@@ -209,30 +211,30 @@ NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"
 class VectorRecorder:
     """A ``Recorder`` for a vector of environments, a ``gymnasium.vector.VectorEnv``.
 
-    The recorder is used like the wrapped environments, and is a ``gymnasium.vector.VectorWrapper``. All three values of
+    The recorder is used like the wrapped environments, and is a ``gymnasium.vector.VectorWrapper``. All values of
     gymnasium's ``AutoresetMode`` are supported: a reset in the next step, in the same step, or by the caller::
 
         store = DatasetStore()
         envs = VectorRecorder(gymnasium.make_vec("CartPole-v1", num_envs=8), store)
 
-    The rows of an episode are contiguous in the store, and episodes are in the order of their ends; until then their
-    rows wait in memory. The final observation of an episode is recorded in every mode. Observations have the dtypes of
-    their space.
+    The rows of an episode are contiguous in the store, and episodes are in the order in which they end; until its end,
+    the rows of an episode wait in memory. The final observation of an episode is recorded in every mode. Observations
+    have the dtypes of their space.
 
     Args:
         envs: The environments.
         store, policy, infos, images: See ``Recorder``.
-        on_interrupted: The treatment of episodes that ``reset()`` or ``close()`` interrupts: with "mark" their last
-            rows are truncated, with "cut" they are left out.
+        on_interrupted: What happens to episodes that ``reset()`` or ``close()`` interrupts. "mark": their last rows are
+            marked as truncated; "cut": the episodes are left out.
 
     Raises:
-        ConfigError, SchemaError, DataError: As ``Recorder``.
+        ConfigError, SchemaError, DataError: See ``Recorder``.
     """
 
     env: Any
 
     def __new__(cls, envs: Any, store: DatasetStore | StoreClient, **options: Any) -> VectorRecorder:
-        """Return a recorder for the kind of the environments."""
+        """Create a recorder of the class for this kind of environments."""
         if cls is VectorRecorder:
             kinds = {"gymnasium.VectorEnv": (VectorRecorder, "gymnasium.vector.VectorWrapper")}
             cls = recorder_of(envs, kinds, "; Recorder records one environment")
@@ -263,16 +265,18 @@ class VectorRecorder:
         )
         self._episodes = [self._writer.episodes(alone=False) for _ in range(envs.num_envs)]
         self._seeds: list[int | None] = [None] * envs.num_envs
-        self._over = np.ones(envs.num_envs, np.bool_)  # the last step ended an episode; nothing runs
-        self._more: int | None = None  # how many episodes may still begin to be recorded; None: any number
+        self._over = np.ones(envs.num_envs, np.bool_)  # the last step ended an episode, and no episode is running
+        self._more: int | None = None  # the number of episodes that may still begin to be recorded; None: no limit
 
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Begin episodes in all environments, or in ``options["reset_mask"]``; running episodes are interrupted."""
+        """Reset all environments, or the environments in ``options["reset_mask"]``, and begin episodes; running
+        episodes are interrupted.
+        """
         masked = np.ones(len(self._episodes), np.bool_)
         if options is not None and options.get("reset_mask") is not None:
-            masked = np.array(options["reset_mask"], np.bool_)  # which the environment may take out of the options
+            masked = np.array(options["reset_mask"], np.bool_)  # the environment may remove it from the options
         begun = np.nonzero(masked)[0].tolist()
         for number in begun:
             self._episodes[number].interrupt()
@@ -303,21 +307,21 @@ class VectorRecorder:
                 seen = self._seen(number, row, infos, ("final_info",) if final else ())
                 ends = terminated[number], truncated[number]
                 self._episodes[number].step(taken[number], reward_of(rewards[number]), *ends, seen)
-            # Environments that are not recorded (any more) begin episodes, too.
+            # Environments that are not (or no longer) recorded also begin episodes.
             if (over and self._mode == SAME_STEP) or (before[number] and self._mode == NEXT_STEP):
                 self._seeds[number] = None
                 self._begin(number, observations, infos)
         return result
 
     def _begin(self, number: int, observations: Any, infos: dict[str, Any]) -> None:
-        """The first observation of an environment's episode has come."""
+        """Begin to record an episode of an environment with its first observation."""
         if self._more is None or self._more > 0:
             self._more = None if self._more is None else self._more - 1
             row = _columns.values_of(self._writer.observations, observations, number)
             self._episodes[number].begin(self._seen(number, row, infos))
 
     def _seen(self, number: int, row: Row, infos: dict[str, Any], within: Sequence[str] = ()) -> Row:
-        """Return the columns of an observation, with its infos, which are nested in the keys ``within``."""
+        """Return the columns of an observation and its infos, which are nested under the keys ``within``."""
         found = {
             info_column(name): kept_info(name, _info_at(infos, [*within, *name.split("/")], number), dtype)
             for name, dtype in self._writer.infos.items()
@@ -339,7 +343,7 @@ class VectorRecorder:
 
     @property
     def left(self) -> int | None:
-        """The number of episodes of ``limit`` that have not ended; None without a limit."""
+        """The number of episodes under ``limit`` that have not ended; None without a limit."""
         running = sum(episode.is_running for episode in self._episodes)
         return None if self._more is None else self._more + running
 
@@ -371,13 +375,13 @@ def _autoreset_mode(envs: Any) -> str:
 
 
 def _seed_of(seed: Any, number: int) -> int | None:
-    """The seed of one of several environments, as gymnasium has them count up from a single one."""
+    """Return the seed of one of several environments; gymnasium adds the number of the environment to a single seed."""
     found = seed[number] if isinstance(seed, list | tuple | np.ndarray) else seed
     return None if found is None else int(found) + (0 if found is not seed else number)
 
 
 def _info_at(infos: dict[str, Any], keys: Sequence[str], number: int) -> Any:
-    """One environment's info; None where it has none of that name."""
+    """Return one environment's info; None if it has no info of that name."""
     value: Any = infos
     for key in keys:
         if not isinstance(value, dict) or key not in value or not value.get(f"_{key}", {number: True})[number]:

@@ -1,4 +1,4 @@
-"""Rollouts: the storage of on-policy data, its returns and its mini-batches."""
+"""Storage of on-policy rollouts, with returns and mini-batches."""
 
 from mouse_core.rollouts.fields import RolloutField, Transition, motion_mimic_fields
 from mouse_core.rollouts.mini_batches import MiniBatch, permutation

@@ -23,7 +23,7 @@ COLUMNS = ("rewards", "dones", "values", "actions_log_prob", "returns", "advanta
 """Fields with one number for each row; their arrays are ``[T, N, 1]``. Rewards and values may also be vectors."""
 
 COMPUTED = ("returns", "advantages")
-"""Fields that the storage computes from others; transitions do not have them."""
+"""Fields that the storage computes; transitions do not contain them."""
 
 ALIASES: Mapping[str, str] = MappingProxyType(
     {
@@ -34,7 +34,7 @@ ALIASES: Mapping[str, str] = MappingProxyType(
         "action_sigma": "sigma",
     }
 )
-"""Other names of fields in transitions."""
+"""Alternative names of fields in transitions."""
 
 KNOWN = (
     "observations",
@@ -57,20 +57,21 @@ KNOWN = (
     "returns",
     "advantages",
 )
-"""The names of ``RolloutStorage.motion_mimic``. A storage without such a field has None under its name."""
+"""Names of the fields of ``RolloutStorage.motion_mimic``. A field that is not configured is None."""
 
 
 @dataclass(frozen=True)
 class RolloutField:
-    """One field of a row.
+    """The declaration of a field of a rollout's rows.
 
     Args:
-        shape: Its shape in one environment; the storage holds ``[T, N, *shape]``.
-        dtype: Its dtype; boolean, integer or floating.
-        optional: Whether transitions may lack the field. With a mask, rows that lack it are marked as not available.
-            Without a mask, all rows of a rollout or no row must have it, and its memory is allocated on first use.
-        mask: Whether the field has an availability mask, bool ``[T, N]``, named ``<field>_mask``. Rows that are not
-            available hold zeros or the values of the transition.
+        shape: The shape in one environment; the storage has an array ``[T, N, *shape]``.
+        dtype: A boolean, integer or floating dtype.
+        optional: Whether transitions may lack the field. With a mask, rows without the field are marked as not
+            available. Without a mask, either all rows of a rollout must have the field or none, and its memory is
+            allocated on first use.
+        mask: Whether the field has an availability mask, bool ``[T, N]``, named ``<field>_mask``. In rows that are not
+            available, the array has zeros or the transition's values.
     """
 
     shape: tuple[int, ...] = ()
@@ -95,7 +96,7 @@ def complete_fields(fields: Mapping[str, Any]) -> dict[str, RolloutField]:
     """Return the fields of a storage: the requested fields, with rewards and dones, which every rollout has.
 
     Args:
-        fields: By name: a ``RolloutField``, a ``FieldSpec``, or a shape, which means float32. A ``Spec`` must have the
+        fields: By name a ``RolloutField``, a ``FieldSpec``, or a shape of float32 values. A ``Spec`` must have the
             alignment "outgoing".
 
     Returns:
@@ -148,7 +149,7 @@ def _as_field(name: str, given: Any) -> RolloutField:
 
 
 def stored_spec(fields: Mapping[str, RolloutField]) -> Spec:
-    """Return the storage spec of these fields, including masks and computed fields."""
+    """Return the spec of a storage with the given fields, including masks and computed fields."""
     specs = {}
     for name, one in fields.items():
         specs[name] = FieldSpec(name, np.dtype(one.dtype), one.shape)
@@ -169,14 +170,14 @@ def motion_mimic_fields(
     apply_dagger_actions: bool = False,
     rnd_state_shape: Sequence[int | None] | None = None,
 ) -> dict[str, RolloutField]:
-    """Return the fields of ``RolloutStorage.motion_mimic``: only the configured ones.
+    """Return the configured fields of ``RolloutStorage.motion_mimic``.
 
     Args:
         training_type: "rl" or "distillation".
         obs_shape, actions_shape: Shapes in one environment.
-        ref_obs_shape, privileged_obs_shape, privileged_ref_obs_shape, rnd_state_shape: Likewise; None, or ``(None,)``,
-            if there is no such field. Privileged references require references.
-        apply_dagger_actions: Whether there are ``dagger_actions``.
+        ref_obs_shape, privileged_obs_shape, privileged_ref_obs_shape, rnd_state_shape: Shapes of optional fields; None,
+            or ``(None,)``, without the field. Privileged references require references.
+        apply_dagger_actions: Whether the storage has the field ``dagger_actions``.
 
     Returns:
         Fields by name.
@@ -221,10 +222,10 @@ def _optional(where: str, shape: Sequence[int | None] | None, *, mask: bool = Fa
 class Transition:
     """One step of all environments: arrays ``[N, ...]`` under the names of a storage's fields.
 
-    Fields are arguments or attributes; unset fields are None. Some fields have a second name with the same meaning:
-    ``critic_observations`` (``privileged_observations``), ``critic_reference_observations`` and its ``_mask``
-    (``privileged_reference_observations``), ``action_mean`` (``mu``) and ``action_sigma`` (``sigma``). A storage
-    raises SchemaError for names that it does not hold.
+    Fields are set as arguments or attributes; unset fields are None. Some fields have a second name with the same
+    meaning: ``critic_observations`` (``privileged_observations``), ``critic_reference_observations`` and its ``_mask``
+    (``privileged_reference_observations``), ``action_mean`` (``mu``) and ``action_sigma`` (``sigma``). A storage raises
+    SchemaError for unknown names.
 
     Args:
         fields: Values by name.
@@ -249,7 +250,7 @@ class Transition:
             self._values[ALIASES.get(name, name)] = value
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # asked for while an instance is being unpickled
+        if name.startswith("_"):  # looked up while an instance is unpickled
             raise AttributeError(name)
         canonical = ALIASES.get(name, name)
         if canonical in self._values:
@@ -282,16 +283,16 @@ def fields_of(transition: Transition | Mapping[str, Any]) -> dict[str, Any]:
 
 # ---------------------------------------------------------------------- checks of one step
 
-# Values of one kind may be stored in fields of the same rank or above: booleans, integers, floats.
+# The order of kinds: a value may be stored in a field of its own kind or a later kind.
 _RANKS = {"b": 0, "u": 1, "i": 1, "f": 2}
 _SHOWN_TO_BOTH = ("observations", "reference_observations", "reference_observations_mask")
 
 
 class HostArrays:
-    """The kind of arrays of a storage: NumPy's. An adapter's subclass has the arrays of its framework.
+    """The array type of a storage, here NumPy arrays. Adapters derive classes for the arrays of their framework.
 
     Args:
-        device: The device of the arrays: "cpu" or None, which are the same.
+        device: The device of the arrays: "cpu" or None, which means "cpu".
 
     Raises:
         ConfigError: Another device is given.
@@ -303,34 +304,34 @@ class HostArrays:
         self.device: Any = "cpu"
 
     def array(self, value: Any) -> Array:
-        """Convert a value to an array of this kind, on this device."""
+        """Convert a value to an array of this array type, on this device."""
         return to_numpy(value)
 
     def zeros(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        """Return a writable array of zeros, of a NumPy dtype or a dtype of this kind of arrays."""
+        """Return a writable array of zeros; the dtype is a NumPy dtype or a dtype of the framework."""
         return np.zeros(shape, dtype)
 
     def index(self, rows: npt.NDArray[np.int64]) -> Array:
-        """Return row numbers as an array of this kind, on this device."""
+        """Convert row numbers to an array of this array type, on this device."""
         return rows
 
     def may_look(self, array: Array) -> bool:
-        """Return whether the values of an array are known, and reading them waits for no queued work."""
+        """Return whether an array's values can be read without waiting for queued device work."""
         return True
 
     def without_gradients(self) -> AbstractContextManager[Any]:
-        """Return a context for calls of user functions that disables gradients, if the arrays have gradients."""
+        """Return a context that disables gradients, for calls of user functions."""
         return nullcontext()
 
 
 class StepChecks:
-    """Validator that converts one step of all environments to a row of a storage.
+    """Validates one step of all environments, and converts it to a row of a storage.
 
     Args:
         fields: The result of ``complete_fields``.
-        num_envs: N.
+        num_envs: The number of environments, N.
         spec: The storage's fields from ``stored_spec``, in the storage's dtypes.
-        arrays: The kind of arrays.
+        arrays: The array type.
         validate: Whether values are checked; None: if ``arrays.may_look`` allows it.
     """
 
@@ -352,7 +353,7 @@ class StepChecks:
         """Return the values of a transition by field name.
 
         Raises:
-            SchemaError: A name belongs to no field.
+            SchemaError: A name is not the name of a field.
             MissingFieldError: A required field is missing.
             ConfigError: The argument is not a transition.
         """
@@ -373,10 +374,11 @@ class StepChecks:
         return given
 
     def rows(self, given: Mapping[str, Any], step: int | None) -> dict[str, Array]:
-        """Return the arrays of a row by name, in their final shapes; a later copy converts dtypes.
+        """Return the arrays of a row by name, in their final shapes. Dtypes are converted later, when the row is
+        copied.
 
         Args:
-            given: The result of ``given``.
+            given: The result of the method ``given``.
             step: The number of the row, for messages; None if unknown.
 
         Raises:
@@ -420,10 +422,11 @@ class StepChecks:
         return made[:, 0] != 0
 
     def as_array(self, name: str, value: Any, shape: tuple[int, ...], dtype: np.dtype[Any] | None = None) -> Array:
-        """Convert a value to an array of ``shape``, where a last axis of 1 may be missing, that fits ``dtype``.
+        """Convert a value to an array of ``shape`` whose values fit ``dtype``. The value may lack a last axis of length
+        1.
 
         Raises:
-            SchemaError: The value is no such array.
+            SchemaError: The value cannot be converted to an array of this shape and dtype.
             DataError: ``dtype`` cannot hold a number (checked if values may be read).
         """
         try:
@@ -440,7 +443,7 @@ class StepChecks:
         made = _in_shape(name, made, shape)
         if dtype is None or made.dtype == dtype:
             return made
-        # Done codes may be of any kind, if they are 0, 1 or 2.
+        # Done codes 0, 1 and 2 may have any dtype.
         if name != "dones" and _RANKS[kind] > _RANKS[kind_of(dtype)]:
             raise SchemaError(f"{name}: expected {dtype}, found {made.dtype}")
         if kind in "iu" and dtype.kind in "iu" and 0 not in made.shape and self._may_look(made):
@@ -466,11 +469,11 @@ class StepChecks:
     def ends(
         self, values: Array, dones: Array, last_values: Any, time_outs: Any, final_values: Any
     ) -> tuple[Array, Array | None, Array | None]:
-        """Convert ``last_values``, ``time_outs`` and ``final_values``, which returns need in addition, to arrays.
+        """Convert ``last_values``, ``time_outs`` and ``final_values``, the further arguments of returns, to arrays.
 
         Args:
-            values, dones: All rows, ``[T, N, 1]``; values of vectors ``[T, N, K]``.
-            last_values, time_outs, final_values: As in ``RolloutStorage.compute_returns``.
+            values, dones: The arrays of all rows, ``[T, N, 1]``; vector values ``[T, N, K]``.
+            last_values, time_outs, final_values: See ``RolloutStorage.compute_returns``.
 
         Raises:
             ConfigError: Only one of ``time_outs`` and ``final_values`` is given, or a row with code 2 in ``dones`` has
@@ -500,7 +503,7 @@ class StepChecks:
 
 
 def _split_mask(name: str, value: Any, mask: Any) -> tuple[Any, Any]:
-    """Return the data and the mask of a field with a mask; a transition may have both as ``(data, mask)``."""
+    """Return the data and the mask of a field; a transition may pass both as ``(data, mask)``."""
     if isinstance(value, tuple) and len(value) == 2:
         if mask is not None:
             raise SchemaError(f"{name}: expected one mask, found {name}_mask beside (data, mask)")
@@ -511,7 +514,7 @@ def _split_mask(name: str, value: Any, mask: Any) -> tuple[Any, Any]:
 
 
 def _in_shape(name: str, value: Array, expected: tuple[int, ...]) -> Array:
-    """Return ``value`` in its shape; ``[...]`` is accepted for ``[..., 1]``."""
+    """Reshape ``value`` to the field's shape; ``[...]`` is accepted for ``[..., 1]``."""
     if tuple(value.shape) == expected:
         return value
     column = len(expected) > 1 and expected[-1] == 1
@@ -522,7 +525,9 @@ def _in_shape(name: str, value: Array, expected: tuple[int, ...]) -> Array:
 
 
 def _refuse(name: str, value: Array, good: Array, wanted: str, step: int | None = None) -> None:
-    """Raise DataError for the first value that is not ``good``; ``[N, K]`` of one step, or ``[T, N, K]``."""
+    """Raise DataError for the first value that is not ``good``; arrays are ``[N, K]`` for one step, or ``[T, N,
+    K]``.
+    """
     xp = namespace(good)
     if bool(xp.all(good)):
         return

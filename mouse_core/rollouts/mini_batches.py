@@ -1,4 +1,4 @@
-"""Mini-batches of a rollout: the choice of their rows, and their content."""
+"""Mini-batches of a rollout: which rows they contain, and their content."""
 
 from __future__ import annotations
 
@@ -23,16 +23,18 @@ from mouse_core.spec import check_count
 Array = Any
 Extractor = Callable[[Any], Any]
 
-# Fields that training compares with the output of the policy; the policy does not read them.
+# Target fields, which training compares with the policy's output; the policy does not read them.
 TARGETS = frozenset(
     ("actions", "privileged_actions", "dagger_actions", "rewards", "dones", "values", "actions_log_prob", "mu", "sigma",
      "returns", "advantages")
 )  # fmt: skip
-"""Fields that stay ``[T, n, ...]`` in recurrent mini-batches; all others are split into trajectories and padded."""
+"""Fields that stay ``[T, n, ...]`` in recurrent mini-batches; all other fields are split into trajectories and
+padded.
+"""
 
 
 class _FieldAttribute:
-    """An attribute for a field of a mini-batch: the first existing one of several names, or None."""
+    """A descriptor of ``MiniBatch``: returns the first existing field of several names, or None."""
 
     def __init__(self, *names: str) -> None:
         self._names = names
@@ -45,7 +47,7 @@ class _FieldAttribute:
 
 @dataclass(frozen=True, eq=False)
 class MiniBatch(Mapping[str, Array]):
-    """Some rows of a rollout: a mapping by the names of the storage's fields, ``batch["observations"]``, with
+    """A mini-batch of a rollout's rows: a mapping by the storage's field names, ``batch["observations"]``, with
     attributes for the names that training code uses, ``batch.obs``.
 
     As in rsl_rl, a mini-batch unpacks into 18 parts; ``batch.keys()`` has the names of the fields:
@@ -56,24 +58,24 @@ class MiniBatch(Mapping[str, Array]):
 
     A part that the rollout lacks is None.
 
-    A mini-batch of rows has arrays ``[B, ...]``. A recurrent mini-batch has padded trajectories ``[T, K, ...]`` of the
-    policy's inputs, with ``masks``. All other fields are ``[T, n, ...]``, the rows of its n environments.
+    A mini-batch of rows has arrays ``[B, ...]``. In a recurrent mini-batch, the policy's inputs are padded trajectories
+    ``[T, K, ...]``, with ``masks``. All other fields are ``[T, n, ...]``, the rows of the mini-batch's n environments.
 
     Args:
         fields: Arrays by the names of the storage's fields, including masks.
-        hidden_states: ``(actor, critic)``: of the rows, or of the starts of the trajectories; ``(None, None)`` without
-            hidden states.
-        masks: Whether trajectories have a row, bool ``[T, K]``; None in mini-batches of rows.
-        obs_prev_state: The AMP extractor's output for the previous observation, 0 if there is none.
-        obs_prev_mask: Whether there is a previous observation in the episode and in this rollout, bool.
-        ref_obs_prev_state: The AMP extractor's output for the previous reference observation, 0 if there is none.
-        ref_obs_prev_mask: Whether there is a previous reference observation, and it was available, bool.
-        histories: For each requested field, frames ``[B, H, ...]``, oldest first and the row's own frame last, and bool
-            ``[B, H]``, whether each frame exists.
-        rows: Flat numbers ``step * N + env`` of the rows, ``[B]``; ``[T, n]`` in recurrent mini-batches.
+        hidden_states: ``(actor, critic)``, the hidden states at the rows, or at the starts of the trajectories;
+            ``(None, None)`` without hidden states.
+        masks: Whether each trajectory has a row at each step, bool ``[T, K]``; None in mini-batches of rows.
+        obs_prev_state: The AMP extractor's output for the previous observation; 0 if it does not exist.
+        obs_prev_mask: Whether the episode has a previous observation in this rollout, bool.
+        ref_obs_prev_state: The AMP extractor's output for the previous reference observation; 0 if it does not exist.
+        ref_obs_prev_mask: Whether a previous reference observation exists and was available, bool.
+        histories: For each requested field, the last H frames ``[B, H, ...]``, oldest first, and whether each frame
+            exists, bool ``[B, H]``.
+        rows: The flat numbers ``step * N + env`` of the rows, ``[B]``; ``[T, n]`` in recurrent mini-batches.
 
-    Fields are also attributes, None if there is no such field: ``actions``, ``advantages``, ``returns``, ``rnd_state``
-    and ``dagger_actions`` by their names, ``obs`` (observations), ``ref_obs`` and ``ref_mask`` (reference
+    Fields are also attributes, which are None for missing fields: ``actions``, ``advantages``, ``returns``,
+    ``rnd_state`` and ``dagger_actions`` by their names, ``obs`` (observations), ``ref_obs`` and ``ref_mask`` (reference
     observations), ``target_values`` (values: the critic's output during the rollout), ``old_actions_log_prob``,
     ``old_mu`` and ``old_sigma``. The critic's inputs are ``critic_obs``, ``critic_ref_obs`` and ``critic_ref_mask``:
     the privileged fields, or without privileged fields the policy's inputs.
@@ -93,7 +95,7 @@ class MiniBatch(Mapping[str, Array]):
         """Return the values of a field of the storage.
 
         Raises:
-            MissingFieldError: There is no such field (the error is also a KeyError).
+            MissingFieldError: The field does not exist (the error is also a KeyError).
         """
         if name in self.fields:
             return self.fields[name]
@@ -163,10 +165,11 @@ class MiniBatch(Mapping[str, Array]):
     rnd_state = _FieldAttribute("rnd_state")
 
     def digest(self, index: int) -> StreamDigest:
-        """Return a 128-bit digest of all but ``rows``; each row, or each step of a recurrent batch, counts as a window.
+        """Return a 128-bit digest of all content except ``rows``; each row, or each step of a recurrent mini-batch,
+        counts as a window.
 
-        With fields only, it equals ``StreamDigest.of(index, self)``. Masks, previous states, histories and hidden
-        states also count. It is computed on the host.
+        With only fields, the digest equals ``StreamDigest.of(index, self)``. Masks, previous states, histories and
+        hidden states are included. The digest is computed on the host.
 
         Args:
             index: The number of the mini-batch.
@@ -174,7 +177,7 @@ class MiniBatch(Mapping[str, Array]):
         names = ("masks", "obs_prev_state", "obs_prev_mask", "ref_obs_prev_state", "ref_obs_prev_mask")
         beside: dict[str, Any] = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         beside |= {f"histories of {name}": frames for name, frames in self.histories.items()}
-        # Each hidden state counts as one value: the policy determines its axis of rows, and their number.
+        # Each hidden state counts as one value, because the policy determines the axis and the number of its rows.
         hidden: dict[str, Array] = {}
         policy_states.tree_map(lambda path, leaf: hidden.setdefault(path, leaf[None]), self.hidden_states)
         total = StreamDigest.of(index, (self.fields, *(parts for parts in (beside, hidden) if parts))).total
@@ -190,13 +193,13 @@ def pair(values: Array | None, mask: Array | None) -> tuple[Array, Array | None]
 
 
 def permutation(seed: int, epoch: int, n: int, *, call: int = 0) -> npt.NDArray[np.int64]:
-    """Return the order of ``n`` rows in an epoch: each row once; the order differs for every seed and every epoch.
+    """Return a random order of ``n`` rows for an epoch. The order depends on the seed and the epoch.
 
     Args:
         seed: In ``[0, 2**64)``.
-        epoch: Number of earlier epochs, over all rollouts.
+        epoch: Number of earlier epochs in all rollouts.
         n: Number of rows, below 2**32.
-        call: Distinguishes several orders of one epoch.
+        call: A number that distinguishes several orders of one epoch.
 
     Returns:
         int64 ``[n]``.
@@ -214,12 +217,12 @@ def permutation(seed: int, epoch: int, n: int, *, call: int = 0) -> npt.NDArray[
 
 
 def cut(n: int, num_mini_batches: int, *, drop_last: bool = False, what: str = "rows") -> list[slice]:
-    """Cut ``n`` rows into mini-batches.
+    """Divide ``n`` rows into mini-batches.
 
     Args:
         n: Number of rows.
         num_mini_batches: Number of mini-batches.
-        drop_last: Whether the remainder is dropped; otherwise the first mini-batches have one additional row.
+        drop_last: Whether the remaining rows are dropped; otherwise the first mini-batches have one additional row.
         what: The name of the rows in messages.
 
     Raises:
@@ -236,7 +239,7 @@ def cut(n: int, num_mini_batches: int, *, drop_last: bool = False, what: str = "
 
 
 def check_histories(histories: Mapping[str, int] | None, fields: Mapping[str, Any]) -> dict[str, int]:
-    """Return H by field, for fields with their last H frames; raise ConfigError for unknown fields or an H below 1."""
+    """Check the argument ``histories``; return H by field; raise ConfigError for unknown fields or an H below 1."""
     for name, length in (histories or {}).items():
         if name not in fields:
             raise ConfigError(f"histories: expected fields of {list(fields)}, found {name!r}")
@@ -257,14 +260,14 @@ def take_mini_batch(
     hidden_states: Any = None,
     hidden_axis: int | None = None,
 ) -> MiniBatch:
-    """Return the mini-batch of some rows.
+    """Return the mini-batch of the given rows.
 
     Args:
         flat: Fields ``[T * N, ...]``.
         rows: Flat row numbers ``[B]``.
         starts: The result of ``episode_starts``, bool ``[T, N]``.
-        amp: The AMP outputs, for the previous states.
-        histories: Numbers of frames, by field.
+        amp: The AMP extractors' outputs, for the previous states.
+        histories: The number of frames by field.
         hidden_states: The hidden states of all rows.
         hidden_axis: The axis of the environments in hidden states.
     """
@@ -294,18 +297,18 @@ def take_recurrent_mini_batch(
     hidden_states: Any = None,
     hidden_axis: int | None = None,
 ) -> MiniBatch:
-    """Return the mini-batch of the trajectories of some environments.
+    """Return the mini-batch of the given environments' trajectories.
 
     Args:
         arrays: Fields ``[T, N, ...]``, including ``dones``.
         envs: Numbers of the environments, ``[n]``.
-        num_trajectories: As in ``trajectory_rows``; needed under ``jax.jit``.
-        amp: The AMP outputs, for the previous states.
+        num_trajectories: See ``trajectory_rows``; required under ``jax.jit``.
+        amp: The AMP extractors' outputs, for the previous states.
         hidden_states: The hidden states of all rows.
         hidden_axis: The axis of the environments in hidden states.
 
     Returns:
-        Trajectories ``[T, K, ...]`` of all fields except ``TARGETS``, which are ``[T, n, ...]``.
+        The fields as trajectories ``[T, K, ...]``; the fields ``TARGETS`` are ``[T, n, ...]``.
     """
     xp = namespace(envs)
     dones = arrays["dones"]
@@ -343,7 +346,7 @@ def find_extractors(amp_cfg: Any, fields: Mapping[str, RolloutField]) -> tuple[E
     """Return the two functions of an ``amp_cfg``.
 
     Raises:
-        ConfigError: A function is missing, or there are no observations to call it with.
+        ConfigError: A function is missing, or the storage has no observations.
     """
     if amp_cfg is None:
         return None
@@ -362,11 +365,11 @@ def find_extractors(amp_cfg: Any, fields: Mapping[str, RolloutField]) -> tuple[E
 
 @dataclass(frozen=True)
 class AmpStates:
-    """The outputs of the AMP extractors for every row.
+    """The AMP extractors' outputs for every row.
 
     Args:
-        obs: ``[T * N, ...]``.
-        ref_obs: ``[T * N, ...]``, or None without references.
+        obs: Outputs for observations, ``[T * N, ...]``.
+        ref_obs: Outputs for reference observations, ``[T * N, ...]``; None without references.
         ref_mask: Whether the reference was available, bool ``[T * N]`` or ``[T * N, 1]``; or None.
     """
 
@@ -376,7 +379,7 @@ class AmpStates:
 
 
 def amp_states(flat: Mapping[str, Array], obs_extractor: Extractor, ref_extractor: Extractor) -> AmpStates:
-    """Call the extractors with all rows.
+    """Call the AMP extractors with all rows.
 
     Args:
         flat: Fields ``[T * N, ...]``.
@@ -384,7 +387,7 @@ def amp_states(flat: Mapping[str, Array], obs_extractor: Extractor, ref_extracto
         ref_extractor: Called with ``(reference observations, mask)``; returns a state, or ``(state, mask)``.
 
     Raises:
-        SchemaError: A result has another number of rows.
+        SchemaError: An extractor returned another number of rows.
     """
     states = obs_extractor(flat["observations"])
     found: Any = (None, None)
@@ -401,10 +404,10 @@ def amp_states(flat: Mapping[str, Array], obs_extractor: Extractor, ref_extracto
 
 
 def previous_states(states: AmpStates, rows: Array, starts: Array) -> dict[str, Array]:
-    """Return the ``..._prev_...`` parts of a mini-batch of rows.
+    """Return the previous states (``..._prev_...``) of a mini-batch of rows.
 
     Args:
-        states: The AMP outputs of all rows.
+        states: The AMP extractors' outputs for all rows.
         rows: Flat row numbers, of any shape.
         starts: The result of ``episode_starts``.
     """

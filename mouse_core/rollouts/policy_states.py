@@ -1,4 +1,4 @@
-"""Hidden states of recurrent policies: arrays in tuples, lists and dicts, in the common layouts."""
+"""Hidden states of recurrent policies: arrays, possibly in tuples, lists and dicts, in the common layouts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Array = Any
 
 
 class PolicyStates:
-    """The hidden states of actor and critic in every row of a rollout.
+    """Stores the hidden states of actor and critic for every row of a rollout.
 
     Args:
         num_transitions_per_env: Number of rows of a full rollout.
@@ -30,36 +30,37 @@ class PolicyStates:
         self._rows, self._num_envs = num_transitions_per_env, num_envs
         self.axis = check_axis(axis)
         self._arrays = arrays
-        # For actor and critic: memory, which the next rollout overwrites, and whether this rollout has states.
+        # For actor and critic each: memory, which the next rollout overwrites, and whether this rollout has states.
         self._memory: list[Tree] = [None, None]
         self._stated = [False, False]
         self._all_said = True
 
     @property
     def trees(self) -> tuple[Tree, Tree] | None:
-        """``(actor, critic)``, arrays ``[T, ...]``; None if no row had any state."""
+        """The stored states ``(actor, critic)``, arrays ``[T, ...]``; None if no row had a state."""
         if not any(self._stated):
             return None
         actor, critic = (held if stated else None for held, stated in zip(self._memory, self._stated, strict=True))
         return actor, critic
 
     def clear(self) -> None:
-        """Begin a new rollout."""
+        """Discard the states, for a new rollout."""
         self._stated = [False, False]
         # Whether all rows had ``hidden_states``, even if only (None, None).
         self._all_said = True
 
     def check(self, given: Any, step: int) -> list[Tree] | None:
-        """Return the states of one step, ``[actor, critic]`` as arrays; None if the transition has no hidden states.
+        """Check the states of one step; return them as arrays ``[actor, critic]``, or None if the transition has no
+        hidden states.
 
         Args:
             given: ``(actor, critic)``, each a tree or None; or None.
-            step: The row of the states; nothing is written yet.
+            step: The row of the states, which is not written yet.
 
         Raises:
             SchemaError: ``given`` is not a pair, its environments, structures, shapes or dtypes differ from earlier
                 rows, or earlier rows had no hidden states.
-            MissingFieldError: ``given`` is None, although earlier rows had states.
+            MissingFieldError: ``given`` is None although earlier rows had states.
         """
         said = isinstance(given, tuple | list) and len(given) == 2
         if not said and not is_empty(given):
@@ -101,7 +102,9 @@ class PolicyStates:
         return made
 
     def _begun(self, states: Tree, memory: Tree, step: int) -> Tree:
-        """Return memory for such states, from the last rollout if it fits; rows before ``step`` are zero."""
+        """Return memory for states, reusing the memory of the last rollout if it fits; rows before ``step`` are
+        zero.
+        """
 
         def forget(path: str, array: Array) -> Array:
             array[:step] = 0
@@ -126,7 +129,7 @@ def _check_same(path: str, row: Array, array: Array) -> None:
 
 
 def tree_map(call: Callable[..., Any], tree: Tree, *others: Tree, path: str = "hidden_states") -> Tree:
-    """Return ``call(path, leaf, *other_leaves)`` for every array of a tree of tuples, lists and dicts; None stays None.
+    """Apply ``call(path, leaf, *other_leaves)`` to every array of a tree of tuples, lists and dicts; None stays None.
 
     Raises:
         SchemaError: Another tree has a different structure.
@@ -150,7 +153,7 @@ def tree_map(call: Callable[..., Any], tree: Tree, *others: Tree, path: str = "h
 
 
 def _node(tree: Tree) -> str:
-    """Describe a tree node in words; descriptions are equal if the structures are equal."""
+    """Return a description of a tree node; equal structures have equal descriptions."""
     if tree is None:
         return "None"
     if isinstance(tree, dict):
@@ -166,14 +169,16 @@ def is_empty(tree: Tree) -> bool:
 
 
 def check_axis(axis: object) -> int | None:
-    """Return ``axis`` if it is None or an integer from 0; raise ConfigError otherwise."""
+    """Return ``axis`` if it is None or an integer of at least 0; raise ConfigError otherwise."""
     if axis is None or (isinstance(axis, int) and not isinstance(axis, bool) and axis >= 0):
         return axis
     raise ConfigError(f"hidden_axis: expected None or an integer from 0, found {axis!r}")
 
 
 def env_axis(shape: tuple[int, ...], axis: int | None) -> int:
-    """Return a hidden state's environment axis: ``[layers, N, ...]`` from three dimensions on, else ``[N, ...]``."""
+    """Return the axis of the environments in a hidden state: axis 1 for three or more dimensions (``[layers, N,
+    ...]``), else axis 0.
+    """
     return (1 if len(shape) >= 3 else 0) if axis is None else axis
 
 
@@ -188,15 +193,15 @@ def check_envs(path: str, shape: tuple[int, ...], num_envs: int, axis: int | Non
 
 
 def take(stored: Tree, rows: Array, axis: int | None) -> Tree:
-    """Return the hidden states of some rows.
+    """Return the hidden states of the given rows.
 
     Args:
-        stored: Arrays ``[T, ...]`` with the environments on some axis.
+        stored: Arrays ``[T, ...]`` that have an axis of environments.
         rows: Flat row numbers ``[B]``.
         axis: The axis of the environments within a row; see ``env_axis``.
 
     Returns:
-        The same tree, in whose arrays an axis of length ``B`` replaces the axis of the environments.
+        A tree of the same structure, whose arrays have an axis of rows, of length ``B``, instead of the environments.
     """
 
     def one(path: str, leaf: Array) -> Array:

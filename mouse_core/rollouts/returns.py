@@ -1,17 +1,17 @@
-"""Returns and advantages of rollouts: pure functions over the array API, for NumPy, torch and JAX.
+"""Returns and advantages of rollouts: pure functions of arrays of NumPy, torch or JAX (array API).
 
 Time is the first axis, and every row is a transition (alignment "outgoing"): row t holds the reward of the action that
 was taken at observation t, whether the episode ended with it, and the value of observation t. Other axes are free, but
 all arrays of one call must have the same shape, so that ``[T, N]`` is never combined with ``[T, N, 1]``. Results have
 the dtype of the arguments.
 
-Vector rewards ``[T, N, K]``, and rewards by agent ``[T, N, A]``, have values of the same shape, and each component has
-returns of its own. ``dones``, ``time_outs``, ``ratios`` and factors of the shape ``[T, N, 1]`` apply to all components;
-``dones`` of the shape ``[T, N, A]`` end each agent by itself.
+Vector rewards ``[T, N, K]`` and rewards by agent ``[T, N, A]`` need values of the same shape; returns are computed for
+each component. ``dones``, ``time_outs``, ``ratios`` and factors of the shape ``[T, N, 1]`` apply to all components;
+``dones`` of the shape ``[T, N, A]`` end each agent separately.
 
-Truncation is not termination. If a time limit cuts off an episode, the future is worth the value of the final
-observation, which is in no row. Pass ``time_outs``, a mask of such ends, and ``final_values``, the values of the final
-observations. Without them every end counts as a termination, with no future (Pardo et al., "Time limits in
+Truncation is not termination. If a time limit truncates an episode, the return bootstraps from the value of the final
+observation, which is not in any row. Pass ``time_outs``, a mask of such ends, and ``final_values``, the values of the
+final observations. Without these arguments, every end counts as a termination (Pardo et al., "Time limits in
 reinforcement learning", ICML 2018). Code 2 (truncated) in ``dones`` never counts as a termination: without a time-out
 and a final value, it raises ConfigError. If the codes cannot be read (in ``jax.jit``, in compiled code, on a GPU), V'
 is NaN at such a row.
@@ -39,12 +39,12 @@ Array = Any
 
 
 class Outgoing(NamedTuple):
-    """Rows of alignment "arrived", converted to arguments for the functions of this module; one row less.
+    """Arguments for the functions of this module, converted from rows of alignment "arrived"; one row less.
 
     Attributes:
-        rewards, values, dones, last_values, time_outs, final_values: As in ``gae``.
-        valid: Whether a row is a transition. The row of a final observation is not a transition: its results are
-            meaningless, and do not affect other rows.
+        rewards, values, dones, last_values, time_outs, final_values: See ``gae``.
+        valid: Whether a row is a transition. A row with a final observation is not a transition: its results have no
+            meaning and do not affect other rows.
     """
 
     rewards: Array
@@ -60,20 +60,20 @@ def outgoing(rewards: Array, values: Array, dones: Array) -> Outgoing:
     """Convert rows of alignment "arrived", as in stores, to transitions.
 
     The reward and done of row t+1 belong to the transition that leaves row t: three rows that were reached with rewards
-    ``[0, 1, 2]`` become two transitions with rewards ``[1, 2]``. Final observations are rows in this alignment, so
-    truncated episodes need no further arguments: ``transitions = outgoing(...)._asdict();
-    valid = transitions.pop("valid"); gae(**transitions, discount=0.99, lam=0.95)``.
+    ``[0, 1, 2]`` become two transitions with rewards ``[1, 2]``. In this alignment final observations are rows, so
+    truncated episodes need no further arguments: ``transitions = outgoing(...)._asdict(); valid =
+    transitions.pop("valid"); gae(**transitions, discount=0.99, lam=0.95)``.
 
     Args:
-        rewards: Floating ``[T+1, ...]``: the reward with which row t was reached.
+        rewards: Floating ``[T+1, ...]``: the reward of the action that led to row t.
         values: V of the observation in row t, ``[T+1, ...]``.
-        dones: 0 alive, 1 terminal, 2 truncated, ``[T+1, ...]``: whether row t is final.
+        dones: Done codes (0 alive, 1 terminal, 2 truncated), ``[T+1, ...]``: whether row t is the last of its episode.
 
     Returns:
         Transitions ``[T, ...]``.
 
     Raises:
-        SchemaError: Shapes differ, or there are fewer than two rows.
+        SchemaError: Shapes differ, or the arrays have fewer than two rows.
     """
     check_array("rewards", rewards)
     check_rows("values", values, rewards.shape)
@@ -94,21 +94,22 @@ def outgoing(rewards: Array, values: Array, dones: Array) -> Outgoing:
 def following_values(
     rewards: Array, values: Array, dones: Array, last_values: Array, time_outs: Array | None, final_values: Array | None
 ) -> tuple[Array, Array]:
-    """Return the ends of episodes, and V', the value of the state after each row.
+    """Return where episodes end, and V', the value of the state after each row.
 
     Example: three rows, the second of which ends an episode, with values ``[5, 6, 7]``, dones ``[0, 1, 0]`` and last
-    value 8. V' is ``[6, 0, 8]``: the next row's value, if that row is of the same episode. If the end is a time-out
-    whose final observation has the value 9, V' is ``[6, 9, 8]``. If its code is 2 (truncated) without a time-out, the
-    value of the final observation is unknown: an error, or ``[6, NaN, 8]`` if the codes cannot be checked.
+    value 8. V' is ``[6, 0, 8]``: the next row's value, or 0 after the end of the episode. If the end is a time-out
+    whose final observation has the value 9, V' is ``[6, 9, 8]``. If the end has code 2 (truncated) without a time-out,
+    the value of the final observation is unknown: ConfigError is raised, or V' is ``[6, NaN, 8]`` if the codes cannot
+    be read.
 
     Args:
-        rewards, values, dones, last_values, time_outs, final_values: As in ``gae``.
+        rewards, values, dones, last_values, time_outs, final_values: See ``gae``.
 
     Returns:
         Bool ``[T, ...]``, and V' in the dtype of the values, ``[T, ...]``.
 
     Raises:
-        SchemaError, ConfigError: As ``gae``.
+        SchemaError, ConfigError: See ``gae``.
     """
     check_array("rewards", rewards)
     if not rewards.shape or rewards.shape[0] < 1:
@@ -143,11 +144,11 @@ def following_values(
 
 
 def check_codes(unknown: Array, time_outs: Array | None, *, where: str) -> None:
-    """Check that the caller gives the value of every final observation of a truncated episode.
+    """Check that the caller passes the value of the final observation of every truncated episode.
 
     Args:
         unknown: Whether a row has code 2 (truncated) in ``dones`` but no time-out, bool ``[T, ...]``.
-        time_outs: As in ``gae``.
+        time_outs: See ``gae``.
         where: The name of the function in the message.
 
     Raises:
@@ -169,7 +170,7 @@ def check_codes(unknown: Array, time_outs: Array | None, *, where: str) -> None:
 
 
 def check_truncation(time_outs: Array | None, final_values: Array | None) -> None:
-    """Raise ConfigError if only one of the two arguments is given."""
+    """Raise ConfigError if only one of ``time_outs`` and ``final_values`` is given."""
     if (time_outs is None) != (final_values is None):
         there, missing = ("final_values", "time_outs") if time_outs is None else ("time_outs", "final_values")
         raise ConfigError(f"{missing}: expected them together with {there}, found None")
@@ -202,7 +203,7 @@ def check_rows(name: str, values: Array, expected: tuple[int, ...], *, shared: b
         name: The name of the values in the message.
         values: ``[T, ...]``.
         expected: The shape of the rewards.
-        shared: Whether ``[T, N, 1]`` is allowed beside rewards ``[T, N, K]``.
+        shared: Whether ``[T, N, 1]`` is allowed with rewards ``[T, N, K]``.
     """
     check_array(name, values)
     wanted, found = tuple(expected), tuple(values.shape)
@@ -213,10 +214,10 @@ def check_rows(name: str, values: Array, expected: tuple[int, ...], *, shared: b
 
 
 def _is_known(values: Array) -> bool:
-    """Return whether reading the values waits for no device, and no framework traces them."""
+    """Return whether the values can be read without waiting for a device and are not traced by a framework."""
     if may_look(values):
         return True
-    if is_tensor(values) or not is_jax_array(values):  # what torch compiles cannot ask array_api_compat
+    if is_tensor(values) or not is_jax_array(values):  # code that torch compiles cannot call array_api_compat
         return False
     traced = isinstance(values, sys.modules["jax"].core.Tracer)
     return not traced and all(device.platform == "cpu" for device in values.devices())
@@ -225,7 +226,7 @@ def _is_known(values: Array) -> bool:
 def _put(values: Array, where: Array, others: Array | float) -> Array:
     """Return ``others`` where ``where`` is True, else ``values``; may modify ``values``.
 
-    The values are selected, not multiplied, so that unselected ones may be NaN.
+    Values are selected, not multiplied, so values that are not selected may be NaN.
     """
     if isinstance(values, np.ndarray):
         # In place: allocating new memory of this size costs more than the copy.
@@ -247,11 +248,11 @@ def backward(terms: Array, decays: Array, last: Array) -> Array:
     Example: with terms ``[1, 2, 4]``, decays ``[0.5, 0, 0.5]`` and last 8, x_2 = 4 + 0.5 * 8 = 8,
     x_1 = 2 + 0 * 8 = 2, x_0 = 1 + 0.5 * 2 = 2. An episode ends where the decay is 0.
 
-    Under ``jax.jit`` the rows become T copies of the operations; the functions of ``mouse_jax`` scan instead.
+    ``jax.jit`` unrolls the loop to T copies of the operations; the functions of ``mouse_jax`` use a scan instead.
 
     Args:
         terms, decays: ``[T, ...]``.
-        last: x_T, ``[...]``.
+        last: The value x_T, ``[...]``.
 
     Returns:
         x, ``[T, ...]``.
@@ -292,17 +293,18 @@ def gae(
         values: V, ``[T, ...]``.
         dones: Nonzero where an episode ends, ``[T, ...]`` of any dtype; 2 where a time limit ended the episode.
         last_values: V of the observations after the last row, ``[...]``.
-        discount: A number, or one for each row, ``[T, ...]``.
-        lam: Likewise; 1 gives Monte Carlo advantages, 0 one-step advantages.
+        discount: A number, or a number for each row, ``[T, ...]``.
+        lam: A number, or a number for each row; 1 gives Monte Carlo advantages, 0 one-step advantages.
         time_outs: Whether an end is a truncation, bool ``[T, ...]``; only together with ``final_values``.
-        final_values: V of the final observations of truncated episodes, ``[T, ...]``; only read in these rows.
+        final_values: V of the final observations of truncated episodes, ``[T, ...]``; only rows with a time-out are
+            read.
         recurrence: The function that computes the sums along time.
 
     Returns:
         Advantages and returns, ``[T, ...]`` each.
 
     Raises:
-        SchemaError: Shapes differ, there is no row, or rewards are not floating-point numbers.
+        SchemaError: Shapes differ, the arrays have no row, or rewards are not floating-point numbers.
         DataError: A mask hides a value.
         ConfigError: Only one of ``time_outs`` and ``final_values`` is given, or code 2 in ``dones`` has no time-out.
 
@@ -335,13 +337,13 @@ def lambda_returns(
     final_values: Array | None = None,
     recurrence: Recurrence = backward,
 ) -> Array:
-    """Compute lambda-returns: weighted means of the returns of all numbers of steps.
+    """Compute lambda-returns, which are weighted means of n-step returns for all n.
 
-    G_t = r_t + discount ((1 - lam) V'_t + lam G_{t+1}) if the episode continues, with G_T = V_T;
-    G_t = r_t + discount V'_t if it ends (Sutton and Barto, "Reinforcement learning", 2018, section 12.1).
+    G_t = r_t + discount ((1 - lam) V'_t + lam G_{t+1}) if the episode continues, with G_T = V_T; G_t = r_t + discount
+    V'_t if the episode ends (Sutton and Barto, "Reinforcement learning", 2018, section 12.1).
 
     Args:
-        rewards, values, dones, last_values, discount, lam, time_outs, final_values, recurrence: As in ``gae``.
+        rewards, values, dones, last_values, discount, lam, time_outs, final_values, recurrence: See ``gae``.
 
     Returns:
         G, ``[T, ...]``.
@@ -366,14 +368,14 @@ def n_step_returns(
     time_outs: Array | None = None,
     final_values: Array | None = None,
 ) -> Array:
-    """Compute n-step returns: the rewards of n steps, plus the value of the observation after them.
+    """Compute n-step returns: the discounted rewards of n steps, plus the value of the observation after these steps.
 
-    G_t = r_t + discount r_{t+1} + ... + discount^(n-1) r_{t+n-1} + discount^n V_{t+n}. If an episode ends earlier, the
-    sum ends there, with V'; at the end of the rollout it ends with ``last_values`` (Sutton and Barto,
+    G_t = r_t + discount r_{t+1} + ... + discount^(n-1) r_{t+n-1} + discount^n V_{t+n}. If the episode ends earlier, the
+    sum ends there with V'; at the end of the rollout, the sum ends with ``last_values`` (Sutton and Barto,
     "Reinforcement learning", 2018, section 7.1).
 
     Args:
-        rewards, values, dones, last_values, discount, time_outs, final_values: As in ``gae``.
+        rewards, values, dones, last_values, discount, time_outs, final_values: See ``gae``.
         n: Number of steps, at least 1.
 
     Returns:
@@ -383,7 +385,8 @@ def n_step_returns(
         SchemaError, ConfigError: See ``gae``; ConfigError also for an ``n`` below 1.
 
     Example:
-        Two steps: 1 + 0.5 * 2 + 0.25 * 8, then 2 + 0.5 * 4 + 0.25 * 16; the last row has one step left, 4 + 0.5 * 16.
+        With n of 2: the first return is 1 + 0.5 * 2 + 0.25 * 8, the second 2 + 0.5 * 4 + 0.25 * 16; the last row has
+        only one step, 4 + 0.5 * 16.
 
         >>> import numpy as np
         >>> from mouse_core.rollouts import n_step_returns
@@ -395,7 +398,7 @@ def n_step_returns(
     ended, following = following_values(rewards, values, dones, last_values, time_outs, final_values)
     check_factors(rewards, discount=discount)
     xp = namespace(rewards)
-    # Begin with one-step returns; each round computes returns of k + 1 steps from the k-step returns of the next row.
+    # Begin with one-step returns; each round computes (k + 1)-step returns from the k-step returns of the next row.
     returns = rewards + discount * following
     for _ in range(min(n, rewards.shape[0]) - 1):
         onward = xp.concat([returns[1:], last_values[None]])
@@ -415,11 +418,11 @@ def discounted_returns(
 ) -> Array:
     """Compute the discounted sum of the rewards up to the end of the episode.
 
-    G_t = r_t + discount G_{t+1} if the episode continues, with G_T = ``last_values``; G_t = r_t + discount V'_t if it
-    ends (Sutton and Barto, "Reinforcement learning", 2018, section 3.3).
+    G_t = r_t + discount G_{t+1} if the episode continues, with G_T = ``last_values``; G_t = r_t + discount V'_t if the
+    episode ends (Sutton and Barto, "Reinforcement learning", 2018, section 3.3).
 
     Args:
-        rewards, dones, discount, time_outs, final_values, recurrence: As in ``gae``.
+        rewards, dones, discount, time_outs, final_values, recurrence: See ``gae``.
         last_values: Value of the observations after the last row, ``[...]``; by default 0.
 
     Returns:
@@ -429,7 +432,7 @@ def discounted_returns(
         SchemaError, ConfigError: See ``gae``.
     """
     last = _nothing(rewards) if last_values is None else last_values
-    # Values are only used as V', where episodes end.
+    # Values are used only as V' at the ends of episodes.
     ended, following = following_values(rewards, rewards, dones, last, time_outs, final_values)
     check_factors(rewards, discount=discount)
     on = _going_on(ended, rewards)
@@ -452,7 +455,7 @@ def vtrace(
     final_values: Array | None = None,
     recurrence: Recurrence = backward,
 ) -> tuple[Array, Array]:
-    """Compute V-trace targets and advantages of a policy, from rollouts of another policy.
+    """Compute V-trace targets and advantages for a policy from rollouts of another policy.
 
     delta_t = min(clip_rho, ratio_t) (r_t + discount V'_t - V_t);  c_t = lam min(clip_c, ratio_t);
     v_t - V_t = delta_t + discount c_t (1 - d_t) (v_{t+1} - V_{t+1}), with v_T = V_T;
@@ -460,13 +463,14 @@ def vtrace(
     V'_t if it ends (Espeholt et al., "IMPALA", ICML 2018, equation 1, remark 2 and section 4.2).
 
     Args:
-        rewards, values, dones, last_values, discount, time_outs, final_values, recurrence: As in ``gae``.
+        rewards, values, dones, last_values, discount, time_outs, final_values, recurrence: See ``gae``.
         ratios: Probability of the action under the learning policy, divided by its probability under the acting policy,
             ``[T, ...]``.
-        lam: A number, or one for each row.
-        clip_rho: The largest weight of an error; it determines the policy whose values are learned.
-        clip_c: The largest weight of errors from later rows; it determines the speed of learning.
-        clip_pg_rho: The largest weight of an advantage.
+        lam: A number, or a number for each row.
+        clip_rho: The largest importance weight of a temporal difference; it determines the policy whose values are
+            learned.
+        clip_c: The largest trace weight of later temporal differences; it determines the speed of learning.
+        clip_pg_rho: The largest importance weight of an advantage.
 
     Returns:
         The targets v for the values, and the advantages A for the policy, ``[T, ...]`` each.
@@ -487,17 +491,17 @@ def vtrace(
 
 
 def normalized(advantages: Array, *, eps: float = 1e-8, by_component: bool = False) -> Array:
-    """Return (A - mean) / (std + eps) over all elements, with the standard deviation of a sample (n - 1).
+    """Return (A - mean) / (std + eps), where mean and std are computed over all elements, std with n - 1.
 
-    Mean and deviation are computed in double precision if the device supports it. A single element gives 0.
+    Mean and standard deviation are computed in double precision if the device supports it. A single element gives 0.
 
     Args:
         advantages: Floating ``[...]``.
         eps: Keeps the quotient finite if all elements are equal.
-        by_component: Whether each index of the last axis has a mean and a deviation of its own.
+        by_component: Whether mean and standard deviation are computed separately for each index of the last axis.
 
     Returns:
-        The same shape and dtype.
+        An array of the same shape and dtype.
     """
     xp = namespace(advantages)
     if by_component and advantages.shape[-1] > 1:
@@ -516,7 +520,7 @@ def normalized(advantages: Array, *, eps: float = 1e-8, by_component: bool = Fal
 
 
 def _going_on(ended: Array, like: Array) -> Array:
-    """Return 1 - d, in the dtype of ``like``."""
+    """Return 1 - d (1 where the episode continues), in the dtype of ``like``."""
     return namespace(like).astype(~ended, like.dtype)
 
 

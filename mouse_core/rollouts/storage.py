@@ -1,4 +1,4 @@
-"""The storage of a rollout: a number of steps of many environments, time-major."""
+"""RolloutStorage: the steps of many environments in time-major arrays."""
 
 from __future__ import annotations
 
@@ -51,31 +51,30 @@ _STATE_KEYS = ("seed", "epoch", "num_envs", "num_transitions_per_env")
 
 
 class RolloutStorage:
-    """T steps of N environments, in arrays ``[T, N, ...]``, from which mini-batches are drawn.
+    """Stores T steps of N environments in arrays ``[T, N, ...]``, and delivers mini-batches.
 
-    Rows have the alignment "outgoing": the action, reward and done of row t belong to the transition that left its
-    observation. Fill the storage with ``add_transitions``, call ``compute_returns``, read mini-batches, ``clear()`` it,
-    and begin again. A field is ``storage["name"]`` or ``storage.name``: the array itself, which the next rollout
-    overwrites.
+    Rows have the alignment "outgoing": the action, reward and done of row t belong to the transition that leaves the
+    observation of row t. Fill the storage with ``add_transitions``, call ``compute_returns``, read mini-batches, call
+    ``clear()``, and begin again. ``storage["name"]`` or ``storage.name`` is the array of a field, without a copy: the
+    next rollout overwrites it.
 
     Args:
-        num_envs: N.
-        num_transitions_per_env: T.
-        fields: By name: a ``RolloutField``, or a shape, which means float32. Rewards and dones always exist. ``values``
-            adds ``returns`` and ``advantages``. A field with one number for each row is stored as ``[T, N, 1]``.
-            Rewards and values of the shape ``(K,)`` give returns and advantages ``[T, N, K]``.
+        num_envs: The number of environments, N.
+        num_transitions_per_env: The number of steps, T.
+        fields: By name a ``RolloutField``, or a shape of float32 values. Rewards and dones always exist. A field
+            ``values`` adds ``returns`` and ``advantages``. A field with one number for each row is stored as ``[T, N,
+            1]``. Rewards and values of the shape ``(K,)`` give returns and advantages ``[T, N, K]``.
         seed: Seed of the order of rows in mini-batches, in ``[0, 2**64)``.
         amp_cfg: A dict with two functions, for previous states in mini-batches: ``amp_obs_extractor(obs)`` and
-            ``amp_ref_obs_extractor((ref_obs, mask))``, which returns a state or ``(state, mask)``. They are called
-            with all rows, ``[T * N, ...]``.
+            ``amp_ref_obs_extractor((ref_obs, mask))``, which returns a state or ``(state, mask)``. Both functions are
+            called with all rows, ``[T * N, ...]``.
         device: "cpu" or None; adapters support other devices.
         hidden_axis: The axis of the environments in the hidden states of one step. None: ``[layers, N, ...]`` from
             three dimensions on, else ``[N, ...]``.
-        validate: Whether non-finite numbers, unknown done codes and integers that do not fit raise DataError. None: yes
-            on the CPU; no on a device, because the check waits for all queued work.
-        digest: Whether the storage computes a digest of the mini-batches, off by default: it takes a third of a
-            microsecond for each row, makes a mini-batch four times as slow, and copies data of a device to the host;
-            see ``digest``.
+        validate: Whether non-finite numbers, unknown done codes and integers that do not fit raise DataError. None:
+            True on the CPU, False on other devices, because the check waits for all queued work.
+        digest: Whether to compute a digest of the mini-batches; see ``digest``. It takes a third of a microsecond per
+            row, which makes a mini-batch four times as slow, and copies data from a device to the host.
 
     Raises:
         ConfigError: An argument is invalid.
@@ -175,9 +174,9 @@ class RolloutStorage:
     def digest(self) -> StreamDigest:
         """The 128-bit digest of all mini-batches read so far, over all rollouts, with their numbers.
 
-        The digest is the sum of ``batch.digest(i)`` over the delivered mini-batches, where the storage's first one has
-        ``i = 0``; in ``generator()`` each step counts as a mini-batch. The digest is equal in every framework, and the
-        state contains it. With several processes, each has its own environments: the sum of their digests identifies
+        The digest is the sum of ``batch.digest(i)`` over the delivered mini-batches, numbered from ``i = 0``; in
+        ``generator()`` each step counts as a mini-batch. The digest is equal in every framework, and the state contains
+        it. With several processes, each process has its own environments. The sum of all processes' digests identifies
         the data of all processes, and is equal in a second run with the same number of processes.
 
         Raises:
@@ -193,11 +192,11 @@ class RolloutStorage:
         Args:
             transition: Arrays ``[N, ...]`` by name; one number for each environment may be ``[N]`` or ``[N, 1]``. A
                 field with a mask may be ``(data, mask)``; without a mask it is available everywhere. ``hidden_states``
-                is ``(actor, critic)``, each an array, a tuple of arrays (LSTM), or None: the state *before* the step.
-                None in the first rows, before the policy has a state, means zeros once a state follows.
+                is ``(actor, critic)``, the states *before* the step: each an array, a tuple of arrays (LSTM), or None.
+                If states follow in later rows, None in the first rows means zeros.
 
         Raises:
-            RolloutFullError: No row is left (the error is also an OverflowError).
+            RolloutFullError: The storage is full (the error is also an OverflowError).
             SchemaError, MissingFieldError: Names, shapes or dtypes do not match the fields.
             DataError: A reward, value or log-probability is not finite, or a done code is not 0, 1 or 2.
                 After each of these errors the storage is unchanged.
@@ -221,7 +220,9 @@ class RolloutStorage:
         self._version += 1
 
     def clear(self) -> None:
-        """Begin a new rollout; the order of rows in mini-batches stays different in every epoch."""
+        """Remove all rows and begin a new rollout. The epoch count continues, so the order of rows differs in every
+        epoch.
+        """
         self._step = 0
         self._computed = False
         self._states.clear()
@@ -229,10 +230,11 @@ class RolloutStorage:
         self._version += 1
 
     def get_statistics(self) -> tuple[Any, Any]:
-        """Return the mean length of trajectories, cut at the end of the rollout, and the mean reward (or ``[K]``).
+        """Return the mean length of trajectories, which end at the latest with the rollout, and the mean reward
+        (``[K]`` for vectors).
 
         Raises:
-            RolloutError: There is no row yet.
+            RolloutError: The storage has no row.
         """
         if not self._step:
             raise RolloutError("get_statistics: expected at least one row, found none")
@@ -251,7 +253,7 @@ class RolloutStorage:
             self._arrays[each] = self._kind.zeros(shape, spec.dtype)
 
     def _check_optional(self, rows: Container[str]) -> None:
-        """Check that an optional field without a mask is in all rows of a rollout or in none."""
+        """Check that an optional field without a mask is present in all rows of a rollout or in none."""
         for name, field in self._fields.items():
             if not field.optional or field.mask or not self._step or (name in rows) == (name in self._present):
                 continue
@@ -280,14 +282,14 @@ class RolloutStorage:
         validate: bool | None = None,
         digest: bool = False,
     ) -> Self:
-        """Return a storage with the fields of motion imitation; fields that are not configured are None.
+        """Create a storage with the fields of motion imitation; fields that are not configured are None.
 
         Args:
             training_type: "rl", for mini-batches, or "distillation", for ``generator()``.
-            num_envs, num_transitions_per_env, amp_cfg, device, seed, hidden_axis, validate, digest: As for the class.
+            num_envs, num_transitions_per_env, amp_cfg, device, seed, hidden_axis, validate, digest: See the class.
             obs_shape, ref_obs_shape, privileged_obs_shape, privileged_ref_obs_shape, actions_shape: See
                 ``motion_mimic_fields``.
-            apply_dagger_actions, rnd_state_shape: Likewise.
+            apply_dagger_actions, rnd_state_shape: See ``motion_mimic_fields``.
 
         Raises:
             ConfigError: An argument is invalid.
@@ -310,22 +312,24 @@ class RolloutStorage:
         time_outs: Any = None,
         final_values: Any = None,
     ) -> None:
-        """Compute ``returns`` and ``advantages``, by generalized advantage estimation; see ``gae``.
+        """Compute ``returns`` and ``advantages`` by generalized advantage estimation; see ``gae``.
 
         Args:
-            last_values: Values of the observations after the last row, ``[N, 1]`` or ``[N]``, or ``[N, K]`` of vectors.
-            gamma: The discount, from 0 to 1.
-            lam: From 0 to 1.
-            normalize_advantage: Whether advantages are normalised to mean 0 and standard deviation 1, over all rows;
-                each component of vectors by itself.
-            time_outs: Whether an end is a truncation, bool ``[T, N, 1]`` or ``[T, N]``; with ``final_values``.
-            final_values: Values of the final observations of truncated episodes, ``[T, N, 1]`` or ``[T, N]``, or
-                ``[T, N, K]`` of vectors; only read in these rows.
+            last_values: Values of the observations after the last row, ``[N, 1]`` or ``[N]``; for vector values ``[N,
+                K]``.
+            gamma: The discount, in ``[0, 1]``.
+            lam: The lambda of the estimator, in ``[0, 1]``.
+            normalize_advantage: Whether advantages are normalised to mean 0 and standard deviation 1 over all rows;
+                components of vectors are normalised separately.
+            time_outs: Whether an end is a truncation, bool ``[T, N, 1]`` or ``[T, N]``; only together with
+                ``final_values``.
+            final_values: Values of the final observations of truncated episodes, ``[T, N, 1]`` or ``[T, N]``, for
+                vectors ``[T, N, K]``; only rows with a time-out are read.
 
         Raises:
             RolloutError: The rollout is not full.
-            ConfigError: A number is out of range, only one of ``time_outs`` and ``final_values`` is given, or neither
-                although a done code is 2 (truncated).
+            ConfigError: A number is out of range, only one of ``time_outs`` and ``final_values`` is given, or both are
+                missing although a done code is 2 (truncated).
             SchemaError, DataError: A shape is wrong, a needed value is not finite, or a time-out is set where no
                 episode ends. After each of these errors the storage is unchanged.
         """
@@ -371,16 +375,16 @@ class RolloutStorage:
         Args:
             num_mini_batches: Number of mini-batches in an epoch.
             num_epochs: Number of passes over the rollout.
-            drop_last: Whether remaining rows are dropped, different ones in each epoch, so that all mini-batches have
-                the same size; otherwise the first mini-batches have one additional row.
-            histories: Fields whose last H frames are also delivered, with H by field.
+            drop_last: Whether remaining rows, which differ in each epoch, are dropped so that all mini-batches have the
+                same size; otherwise the first mini-batches have one additional row.
+            histories: The number of frames H by field, for fields whose last H frames are also delivered.
 
         Returns:
             An iterator over ``num_mini_batches * num_epochs`` mini-batches, each of which unpacks into 18 parts;
             see ``MiniBatch``.
 
         Raises:
-            RolloutError: The rollout is not full or has no returns; during iteration: the rollout was changed.
+            RolloutError: The rollout is not full or has no returns; or during iteration, the rollout was changed.
             ConfigError: A number is out of range, the storage is for distillation, or a history's field is unknown.
         """
         self._check_readable("mini_batch_generator", num_epochs)
@@ -400,14 +404,15 @@ class RolloutStorage:
     ) -> Iterator[MiniBatch]:
         """Return mini-batches of padded trajectories: every environment once in each epoch, split at ends of episodes.
 
-        The policy's inputs are ``[T, K, ...]``, with ``masks`` and the hidden states at the starts. The targets, with
-        which the policy's output is compared, are ``[T, n, ...]``: ``unpad_trajectories(output, batch.masks)`` converts
-        the output to that shape.
+        The policy's inputs are ``[T, K, ...]``, with ``masks`` and the hidden states at the starts of trajectories. The
+        training targets are ``[T, n, ...]``: ``unpad_trajectories(output, batch.masks)`` converts the output to that
+        shape.
 
         Args:
             num_mini_batches, num_epochs: As in ``mini_batch_generator``.
-            drop_last: Whether remaining environments are dropped; otherwise the first mini-batches have one more.
-            shuffle: Whether environments are in a new random order in each epoch; otherwise in ascending order.
+            drop_last: Whether remaining environments are dropped; otherwise the first mini-batches have one additional
+                environment.
+            shuffle: Whether the environments are in a new random order in each epoch; otherwise in ascending order.
 
         Raises:
             RolloutError, ConfigError: See ``mini_batch_generator``.
@@ -417,7 +422,9 @@ class RolloutStorage:
     def _trajectories(
         self, count: int, num_epochs: int, drop_last: bool, shuffle: bool, most: Callable[[int], int | None]
     ) -> Iterator[MiniBatch]:
-        """Yield mini-batches of trajectories; ``most`` returns K for a number of environments, or None for no limit."""
+        """Yield mini-batches of trajectories; ``most`` returns K for a number of environments, or None if K is not
+        fixed.
+        """
         self._check_readable("recurrent_mini_batch_generator", num_epochs)
         parts = cut(self.num_envs, count, drop_last=drop_last, what="environments")
         arrays = self._read_arrays()
@@ -429,7 +436,7 @@ class RolloutStorage:
         return self._read(take, self.num_envs, parts, num_epochs, shuffle=shuffle)
 
     def generator(self) -> Iterator[tuple[Any, ...]]:
-        """Return the rollout step by step, for distillation.
+        """Return an iterator over the steps of the rollout, for distillation.
 
         Returns:
             An iterator over T tuples (observations, privileged_observations, (ref_obs, ref_mask) or None,
@@ -438,7 +445,7 @@ class RolloutStorage:
             them.
 
         Raises:
-            RolloutError: The rollout is not full; during iteration: the rollout was changed.
+            RolloutError: The rollout is not full; or during iteration, the rollout was changed.
             ConfigError: The storage is for reinforcement learning.
         """
         self._check_full("generator")
@@ -467,7 +474,7 @@ class RolloutStorage:
     # ------------------------------------------------------------------ resuming
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that determines the order of rows in later mini-batches: integers, and the digest if any.
+        """Return the state that determines the order of rows in later mini-batches, and the digest: integers and text.
 
         The state has no rows: a resumed rollout begins with an empty storage.
         """
@@ -477,7 +484,7 @@ class RolloutStorage:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue with the epoch after the last one in ``state``, with its seed, and with its digest if it has one.
+        """Restore seed, epoch count and digest from ``state``, so that the next epoch follows the saved epochs.
 
         Raises:
             StateError: The state belongs to a storage of another size, or is damaged; the storage is unchanged.
@@ -496,7 +503,7 @@ class RolloutStorage:
     # ------------------------------------------------------------------ details
 
     def _read_arrays(self) -> dict[str, Array]:
-        """Return the arrays that this rollout has filled."""
+        """Return the arrays that have rows of this rollout, by name."""
         return {
             name: values
             for name, values in self._arrays.items()
@@ -516,7 +523,9 @@ class RolloutStorage:
     def _read(
         self, take: Callable[[Array], MiniBatch], count: int, parts: list[slice], num_epochs: int, *, shuffle: bool
     ) -> Iterator[MiniBatch]:
-        """Yield the mini-batches of ``num_epochs`` epochs: ``take`` of row or environment numbers below ``count``."""
+        """Yield the mini-batches of ``num_epochs`` epochs; ``take`` creates a mini-batch from row or environment
+        numbers below ``count``.
+        """
         version = self._version
         for _ in range(num_epochs):
             numbers = self._order(count, shuffle=shuffle)
@@ -531,7 +540,7 @@ class RolloutStorage:
         return self._kind.index(permutation(self.seed, self.epoch, count) if shuffle else np.arange(count))
 
     def _count(self, digest: Callable[[int], StreamDigest]) -> None:
-        """Add the next delivered mini-batch to the digest."""
+        """Add a delivered mini-batch to the digest."""
         if self._digest is not None:
             self._digest += digest(self._delivered)
             self._delivered += 1

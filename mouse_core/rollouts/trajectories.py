@@ -1,8 +1,8 @@
 """Episodes within a rollout: their starts, splitting and padding, and the history of a row.
 
 Pure functions over the array API. Rollouts are time-major, ``[T, N, ...]``; row t of environment n has the flat number
-``t * N + n``. Row t ends an episode where ``dones`` is not 0, and row t+1 then starts the next one. Trajectories are
-the pieces of episodes that lie in a rollout, environment by environment, each in the order of time.
+``t * N + n``. Row t ends an episode where ``dones`` is not 0, and row t+1 then starts the next episode. A trajectory is
+the part of an episode that lies in a rollout. Trajectories are ordered by environment, then by time.
 
 The example of this module: T = 3 steps of N = 2 environments, and the episode of environment 0 ends with step 1.
 
@@ -24,7 +24,7 @@ Array = Any
 
 
 def episode_starts(dones: Array) -> Array:
-    """Return whether each row is the first of a trajectory.
+    """Return whether each row is the first row of a trajectory.
 
     Args:
         dones: Nonzero where an episode ends, ``[T, N]`` or ``[T, N, 1]`` of any dtype.
@@ -33,7 +33,7 @@ def episode_starts(dones: Array) -> Array:
         Bool ``[T, N]``; the first row of a rollout is always a start.
 
     Raises:
-        SchemaError: ``dones`` has another shape, or no row.
+        SchemaError: ``dones`` has another shape or no row.
     """
     if dones.ndim == 3 and dones.shape[2] == 1:
         dones = dones[:, :, 0]
@@ -48,12 +48,12 @@ def trajectory_rows(dones: Array, *, num_trajectories: int | None = None) -> tup
     """Return the rows of each trajectory.
 
     Args:
-        dones: As in ``episode_starts``.
-        num_trajectories: K. By default the number of trajectories, which is unknown under ``jax.jit``: there, pass a
-            number that is large enough (``T * N`` always is); additional trajectories are empty.
+        dones: See ``episode_starts``.
+        num_trajectories: K. By default the number of trajectories in the rollout, which is unknown under ``jax.jit``:
+            there, pass a number that is large enough (``T * N`` always suffices); additional trajectories are empty.
 
     Returns:
-        Flat row numbers ``[T, K]``, arbitrary beyond a trajectory's end, and bool ``[T, K]``, whether there is a row.
+        Flat row numbers ``[T, K]``, arbitrary after a trajectory's end; and whether the row exists, bool ``[T, K]``.
 
     Raises:
         SchemaError: See ``episode_starts``; also, outside of ``jax.jit``, if ``num_trajectories`` is too small.
@@ -62,7 +62,7 @@ def trajectory_rows(dones: Array, *, num_trajectories: int | None = None) -> tup
     starts = episode_starts(dones)
     xp = namespace(starts)
     steps, envs = starts.shape
-    # All rows of one environment, then all of the next: row r of this order is step r % T of environment r // T.
+    # In the order of all rows of environment 0, then of environment 1, ...: row r is step r % T of environment r // T.
     starts_by_env = xp.reshape(xp.permute_dims(starts, (1, 0)), (-1,))  # [1 0 1  1 0 0]
     step = _arange(xp, starts, steps)
     # The trajectory of each row.
@@ -79,15 +79,15 @@ def trajectory_rows(dones: Array, *, num_trajectories: int | None = None) -> tup
 
 
 def take_rows(values: Array, rows: Array, masks: Array) -> Array:
-    """Return the rows of one field for the results of ``trajectory_rows`` or ``history_rows``.
+    """Return a field's values at the rows that ``trajectory_rows`` or ``history_rows`` returned.
 
     Args:
-        values: ``[T, N, ...]``.
+        values: The values of a field, ``[T, N, ...]``.
         rows: Flat row numbers ``[A, B]``.
         masks: Whether the row exists, bool ``[A, B]``.
 
     Returns:
-        ``[A, B, ...]``, 0 (or False) where there is no row.
+        ``[A, B, ...]``, 0 (or False) where no row exists.
     """
     xp = namespace(values)
     flat = xp.reshape(values, (-1, *values.shape[2:]))
@@ -101,12 +101,12 @@ def split_and_pad_trajectories(
     """Split a rollout at the ends of episodes, and pad the trajectories to the length of the rollout.
 
     Args:
-        values: ``[T, N, ...]``.
-        dones: As in ``episode_starts``.
-        num_trajectories: As in ``trajectory_rows``.
+        values: The values of a field, ``[T, N, ...]``.
+        dones: See ``episode_starts``.
+        num_trajectories: See ``trajectory_rows``.
 
     Returns:
-        Trajectories ``[T, K, ...]``, 0 beyond their ends, and masks bool ``[T, K]``, True where there is a row.
+        Trajectories ``[T, K, ...]``, 0 after their ends; and masks bool ``[T, K]``, True where a row exists.
 
     Raises:
         SchemaError, ConfigError: Shapes do not match; see also ``trajectory_rows``.
@@ -121,9 +121,9 @@ def unpad_trajectories(padded: Array, masks: Array, *, num_envs: int | None = No
     """Join trajectories: the inverse of ``split_and_pad_trajectories``.
 
     Args:
-        padded: ``[T, K, ...]``.
-        masks: Bool ``[T, K]``.
-        num_envs: N. By default it follows from the number of rows, which is unknown under ``jax.jit``.
+        padded: Padded trajectories, ``[T, K, ...]``.
+        masks: Whether each row exists, bool ``[T, K]``.
+        num_envs: N. By default computed from the number of rows, which is unknown under ``jax.jit``.
 
     Returns:
         ``[T, N, ...]``.
@@ -156,9 +156,9 @@ def unpad_trajectories(padded: Array, masks: Array, *, num_envs: int | None = No
 
 
 def history_rows(rows: Array, starts: Array, length: int) -> tuple[Array, Array]:
-    """Return the history of some rows: the rows before them in their episodes.
+    """Return the history of rows: each row and the rows before it in its episode.
 
-    In the example, the history of H = 3 rows up to row 5 is ``[1, 3, 5]``. Row 4 begins an episode: its history is
+    In the module's example, the history of row 5 with H = 3 is ``[1, 3, 5]``. Row 4 begins an episode: its history is
     ``[4, 4, 4]``, of which only the last row exists.
 
     Args:
@@ -167,8 +167,8 @@ def history_rows(rows: Array, starts: Array, length: int) -> tuple[Array, Array]
         length: H, at least 1.
 
     Returns:
-        Flat row numbers ``[B, H]``, the oldest first and ``rows`` themselves last, and bool ``[B, H]``: whether the row
-        exists. If not, the number is the first row of the episode in this rollout.
+        Flat row numbers ``[B, H]``, oldest first and ``rows`` last; and whether each row exists, bool ``[B, H]``. For a
+        missing row, the number is the first row of the episode in this rollout.
     """
     xp = namespace(rows)
     is_start = xp.reshape(starts, (-1,))
@@ -186,7 +186,7 @@ def _arange(xp: Any, values: Array, count: int) -> Array:
 
 
 def _as_known(name: str, number: Array) -> int:
-    """Return a number of the data that determines a shape, as an int."""
+    """Return a number that determines a shape as an int."""
     try:
         return int(number)
     except TypeError as error:  # jax.jit traces the number
@@ -194,7 +194,7 @@ def _as_known(name: str, number: Array) -> int:
 
 
 def _beside(xp: Any, mask: Array, values: Array) -> Array:
-    """``mask`` with the dimensions of ``values``."""
+    """Return ``mask`` with as many dimensions as ``values``."""
     return xp.reshape(mask, (*mask.shape, *(1,) * (values.ndim - mask.ndim)))
 
 

@@ -1,4 +1,6 @@
-"""Rollouts that share observations as one graph, and the tree of the known continuations of an observation."""
+"""A graph of rollouts in which equal observations are one node, and the tree of known continuations of an
+observation.
+"""
 
 from mouse_core.trees.forest import Forest
 from mouse_core.trees.tree import Steps, Tree

@@ -1,4 +1,4 @@
-"""Forest: rollouts that share observations."""
+"""Forest: a graph of rollouts in which equal observations are one node."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ Integers = npt.NDArray[np.int64]
 
 
 class Graph(NamedTuple):
-    """A rooted graph: nodes by the numbers of the forest, the root first, and edges from vertex to vertex.
+    """The part of a forest below a root: vertices, the root first, and edges between vertices.
 
     Attributes:
-        nodes: Nodes of the forest: the vertices, followed by the nodes within edges.
-        edges: The parent and the child of each edge, ordered by parent: numbers of vertices ``[E, 2]``.
-        bounds: Edge e has the steps ``bounds[e] .. bounds[e + 1] - 1``.
-        steps: The forest's edges, which are the steps of the graph's edges.
-        ended: Whether the episode terminated each time with an edge.
+        nodes: Numbers of nodes in the forest: first the vertices, then the nodes inside edges.
+        edges: The parent and child vertex of each edge, ordered by parent, ``[E, 2]``.
+        bounds: Edge e consists of the steps ``bounds[e] .. bounds[e + 1] - 1``.
+        steps: The numbers of the forest's edges that are the steps.
+        ended: Whether every transition of an edge terminated its episode.
         vertices: The number of vertices.
     """
 
@@ -50,7 +50,7 @@ def collect(forest: Links, root: int, max_depth: int | None, compact: bool) -> G
         forest: The links between the forest's nodes.
         root: The node.
         max_depth: The largest number of edges between the root and a vertex; None: no limit.
-        compact: Whether a chain of edges becomes one edge.
+        compact: Whether a chain of edges without branches becomes one edge.
     """
     out = _reachable(forest, root, None if compact else max_depth)
     if compact:
@@ -62,13 +62,13 @@ def collect(forest: Links, root: int, max_depth: int | None, compact: bool) -> G
 
 
 class Links(NamedTuple):
-    """The links between the nodes of a forest; memory views, whose items are read at once.
+    """The links between the nodes of a forest, as memory views, whose items are read quickly.
 
     Attributes:
-        latest: The latest edge that leaves each node; -1 without such an edge.
-        previous: The earlier edge that leaves the same node; -1 without such an edge.
+        latest: The newest edge that leaves each node; -1 without an edge.
+        previous: For each edge, the previous edge that leaves the same node; -1 without an edge.
         target: The node that each edge leads to.
-        terminated, count: The number of episodes that ended with each edge, and the number of its transitions.
+        terminated, count: The number of episodes that terminated with each edge, and the number of its transitions.
     """
 
     latest: Any
@@ -86,12 +86,12 @@ class Links(NamedTuple):
         return found[::-1]
 
     def ended(self, edge: int) -> bool:
-        """Whether the episode ended each time with an edge."""
+        """Return whether every transition of an edge terminated its episode."""
         return bool(self.terminated[edge] == self.count[edge])
 
 
 def _reachable(forest: Links, root: int, max_depth: int | None) -> dict[int, list[int]]:
-    """Return the edges that leave each reachable node; an edge with which each episode ended leads nowhere."""
+    """Return the edges that leave each reachable node. Edges whose transitions all terminated are not followed."""
     out: dict[int, list[int]] = {}
     waiting, seen = deque([(root, 0)]), {root}
     while waiting:
@@ -108,7 +108,7 @@ def _reachable(forest: Links, root: int, max_depth: int | None) -> dict[int, lis
 
 
 def _branching(forest: Links, out: dict[int, list[int]], root: int) -> set[int]:
-    """Return the nodes that become vertices: the root, leaves, and nodes that several edges leave or enter."""
+    """Return the nodes that become vertices: the root, leaves, and nodes with several incoming or outgoing edges."""
     reached: dict[int, int] = {}
     for edges in out.values():
         for edge in edges:
@@ -118,7 +118,7 @@ def _branching(forest: Links, out: dict[int, list[int]], root: int) -> set[int]:
 
 
 def _chain(forest: Links, out: dict[int, list[int]], edge: int, kept: set[int]) -> list[int]:
-    """Return the edges from ``edge`` on to the next node in ``kept``."""
+    """Return the chain of edges from ``edge`` to the next node in ``kept``."""
     chain = [edge]
     while (target := forest.target[chain[-1]]) not in kept:
         chain.append(out[target][0])
@@ -126,7 +126,7 @@ def _chain(forest: Links, out: dict[int, list[int]], edge: int, kept: set[int]) 
 
 
 def _numbered(forest: Links, root: int, max_depth: int | None, chains: dict[int, list[list[int]]]) -> Graph:
-    """Return the graph, whose vertices are numbered in the order of their distance from the root."""
+    """Return the graph, with vertices numbered by their distance from the root."""
     number, depths = {root: 0}, [0]
     order, edges, bounds, steps = [root], [], [0], []
     ended = []
@@ -164,13 +164,13 @@ _TIMES = ("time", "episode_step")
 
 
 class Transitions(NamedTuple):
-    """``n`` transitions.
+    """The fields of ``n`` transitions.
 
     Attributes:
-        before, after: Fields of the observations ``[n, ...]``.
-        actions: Fields ``[n, ...]``.
-        rewards: float64 ``[n]``.
-        dones: 0 alive, 1 terminal, 2 truncated, int8 ``[n]``.
+        before, after: The observations before and after the action, fields ``[n, ...]``.
+        actions: The actions, fields ``[n, ...]``.
+        rewards: The rewards, float64 ``[n]``.
+        dones: Done codes (0 alive, 1 terminal, 2 truncated), int8 ``[n]``.
         extra: Further fields ``[n, ...]``.
     """
 
@@ -183,7 +183,7 @@ class Transitions(NamedTuple):
 
 
 class _Rows:
-    """The fields of rows, whose first ``batch_dims`` axes count rows, as arrays ``[B, T, ...]``."""
+    """Access to the fields of rows, whose first ``batch_dims`` axes count rows, as arrays ``[B, T, ...]``."""
 
     def __init__(self, given: dict[FieldKey, Any], batch_dims: int) -> None:
         self.given, self.batch_dims = given, batch_dims
@@ -211,7 +211,7 @@ class _Rows:
         return {key: self.field(key) for key in keys}
 
     def number(self, key: FieldKey) -> npt.NDArray[Any]:
-        """Return a field of one number for each row as ``[B, T]``, also if it has a last axis of length 1."""
+        """Return a field with one number for each row as ``[B, T]``; a last axis of length 1 is removed."""
         array = self.field(key)
         if array.shape[2:] not in ((), (1,)) or array.dtype.kind not in "biuf":
             raise SchemaError(
@@ -221,7 +221,7 @@ class _Rows:
         return array.reshape(array.shape[:2])
 
     def dones(self, prefix: tuple[str, ...]) -> npt.NDArray[np.int8] | None:
-        """Return the codes 0, 1 or 2 ``[B, T]`` of the flags under a prefix; None without flags."""
+        """Return done codes 0, 1 or 2, ``[B, T]``, from the flags under a prefix; None without flags."""
         keys = {name: (*prefix, name) if prefix else name for name in _DONE}
         flags = {name: self.number(key) for name, key in keys.items() if self.has(key)}
         return end_codes(flags, "done", where="rows") if flags else None
@@ -237,17 +237,19 @@ def _batch_dims(given: dict[FieldKey, Any], batch_dims: int | None) -> int:
 
 _NUMBERS = ("source", "target", "previous", "count", "terminated", "truncated")
 _EDGE = np.dtype([(name, "i8") for name in _NUMBERS] + [("reward", "f8")])
-"""An edge of a forest: its nodes, the edge that left its source before it or -1, how often it was taken and ended an
-episode, and the sum of its rewards."""
+"""The record of a forest's edge: its nodes, the previous edge of the same source node (or -1), the counts of its
+transitions and of ends of episodes, and the sum of its rewards.
+"""
 
 
 class Forest:
     """A graph of transitions: each observation is a node, and each action an edge to the next observation.
 
-    Observations that are equal byte by byte, in any rollout, are one node. An edge consists of a node, an action and
-    the next node: an action with several outcomes has an edge for each outcome. An edge has the count of its
-    transitions, the sum of their rewards, and the count of ends of episodes. The order of transitions decides the
-    numbers of nodes and edges, and the values of ``extra``. The forest lies in memory; ``dumps`` writes it to a file.
+    Observations that are equal byte by byte, in any rollout, are one node. An edge is identified by a node, an action
+    and the next node, so an action with several outcomes has an edge for each outcome. An edge stores the count of its
+    transitions, the sum of their rewards, and the count of ends of episodes. The order of transitions determines the
+    numbers of nodes and edges, and the values of ``extra``. The forest is kept in memory; ``dumps`` writes it to a
+    file.
 
     Args:
         observation: Fields of the observation.
@@ -256,7 +258,7 @@ class Forest:
         extra: Further fields of edges, with the values of the latest transition.
 
     Raises:
-        ConfigError: An argument is no list of fields, or the list is empty.
+        ConfigError: An argument is not a list of fields, or a required list is empty.
 
     Example:
         >>> import numpy as np
@@ -289,7 +291,7 @@ class Forest:
         self._edge_map = RowMap()
         self._extra: RowMap | None = RowMap() if self._extra_fields else None
         self._memory = np.empty(0, _EDGE)
-        # The latest edge that leaves each node, -1 where none does; also of nodes to come.
+        # The newest edge that leaves each node, -1 without an edge; also for future nodes.
         self._latest = np.empty(0, np.int64)
 
     def __repr__(self) -> str:
@@ -301,12 +303,12 @@ class Forest:
 
     @property
     def num_nodes(self) -> int:
-        """The number of nodes, which are the distinct observations."""
+        """The number of nodes, which is the number of distinct observations."""
         return len(self._node_map)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory."""
+        """The size in memory in bytes."""
         parts = (self._node_map, self._edge_map, self._extra, self._memory, self._latest)
         return sum(part.nbytes for part in parts if part is not None)
 
@@ -319,18 +321,18 @@ class Forest:
             rollouts: Nested dicts of arrays, or a list of single rows. With a field "next", each row is a transition
                 (TED): the observation and action are at the root, the next observation, reward and done in "next";
                 reward and done may also be at the root. Without "next", rows have the alignment "arrived", as in
-                stores: the action, reward and done of a row led to its observation. Episodes then end where "done" is
-                not 0, and begin where "time" or "episode_step" is 0. Rows of alignment "outgoing" need a "next". "done"
-                is 0, 1 (terminal) or 2 (truncated), or rows have the flags "done", "terminated" and "truncated". Rows
-                that a "mask" excludes are ignored.
-            batch_dims: The number of axes of rows: 1, ``[n]``; 2, windows ``[B, T]``; 0, a single transition. By
-                default the number of axes of "mask", else 1.
+                stores: the action, reward and done of a row led to the row's observation. Episodes then end where
+                "done" is not 0, and begin where "time" or "episode_step" is 0. Rows of alignment "outgoing" need a
+                "next". "done" is 0, 1 (terminal) or 2 (truncated); alternatively rows have the flags "done",
+                "terminated" and "truncated". Rows that a field "mask" excludes are ignored.
+            batch_dims: The number of axes that count rows: 1 for ``[n]``; 2 for windows ``[B, T]``; 0 for a single
+                transition. By default the number of axes of "mask", else 1.
 
         Returns:
             The edge of each transition, int64 ``[n]``, in the order of the transitions.
 
         Raises:
-            MissingFieldError: The rows have no observation, no action, or no field that marks where episodes end.
+            MissingFieldError: The rows lack an observation, an action, or a field that marks where episodes end.
             SchemaError: The shape or dtype of a field differs from earlier rows.
             DataError: A reward is not finite, or a code of ``done`` is unknown. The forest is unchanged.
         """
@@ -360,10 +362,10 @@ class Forest:
         return edges
 
     def _transitions(self, rollouts: Any, batch_dims: int | None) -> Transitions:
-        """Return the transitions of rollouts: those of TED have a "next", others are rows of alignment "arrived".
+        """Convert rollouts to transitions; rows in TED have a field "next", other rows have the alignment "arrived".
 
         Raises:
-            SchemaError, MissingFieldError, DataError, ConfigError: As ``extend``.
+            SchemaError, MissingFieldError, DataError, ConfigError: See ``extend``.
         """
         if hasattr(rollouts, "snapshot"):
             raise SchemaError(f"rollouts: expected rows, found {rollouts!r:.100}; store[:] gives its rows")
@@ -381,7 +383,8 @@ class Forest:
             after = {key: rows.field(("next", *path_of(key))) for key in self._observation}
             places: list[FieldKey] = [("next", *path_of(self._reward)), self._reward]
             dones = rows.dones(("next",))
-        else:  # a transition leads from each row to the next one of its episode, which has its action and reward
+        # a transition leads from each row to the next row of its episode, which has the transition's action and reward
+        else:
             after, places, dones = seen, [self._reward], None
         dones = rows.dones(()) if dones is None else dones
         first, second = (slice(None), slice(None)) if ahead else (slice(None, -1), slice(1, None))
@@ -416,7 +419,7 @@ class Forest:
         )
 
     def _grow(self, before: int) -> None:
-        """Make memory for all edges; edges from number ``before`` on are new."""
+        """Extend memory to all edges; edges from number ``before`` on are new."""
         length = len(self._edge_map)
         if length > len(self._memory):
             larger = np.empty(max(length, len(self._memory) * 3 // 2, 16), _EDGE)
@@ -425,19 +428,20 @@ class Forest:
         self._memory[before:length] = 0
 
     def _link(self, before: int) -> None:
-        """Record that the edges from number ``before`` on are the latest that leave their nodes."""
+        """Link the edges from number ``before`` on as the newest edges of their source nodes."""
         if self.num_nodes > len(self._latest):  # at least twice as long, so that it is copied seldom
             self._latest = np.append(self._latest, np.full(self.num_nodes, -1))
         sources = self._memory["source"][before : len(self)]
         order = np.argsort(sources, kind="stable")
         sources, new = sources[order], before + order
-        # Sources 3, 3, 5 of edges 7, 9, 8: edge 7 follows the latest of node 3, edge 9 edge 7, edge 8 that of node 5.
+        # Example: the edges 7, 9, 8 have the sources 3, 3, 5. The previous edge of edge 7 is the newest edge of node 3,
+        # of edge 9 it is edge 7, and of edge 8 it is the newest edge of node 5.
         same = np.diff(sources, prepend=-1) == 0
         self._memory["previous"][new] = np.where(same, np.roll(new, 1), self._latest[sources])
         self._latest[sources] = new  # of equal sources the last one stays
 
     def _check(self, given: Transitions) -> None:
-        """Raise the errors of all parts of the forest for these rows, before any part changes."""
+        """Raise all errors of adding the rows, before any part of the forest changes."""
         one = {key: array[:1] for key, array in given.before.items()}
         after = {key: array[:1] for key, array in given.after.items()}
         for key, array in one.items():
@@ -450,16 +454,16 @@ class Forest:
         zero = np.zeros(1, np.int64)
         actions = {key: array[:1] for key, array in given.actions.items()}
         self._edge_map.index({"source": zero, "target": zero, **_actions(actions)})
-        if self._extra is not None:  # of an edge that is never there, whose fields all others then have
+        if self._extra is not None:  # an edge that never exists, which defines the fields of all other edges
             self._extra.extend({"edge": zero - 1}, nest({key: array[:1] for key, array in given.extra.items()}))
 
     # ------------------------------------------------------------------ reading
 
     def index(self, rows: Any) -> Integers:
-        """Return the nodes with these observations, int64 ``[n]``; -1 for an unknown observation.
+        """Return the nodes of the given observations, int64 ``[n]``; -1 for an unknown observation.
 
         Args:
-            rows: A tree of arrays ``[n, ...]``; fields that are no observation are ignored.
+            rows: A tree of arrays ``[n, ...]``; fields that are not part of the observation are ignored.
 
         Raises:
             SchemaError: The observations have another shape or dtype.
@@ -467,17 +471,17 @@ class Forest:
         return self._node_map.index(rows)
 
     def contains(self, rows: Any) -> npt.NDArray[np.bool_]:
-        """Whether the forest has nodes with these observations, bool ``[n]``; errors as ``index``."""
+        """Return whether the forest has a node for each observation, bool ``[n]``; raises the errors of ``index``."""
         return self.index(rows) >= 0
 
     def get_children(self, root: Any) -> Any:
         """Return the outcomes of each action at an observation.
 
         Args:
-            root: One observation, without an axis of rows, or the number of a node.
+            root: An observation without an axis of rows, or the number of a node.
 
         Returns:
-            Rows in TED format ``[n, ...]``, one for each edge, with "count" and the mean reward.
+            Rows in TED ``[n, ...]``, one row for each edge, with a field "count" and the mean reward.
 
         Raises:
             MissingRowError: The observation is not in the forest.
@@ -485,16 +489,16 @@ class Forest:
         return self.get_tree(root, max_depth=1, compact=False).rows()
 
     def get_tree(self, root: Any, *, max_depth: int | None = None, compact: bool = True) -> Tree:
-        """Return the tree of known rollouts from an observation.
+        """Return the tree of known rollouts that begin at an observation.
 
         Args:
-            root: One observation, without an axis of rows, or the number of a node. Other fields are ignored.
+            root: An observation without an axis of rows, or the number of a node. Other fields are ignored.
             max_depth: The largest number of edges from the root to a vertex; None for no limit.
-            compact: Whether an observation with one incoming and one outgoing edge is merged into a single edge instead
-                of becoming a vertex.
+            compact: Whether an observation with one incoming and one outgoing edge becomes part of an edge instead of a
+                vertex.
 
         Returns:
-            The tree, which later changes of the forest do not affect.
+            The tree. Later changes of the forest do not affect it.
 
         Raises:
             MissingRowError: The observation is not in the forest.
@@ -503,7 +507,7 @@ class Forest:
         if max_depth is not None and max_depth < 0:
             raise ConfigError(f"max_depth: expected at least 0, found {max_depth}")
         columns = [self._memory[name] for name in ("previous", "target", "terminated", "count")]
-        # The items of a memoryview are Python numbers, which are read one by one in half the time.
+        # Reading single items of a memoryview takes half the time of reading an array, because they are Python numbers.
         links = Links(*(memoryview(column) for column in (self._latest, *columns)))  # type: ignore[arg-type]
         graph = collect(links, self._node(root), max_depth, compact)
         steps = self._steps(graph.steps, graph.nodes)
@@ -564,7 +568,7 @@ class Forest:
     # ------------------------------------------------------------------ files
 
     def dumps(self, path: str | PathLike[str]) -> None:
-        """Save the forest to a file; after an error the old file is unchanged.
+        """Save the forest to a file; after an error, an existing file is unchanged.
 
         Raises:
             StorageError: The file cannot be written.
@@ -582,7 +586,7 @@ class Forest:
         """Return the forest that ``dumps`` saved, with the same numbers of nodes and edges.
 
         Raises:
-            StateError: The file is damaged, of another kind, or of a newer version.
+            StateError: The file is damaged, has other content, or a newer version wrote it.
             StorageError: The file cannot be read.
         """
         state = read_checkpoint(path)
@@ -608,5 +612,7 @@ class Forest:
 
 
 def _actions(fields: dict[FieldKey, npt.NDArray[Any]]) -> dict[str, Any]:
-    """Return actions as a part of an edge's key, by number, since a name may equal the name of another part."""
+    """Return actions as a part of an edge's key, with numbers as names, because a field's name may equal the name of
+    another part.
+    """
     return {"action": {str(number): array for number, array in enumerate(fields.values())}} if fields else {}

@@ -20,16 +20,16 @@ Integers = npt.NDArray[np.int64]
 
 
 class Steps(NamedTuple):
-    """The S steps of a tree.
+    """The S steps of a tree, as arrays.
 
     Attributes:
         sources, targets: The observations before and after each step, by their position in the tree, int64 ``[S]``.
         counts: The number of transitions of each step, int64 ``[S]``.
         rewards: The mean reward, float64 ``[S]``.
-        dones: As for edges of the tree, int8 ``[S]``.
+        dones: Done codes, int8 ``[S]``; see ``Tree``.
         terminated, truncated: The number of episodes that terminated, or were truncated, with the step, int64 ``[S]``.
-        fields: Actions and other fields ``[S, ...]`` of the latest transition.
-        actions: The fields that are actions.
+        fields: Actions and other fields ``[S, ...]``, with the values of each step's latest transition.
+        actions: The names of the fields that are actions.
     """
 
     sources: Integers
@@ -44,7 +44,7 @@ class Steps(NamedTuple):
 
 
 def as_arrays(rows: Any) -> Any:
-    """Return rows in which lists of text, or of values that differ in length, are arrays."""
+    """Convert lists of text, and lists of values that differ in length, in rows to arrays."""
     if isinstance(rows, dict):
         return {name: as_arrays(child) for name, child in rows.items()}
     if not isinstance(rows, list) or all(isinstance(value, str) for value in rows):
@@ -65,9 +65,10 @@ class _Worth(NamedTuple):
 
     Attributes:
         gains, shares: Float64 ``[E]``.
-        children: The vertex that each edge leads to, int64 ``[E]``.
-        weights: The weight of each edge among the edges of its choice, float64 ``[E]``.
-        choices: The group of each edge for averages: the edges of one action at a vertex, or of the vertex, ``[E]``.
+        children: The vertex at the end of each edge, int64 ``[E]``.
+        weights: The weight of each edge in the average of its group, float64 ``[E]``.
+        choices: The group of each edge, ``[E]``. A group is averaged: the edges of one action at a vertex, or all edges
+            of a vertex.
     """
 
     gains: Floats
@@ -95,22 +96,22 @@ def _worth(tree: Tree, discount: float, best: bool) -> _Worth:
 
 
 def _actions(tree: Tree) -> Integers:
-    """Return a number for the action of each edge's first step; equal actions have equal numbers."""
+    """Number the actions of the edges' first steps; equal actions get equal numbers."""
     first = tree.bounds[:-1]
     fields = {key: tree.steps.fields[key][first] for key in tree.steps.actions}
     return RowMap().extend(nest(fields)) if fields else np.zeros(len(first), np.int64)
 
 
 def _times(shares: Floats, values: Floats) -> Floats:
-    """Return the product; 0 for a share of 0, also if the value is infinite."""
+    """Return the product ``shares * values``; 0 for a share of 0, even if the value is infinite."""
     return np.multiply(shares, values, out=np.zeros(len(shares)), where=shares != 0)
 
 
 def _settled(tree: Tree, worth: _Worth, group: list[int], vertices: Sequence[float], discount: float) -> list[float]:
-    """Compute the values of vertices on cycles: value iteration from 0.
+    """Compute the values of vertices on cycles by value iteration from 0.
 
-    From n steps to 2 n the values come at least ``1 - discount**n`` of their way nearer to where they end. So with
-    ``discount**n`` of at most 1/2 they are not farther from there than the last n steps moved them.
+    Between n and 2 n iterations, the distance of the values from their limit shrinks at least by the factor
+    ``discount**n``. So if ``discount**n`` is at most 1/2, this distance is at most the change in the last n iterations.
     """
     edges = np.concatenate([tree.leaving(vertex) for vertex in group])
     children, weights = worth.children[edges], worth.weights[edges]
@@ -151,7 +152,8 @@ Edges = list[list[tuple[int, int, bool]]]
 
 
 def components(edges: Edges) -> list[list[int]]:
-    """Return groups of vertices: vertices on a common cycle are one group, and a group follows those that it leads to.
+    """Return the strongly connected components: vertices on a common cycle are one group. A group follows all groups
+    that its edges lead to.
 
     Tarjan (1972), "Depth-first search and linear graph algorithms", without recursion.
     """
@@ -172,7 +174,7 @@ def components(edges: Edges) -> list[list[int]]:
             if places[vertex] < len(edges[vertex]):
                 _, child, ended = edges[vertex][places[vertex]]
                 if not ended and number[child] < 0:
-                    way.append(child)  # and this edge once more when it is done
+                    way.append(child)  # process this edge once more when the child is done
                     continue
                 places[vertex] += 1
                 if not ended and not grouped[child]:
@@ -187,7 +189,7 @@ def components(edges: Edges) -> list[list[int]]:
 
 
 def _taken(waiting: list[int], vertex: int) -> list[int]:
-    """Pop a stack down to and including a vertex, and return the popped vertices."""
+    """Pop vertices from a stack down to and including a vertex; return them."""
     taken = [waiting.pop()]
     while taken[-1] != vertex:
         taken.append(waiting.pop())
@@ -196,7 +198,7 @@ def _taken(waiting: list[int], vertex: int) -> list[int]:
 
 def paths(edges: Edges, groups: list[list[int]]) -> Iterator[Path]:
     """Yield all paths from the root to their ends, paths with fewer edges first."""
-    # A path can return only within a group: one bit for each of its vertices that the path has passed.
+    # A path can return to a vertex only inside its group, so a bit mask marks the vertices of the group on the path.
     bits = [0] * len(edges)
     member = [0] * len(edges)
     for number, group in enumerate(groups):
@@ -210,7 +212,7 @@ def paths(edges: Edges, groups: list[list[int]]) -> Iterator[Path]:
             continue
         for number, (_, child, ended) in enumerate(edges[vertex]):
             same = member[child] == member[vertex]
-            # -1: the path ends with the edge, and waits for shorter ones.
+            # -1: the path ends with this edge, and is yielded after all shorter paths.
             if ended or (same and passed & bits[child]):
                 waiting.append((-1, 0, (*path, number)))
             else:
@@ -218,9 +220,10 @@ def paths(edges: Edges, groups: list[list[int]]) -> Iterator[Path]:
 
 
 def folded(edges: Edges, groups: list[list[int]]) -> tuple[int, int]:
-    """Return the edges of the longest path, and the vertices of all paths, each counted once per path to it.
+    """Return the number of edges of the longest path, and the number of vertices, each counted once for each path to
+    it.
 
-    Paths through a group are walked singly, from each entry vertex; all else is summed.
+    Paths inside a group are enumerated from each entry vertex; other paths are counted by sums.
     """
     member = [0] * len(edges)
     for number, group in enumerate(groups):
@@ -242,9 +245,9 @@ def folded(edges: Edges, groups: list[list[int]]) -> tuple[int, int]:
 
 
 def _ways(edges: Edges, member: list[int], begin: int) -> Iterator[tuple[int, int]]:
-    """Yield all walks within a group that pass no vertex twice: the length, and the vertex behind the group.
+    """Yield all paths within a group that visit no vertex twice: the length, and the first vertex after the group.
 
-    The vertex is -1 if the walk ends in the group.
+    The vertex is -1 if the path ends in the group.
     """
     passed = {begin}
     way = [(begin, iter(edges[begin]))]
@@ -275,7 +278,7 @@ def _plain(value: Any) -> Any:
 
 
 def _places(tree: Tree) -> tuple[list[float], list[int]]:
-    """Lay out vertices: leaves side by side, others above the middle of the children first seen there."""
+    """Return the plot positions of vertices: leaves next to each other, other vertices centred above their children."""
     down, below = [0] * len(tree), [[] for _ in range(len(tree))]  # type: list[int], list[list[int]]
     seen = {0}
     for parent, child in tree.edges.tolist():
@@ -300,27 +303,28 @@ def _places(tree: Tree) -> tuple[list[float], list[int]]:
 
 @dataclass(frozen=True, eq=False)
 class Tree:
-    """The known rollouts from an observation: vertices, and edges with the steps from one vertex to the next.
+    """The known rollouts that begin at an observation: vertices, and edges that consist of the steps between two
+    vertices.
 
-    Vertices have numbers, 0 the root, in the order of their distance from it; edges are ordered by the vertex that they
-    leave. A path is the number of an edge at each vertex: ``(0, 2)`` is the first edge of the root, and the third edge
-    of the vertex it leads to. An observation is one vertex, also if several edges and so several paths lead to it. A
-    path ends with an edge to a vertex of the same path, with an edge at which every episode terminated, or at a vertex
-    without leaving edges.
+    Vertices are numbered by their distance from the root, which is vertex 0; edges are ordered by the vertex that they
+    leave. A path lists the number of an edge at each vertex: ``(0, 2)`` is the first edge of the root, followed by the
+    third edge of the next vertex. An observation is one vertex even if several edges, and thus several paths, lead to
+    it. A path ends with an edge that leads back to a vertex of the path, with an edge at which every episode
+    terminated, or at a vertex without leaving edges.
 
-    ``Forest.get_tree`` creates it; later changes of the forest do not affect it.
+    ``Forest.get_tree`` creates a tree; later changes of the forest do not affect it.
 
     Attributes:
         nodes: The number in the forest of each vertex, int64 ``[V]``.
-        edges: The vertices that each edge leads from and to, int64 ``[E, 2]``.
-        counts: The number of times that an edge's first step was taken, int64 ``[E]``.
+        edges: The begin and end vertex of each edge, int64 ``[E, 2]``.
+        counts: The number of transitions of each edge's first step, int64 ``[E]``.
         rewards: The sum of the mean rewards of an edge's steps, float64 ``[E]``.
-        dones: 1 where the episode terminated with an edge each time, 2 where it ended each time, but not always
-            terminated, else 0; int8 ``[E]``. ``steps`` holds the counts.
-        ended: Whether the episode terminated each time with an edge, bool ``[E]``.
-        bounds: The steps of edge e are those from ``bounds[e]`` to ``bounds[e + 1]``, int64 ``[E + 1]``.
+        dones: Done codes, int8 ``[E]``: 1 if every episode terminated with the edge; 2 if every episode ended with it,
+            but not all terminated; else 0. ``steps`` has the counts.
+        ended: Whether every episode terminated with the edge, bool ``[E]``.
+        bounds: Edge e consists of the steps ``bounds[e] .. bounds[e + 1] - 1``, int64 ``[E + 1]``.
         steps: All steps, in the order of the edges.
-        observations: The observations of the vertices, followed by the observations within edges: a tree of arrays.
+        observations: The observations of the vertices, followed by the observations inside edges, as a tree of arrays.
         reward_key: The name of the reward in rollouts.
     """
 
@@ -345,7 +349,7 @@ class Tree:
     # ------------------------------------------------------------------ vertices and edges
 
     def observation(self, vertex: int | Integers) -> Any:
-        """Return the observation of a vertex, or of several: a tree of arrays."""
+        """Return the observation of a vertex, or of several vertices, as a tree of arrays."""
         return map_tree(lambda leaf: leaf[vertex], self.observations)
 
     def leaving(self, vertex: int) -> Integers:
@@ -362,7 +366,7 @@ class Tree:
         return children
 
     def parents(self, vertex: int) -> Integers:
-        """Return the vertices from which an edge leads to a vertex, each once."""
+        """Return the distinct vertices from which an edge leads to a vertex."""
         return np.unique(self.edges[self.entering(vertex), 0])
 
     def edges_along(self, path: Sequence[int]) -> Integers:
@@ -396,18 +400,18 @@ class Tree:
         return int(self.edges[edges[-1], 1]) if len(edges) else 0
 
     def index(self, rows: Any) -> Integers:
-        """Return the vertices with these observations, int64 ``[n]``; -1 for an unknown observation.
+        """Return the vertices of the given observations, int64 ``[n]``; -1 for an unknown observation.
 
         Args:
-            rows: A tree of arrays ``[n, ...]`` with the fields of the observation, and others, if any.
+            rows: A tree of arrays ``[n, ...]`` with the fields of the observation; other fields are ignored.
 
         Raises:
-            SchemaError: Fields unlike those of the observation.
+            SchemaError: Fields differ in dtype or shape from the observation's fields.
         """
         return self._known.index(rows)
 
     def contains(self, rows: Any) -> npt.NDArray[np.bool_]:
-        """Whether the tree has vertices with these observations, bool ``[n]``; errors as ``index``."""
+        """Return whether the tree has a vertex for each observation, bool ``[n]``; raises the errors of ``index``."""
         return self.index(rows) >= 0
 
     # ------------------------------------------------------------------ paths
@@ -415,7 +419,7 @@ class Tree:
     def valid_paths(self) -> Iterator[Path]:
         """Yield all paths from the root to their ends, paths with fewer edges first.
 
-        If observations are reached on several ways, the number of paths may be very large; paths are created one by
+        If several paths lead to the same observations, the number of paths may be very large; paths are created one by
         one.
         """
         return paths(self._leaving, self._groups)
@@ -423,7 +427,7 @@ class Tree:
     def max_length(self) -> int:
         """Return the number of edges on the longest path.
 
-        Paths through cycles are walked one by one, and their number may be very large.
+        Paths through cycles are enumerated one by one, and their number may be very large.
         """
         return folded(self._leaving, self._groups)[0]
 
@@ -431,12 +435,13 @@ class Tree:
         """Return the number of vertices.
 
         Args:
-            count_repeat: Whether a vertex counts once per path to it; these paths are walked as by ``max_length``.
+            count_repeat: Whether a vertex counts once for each path to it; see ``max_length`` for the cost.
         """
         return folded(self._leaving, self._groups)[1] if count_repeat else len(self)
 
     def select_by(self, scores: npt.ArrayLike | Callable[[Tree], npt.ArrayLike]) -> Path:
-        """Return the path that takes the edge with the largest score at each vertex; the first of equal ones.
+        """Return the path that takes the edge with the largest score at each vertex; among equal scores, the first
+        edge.
 
         Args:
             scores: A number for each edge ``[E]``, such as ``counts``, or a function from the tree to these numbers.
@@ -466,7 +471,7 @@ class Tree:
         return self.rows(np.arange(self.bounds[edge], self.bounds[edge + 1]))
 
     def rollout_from_path(self, path: Sequence[int]) -> Any:
-        """Return the steps of all edges of a path, as ``rollout``; no steps for the empty path.
+        """Return the steps of all edges of a path; see ``rollout``. The empty path has no steps.
 
         Raises:
             MissingRowError: The path does not exist.
@@ -475,7 +480,7 @@ class Tree:
         return self.rows(np.concatenate([np.empty(0, np.int64), *steps]))
 
     def rows(self, steps: Any = slice(None)) -> Any:
-        """Return steps by their numbers as rows of TED, all by default: arrays ``[n, ...]``, with "count"."""
+        """Return steps, by default all, as rows of TED: arrays ``[n, ...]``, with "count"."""
         taken = self.steps
         dones = taken.dones[steps]
         rows = {key: array[steps] for key, array in taken.fields.items()}
@@ -489,25 +494,26 @@ class Tree:
     def values(
         self, discount: float = 1.0, *, best: bool = False, leaf_values: npt.ArrayLike = 0.0
     ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-        """Return the values of vertices and edges: the mean of the observed returns, or the return of the best action.
+        """Return the values of vertices and edges: the mean of observed returns, or with ``best`` the return of the
+        best action.
 
         The reward of a step is the mean of the observed rewards. The value of an edge is the reward of its steps plus
-        the discounted value of its end vertex, times the share of episodes that did not terminate there. On cycles,
-        values are the limit of value iteration from 0, to 1e-9 of the largest value, independent of the order of
-        rollouts.
+        the discounted value of its end vertex; that value is multiplied by the share of transitions that did not
+        terminate. On cycles, values are the limit of value iteration from 0, to 1e-9 of the largest value, independent
+        of the order of rollouts.
 
         Args:
             discount: The discount per step.
             best: Whether the value of a vertex is the value of its best action; else the mean of its edges, weighted by
                 their counts. Outcomes of the same action are always averaged.
-            leaf_values: The value of vertices without leaving edges: a number, or one number for each vertex ``[V]``.
+            leaf_values: The value of vertices without leaving edges: a number, or a number for each vertex ``[V]``.
 
         Returns:
             Values of the vertices ``[V]`` and of the edges ``[E]``, float64.
 
         Raises:
             ConfigError: The values of a tree with cycles do not converge with this discount, for example 1.
-            SchemaError: ``leaf_values`` is neither one value nor one value for each vertex.
+            SchemaError: ``leaf_values`` is neither a number nor a number for each vertex.
         """
         leaves = np.asarray(leaf_values, np.float64)
         if leaves.shape not in ((), (len(self),)):
@@ -533,7 +539,8 @@ class Tree:
     # ------------------------------------------------------------------ texts and plots
 
     def to_string(self, format: Callable[[Tree, int], Any] | None = None) -> str:
-        """Return a line for each path to a vertex, indented by its length; "..." below a repeated vertex.
+        """Return a text with a line for each path to a vertex, indented by the path's length; "..." below a repeated
+        vertex.
 
         Args:
             format: A function ``format(tree, edge)`` that returns the text of an edge; by default the observation at
@@ -543,7 +550,7 @@ class Tree:
         lines, shown = [], {0}
         waiting: list[tuple[tuple[int, ...], int]] = []
         waiting += [((number,), int(edge)) for number, edge in enumerate(self.leaving(0))][::-1]
-        way = [0]  # the vertices of the path that a line shows
+        way = [0]  # the vertices on the path of the current line
         while waiting:
             path, edge = waiting.pop()
             del way[len(path) :]
@@ -559,10 +566,11 @@ class Tree:
         return "\n".join(lines)
 
     def plot(self, ax: Any = None, *, label: Callable[[Tree, int], Any] | None = None) -> Any:
-        """Draw the tree with matplotlib: vertices by their depth, edges with a width by their count.
+        """Draw the tree with matplotlib: vertices are placed by their depth, and edges have a width according to their
+        count.
 
         Args:
-            ax: The axes to draw on; by default new ones.
+            ax: The axes to draw on; by default new axes.
             label: A function ``label(tree, vertex)`` that returns the text of a vertex; by default its number.
 
         Returns:
@@ -586,7 +594,7 @@ class Tree:
                 "color": "0.5",
                 "shrinkA": 8,
                 "shrinkB": 8,
-                # Edges that lead back are bent, so that they do not cover the edges that lead there.
+                # Edges that lead back are curved, so that they do not cover the forward edges.
                 "connectionstyle": f"arc3,rad={0.2 if leads_back else 0}",
             }
             ax.annotate("", (across[child], -down[child]), (across[parent], -down[parent]), arrowprops=style)
@@ -599,7 +607,9 @@ class Tree:
 
     @cached_property
     def _leaving(self) -> Edges:
-        """For each vertex the edges that leave it: number, child, and whether each episode terminated with it."""
+        """Return, for each vertex, its leaving edges: number, child, and whether every episode terminated with the
+        edge.
+        """
         edges: Edges = [[] for _ in range(len(self))]
         for edge, ((parent, child), ended) in enumerate(zip(self.edges.tolist(), self.ended.tolist(), strict=True)):
             edges[parent].append((edge, child, ended))
