@@ -11,7 +11,8 @@ REVERB_VENV   ?= .venv-reverb
 LEROBOT_PYTHON ?= python3.11
 LEROBOT_VENV   ?= .venv-lerobot
 PY     := $(VENV)/bin/python
-PIP    := $(PY) -m pip --disable-pip-version-check
+# Without --no-compile pip compiles 22,000 modules, of which the commands import some thousand: Python compiles those.
+INSTALL := -m pip --disable-pip-version-check install --quiet --no-compile
 # Passed on to what a command runs: make test ARGS="-k store -x"
 ARGS   ?=
 # Processes that run the tests; slow ones often wait for a program of theirs.
@@ -108,21 +109,21 @@ $(PY):
 comma := ,
 $(VENV)/.installed-%: pyproject.toml constraints.txt $(addsuffix /__init__.py,$(PACKAGES)) | $(PY)
 	@echo "Installing what 'make $(MAKECMDGOALS)' needs into $(VENV) (the first time takes some minutes)"
-	$(PIP) install --quiet -c constraints.txt -e '.[$*]'
+	$(PY) $(INSTALL) -c constraints.txt -e '.[$*]'
 	@touch $@ $(addprefix $(VENV)/.installed-,$(subst $(comma), ,$*))
 
 $(REVERB_VENV)/.installed: pyproject.toml tests/reverb/requirements.txt
 	@echo "Installing TF-Agents and Reverb into $(REVERB_VENV): 2 GB, some minutes"
 	$(REVERB_PYTHON) -m venv $(REVERB_VENV)
-	$(REVERB_VENV)/bin/python -m pip --disable-pip-version-check install --quiet -r tests/reverb/requirements.txt -e .
-	$(REVERB_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps tf-agents==0.19.0
-	$(REVERB_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --no-build-isolation gym==0.23.0
+	$(REVERB_VENV)/bin/python $(INSTALL) -r tests/reverb/requirements.txt -e .
+	$(REVERB_VENV)/bin/python $(INSTALL) --no-deps tf-agents==0.19.0
+	$(REVERB_VENV)/bin/python $(INSTALL) --no-deps --no-build-isolation gym==0.23.0
 	@touch $@
 
 $(LEROBOT_VENV)/.installed: tests/lerobot/requirements.txt tests/lerobot/environment.py
 	@echo "Installing LeRobot and torchcodec into $(LEROBOT_VENV): 1.6 GB, some minutes"
 	$(LEROBOT_PYTHON) -m venv $(LEROBOT_VENV)
-	$(LEROBOT_VENV)/bin/python -m pip --disable-pip-version-check install --quiet -r tests/lerobot/requirements.txt
-	$(LEROBOT_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps lerobot==0.4.4 torchvision==0.28.0
+	$(LEROBOT_VENV)/bin/python $(INSTALL) -r tests/lerobot/requirements.txt
+	$(LEROBOT_VENV)/bin/python $(INSTALL) --no-deps lerobot==0.4.4 torchvision==0.28.0
 	$(LEROBOT_VENV)/bin/python tests/lerobot/environment.py $(CURDIR)/$(LEROBOT_VENV)/ffmpeg
 	@touch $@

@@ -131,7 +131,7 @@ def environment(folder: Path, *what: str | Path) -> Path:
     """The Python of a new environment, in which something is installed."""
     venv.create(folder, with_pip=True)
     python = folder / ("Scripts" if sys.platform == "win32" else "bin") / "python"
-    run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *what, cwd=folder)
+    run(python, "-m", "pip", "install", "--quiet", "--no-compile", "--disable-pip-version-check", *what, cwd=folder)
     return python
 
 
