@@ -116,7 +116,7 @@ def while_sampling(settings: Settings) -> list[Table]:
             for every, call in between.items()
         ),
     ]
-    notes = [f"A batch after {_APPENDS_A_BATCH} appended rows of six columns; times include the appending."]
+    notes = [f"Times include appending {_APPENDS_A_BATCH} rows of six columns before each batch."]
     name = f"{title}, and rows appended by the same thread"
     first = compare(settings, "appends", name, alternating, rounds=rounds, notes=notes)
     with _process() as process, _thread(store(), rows) as thread:
@@ -126,8 +126,8 @@ def while_sampling(settings: Settings) -> list[Table]:
             Contender("while a thread appends", source(store()).__getitem__, "ours", True, 0, 128, *thread),
         ]
         notes = [
-            "By the wall clock, with an appender that never pauses.",
-            "A thread of the same interpreter holds its lock, so sampling has to wait for it.",
+            "Times are wall-clock times while another thread or process appends without pauses.",
+            "A thread of the same interpreter holds the interpreter lock (GIL), so sampling waits for the thread.",
         ]
         name = f"{title}, while others append"
         return [first, compare(settings, "appends-beside", name, beside, rounds=rounds, notes=notes)]

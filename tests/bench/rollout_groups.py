@@ -141,7 +141,7 @@ def _writing(settings: Settings) -> Table:
         budget=3,
         units=_AT_ONCE,
         unit="rollouts",
-        notes=["By the wall clock. Encoding is of the tables as they lie in memory, and nothing is written."],
+        notes=["Times are wall-clock times. The row for encoding encodes tables in memory and writes no file."],
     )
     # Not between rounds: for a minute ext4 passes over the inodes that were freed whenever a file is made, and that
     # takes several times as long as making it.
@@ -212,7 +212,7 @@ def _opening(settings: Settings) -> Table:
         budget=2,
         units=_AT_ONCE,
         unit="rollouts",
-        notes=["By the wall clock. Digests and pages' checksums are verified, which the first does not do."],
+        notes=["Times are wall-clock times. All rows except the first verify digests and the checksums of pages."],
     )
     shutil.rmtree(folder)
     return table

@@ -85,8 +85,8 @@ def _figure(figure: Figure) -> tuple[str, str, str]:
 _INTRODUCTION = """\
 # Benchmarks
 
-Written by `make bench` (and `make bench-scale` for the largest data); run it yourself, and look at the ratios: times
-are those of the machine below, which is small and was shared.
+`make bench` writes this page (and `make bench-scale` measures the largest data). Compare ratios rather than times, since
+the machine below is small and was shared with other work. Run the command to measure your own machine.
 
 {machine}
 
@@ -94,17 +94,17 @@ are those of the machine below, which is small and was shared.
 
 ## How to read this
 
-- The **floor** is a loop of `memcpy` in C over the very same windows, into memory that is kept: no reader of this data
-  can be faster on one core. The first row of a table is what the others are compared with.
-- Contenders take turns of a few milliseconds in one process. A ratio is taken turn by turn, so what slows the machine
-  down for a while slows all of them down. Shown are medians, and quartiles in brackets.
-- A contender is charged its processor time where that is less than the wall clock, so that other work on the machine
-  does not count. Where processes take part, or decoding is spread over cores, it is the wall clock.
-- Every contender runs on one core, but for those whose threads or processes are the point: torch is told to use one
-  thread, which is the fastest for TorchRL here.
-- Peers get what suits them: arrays in memory or mapped flat files instead of record batches, cached trajectory bounds,
-  jitted functions with the compilation left out.
-- `mouse source[i]` delivers the dtypes that are stored, as the peers do (`dtypes={{"obs_continuous": "float32"}}`).
+- The **floor** is a loop of `memcpy` in C over the same windows, into allocated memory. No reader of these data can be
+  faster on one core. Ratios compare each row of a table with the first row.
+- In one process, the compared programs alternate every few milliseconds. A ratio is computed for each pair of turns, so
+  a slow phase of the machine affects both programs alike. Tables show medians, with quartiles in brackets.
+- The time of a program is its processor time or the wall-clock time, whichever is less, so other work on the machine
+  does not count. For programs with several processes, or decoding on several cores, the time is the wall-clock time.
+- Every program runs on one core, except where threads or processes are measured. torch uses one thread, the fastest
+  setting for TorchRL on this machine.
+- Other libraries run with their fastest settings: arrays in memory or mapped flat files instead of record batches,
+  cached trajectory bounds, and jitted functions without their compilation time.
+- `mouse source[i]` delivers the stored dtypes, as other libraries do (`dtypes={{"obs_continuous": "float32"}}`).
 """
 
 

@@ -262,8 +262,8 @@ def parts(settings: Settings, batch_size: int) -> Table:
         "mouse source[i]": source.__getitem__,
     }
     notes = [
-        "The cast goes through one block of windows again and again, as many batches at a time as source[i] does.",
-        "What source[i] takes beyond both is Python: arrays and dicts, six of the former a batch.",
+        "The cast repeats one block of windows, with as many batches at a time as source[i].",
+        "The rest of the time of source[i] is Python: each batch creates a dict and six arrays.",
     ]
     title = f"Where the time of a batch goes, B={batch_size}, S=64, six columns"
     of = contenders(calls, first="floor", kind="ours", multiple=task.multiple)
@@ -312,5 +312,5 @@ def mixtures(settings: Settings, batch_size: int) -> Table:
     calls = {name: BatchSource(store, 64, batch_size, dtypes=NARROW).__getitem__ for name, store in stores}
     of = contenders(calls, first="floor", kind="ours", multiple=max(1, _PLANNED // batch_size))
     title = f"A mixture of {_MEMBERS} stores, B={batch_size}, S=64"
-    notes = ["`and which`: with the field that says which member a window is of."]
+    notes = ["`and which` means with the field that names the member of each window."]
     return compare(settings, f"mixtures-{batch_size}", title, of, notes=notes)
