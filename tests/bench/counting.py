@@ -48,7 +48,7 @@ def _passes(settings: Settings, store: DatasetStore, observation: Any) -> Table:
     }
     title = f"One pass over {len(observation):,} rows of {_WIDTH} float32"
     notes = [
-        "Our statistics have count, mean, standard deviation, minimum and maximum. Times are processor time of all threads."
+        "Ours computes count, mean, standard deviation, minimum and maximum. Times are processor time of all threads."
     ]
     options: dict[str, Any] = {"rounds": max(5, settings.rounds // 4), "budget": 3, "nbytes": observation.nbytes}
     return compare(settings, "statistics", title, contenders(passes), **options, notes=notes)

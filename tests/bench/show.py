@@ -85,8 +85,8 @@ def _figure(figure: Figure) -> tuple[str, str, str]:
 _INTRODUCTION = """\
 # Benchmarks
 
-`make bench` writes this page (and `make bench-scale` measures the largest data). Compare ratios rather than times, since
-the machine below is small and was shared with other work. Run the command to measure your own machine.
+`make bench` writes this page (and `make bench-scale` measures the largest data). Compare ratios rather than times,
+since the machine below is small and was shared with other work. Run the command to measure your own machine.
 
 {machine}
 
