@@ -4,8 +4,8 @@ A store has one stream, which never changes. A replay buffer has one stream for 
 the oldest steps as new ones come. Both use the same ``EpisodeIndex``: it records the episodes while rows are added, and
 never searches the rows.
 
-A ``WindowRule`` says how many windows an episode of a number of steps has. A ``WindowView`` numbers the windows of all
-episodes: a sampler draws a number (the rank) from ``0 .. count - 1``, and a binary search finds its window.
+A ``WindowRule`` determines the windows of an episode from its number of steps. A ``WindowView`` numbers the windows of
+all episodes: a sampler draws a number (the rank) from ``0 .. count - 1``, and a binary search finds its window.
 """
 
 from __future__ import annotations
@@ -347,8 +347,8 @@ class EpisodeIndex:
 
         Args:
             ends: Whether a step is its episode's last, ``[n, E]``; None: none is.
-            ids: The id of each step's episode, ``[n, E]``; an episode begins where the id changes. None: episodes are
-                numbered.
+            ids: The id of each step's episode, ``[n, E]``; an episode begins where the id changes. If None, episodes
+                are numbered.
         """
         n = len(ends) if ends is not None else len(ids) if ids is not None else 0
         if not n:

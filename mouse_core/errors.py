@@ -1,6 +1,6 @@
 """The errors of this library. All have one base class, and each is also a subclass of the fitting built-in error.
 
-Every message says what was expected, what was found, and where (field, row, file).
+Every message states the expected value, the found value, and the position (field, row, file).
 """
 
 from __future__ import annotations

@@ -205,8 +205,8 @@ def joined(parts: Iterable[tuple[str, DatasetMetadata]], *, have_rows: bool = Fa
 
     Args:
         parts: The name of each part, for messages, and its metadata.
-        have_rows: Whether each part has rows. The rows of a part without alignment are assumed to be "arrived". They
-            contradict parts with "outgoing", and the joined dataset gets no alignment either.
+        have_rows: Whether each part has rows. The rows of a part without alignment are assumed to be "arrived". Such
+            rows contradict parts with "outgoing", and the joined dataset gets no alignment either.
 
     Raises:
         SchemaError: Two parts contradict each other.

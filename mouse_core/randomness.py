@@ -71,7 +71,7 @@ def check_seed(seed: object) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """The name of a stream of random numbers. It has no state: two draws from the same key give the same numbers.
+    """The name of a stream of random numbers. A key has no state: two draws from the same key give the same numbers.
 
     Args:
         seed: The user's seed, in ``[0, 2**64)``.
@@ -232,8 +232,8 @@ class Order:
 
     Above 16,384 elements, the permutation is a Feistel network on a grid of about ``sqrt(n) x sqrt(n)`` cells (Luby and
     Rackoff, 1988; Black and Rogaway, "Ciphers with arbitrary finite domains", 2002), with cycle walking for the few
-    cells beyond ``n``. It needs no memory, and computes any position in constant time. Smaller sets are a stored
-    shuffle.
+    cells beyond ``n``. The network needs no memory, and computes any position in constant time. Smaller sets are a
+    stored shuffle.
 
     Args:
         key: The key of the permutation.

@@ -1,6 +1,6 @@
 """The rank of this process, the meaning of ``shard="auto"``, and the exchange of notes between ranks.
 
-The module imports no framework. It reads the ranks from a framework that the program has imported and initialised.
+The module imports no framework. The ranks are read from a framework that the program has imported and initialised.
 """
 
 from __future__ import annotations

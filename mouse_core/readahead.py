@@ -6,8 +6,8 @@ with a depth of 4 MB and batches of 400 KB, batches 4 to 13 are requested when b
 2 MB of the requested bytes are left.
 
 - ``RemoteMemory`` is memory whose bytes are fetched on request: a cache of remote objects, or ``LocalFiles``.
-- ``LocalFiles`` requests pages of mapped files from the kernel (``MADV_WILLNEED``). It starts when page faults wait for
-  a disk, and stops when nothing is read from a disk any more. With all data in memory it only reads a counter.
+- ``LocalFiles`` requests pages of mapped files from the kernel (``MADV_WILLNEED``). Readahead starts when page faults
+  wait for a disk, and stops when nothing is read from a disk any more. With all data in memory it only reads a counter.
 - ``ReadaheadWindow`` adapts the number of bytes to request ahead. Example: with files of 2.8 GB and 900 MB of memory
   the window begins at 4 MB, about ten batches of six columns.
 """

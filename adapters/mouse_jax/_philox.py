@@ -49,9 +49,9 @@ def integers(bits: Pair, high: jax.Array) -> jax.Array:
 
     ``Key.integers`` converts a word's upper 53 bits, m, to the float64 ``m * 2**-53``, multiplies it by ``high`` and
     truncates. The product is first rounded to 53 bits: if it lies less than half a unit of its last place below an
-    integer, it becomes this integer. This function computes the product exactly. Its integer part q has b bits, which
-    leaves 53 - b bits for the fraction. So the float64 product is rounded up to q + 1 if the fraction is at least ``1 -
-    2**(b - 54)``. A tie is rounded to q + 1 too, which is even in its last place.
+    integer, it becomes this integer. This function computes the product exactly. The product's integer part q has b
+    bits, which leaves 53 - b bits for the fraction. So the float64 product is rounded up to q + 1 if the fraction is at
+    least ``1 - 2**(b - 54)``. A tie is rounded to q + 1 too, which is even in its last place.
 
     Args:
         bits: The two halves of the words, uint32 ``[n]`` each.

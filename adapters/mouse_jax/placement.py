@@ -25,7 +25,7 @@ class Placement:
     Args:
         target: A device or a sharding; None: JAX's default device, to which arrays are not committed.
         parts: The parts of a complete batch that this process needs, as shards ``(rank, count)`` with one count, in
-            ascending order. None: the source's own rows.
+            ascending order. If None, the process needs the source's own rows.
     """
 
     target: jax.Device | Sharding | None = None

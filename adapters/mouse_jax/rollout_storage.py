@@ -458,9 +458,9 @@ def recurrent_mini_batches(
         rollout: A full rollout, with returns if it has values.
         num_mini_batches, num_epochs, drop_last, shuffle: The same options as in
             ``RolloutStorage.recurrent_mini_batch_generator``; static in ``jax.jit``.
-        num_trajectories: Number of trajectories in a mini-batch, K; surplus trajectories are empty. None: the actual
-            number, which differs between mini-batches, so that each mini-batch is compiled. Under ``jax.jit``, where
-            the number is unknown, None means T times the number of environments.
+        num_trajectories: Number of trajectories in a mini-batch, K; surplus trajectories are empty. If None, it is the
+            actual number, which differs between mini-batches, so that each mini-batch is compiled. Under ``jax.jit``,
+            where the number is unknown, None means T times the number of environments.
 
     Returns:
         The rollout after these epochs, and an iterator over the mini-batches; under ``jax.jit`` a tuple of them.

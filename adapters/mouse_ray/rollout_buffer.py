@@ -23,8 +23,8 @@ class RolloutBufferActor(groups.RolloutBuffer):
     ``create_and_store_batch`` is not repeated, and raises an error; ``batches`` shows whether the batch was stored.
 
     Calls of several producers run concurrently, and one disk sync serves several calls. Send many rollouts in each
-    call: Ray then passes their arrays in shared memory without a copy. They stay in this memory while the rollouts wait
-    for their group or to be drawn (``memory_bytes`` limits this memory).
+    call: Ray then passes their arrays in shared memory without a copy. The arrays stay in shared memory while the
+    rollouts wait for their group or to be drawn (``memory_bytes`` limits this memory).
 
     The folder must be on a disk that all nodes can access, if the actor may restart on another node.
     """
@@ -39,8 +39,8 @@ class RolloutBufferActor(groups.RolloutBuffer):
     def add_rollouts(self, rollouts: Iterable[RolloutRecord], *, timeout: float | None = None) -> int:  # type: ignore[override]
         """Add rollouts; when the call returns, they are on the disk.
 
-        The result is the number of new rollouts. It is smaller if the actor had executed a repeated call before it
-        died.
+        The result is the number of new rollouts. The number is smaller if the actor had executed a repeated call before
+        it died.
         """
         return super().add_rollouts(rollouts, timeout=timeout)
 

@@ -151,7 +151,7 @@ def profile(thresholds: ArrayLike) -> Statistic:
 def probability_above(left: ArrayLike, right: ArrayLike, *, tie: float = 0.0) -> float:
     """Return the share of pairs in which a run of ``left`` lies above a run of ``right``; ties count half.
 
-    This is rliable's probability of improvement for one task (the Mann-Whitney statistic divided by the number of
+    The result is rliable's probability of improvement for one task (the Mann-Whitney statistic divided by the number of
     pairs). The caller decides whether a larger or a smaller value is an improvement.
 
     Args:

@@ -264,10 +264,10 @@ class Study:
             the study's options.
         store: The data of the runs: the path of recorded data of any format; a dict of ``path`` and other arguments of
             ``mouse_core.DatasetStore.open``; or a function without arguments that creates a ``DatasetStore``. The
-            function is called once, and its store is saved in the study's folder. None: trainings have their own
+            function is called once, and its store is saved in the study's folder. If None, the trainings have their own
             batches.
         batches: Arguments of the loader, the same for all frameworks; or a function that returns these arguments for a
-            variant's options. Its results need not be plain values.
+            variant's options. The function's results need not be plain values.
         evaluate_every: The number of steps between two evaluations; None: only after the last step.
         checkpoint_every: The number of steps between two checkpoints, from which a killed run continues.
         threads: The number of threads for computations of a run. With another number, sums may be rounded differently.

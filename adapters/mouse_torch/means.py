@@ -48,13 +48,14 @@ def global_mean(
     """Return the masked mean of ``values`` over the processes of a group: ``sum(mask * values) / sum(mask)``.
 
     The mean is exact even if processes have different numbers of windows or steps, or none. A mean over the means of
-    the processes would not be exact, because a step in a process with few steps would have more weight. This would
-    change the gradient by 1 to 3% with usual episodes, and by up to 12%.
+    the processes would not be exact, because a step in a process with few steps would have more weight. With usual
+    episodes, a mean of means would change the gradient by 1 to 3%, and by up to 12%.
 
-    The loss is the same in all processes. Its gradient, averaged over the processes as ``DistributedDataParallel`` and
-    FSDP do, equals the gradient of the whole batch. For example, 2 processes with 10 and 30 steps have losses with the
-    sums 5 and 7. The loss is ``(5 + 7) / 40``, and the gradients are the gradients of ``2 * 5 / 40`` and
-    ``2 * 7 / 40``. Every process must call this function, because it sums two numbers over the group.
+    The loss is the same in all processes. The loss's gradient, averaged over the processes as
+    ``DistributedDataParallel`` and FSDP do, equals the gradient of the whole batch. For example, 2 processes with 10
+    and 30 steps have losses with the sums 5 and 7. The loss is ``(5 + 7) / 40``, and the gradients are the gradients of
+    ``2 * 5 / 40`` and ``2 * 7 / 40``. Every process must call this function, because it sums two numbers over the
+    group.
 
     Gradients that are accumulated over micro-batches need ``count``: means of micro-batches with 10 and 30 steps do not
     add up to the mean of 40. With ``count`` each call returns its part, ``sum(mask * values) / count``. The sum of the
@@ -62,8 +63,8 @@ def global_mean(
 
     Args:
         values: Floats ``[b, ...]``, for example a loss for each step ``[b, S]``.
-        mask: Mask of the values that count, bool, or weights of the values. Its shape is a prefix of the shape of
-            ``values``: ``[b]`` or ``[b, S]``. All other values are ignored, even NaN. None: all values count.
+        mask: Mask of the values that count, bool, or weights of the values. The mask's shape is a prefix of the shape
+            of ``values``: ``[b]`` or ``[b, S]``. All other values are ignored, even NaN. None: all values count.
         count: The divisor in place of the sum of this call's mask: ``global_count`` of the masks of all micro-batches
             of a step. Without a mask, it is the number of elements of ``values`` in all micro-batches and processes.
         group: The processes that share the batch; None: all processes. Without ``torch.distributed``: this process.

@@ -52,8 +52,8 @@ class TensorStorage(RingStorage):
         ndim: Number of leading axes: 1, or 2 for ``[time, env]``, where every environment is a separate stream.
         device: The device of the rows.
         alignment: The transition that the action, reward and done of a row belong to; None: "outgoing".
-        ragged: Fields whose rows are arrays of different lengths; see ``ArrayStorage``. These fields and texts are kept
-            on the host.
+        ragged: Fields whose rows are arrays of different lengths; see ``ArrayStorage``. Ragged fields and texts are
+            kept on the host.
 
     Raises:
         ConfigError: An argument is out of range, or the device does not exist.

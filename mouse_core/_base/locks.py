@@ -39,8 +39,8 @@ _PATIENCE = 2e-3
 class TurnLock(ProcessLock):
     """A lock that one thread may take again and again without starving others.
 
-    A free Python lock goes to the first thread that asks, which is usually the thread that freed it. A waiting thread
-    registers with ``waited_for()``; the thread that takes the lock repeatedly calls ``give_way()`` first.
+    The first thread that requests a free Python lock gets it; usually this is the thread that freed it. A waiting
+    thread registers with ``waited_for()``; the thread that takes the lock repeatedly calls ``give_way()`` first.
     """
 
     def __init__(self) -> None:

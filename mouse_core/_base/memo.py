@@ -11,8 +11,9 @@ T = TypeVar("T")
 class memo(Generic[T]):
     """A property that is computed when it is first read and kept in the instance.
 
-    Unlike ``functools.cached_property`` before Python 3.12, it has no lock. That lock is shared by all instances, so
-    threads wait for each other, and in a forked child it may be locked forever. Two threads may compute a value twice.
+    Unlike ``functools.cached_property`` before Python 3.12, it has no lock. ``cached_property`` shares one lock among
+    all instances, so threads wait for each other, and in a forked child the lock may be locked forever. Two threads may
+    compute a value twice.
 
     Args:
         compute: Returns the value; a pure function.

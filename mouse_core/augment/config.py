@@ -280,8 +280,8 @@ class MaskFields:
     Args:
         fields: Names of the fields.
         probability: Probability that a step is masked.
-        value: The masked value, a number that fits all fields; NaN only for floating-point fields. None: 0, and -1 for
-            ``time``.
+        value: The masked value, a number that fits all fields; NaN only for floating-point fields. If None, the value
+            is 0, and -1 for ``time``.
 
     Raises:
         ConfigError: No field is given, a field is given twice, the probability is outside ``[0, 1]``, or the value is

@@ -33,8 +33,8 @@ def check_choice(where: str, value: Any, choices: tuple[Any, ...]) -> None:
 class RandomShift:
     """Random shift of images by up to ``pad`` pixels in each direction; pixels of the border are repeated.
 
-    This is the augmentation of DrQ (Kostrikov, Yarats and Fergus, "Image Augmentation Is All You Need: Regularizing
-    Deep Reinforcement Learning from Pixels", ICLR 2021), with 4 pixels for images of 84x84.
+    ``RandomShift`` is the augmentation of DrQ (Kostrikov, Yarats and Fergus, "Image Augmentation Is All You Need:
+    Regularizing Deep Reinforcement Learning from Pixels", ICLR 2021), with 4 pixels for images of 84x84.
 
     Args:
         pad: Pixels, at least 1.
@@ -56,8 +56,8 @@ class RandomShift:
 class RandomCrop:
     """A crop of ``height`` by ``width`` pixels at a random position of the image.
 
-    This is the augmentation of RAD (Laskin, Lee, Stooke, Pinto, Abbeel and Srinivas, "Reinforcement Learning with
-    Augmented Data", NeurIPS 2020), there from 100x100 to 84x84.
+    ``RandomCrop`` is the augmentation of RAD (Laskin, Lee, Stooke, Pinto, Abbeel and Srinivas, "Reinforcement Learning
+    with Augmented Data", NeurIPS 2020), which crops images of 100x100 to 84x84.
 
     Args:
         height: Number of rows of the crop.

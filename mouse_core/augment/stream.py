@@ -37,7 +37,7 @@ class StreamAugment:
         config: The augmentations, with the needed numbers of actions and states.
         views: Number of views of a batch.
         arriving: The fields of a batch before augmentation.
-        computed: The dtypes in which numbers are scaled and shifted, by field. They are the dtypes of ``arriving``
+        computed: The dtypes in which numbers are scaled and shifted, by field. These dtypes are those of ``arriving``
             without replacements for a framework, so that every framework gets the same numbers, rounded to its dtypes.
         batch_dims: Number of batch axes: 2, or 1 for batches ``[B, ...]`` without steps.
         offsets: The fields whose shape begins with an axis of offsets.

@@ -35,8 +35,8 @@ GROUP = "mouse_core.commands"
 Command = tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]
 """Two functions: the first declares the command's arguments, the second runs the command and returns the exit status.
 
-The docstring of the second function is the command's help. It imports the modules of the command, so that ``mouse
---help`` starts fast.
+The docstring of the second function is the command's help. Only this function imports the modules of the command, so
+that ``mouse --help`` starts fast.
 """
 
 

@@ -79,8 +79,8 @@ class RowStream:
         format_metadata: Metadata in the terms of the format.
         mapped: Returns all rows as a ``datasets.Dataset`` of memory-mapped files; None if there are no such files.
         opened: Returns all rows as a store that reads them in place; None if that is impossible.
-        metadata: The metadata in the data, and the reader's additions. Its alignment is None if "arrived" is only an
-            assumption.
+        metadata: The metadata in the data, and the reader's additions. The metadata's alignment is None if "arrived" is
+            only an assumption.
         image_roots: Further folders (absolute, without links) in which images that rows name by path may lie, besides
             the folders of the data.
         noted: Digest of all rows that was recorded when they were written; None without one.

@@ -435,8 +435,9 @@ class TransitionRows:
                 from the next transition's observation, the recording was interrupted, and the next transition begins an
                 episode.
             beside: Columns that stay with the observation that a transition leaves, and are unknown in the last row of
-                an episode. There, floats are NaN, and integers and texts repeat the row before. So does ``metadata_*``
-                in ``observations`` if the last observation is missing; for example, a task stays the same.
+                an episode. In this row, floats are NaN, and integers and texts repeat the row before. So does
+                ``metadata_*`` in ``observations`` if the last observation is missing; for example, a task stays the
+                same.
 
         Returns:
             Columns of rows; empty arrays if all transitions are held back.

@@ -331,9 +331,9 @@ def preprocess(
     """Apply a function to all rows and write the result to a new dataset, with the metadata of the old one.
 
     The function receives the columns of some whole episodes, ``{name: array [n, ...]}``, with encoded images as pixels.
-    It returns a dict of new and changed columns ``[n, ...]`` for the same rows, with None for a column to remove. All
-    other columns are copied in their stored form. The received arrays are read-only. The function must be pure, because
-    blocks are computed in any order, and again after an interruption.
+    The function returns a dict of new and changed columns ``[n, ...]`` for the same rows, with None for a column to
+    remove. All other columns are copied in their stored form. The received arrays are read-only. The function must be
+    pure, because blocks are computed in any order, and again after an interruption.
 
     Blocks are written to a folder ``.NAME.preprocessing`` beside ``path``. When all blocks are complete and were read
     back, the folder is renamed to ``path``. After an interruption at any moment the same call resumes, with any
@@ -352,8 +352,8 @@ def preprocess(
         columns: Columns that the function receives; by default all columns.
         num_workers: Number of processes that call the function; 0: a thread of this process. Processes are spawned, so
             a script needs ``if __name__ == "__main__":``.
-        version: A text that you change when the result of the function changes. It is required for a function that
-            reads an object that cannot be pickled, such as a lock.
+        version: A text that you change when the result of the function changes. ``version`` is required for a function
+            that uses an object that cannot be pickled, such as a lock.
         block_rows: Approximate number of rows of a block, in whole episodes; by default the rows in 64 MB, or a 32nd of
             all rows if that is less, and at least 1,000. If this number changes, unfinished work starts again.
         progress: Whether to show a progress bar.

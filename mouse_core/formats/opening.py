@@ -405,7 +405,7 @@ class _Format:
 
     Args:
         name: Name of the format for ``format=``.
-        sign: Description of what identifies the format.
+        sign: Description of the mark that identifies the format.
         is_there: Returns whether the data at a path have this format; None for a format that is recognised by names in
             a tree of arrays.
         names: Regular expressions, separated by blanks; each must match the beginning of a name in the tree.

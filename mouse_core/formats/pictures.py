@@ -48,7 +48,7 @@ class PictureEncoding:
     Args:
         way: "raw", "png", "jpeg" or "video".
         quality: Quality of JPEG, 1 to 100.
-        codec: Codec of videos. None: frames of videos stay unchanged, and other images are encoded by
+        codec: Codec of videos. If None, frames of videos stay unchanged, and other images are encoded by
             ``VideoCodec()``.
     """
 

@@ -793,10 +793,10 @@ def push_rlds_to_reverb(
 
     Args:
         rlds_data: An iterable of episodes, as in ``convert_rlds_to_trajectories``.
-        observer: Any callable with a trajectory as argument. It may declare a spec, by ``get_table_signature()`` like
-            Reverb observers of TF-Agents (with the axis of the sequence in front), or in an attribute ``data_spec`` or
-            ``spec``. Then structure, dtypes and shapes of every trajectory are compared with the spec before the call.
-            A Reverb table without a signature accepts any trajectory.
+        observer: Any callable with a trajectory as argument. The observer may declare a spec, by
+            ``get_table_signature()`` like Reverb observers of TF-Agents (with the axis of the sequence in front), or in
+            an attribute ``data_spec`` or ``spec``. Then structure, dtypes and shapes of every trajectory are compared
+            with the spec before the call. A Reverb table without a signature accepts any trajectory.
         policy_info_fn: As in ``convert_rlds_to_trajectories``. An observer that expects ``()`` as ``policy_info`` still
             receives the result of the function, as with TF-Agents.
 

@@ -1,6 +1,6 @@
 """Reads files of RLlib's ``JsonWriter``: each line is a batch of samples, some columns are packed (lz4, base64).
 
-A packed column is a pickle. It is read as arrays only: functions that it names are never called.
+A packed column is a pickle. Such pickles are read only as arrays: functions that they name are never called.
 """
 
 from __future__ import annotations

@@ -41,8 +41,8 @@ class Verified:
         rows: Number of rows.
         digest: Digest of all rows; see ``rows_digest``. None for several datasets that were verified by their files, as
             each has its own digest.
-        compared: Description of the checksums that were compared. It is empty if there were none; then a changed value
-            stays undetected.
+        compared: Description of the checksums that were compared. The text is empty if there were no checksums; then a
+            changed value stays undetected.
         left: Description of the parts without checksums; empty for none.
         not_flushed: Number of further rows in the folder of a store. Readers see them after the next ``flush()`` of the
             writer, or after the folder was opened with mode "a".
@@ -74,7 +74,7 @@ def verify(
 
     Raises:
         ConfigError: An error of ``open``.
-        DataError: Files or rows differ from what was written; the message names all such files.
+        DataError: Files or rows have changed since they were written; the message names all such files.
     """
     root, options["format"] = opening.place(path, options.get("format"))
     if is_url(root) or looks_like_store(root):

@@ -92,8 +92,8 @@ def check_extendable(card: Card, *, repo_id: str) -> None:
 def stale_files(card: Card, files: Iterable[str], *, pushed: Iterable[str], keep_other_splits: bool) -> list[str]:
     """Return the Parquet files that a push replaces, except files that other configurations read.
 
-    They are the files directly in the configuration's folder, and the files that the configuration names now. With
-    ``keep_other_splits``, only files of the pushed splits are replaced.
+    Replaced files are the files directly in the configuration's folder, and the files that the configuration names now.
+    With ``keep_other_splits``, only files of the pushed splits are replaced.
     """
     others = [pattern for config in _configs(card, mine=False) for _, pattern in _patterns(config)]
     replaced = _replaced_patterns(card, set(pushed) if keep_other_splits else None)

@@ -621,9 +621,9 @@ def push_to_hub(
         splits: Stores by split. Without ``keep_other_splits``, the dataset has exactly these splits afterwards.
         repo_id: ``"namespace/name"``, or ``"name"`` in the namespace of the token's owner. The repository is created if
             missing.
-        statistics: Statistics of the split "train", or of all splits if none has that name. They are stored beside the
-            rows as ``Statistics.save`` writes them, and ``from_hub`` reads them. None: statistics of replaced rows are
-            removed.
+        statistics: Statistics of the split "train", or of all splits if none has that name. Statistics are stored
+            beside the rows as ``Statistics.save`` writes them, and ``from_hub`` reads them. If None, statistics of
+            replaced rows are removed.
         private: Whether a new repository is private; by default the Hub decides. An existing repository with another
             visibility raises ConfigError.
         token: An access token with the right to write; by default the token saved by ``hf auth login``.

@@ -47,8 +47,8 @@ def from_hub(
     The rows were written by ``push_named_stores_to_hub`` or by MOUSE, whose rows nest their values:
     ``observation.continuous`` is read as ``observation``, ``action.discrete`` as ``action``, ``step_index`` as
     ``episode_step``, and so on. Values are never converted. ``statistics`` of the result has the statistics that were
-    pushed beside the rows, by name. They describe the split "train" for every ``split``, because validation data are
-    normalised by the statistics of training data.
+    pushed beside the rows, by name. The statistics describe the split "train" for every ``split``, because validation
+    data are normalised by the statistics of training data.
 
     Args:
         repo_id: ``"namespace/name"``, or anything that ``datasets.load_dataset`` takes, such as a folder.

@@ -142,8 +142,8 @@ def _make(pool: DecodePool, make: Callable[[int], T], index: int) -> T:
 class DecodePool:
     """Processes that decode images; they are started when the first images arrive.
 
-    They end with ``close()``, with the garbage collection of this object, and with the process that started them. A
-    forked child decodes in its own threads.
+    The processes end with ``close()``, with the garbage collection of this object, and with the process that started
+    them. A forked child decodes in its own threads.
 
     Args:
         count: Number of processes; with 0 the calling threads decode.

@@ -219,10 +219,10 @@ def decode_image(
 ) -> npt.NDArray[Any]:
     """Decode one stored image to pixels ``[H, W, C]`` with C from 1 to 4.
 
-    Encoded images are PNG, JPEG, WebP, GIF, BMP or TIFF files of one frame. Their values do not change. Bilevel images
-    become 0 and 255, and palette images become RGB or RGBA. Greys of 16 or 32 bits, and PNGs with 16 bits per channel,
-    keep their numbers if ``dtype`` can represent them. The EXIF orientation is applied. The header is validated before
-    the image is decoded.
+    Encoded images are PNG, JPEG, WebP, GIF, BMP or TIFF files of one frame. The pixel values do not change. Bilevel
+    images become 0 and 255, and palette images become RGB or RGBA. Greys of 16 or 32 bits, and PNGs with 16 bits per
+    channel, keep their numbers if ``dtype`` can represent them. The EXIF orientation is applied. The header is
+    validated before the image is decoded.
 
     Args:
         value: A PIL image; a ``{bytes, path}`` mapping as in ``datasets`` (``path`` is opened if there are no bytes);

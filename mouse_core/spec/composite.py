@@ -594,8 +594,9 @@ def check_no_exclusive_keys(spec: Domain) -> bool:
 def consolidate(spec: Any) -> Any:
     """Give the specs of every ``Stacked`` in a spec the same fields, by adding empty fields.
 
-    An added field is a ``NonTensor``, or an ``Unbounded`` with the field's dtype in another spec. It is empty: its size
-    is 0 in each dimension behind the shape of its ``Composite``. (Without such dimensions, the field is not empty.)
+    An added field is a ``NonTensor``, or an ``Unbounded`` with the field's dtype in another spec. Added fields are
+    empty: their size is 0 in each dimension behind the shape of their ``Composite``. (Without such dimensions, a field
+    is not empty.)
     """
     if isinstance(spec, Composite):
         return replace(spec, entries={name: consolidate(one) for name, one in spec.entries.items()})

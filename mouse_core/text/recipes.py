@@ -492,7 +492,7 @@ def batch_of(schema: pa.Schema, columns: Sequence[pa.Array]) -> pa.RecordBatch:
 class Recipe(Protocol):
     """Converts texts to rows of tokens.
 
-    Its ``repr`` must contain all settings that affect the rows, as for a dataclass.
+    A recipe's ``repr`` must contain all settings that affect the rows, as for a dataclass.
 
     The classes of this module are recipes. A custom recipe is a frozen dataclass with these four methods.
     """
@@ -517,7 +517,7 @@ class Recipe(Protocol):
         ...
 
     def rows(self, texts: pa.RecordBatch, encode: Encoder) -> pa.RecordBatch:
-        """Convert texts to rows. This must be a pure function; it may leave out texts."""
+        """Convert texts to rows. The method must be a pure function; it may leave out texts."""
         ...
 
 

@@ -283,8 +283,8 @@ class Decoder(Protocol):
     """A decoder of video frames at any position: ``FrameDecoder``, or a class of the user, for example on a GPU.
 
     ``Field(decoder=...)`` selects the decoder of a field. Several threads may call a decoder at once, and it is pickled
-    for other processes. It must return the requested frame or raise an error. The pixels of different decoders, and of
-    different versions of a decoder, may differ in their last bits only.
+    for other processes. A decoder must return the requested frame or raise an error. The pixels of different decoders,
+    and of different versions of a decoder, may differ in their last bits only.
     """
 
     @property
@@ -309,9 +309,9 @@ class Decoder(Protocol):
 class FrameDecoder:
     """Decodes frames at any position of videos.
 
-    Requested frames of one file that depend on the same key frame are decoded together. Their bytes are read with one
-    call and decoded by the thread's decoder for files of this kind. Only requested frames are converted to pixels.
-    The pixels are equal to those of PyAV when the file is decoded from its beginning
+    Requested frames of one file that depend on the same key frame are decoded together. The bytes of these frames are
+    read with one call and decoded by the thread's decoder for files of this kind. Only requested frames are converted
+    to pixels. The pixels are equal to those of PyAV when the file is decoded from its beginning
     (``frame.to_ndarray(format="rgb24")``), bit for bit.
 
     Several threads may use a decoder at once. Pickling keeps only its options.

@@ -1,7 +1,8 @@
 """The index of a video's frames, with their positions in the file; it is stored beside the video.
 
-An index is an Arrow file of one row. Its columns are the properties of the video, some of them lists with one number
-per packet; ``mouse_video`` in the schema's metadata is its version. It is memory-mapped, at 37 bytes per frame.
+An index is an Arrow file of one row. The index's columns are the properties of the video, some of them lists with one
+number per packet; ``mouse_video`` in the schema's metadata is the version of the index. An index is memory-mapped, and
+takes 37 bytes per frame.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ _FULL_RANGE = 2
 class VideoCodec:
     """The encoding of video frames.
 
-    Its text form is the codec and the non-default options, separated by colons: ``"h264:gop=2:crf=20"``.
+    The text form of a codec is its name and the non-default options, separated by colons: ``"h264:gop=2:crf=20"``.
 
     Args:
         codec: "h264", "hevc", "av1" or "vp9".

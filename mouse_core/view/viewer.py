@@ -67,8 +67,8 @@ class Viewer:
     """A page that shows stores, until it is closed; ``view`` creates it.
 
     A notebook shows it in the cell's output. The page is served over HTTP on the loopback interface, from background
-    threads. Its address has an unguessable token; requests without the token, or with another name in ``Host``, get no
-    data.
+    threads. The page's address has an unguessable token; requests without the token, or with another name in ``Host``,
+    get no data.
 
     Args:
         shown: The stores and sources.
@@ -246,8 +246,8 @@ def view(
 ) -> Viewer:
     """Show the episodes of stores step by step, and the windows of batches, on a page of this machine.
 
-    Only visible rows are read, so stores of any size open at once. The page includes rows that are added later. It is
-    served on the loopback interface, does not change the data, and loads nothing from other hosts.
+    Only visible rows are read, so stores of any size open at once. The page includes rows that are added later. The
+    page is served on the loopback interface, does not change the data, and loads nothing from other hosts.
 
     Args:
         *stores: Stores, views of stores, mixtures, or a ``BatchSource``. Batches of a ``BatchSource`` are shown as

@@ -52,8 +52,8 @@ def sample(replay: Replay, index: Any, batch_size: int | None = None, *, beta: A
     """Return batch number ``index``, which depends only on the seed, the number and the writes.
 
     On the host, a ``mouse_core.replay.ReplayBuffer`` with the same seed and writes draws the same rows in its sample of
-    this number. Its sampler must be a ``RandomSampler`` or ``SliceSampler``; with priorities, a ``PrioritizedSampler``
-    or ``PrioritizedSliceSampler``.
+    this number. The buffer's sampler must be a ``RandomSampler`` or ``SliceSampler``; with priorities, a
+    ``PrioritizedSampler`` or ``PrioritizedSliceSampler``.
 
     Args:
         replay: A replay with rows; under ``jax.jit``, which raises no errors, see ``can_sample``.

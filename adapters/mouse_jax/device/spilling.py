@@ -100,8 +100,8 @@ class Spill:
                 from earlier calls; or a store does not support them.
             ClosedError: The object was closed.
 
-        If the store cannot write rows, for example on a full disk, the compiled function raises an error. These rows
-        still wait, and are written with the next rows, or by ``close()``.
+        If the store cannot write rows, for example on a full disk, the compiled function raises an error. Rows that
+        could not be written still wait, and are written with the next rows, or by ``close()``.
         """
         if not self._is_open:
             raise ClosedError("spill: expected to be open, found it closed")
@@ -129,7 +129,7 @@ class Spill:
         """Wait for all calls, and write the waiting rows of episodes that have not ended.
 
         Raises:
-            DataError, StorageError: The store cannot write the rows. They still wait for another attempt.
+            DataError, StorageError: The store cannot write the rows. The rows still wait for another attempt.
         """
         if not self._is_open:
             return

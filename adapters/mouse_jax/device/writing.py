@@ -60,17 +60,17 @@ def init(
         capacity: Number of rows in memory, over all time steps and environments; new rows overwrite the oldest.
         batch_size: The default number of rows or slices in a batch, B.
         num_envs: Number of environments, whose rows are written side by side, ``[time, env]``; each environment is a
-            stream. None: rows are one stream, ``[n, ...]`` in the order of time. Slices, and transforms that read the
-            next rows, require this argument.
+            stream. If None, all rows are one stream, ``[n, ...]`` in the order of time. Slices, and transforms that
+            read the next rows, require this argument.
         slices: The options of slices, if batches consist of slices; None: batches consist of single rows.
         transform: Traceable functions of a batch, applied in order: those of ``mouse_core.replay`` that draw no random
             numbers and read only the batch, such as ``NStep`` and ``NextView``, or your own.
         alignment: The transition that the action, reward and done of a row belong to.
         priorities: The options of priorities: rows (or slices, by their first rows) are drawn in proportion to powers
-            of their priorities, as with a ``PrioritizedSampler`` or ``PrioritizedSliceSampler``. None: all are equally
-            likely. New rows have the largest priority so far, at least 1, and ``set_priorities`` changes them. ``beta``
-            is a number, which may be traced, or a function of the number of the sample; see ``sample``. Only for the
-            order "random".
+            of their priorities, as with a ``PrioritizedSampler`` or ``PrioritizedSliceSampler``. If None, all are
+            equally likely. New rows have the largest priority so far, at least 1, and ``set_priorities`` changes them.
+            ``beta`` is a number, which may be traced, or a function of the number of the sample; see ``sample``. Only
+            for the order "random".
         order: The order of rows. "random": rows are drawn with replacement. "epochs": every row is drawn once per
             epoch, shuffled; slices are adjacent. "queue": every row is drawn once, the oldest first. ``take`` returns
             the next batch.

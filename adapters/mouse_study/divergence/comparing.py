@@ -375,7 +375,7 @@ def where_they_part(
     First the initial weights are compared: whether they are equal, or have equal spreads. Then both models get the
     weights of the PyTorch model and one batch, and are compared in the order of a training step: the inputs and outputs
     of each layer, each layer alone on PyTorch's input, the loss, all gradients, running statistics, and the first
-    updates of the optimizers from equal gradients. These are the gradients of the batch, and the same gradients times
+    updates of the optimizers from equal gradients. Equal gradients are the gradients of the batch, and the same times
     1/2, 0, -1, a million and so on. If a difference is larger than rounding, the function searches for known causes,
     and confirms each by a check. If updates differ, both optimizers receive gradients that reveal their settings. The
     two models are not changed.
@@ -385,8 +385,8 @@ def where_they_part(
         flax_module: The Flax model.
         batch: Arrays, nested as batches are. Floats are converted to float64, and integers to int64.
         torch_loss: Called with the PyTorch model and the batch as tensors; returns a scalar.
-        flax_loss: Called with the Flax model and the batch as JAX arrays; returns a scalar. It should not call compiled
-            functions, in which layers cannot be observed.
+        flax_loss: Called with the Flax model and the batch as JAX arrays; returns a scalar. The function should not
+            call compiled functions, in which layers cannot be observed.
         torch_optimizer: Creates an optimizer for a list of parameters. Without both optimizers, updates are not
             compared. Add actions of the training before or after each step, such as clipping or a schedule, as hooks of
             the optimizer (``register_step_pre_hook``, ``register_step_post_hook``).

@@ -1,7 +1,7 @@
 """Array functions of torch for the samplers of ``mouse_core.replay.device``.
 
-These functions are used on other devices and in compiled code. In eager code on the host, samplers use NumPy functions
-in the memory of the tensors, because an operation then takes a third of the time.
+The torch functions are used on devices other than the host, and in compiled code. In eager code on the host, samplers
+use NumPy functions in the memory of the tensors, because an operation then takes a third of the time.
 """
 
 from __future__ import annotations

@@ -287,8 +287,8 @@ class RolloutStorage(BufferModule, rollouts.RolloutStorage):
         Args:
             num_mini_batches, num_epochs, drop_last, shuffle: The arguments of ``mouse_core.rollouts.RolloutStorage``.
             num_trajectories: Number of trajectories in a mini-batch, K; trajectories behind the last one are empty.
-                None: the actual number on the host, and T times the number of environments on other devices and in
-                compiled code.
+                If None, it is the actual number on the host, and T times the number of environments on other devices
+                and in compiled code.
 
         Raises:
             RolloutError, ConfigError: An error of ``mini_batch_generator``.

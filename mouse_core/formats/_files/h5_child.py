@@ -1,7 +1,7 @@
 """Read one HDF5 file for another process: a damaged file may crash or hang only this process.
 
 The script takes a file's path, and answers each request, a line of JSON, with a line of JSON and the announced bytes.
-It imports nothing of this package, so that it starts quickly.
+The script imports nothing of this package, so that it starts quickly.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Read one zarr group for another process, with the same protocol as ``h5_child.py`` for HDF5.
 
-The script takes the path of a folder or zip file. It imports nothing of this package.
+The script takes the path of a folder or zip file. The script imports nothing of this package.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A program is a random sequence of writes, draws, new priorities and files. Three replays execute each program: the
 tested one, a ``mouse_core.replay.ReplayBuffer`` on the host, and ``ReplayOracle``, which computes slices and rows in
-plain Python. Their batches must be equal bit by bit, and importance weights up to ``1e-5``.
+plain Python. The batches of all three must be equal bit by bit, and importance weights up to ``1e-5``.
 """
 
 from __future__ import annotations

@@ -71,8 +71,8 @@ def render_chat(
 
     If the template has ``{% generation %}``, the text inside of it is generated. Otherwise two renderings show the text
     of an answer: the chat that ends with the answer, and the chat before the answer with the generation prompt. The
-    text that only the first has is the answer, up to the end of turn, if the template writes one. This requires that a
-    template's text only grows with the messages, which is checked for every answer.
+    text that only the first has is the answer, up to the end of turn, if the template writes one. Both renderings
+    require that a template's text only grows with the messages, which is checked for every answer.
 
     An answer with the ``weight`` 0, as in OpenAI's fine-tuning data, does not count as generated.
 
@@ -80,7 +80,8 @@ def render_chat(
         template: The template.
         messages, tools, documents: As ``ChatTemplate.render`` takes them.
         end_of_turn: The last text that an assistant generates, such as ``<|im_end|>``; text that the template writes
-            behind it is not generated. None: the template's variable ``eos_token``. Ignored with ``{% generation %}``.
+            behind it is not generated. If None, it is the template's variable ``eos_token``. The argument is ignored
+            with ``{% generation %}``.
 
     Raises:
         DataError: An error of ``render``, or the generated text cannot be determined (the error names the message and
@@ -806,7 +807,7 @@ class ChatTokens(_OfChats):
     """Converts each token of a chat to a row, and each chat to an episode, for batches of windows or packed chats.
 
     ``input_ids`` is the token, ``assistant_masks`` is 1 where an assistant generated it; ``done`` is 1 at the last
-    token of a chat. It leaves out the same chats as ``Chats``.
+    token of a chat. The recipe leaves out the same chats as ``Chats``.
 
     Args:
         template, messages, tools, end_of_turn, truncation_side, straddling: As in ``Chats``.
@@ -865,9 +866,9 @@ class Preferences(PaddedRecipe):
     Args:
         template: The template. If it writes the time, it needs ``now``.
         max_length: Number of tokens in a row, L; longer texts are truncated.
-        prompt: The column of the chats up to the answers. None: there is no such column, and the prompt is the common
-            beginning of both chats. If one chat is the beginning of the other, the last common message belongs to the
-            answer. For plain texts, the prompt is the common beginning of their tokens.
+        prompt: The column of the chats up to the answers. If None, there is no such column, and the prompt is the
+            common beginning of both chats. If one chat is the beginning of the other, the last common message belongs
+            to the answer. For plain texts, the prompt is the common beginning of their tokens.
         chosen: The column of the preferred answers.
         rejected: The column of the other answers.
         tools, truncation_side, pad_id, padding_side, keep: As in ``Chats``.

@@ -29,9 +29,9 @@ class ChatTemplate:
     ``continue``, ``raise_exception``, ``strftime_now``, a ``tojson`` without escapes for HTML, and ``{% generation
     %}``.
 
-    Templates are programs, often of other authors. They run in Jinja's ``ImmutableSandboxedEnvironment``: they receive
-    JSON values, and cannot access files, modules or Python objects. Loops, the sizes of values and of the text, and the
-    time are bounded. Memory is not bounded: render hostile templates in a process with a memory limit.
+    Templates are programs, often of other authors. Templates run in Jinja's ``ImmutableSandboxedEnvironment``: they
+    receive JSON values, and cannot access files, modules or Python objects. Loops, the sizes of values and of the text,
+    and the time are bounded. Memory is not bounded: render hostile templates in a process with a memory limit.
 
     Args:
         source: The Jinja program.
