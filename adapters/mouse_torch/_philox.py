@@ -6,15 +6,16 @@ Only shifts, and the upper halves of products, need special operations.
 
 from __future__ import annotations
 
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from mouse_core import rollouts
-from mouse_core.randomness import Key, Order, Purpose
+from mouse_core.randomness import Key, Purpose
+from mouse_core.replay.samplers.priorities import scaled as exactly_scaled
+from mouse_core.replay.samplers.rows import order_of
 from mouse_torch.tracing import is_known
 
 # Philox 4x64 with 10 rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
@@ -169,15 +170,8 @@ def scaled(word: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
     return made
 
 
-def scaled_seen(word: npt.NDArray[np.int64], total: int) -> npt.NDArray[np.int64]:
-    """Return ``scaled`` for tensors whose values can be read."""
-    parts = (np.uint64(part) for part in divmod(total, 1 << 32))
-    found: npt.NDArray[np.int64] = _high(word.view(np.uint64), *parts).view(np.int64)
-    return found
-
-
 def _scaled_known(word: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
-    return torch.from_numpy(scaled_seen(word.numpy(), int(total.numpy())))
+    return torch.from_numpy(exactly_scaled(word.numpy().view(np.uint64), int(total.numpy())))
 
 
 @torch.library.custom_op("mouse_torch::scaled", mutates_args=(), device_types="cpu")
@@ -216,13 +210,8 @@ def in_order(
 
 
 def _looked_up(seed: torch.Tensor, index: torch.Tensor, n: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    order = _order(int(seed.numpy()) & ((1 << 64) - 1), int(index.numpy()), int(n.numpy()))
+    order = order_of(_key(seed, index, Purpose.REPLAY), int(n.numpy()))
     return torch.from_numpy(order(positions.numpy()))
-
-
-@lru_cache(maxsize=16)
-def _order(seed: int, index: int, n: int) -> Order:
-    return Order(Key(seed, Purpose.REPLAY, index), n)
 
 
 @torch.library.custom_op("mouse_torch::in_order", mutates_args=(), device_types="cpu")

@@ -21,6 +21,7 @@ from mouse_core.dtypes import is_number
 from mouse_core.errors import SchemaError
 from mouse_core.nested import children_of, is_node, is_varying, object_array, rebuilt
 from mouse_core.replay import Draw, FieldKey
+from mouse_core.replay.ensemble import check_alike
 from mouse_torch.transfer import from_numpy, sent, to_numpy
 
 
@@ -211,10 +212,5 @@ def joined(key: FieldKey, parts: Sequence[Any], numbers: Sequence[int], device: 
         SchemaError: The batches differ in dtype or shape.
     """
     tensors = [as_tensor(part, device) for part in parts]
-    for number, tensor in zip(numbers, tensors, strict=True):
-        if tensor.shape[1:] != tensors[0].shape[1:] or tensor.dtype != tensors[0].dtype:
-            raise SchemaError(
-                f"buffer {number}: field {key!r}: expected {tensors[0].dtype} {list(tensors[0].shape[1:])} as in "
-                f"buffer {numbers[0]}, found {tensor.dtype} {list(tensor.shape[1:])}"
-            )
+    check_alike(key, tensors, numbers)
     return torch.cat(tensors)

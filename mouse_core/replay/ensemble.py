@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,10 +27,9 @@ from mouse_core.spec import check_count
 
 Floats = npt.NDArray[np.float64]
 
-WITHOUT: Mapping[FieldKey, Any] = MappingProxyType({"priority_weight": np.float32(1), "mask": np.True_})
+_WITHOUT: Mapping[FieldKey, Any] = {"priority_weight": np.float32(1), "mask": np.True_, "generation": np.int64(0)}
 """Fields that only some members' batches may have, and their values for the other members."""
 
-_WITHOUT: Mapping[FieldKey, Any] = {**WITHOUT, "generation": np.int64(0)}
 # ``call`` of the keys from which the members' seeds are drawn.
 _MEMBERS = 1 << 63
 _BITS = 53  # of a uniform number
@@ -221,42 +219,19 @@ class ReplayBufferEnsemble(BaseBuffer):
         if self._collate is not None:
             batch = self._collate(batches)
         else:
-            batch = self._joined(batches, numbers)
+            parts = [{name: value for name, value in batch.items() if name != "buffer_ids"} for batch in batches]
+            batch = join_batches(parts, numbers, lambda key, shape: np.full(shape, _WITHOUT[key]), self._join)
         if isinstance(batch, Mapping):
             ids = [np.full(np.shape(found["index"]), number) for number, found in zip(numbers, batches, strict=True)]
             batch = {**batch, "buffer_ids": np.concatenate(ids)}
         return self._transformed(batch, drawn)
-
-    def _joined(self, batches: list[Any], numbers: list[int]) -> Any:
-        """Join the members' batches field by field, nested like the batch with the most fields."""
-        own = [{name: value for name, value in batch.items() if name != "buffer_ids"} for batch in batches]
-        leaves = [flatten(batch) for batch in own]
-        keys = dict.fromkeys(key for found in leaves for key in found)
-        fields = {key: self._field(key, leaves, numbers) for key in keys}
-        structure = structure_of(own[max(range(len(batches)), key=lambda place: len(batches[place]))])
-        extra = {key: values for key, values in fields.items() if key in _WITHOUT and key not in structure}
-        return {**unflatten(structure, fields), **extra}
-
-    def _field(self, key: FieldKey, leaves: list[dict[FieldKey, Any]], numbers: list[int]) -> Any:
-        """Return one field of the batch, with the values of ``_WITHOUT`` for members without this field."""
-        parts = []
-        for number, found in zip(numbers, leaves, strict=True):
-            if key not in found and key not in _WITHOUT:
-                raise SchemaError(f"buffer {number}: expected the field {key!r} of the others, found {list(found)}")
-            parts.append(found[key] if key in found else np.full(np.shape(found["index"]), _WITHOUT[key]))
-        return self._join(key, parts, numbers)
 
     def _join(self, key: FieldKey, parts: list[Any], numbers: list[int]) -> Any:
         """Join one field of the members' batches."""
         if all(isinstance(part, list) for part in parts):
             return [item for part in parts for item in part]
         arrays = [np.asarray(part) for part in parts]
-        for number, array in zip(numbers, arrays, strict=True):
-            if array.shape[1:] != arrays[0].shape[1:] or array.dtype != arrays[0].dtype:
-                raise SchemaError(
-                    f"buffer {number}: field {key!r}: expected {arrays[0].dtype} {list(arrays[0].shape[1:])} as in "
-                    f"buffer {numbers[0]}, found {array.dtype} {list(array.shape[1:])}"
-                )
+        check_alike(key, arrays, numbers)
         return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
     def extend(self, rows: Any, buffer_ids: Any) -> Slots:
@@ -385,6 +360,48 @@ class ReplayBufferEnsemble(BaseBuffer):
         self.seed, self._samples = numbers["seed"], numbers["samples"]
 
 
+def join_batches(
+    batches: Sequence[Any],
+    numbers: list[int],
+    fill: Callable[[Any, tuple[int, ...]], Any],
+    join: Callable[[FieldKey, list[Any], list[int]], Any],
+) -> dict[Any, Any]:
+    """Join the batches of members field by field, nested like the batch with the most fields.
+
+    Args:
+        batches: The batches, trees with the field ``index``.
+        numbers: The number of the member of each batch.
+        fill: Returns the values of a field of ``_WITHOUT`` for a batch without the field, by the shape of its index.
+        join: Joins the parts of a field.
+
+    Raises:
+        SchemaError: A batch lacks another field.
+    """
+    leaves = [flatten(batch) for batch in batches]
+    fields: dict[FieldKey, Any] = {}
+    for key in dict.fromkeys(key for found in leaves for key in found):
+        parts = []
+        for number, found in zip(numbers, leaves, strict=True):
+            if key not in found and key not in _WITHOUT:
+                raise SchemaError(f"buffer {number}: expected the field {key!r} of the others, found {list(found)}")
+            parts.append(found[key] if key in found else fill(key, tuple(found["index"].shape)))
+        fields[key] = join(key, parts, numbers)
+    sizes = [len(batch) for batch in batches]
+    structure = structure_of(batches[sizes.index(max(sizes))])
+    extra = {key: values for key, values in fields.items() if key in _WITHOUT and key not in structure}
+    return {**unflatten(structure, fields), **extra}
+
+
+def check_alike(key: FieldKey, parts: Sequence[Any], numbers: Sequence[int]) -> None:
+    """Raise SchemaError if the rows of a field differ in shape or dtype between members."""
+    for number, array in zip(numbers, parts, strict=True):
+        if array.shape[1:] != parts[0].shape[1:] or array.dtype != parts[0].dtype:
+            raise SchemaError(
+                f"buffer {number}: field {key!r}: expected {parts[0].dtype} {list(parts[0].shape[1:])} as in "
+                f"buffer {numbers[0]}, found {array.dtype} {list(array.shape[1:])}"
+            )
+
+
 def check_weights(p: Any, n: int) -> Floats:
     """Check the weights of ``n`` members, and scale them to a sum of 1."""
     if p is None:
@@ -457,6 +474,8 @@ class Shares(NamedTuple):
         first: The first sample of each stage, int64 ``[stages]``.
         whole: Each end, rounded down, int64 ``[stages, 1 + M]``, 0 first.
         from_bits: The smallest random integer of 53 bits that raises the end by 1, int64 ``[stages, M]``.
+        offsets: The position of each member's first row in a concatenation of ``most`` rows of each member, int64
+            ``[M]``.
         given: The members with rows in any stage.
         most: The largest number of rows of each member in a batch.
     """
@@ -464,13 +483,9 @@ class Shares(NamedTuple):
     first: npt.NDArray[np.int64]
     whole: npt.NDArray[np.int64]
     from_bits: npt.NDArray[np.int64]
+    offsets: npt.NDArray[np.int64]
     given: tuple[bool, ...]
     most: tuple[int, ...]
-
-    def offsets(self) -> list[int]:
-        """The position of each member's first row in a concatenation of ``most`` rows of each member."""
-        counts = [most if given else 0 for most, given in zip(self.most, self.given, strict=True)]
-        return [sum(counts[:number]) for number in range(len(counts))]
 
 
 def shares_of(p: Any, members: int, size: int) -> Shares:
@@ -492,14 +507,11 @@ def shares_of(p: Any, members: int, size: int) -> Shares:
     from_bits = np.array([[_least(end) for end in row] for row in ends.tolist()], np.int64)
     from_bits[:, -1] = 1 << _BITS
     whole = np.concatenate([np.zeros((len(ends), 1), np.int64), whole], 1)
-    most = (whole[:, 1:] + 1 - np.minimum(whole[:, :-1], size)).max(0)
-    return Shares(
-        np.array([*stages], np.int64),
-        whole,
-        from_bits,
-        tuple(bool(column.any()) for column in (weights > 0).T),
-        tuple(int(number) for number in np.minimum(most, size)),
-    )
+    most = np.minimum((whole[:, 1:] + 1 - np.minimum(whole[:, :-1], size)).max(0), size)
+    given: npt.NDArray[np.bool_] = np.any(weights > 0, 0)
+    counts = np.where(given, most, 0)
+    stage = np.array([*stages], np.int64)
+    return Shares(stage, whole, from_bits, counts.cumsum() - counts, tuple(given.tolist()), tuple(most.tolist()))
 
 
 def _least(end: float) -> int:

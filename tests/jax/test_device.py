@@ -279,7 +279,7 @@ def test_replays_that_cannot_be_mixed_are_refused() -> None:
         ([one, one], 0, {"p": [1]}, ConfigError, "expected 2 weights"),
         ([one, one], -1, {}, ConfigError, "found -1"),
         ([one, one], jax.random.key(0), {"p": Schedule({0: [1, 1], 5: [1, 2]})}, ConfigError, "the schedule needs"),
-        ([one, other], 0, {}, SchemaError, "replay 1: expected the fields"),
+        ([one, other], 0, {}, SchemaError, "buffer 1: expected the field"),
         ([one, empty], 0, {}, ConfigError, "expected rows, found none"),
     ):
         with pytest.raises(error, match=words):

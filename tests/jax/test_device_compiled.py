@@ -79,11 +79,11 @@ def test_a_replay_that_is_made_in_a_shard_takes_its_rows() -> None:
     @partial(jax.shard_map, mesh=mesh, in_specs=PartitionSpec("shard"), out_specs=PartitionSpec("shard"))
     def sharded(more: Any) -> Any:
         made = filled(jax.tree.map(lambda leaf: leaf[0], more))
-        return jax.tree.map(lambda leaf: leaf[None], (made.rows, made.state["episodes"]["windows"]))
+        return jax.tree.map(lambda leaf: leaf[None], (made.rows, made.state["windows"]))
 
     more = {"x": jnp.arange(10.0).reshape(2, 5), "done": jnp.arange(10).reshape(2, 5) % 3 == 0}
     found, alone = sharded(more), filled(jax.tree.map(lambda leaf: leaf[1], more))
-    same(jax.tree.map(lambda leaf: leaf[1], found), (alone.rows, alone.state["episodes"]["windows"]))
+    same(jax.tree.map(lambda leaf: leaf[1], found), (alone.rows, alone.state["windows"]))
 
 
 @pytest.mark.slow

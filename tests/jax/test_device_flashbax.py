@@ -116,7 +116,7 @@ def test_priorities_are_set(kind: str) -> None:
     slots = jnp.array([3, 8, 3, 20, 9], jnp.int32)
     values = jnp.array([7.0, 2.0, 1.0, 4.0, 10_008.0])
     together = update(replay, slots, values)
-    assert float(together.state["weights"]["largest"]) == 10_008
+    assert float(together.state["largest"]) == 10_008
     one_by_one = replay
     for place in range(5):
         one_by_one = update(one_by_one, jnp.where(jnp.arange(5) == place, slots, -1), values)

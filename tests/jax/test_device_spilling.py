@@ -26,6 +26,7 @@ def columns_of(stream: Any, step: Any) -> dict[str, Any]:
         "action": (step % 2).astype(jnp.int32),
         "reward": 1.0 * step,
         "done": ends(stream, step).astype(jnp.int8),
+        "metadata_stream": stream.astype(jnp.int32),
         "of": {"half": step.astype(jnp.bfloat16), "key": jax.vmap(jax.vmap(jax.random.key))(step)},
     }
 
@@ -39,7 +40,7 @@ def test_no_row_of_a_loop_over_seeds_is_lost(tmp_path: Path) -> None:
         return columns_of(*jnp.broadcast_arrays(stream, step))
 
     store = DatasetStore.open(tmp_path / "store", "a", alignment="outgoing")
-    with store, device.Spill(store, axes=("seed", "time", "env"), stream_key="metadata_stream") as spill:
+    with store, device.Spill(store, axes=("seed", "time", "env")) as spill:
 
         def step(count: Any, call: Any) -> Any:
             rows = jax.vmap(collect, (0, None))(jnp.arange(SEEDS), call)
@@ -82,8 +83,8 @@ def test_what_the_store_did_not_take_is_written_at_the_end() -> None:
             super().extend(columns)
 
     store = Full(alignment="outgoing")
-    spill = device.Spill(store, axes=(), on_interrupted="keep")
-    compiled = jax.jit(lambda number: spill({"action": number, "reward": 0.0, "done": number == 1}))
+    spill = device.Spill(store, axes=())
+    compiled = jax.jit(lambda number: spill({"action": number, "reward": 0.0, "done": (number == 1).astype(jnp.int8)}))
 
     def write(number: int) -> None:
         compiled(number)
@@ -97,7 +98,7 @@ def test_what_the_store_did_not_take_is_written_at_the_end() -> None:
     store.full = False
     write(2)
     spill.close()
-    assert rows_of(store, "action", "done") == [(0, False), (1, True), (2, False)]
+    assert rows_of(store, "action", "done") == [(0, 0), (1, 1), (2, 2)]
     spill.close()
     with pytest.raises(ClosedError, match="found it closed"):
         spill({"done": True})
@@ -125,7 +126,6 @@ def test_what_cannot_be_written_is_refused_before_anything_runs() -> None:
     for options, words in (
         ({"axes": "time"}, "different names"),
         ({"axes": ("env", "env")}, "different names"),
-        ({"on_interrupted": "cut"}, "'mark' or 'keep', found 'cut'"),
     ):
         with pytest.raises(ConfigError, match=words):
             device.Spill(DatasetStore(), **options)

@@ -390,12 +390,13 @@ class Newest(DeviceSampler):
     order = "newest"
 
     def init(self, xp: Arrays, ring: Ring) -> Any:
-        return {**super().init(xp, ring), "newest": {"drawn": xp.full((), 0, "index")}}
+        return super().init(xp, ring) | {"drawn": xp.full((), 0, "index")}
 
     def draw(self, xp: Arrays, state: Any, ring: Ring, key: DrawKey, size: int) -> tuple[Any, RowPlan]:
         slots = (ring.cursor * ring.envs - 1 - self.back(xp, ring, key, size)) % ring.capacity
-        drawn = {"newest": {"drawn": state["newest"]["drawn"] + size}}
-        return state | drawn, self.units.plan(xp, state, ring, self.units.at_slots(ring, slots))
+        return state | {"drawn": state["drawn"] + size}, self.units.plan(
+            xp, state, ring, self.units.at_slots(ring, slots)
+        )
 
     def back(self, xp: Arrays, ring: Ring, key: DrawKey, size: int) -> Any:
         """The distance of each row to the newest."""
@@ -450,7 +451,7 @@ def test_a_sampler_of_ones_own_draws_the_same_everywhere(
                 np.testing.assert_array_equal(np.asarray(found[name]), expected[name], name)
     eager.dumps(tmp_path / "own")
     again, samples = in_jax.loads(in_jax.init(ROW, 30, **options), tmp_path / "own")
-    assert int(again.state["newest"]["drawn"]) == 16
+    assert int(again.state["drawn"]) == 16
     np.testing.assert_array_equal(in_jax.take(again, samples)[1]["x"], host.sample()["x"])
 
 

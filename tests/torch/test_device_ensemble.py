@@ -89,7 +89,7 @@ def test_what_cannot_be_mixed_is_refused() -> None:
     ):
         with pytest.raises(ConfigError, match=words):
             device.ReplayEnsemble(replays, batch_size=4, **options)
-    with pytest.raises(SchemaError, match="replay 1: expected the fields"):
+    with pytest.raises(SchemaError, match="buffer 1: expected the field"):
         device.ReplayEnsemble([one, other], batch_size=4).sample()
     mixed = device.ReplayEnsemble([one, empty], batch_size=4)
     assert not mixed.can_sample()

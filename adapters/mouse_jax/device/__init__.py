@@ -5,12 +5,22 @@ slices are computed only with integers, with the same results as in float64, whi
 """
 
 from mouse_core.replay.device import Layout, Slices
-from mouse_jax.device.ensemble import sample_ensemble
-from mouse_jax.device.moving import dumps, from_host, loads, to_host
-from mouse_jax.device.sampling import can_sample, prefetch, sample, set_priorities, take
+from mouse_jax.device.replay import (
+    Replay,
+    add,
+    can_add,
+    can_sample,
+    dumps,
+    from_host,
+    init,
+    loads,
+    sample,
+    sample_ensemble,
+    set_priorities,
+    take,
+    to_host,
+)
 from mouse_jax.device.spilling import Spill
-from mouse_jax.device.state import Replay
-from mouse_jax.device.writing import add, can_add, init
 
 __all__ = [
     "Layout",
@@ -24,7 +34,6 @@ __all__ = [
     "from_host",
     "init",
     "loads",
-    "prefetch",
     "sample",
     "sample_ensemble",
     "set_priorities",

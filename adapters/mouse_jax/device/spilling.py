@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any, Self
 
 import jax
@@ -15,7 +14,7 @@ from jax.experimental import io_callback
 from mouse_core import ClosedError, ConfigError, DatasetStore, MissingFieldError, SchemaError
 from mouse_core.dtypes import is_ml_float
 from mouse_core.nested import flatten
-from mouse_jax.device.state import as_dicts
+from mouse_jax.device.replay import as_dicts
 from mouse_jax.dtypes import as_numbers
 
 _ENDS = ("done", "terminated", "truncated")
@@ -33,16 +32,13 @@ class Spill:
 
     The rows of an episode are consecutive in a store, so the rows of each stream wait in the host's memory until their
     episode ends. Memory is allocated for the longest running episode in every stream. A process that is killed loses
-    only the waiting rows.
+    only the waiting rows. At ``close``, the last row of an episode that has not ended gets ``truncated``, or a ``done``
+    of 2.
 
     Args:
         store: A writable store with the alignment of the rows; ``close`` does not close the store.
         axes: The names of the leading axes of rows, in order, such as ("seed", "time", "env"). "time" is the axis of
             time steps; without it, each call has one time step. All other axes together number the streams.
-        on_interrupted: The treatment of episodes that have not ended at ``close``. "mark": their last row gets
-            ``truncated``, or an integer ``done`` of 2; "keep": they are written unchanged.
-        stream_key: Name of a column for the number of each row's stream, int64, counted in the order of ``axes``; None:
-            no such column.
 
     Raises:
         ConfigError: An argument is invalid.
@@ -63,23 +59,14 @@ class Spill:
         24
     """
 
-    def __init__(
-        self,
-        store: DatasetStore,
-        *,
-        axes: Sequence[str] = (_TIME,),
-        on_interrupted: str = "mark",
-        stream_key: str | None = None,
-    ) -> None:
+    def __init__(self, store: DatasetStore, *, axes: Sequence[str] = (_TIME,)) -> None:
         if not hasattr(store, "extend"):
             raise ConfigError(f"store: expected a DatasetStore, found {store!r:.80}")
         if isinstance(axes, str) or len({*axes}) < len([*axes]) or not all(isinstance(name, str) for name in axes):
             raise ConfigError(f"axes: expected different names, as in ('seed', 'time', 'env'), found {axes!r}")
-        if on_interrupted not in ("mark", "keep"):
-            raise ConfigError(f"on_interrupted: expected 'mark' or 'keep', found {on_interrupted!r}")
-        self._store, self._axes, self._stream_key = store, tuple(axes), stream_key
-        self._mark = on_interrupted == "mark"
-        self._layout: dict[str, Any] | None = None
+        self._store, self._axes = store, tuple(axes)
+        # The sizes of all axes but time; the shape of a row and the dtype of each column.
+        self._layout: tuple[dict[str, int], dict[str, Any]] | None = None
         # Waiting rows, [room, streams, ...]; their time steps; the first step of each stream's running episode.
         self._held: dict[str, npt.NDArray[Any]] = {}
         self._steps = self._looked = 0  # waiting time steps; those searched for ends
@@ -97,7 +84,7 @@ class Spill:
             ConfigError: The call is inside of ``jax.vmap``.
             MissingFieldError: ``rows`` has no ``done``, ``terminated`` or ``truncated``.
             SchemaError: ``rows`` is not a dict of arrays; two columns have one name; columns, shapes or dtypes differ
-                from earlier calls; or a store does not support them.
+                from earlier calls; a store does not support them; or no column can mark a truncated episode.
             ClosedError: The object was closed.
 
         If the store cannot write rows, for example on a full disk, the compiled function raises an error. Rows that
@@ -105,10 +92,9 @@ class Spill:
         """
         if not self._is_open:
             raise ClosedError("spill: expected to be open, found it closed")
-        given = _columns_of(rows)
-        self._check(given)
+        columns = self._checked(rows)
         try:
-            io_callback(self._take, None, given, ordered=True)
+            io_callback(self._take, None, columns, ordered=True)
         except ValueError as error:
             if "vmap" not in str(error):
                 raise
@@ -120,9 +106,7 @@ class Spill:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *details: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -136,136 +120,101 @@ class Spill:
         try:
             jax.effects_barrier()  # type: ignore[no-untyped-call]
         finally:
-            self._write_rest()
+            episodes, begins = self._ended()
+            (running,) = np.nonzero(begins < self._steps)
+            if running.size:
+                name, value = ("truncated", 1) if "truncated" in self._held else ("done", _TRUNCATED)
+                self._held[name][self._steps - 1, running] = value
+            self._write(episodes + [(int(begins[stream]), self._steps, stream) for stream in running.tolist()])
+            self._is_open, self._held = False, {}
 
-    def _write_rest(self) -> None:
-        """Write the waiting rows, and close the object."""
-        episodes = self._ended()
-        begins = self._begins.copy()
-        for _, end, stream in episodes:
-            begins[stream] = end
-        (running,) = np.nonzero(begins < self._steps)
-        if self._mark and running.size:
-            name, value = ("truncated", 1) if "truncated" in self._held else ("done", _TRUNCATED)
-            self._held[name][self._steps - 1, running] = value
-        self._write(episodes + [(int(begins[stream]), self._steps, stream) for stream in running.tolist()])
-        self._is_open, self._held = False, {}
-
-    # ------------------------------------------------------------------ what rows are
-
-    def _check(self, rows: Any) -> None:
-        """Raise errors for rows that cannot be columns, while the function is traced."""
-        layout = {name: self._column(name, value) for name, value in rows.items()}
-        if not any(name in rows for name in _ENDS):
-            raise MissingFieldError(f"spill: expected one of the columns {list(_ENDS)}, found {list(rows)}")
-        if self._mark and "truncated" not in rows and ("done" not in rows or layout["done"][2].kind not in "iu"):
+    def _checked(self, rows: Any) -> dict[str, jax.Array]:
+        """Return rows as columns by name, ``[time, streams, ...]``, in dtypes that a store supports."""
+        if not isinstance(rows, Mapping):
+            raise SchemaError(f"spill: expected a dict of arrays, column by column, found {rows!r:.200}")
+        columns: dict[str, jax.Array] = {}
+        kinds, sizes, lead = {}, {}, len(self._axes)
+        for key, value in flatten(as_dicts(rows)).items():
+            name = key if isinstance(key, str) else "_".join(map(str, key))
+            if name in columns:
+                raise SchemaError(f"spill: expected columns of different names, found {name!r} twice, joined by '_'")
+            try:
+                leaf = as_numbers(jnp.asarray(value))
+            except TypeError as error:
+                raise SchemaError(f"spill: column {name!r}: expected an array, found {value!r:.80}") from error
+            leaf = leaf.astype(jnp.float32) if is_ml_float(np.dtype(leaf.dtype)) else leaf
+            if leaf.dtype.kind not in "biuf":
+                raise SchemaError(f"spill: column {name!r}: expected numbers that a store has, found {leaf.dtype}")
+            if leaf.ndim < lead:
+                found = f"{list(self._axes)} in front, found {list(leaf.shape)}"
+                raise SchemaError(f"spill: column {name!r}: expected the axes {found}")
+            sizes[name], kinds[name] = leaf.shape[:lead], (leaf.shape[lead:], leaf.dtype)
+            leaf = jnp.moveaxis(leaf, self._axes.index(_TIME), 0) if _TIME in self._axes else leaf[None]
+            columns[name] = leaf.reshape(len(leaf), -1, *kinds[name][0])
+        if not any(name in columns for name in _ENDS):
+            raise MissingFieldError(f"spill: expected one of the columns {list(_ENDS)}, found {list(columns)}")
+        if "truncated" not in columns and ("done" not in columns or columns["done"].dtype.kind not in "iu"):
             raise SchemaError(
                 "spill: expected a column 'truncated', or 'done' of integers, to mark episodes that have not ended, "
-                f"found {list(rows)}; on_interrupted='keep' marks none"
+                f"found {list(columns)}"
             )
-        sizes = {name: np.shape(value)[: len(self._axes)] for name, value in rows.items()}
         if len({*sizes.values()}) > 1:
             raise SchemaError(
                 f"spill: expected the axes {list(self._axes)} of one length in all columns, found {sizes}"
             )
+        streams = dict(zip(self._axes, next(iter(sizes.values())), strict=True))
+        layout = {axis: size for axis, size in streams.items() if axis != _TIME}, kinds
         if self._layout is not None and layout != self._layout:
             raise SchemaError(f"spill: expected columns as before, {self._layout}, found {layout}")
         self._layout = layout
-
-    def _column(self, name: str, value: Any) -> tuple[dict[str, int], tuple[int, ...], np.dtype[Any]]:
-        """Return the number of streams, their axes, the shape of a row, and its dtype."""
-        shape, dtype = np.shape(value), jnp.result_type(value)
-        if dtype.kind not in "biuf":
-            raise SchemaError(f"spill: column {name!r}: expected numbers that a store has, found {dtype}")
-        if len(shape) < len(self._axes):
-            raise SchemaError(
-                f"spill: column {name!r}: expected the axes {list(self._axes)} in front, found {list(shape)}"
-            )
-        lead = zip(self._axes, shape, strict=False)
-        return {axis: size for axis, size in lead if axis != _TIME}, shape[len(self._axes) :], dtype
+        return columns
 
     # ------------------------------------------------------------------ on the host
 
-    def _take(self, rows: dict[str, Any]) -> None:
+    def _take(self, columns: dict[str, Any]) -> None:
         """Receive rows of all streams."""
-        arrays = {name: self._by_time(np.asarray(value)) for name, value in rows.items()}
+        arrays = {name: np.asarray(values) for name, values in columns.items()}
         count, streams = next(iter(arrays.values())).shape[:2]
         if not self._held:
             self._begins = np.zeros(streams, np.int64)
             self._held = {name: np.empty((0, *array.shape[1:]), array.dtype) for name, array in arrays.items()}
-        self._make_room(count)
+        if self._steps + count > len(next(iter(self._held.values()))):
+            self._make_room(count)
         for name, array in arrays.items():
             self._held[name][self._steps : self._steps + count] = array
         self._steps += count
-        self._write(self._ended())
-
-    def _by_time(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return an array as ``[time, streams, ...]``."""
-        lead = len(self._axes)
-        array = np.moveaxis(array, self._axes.index(_TIME), 0) if _TIME in self._axes else array[None]
-        own = array.shape[lead + (_TIME not in self._axes) :]
-        return array.reshape(array.shape[0], -1, *own)
+        self._write(self._ended()[0])
 
     def _make_room(self, count: int) -> None:
         """Remove time steps that are written in all streams, and make room for ``count`` more."""
-        room = len(next(iter(self._held.values())))
-        if self._steps + count <= room:
-            return
         gone = int(self._begins.min(initial=self._steps))
         kept = self._steps - gone
         for name, held in self._held.items():
-            new = np.empty((max(2 * kept, kept + count, 64), *held.shape[1:]), held.dtype)
-            new[:kept] = held[gone : self._steps]
-            self._held[name] = new
+            self._held[name] = np.empty((max(2 * kept, kept + count, 64), *held.shape[1:]), held.dtype)
+            self._held[name][:kept] = held[gone : self._steps]
         self._steps, self._looked, self._begins = kept, self._looked - gone, self._begins - gone
 
-    def _ended(self) -> list[tuple[int, int, int]]:
+    def _ended(self) -> tuple[list[tuple[int, int, int]], npt.NDArray[np.int64]]:
         """Return begin, end and stream of the ended episodes that are not written yet, in the order in which they
-        ended.
+        ended; and the begins of the running episodes.
         """
-        first = self._looked
-        over = np.zeros((self._steps - first, len(self._begins)), np.bool_)
-        for name in _ENDS:
-            if name in self._held:
-                over |= (self._held[name][first : self._steps] != 0).reshape(over.shape)
-        begins, found = self._begins.copy(), []
+        begins, found, first = self._begins.copy(), [], self._looked
+        ends = [self._held[name][first : self._steps] for name in _ENDS if name in self._held]
+        over = np.any([flags.reshape(-1, len(begins)) for flags in ends], 0) if ends else np.zeros((0, 0))
         for step, stream in zip(*(places.tolist() for places in np.nonzero(over)), strict=True):
             found.append((int(begins[stream]), first + step + 1, stream))
             begins[stream] = first + step + 1
-        return found
+        return found, begins
 
     def _write(self, episodes: list[tuple[int, int, int]]) -> None:
         """Write ``episodes`` (all that have ended) and remove their rows; after an error nothing has changed."""
         if episodes:
-            columns = {
-                name: np.concatenate([held[begin:end, stream] for begin, end, stream in episodes])
-                for name, held in self._held.items()
-            }
-            if self._stream_key is not None:
-                numbers = np.array([[stream, end - begin] for begin, end, stream in episodes])
-                columns[self._stream_key] = np.repeat(numbers[:, 0], numbers[:, 1])
-            self._store.extend(columns)
+            self._store.extend(
+                {
+                    name: np.concatenate([held[begin:end, stream] for begin, end, stream in episodes])
+                    for name, held in self._held.items()
+                }
+            )
         for _, end, stream in episodes:
             self._begins[stream] = end
         self._looked = self._steps
-
-
-def _columns_of(rows: Any) -> dict[str, Any]:
-    """Return rows as columns by name, in dtypes that a store supports.
-
-    Raises:
-        SchemaError: ``rows`` is not a dict, a value is not an array, or two columns have one name.
-    """
-    if not isinstance(rows, Mapping):
-        raise SchemaError(f"spill: expected a dict of arrays, column by column, found {rows!r:.200}")
-    columns: dict[str, Any] = {}
-    for key, value in flatten(as_dicts(rows)).items():
-        name = key if isinstance(key, str) else "_".join(map(str, key))
-        if name in columns:
-            raise SchemaError(f"spill: expected columns of different names, found {name!r} twice, joined by '_'")
-        try:
-            leaf = as_numbers(jnp.asarray(value))
-        except TypeError as error:
-            raise SchemaError(f"spill: column {name!r}: expected an array, found {value!r:.80}") from error
-        columns[name] = leaf.astype(jnp.float32) if is_ml_float(np.dtype(leaf.dtype)) else leaf
-    return columns

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import torch
 from tensordict import TensorDict
@@ -14,7 +13,7 @@ from mouse_core.errors import ConfigError
 from mouse_core.randomness import check_seed
 from mouse_core.replay import Schedule
 from mouse_core.replay.device.arrays import Arrays, DrawKey
-from mouse_core.replay.device.ensemble import joined, members_of
+from mouse_core.replay.device.ensemble import TABLES, joined, members_of
 from mouse_core.replay.device.samplers import ByPriority
 from mouse_core.replay.ensemble import member_seed, shares_of
 from mouse_core.spec import check_count
@@ -88,9 +87,7 @@ class ReplayEnsemble(BufferModule):
         with torch.inference_mode(False):
             for name, values in (("samples", 0), ("seed", _philox.signed(checked)), ("seeds", seeds)):
                 self.register_buffer(name, torch.as_tensor(values, dtype=torch.int64).to(replays[0].device))
-            tables = {name: getattr(self.shares, name) for name in ("first", "whole", "from_bits")}
-            tables["offsets"] = self.shares.offsets()
-            made = {name: torch.as_tensor(np.asarray(table, np.int64)) for name, table in tables.items()}
+            made = {name: torch.as_tensor(getattr(self.shares, name)) for name in TABLES}
             self.constants = BufferModule(made, persistent=False).to(replays[0].device)
 
     def extra_repr(self) -> str:

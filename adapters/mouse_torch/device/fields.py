@@ -213,14 +213,10 @@ class Fields(BufferModule):
         """
         leaves = flatten(opened(as_tree(rows), 0, lists=self._lists))
         given = {key: _tensor(key, leaf) for key, leaf in leaves.items()}
-
-        def fits(key: FieldKey, dtype: torch.dtype) -> bool:
-            weak = not isinstance(leaves[key], torch.Tensor | np.ndarray | np.generic)
-            return given[key].dtype == dtype or (weak and torch.can_cast(given[key].dtype, dtype))
-
+        weak = {key for key, leaf in leaves.items() if not hasattr(leaf, "dtype")}
         lead = () if self._envs is None else (self._envs,)
         kinds = {key: ((*lead, *row.shape), row.dtype) for key, row in self.rows.items()}
-        is_one, count = layout.check_rows("extend", given, kinds, fits)
+        is_one, count = layout.check_rows("extend", given, kinds, weak, torch.can_cast)
         device, made = getattr(self, "0").device, {}
         for key, row in self.rows.items():
             values = given[key][None] if is_one else given[key]

@@ -17,8 +17,8 @@ from mouse_core.nested import as_array, unflatten
 from mouse_core.randomness import check_seed
 from mouse_core.replay import Compose, Priorities, ReplayBuffer
 from mouse_core.replay.device import Arrays, DeviceSampler, DrawKey, Layout, Order, Ring, RowPlan, Slices, moving
+from mouse_core.replay.device.arrays import State
 from mouse_core.replay.device.samplers import ByPriority, Reads, check_left, priorities_of
-from mouse_core.replay.device.units import State
 from mouse_core.spec import Alignment, check_count
 from mouse_torch import _philox
 from mouse_torch.device.arrays import TorchArrays
@@ -121,11 +121,8 @@ class Replay(BufferModule):
                 self.register_buffer(name, torch.full((), value, dtype=torch.int64, device=target))
             constants = {name: torch.tensor(table, device=target) for name, table in self.sampler.constants.items()}
             self.constants = BufferModule(constants, persistent=False)
-            self._parts: tuple[str, ...] = ()
-            xp, _, _, ring = self._in_torch()
-            for part, arrays in self.sampler.init(xp, ring).items():
-                self._parts += (part,)
-                self.add_module(part, BufferModule(arrays))
+            xp = TorchArrays(target, self.constants._buffers)
+            self.state = BufferModule(self.sampler.init(xp, self._ring()))
         self._check_transform()
 
     def extra_repr(self) -> str:
@@ -155,12 +152,12 @@ class Replay(BufferModule):
             return
         xp, counters, before, ring = self._core()
         fields = given if xp is not _NUMPY else Reads(lambda key: _in_numpy(given[key]))
-        state = self.sampler.extend(xp, before, fields, count, ring)
+        state = self.sampler.units.extend(xp, before, fields, count, ring)
         self.rows.put(given, torch.as_tensor(xp.places(ring.cursor, count, ring.steps)))
         ring = ring.after(xp, count)
         for name, value in (("cursor", ring.cursor), ("size", ring.size)):
             counters[name][...] = value
-        self._keep(before, self.sampler.settle(xp, state, count, ring))
+        self._keep(before, self.sampler.settle(xp, state, fields, count, ring))
 
     def can_sample(self, min_length: int = 1) -> torch.Tensor:
         """Return whether a batch can be drawn and the replay has ``min_length`` rows: bool ``[]`` on the device.
@@ -209,7 +206,7 @@ class Replay(BufferModule):
         if xp is _NUMPY and is_known(slots) and is_known(values):
             known, seen, units = sampler.checked(slots.numpy(), values.numpy(), ring.rows)
             if len(known):
-                self._keep(state, {"weights": sampler.tree.put(xp, state["weights"], known, seen, units)})
+                self._keep(state, sampler.tree.put(xp, state, known, seen, units))
         elif len(slots):
             xp, _, state, ring = self._in_torch()
             self._keep(state, sampler.update(xp, state, ring, slots, values))
@@ -374,24 +371,23 @@ class Replay(BufferModule):
         size: Any = self._buffers["size"]
         if not is_known(size):
             return self._in_torch()
-        layout, known, parts = self.layout, self.arrays(), self._modules
-        state: State = {part: parts[part].arrays() for part in self._parts}  # type: ignore[union-attr, operator]
-        return _NUMPY, known, state, Ring(int(known["cursor"]), int(known["size"]), layout.steps, layout.num_envs)
+        layout, known = self.layout, self.arrays()
+        ring = Ring(int(known["cursor"]), int(known["size"]), layout.steps, layout.num_envs)
+        return _NUMPY, known, self.state.arrays(), ring
 
     def _in_torch(self) -> tuple[TorchArrays, Any, State, Ring]:
         """Return ``_core`` with torch functions and tensors, for any device and for compiled code."""
-        layout, state = self.layout, {part: dict(getattr(self, part)._buffers) for part in self._parts}
         xp = TorchArrays(self.cursor.device, self.constants._buffers)
-        return xp, self._buffers, state, Ring(self.cursor, self.size, layout.steps, layout.num_envs)
+        return xp, self._buffers, dict(self.state._buffers), self._ring()
+
+    def _ring(self) -> Ring:
+        return Ring(self.cursor, self.size, self.layout.steps, self.layout.num_envs)
 
     def _keep(self, before: State, after: State) -> None:
         """Write the arrays that changed to the memory of the module."""
-        for part, arrays in after.items():
-            memory = before[part]
-            if arrays is not memory:
-                for name, values in arrays.items():
-                    if values is not memory[name]:
-                        memory[name][...] = values
+        for name, values in after.items():
+            if values is not before[name]:
+                before[name][...] = values
 
     def _check_transform(self) -> None:
         """Raise the errors of transforms, up to the first transform that is not from ``mouse_core.replay``."""

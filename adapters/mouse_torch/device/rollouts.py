@@ -86,8 +86,8 @@ class States(torch.nn.Module):
         found: dict[Any, torch.Tensor] = {}
         rows, device = self.memory.rows, self._arrays.device
 
-        def zeros(path: str, name: str) -> None:
-            found[name] = torch.zeros(rows[name].shape, dtype=rows[name].dtype, device=device)
+        def zeros(path: str, name: str) -> torch.Tensor:
+            return torch.zeros(rows[name].shape, dtype=rows[name].dtype, device=device)
 
         def check(path: str, name: str, leaf: Any) -> None:
             found[name] = self._arrays.array(leaf)
@@ -100,9 +100,8 @@ class States(torch.nn.Module):
             if policy_states.is_empty(states) and not policy_states.is_empty(names):
                 if step:
                     raise SchemaError(f"{path}: expected it in every row, found none in row {step}")
-                policy_states.tree_map(zeros, names, path=path)
-            else:
-                policy_states.tree_map(check, names, states, path=path)
+                states = policy_states.tree_map(zeros, names)
+            policy_states.tree_map(check, names, states, path=path)
         return found
 
 

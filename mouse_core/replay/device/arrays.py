@@ -12,17 +12,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from mouse_core.randomness import Key, Order, Purpose
+from mouse_core.randomness import Key, Purpose
 from mouse_core.replay.samplers import weighing
+from mouse_core.replay.samplers.priorities import scaled
+from mouse_core.replay.samplers.rows import order_of
 
 _ELEVEN = np.uint64(11)
 FAN, SHIFT = 16, 4
 """A node of a tree of weights has 16 children."""
+State = dict[str, Any]
+"""The state of a sampler: arrays by name."""
 
 
 class DrawKey(NamedTuple):
@@ -260,11 +263,7 @@ class Arrays:
 
     def scaled(self, words: Any, total: Any) -> Any:
         """Return ``floor(word * total / 2**64)`` of each word, wide."""
-        high, low = (np.uint64(half) for half in divmod(int(total), 1 << 32))
-        upper, lower = words >> np.uint64(32), words & np.uint64(0xFFFFFFFF)
-        middle = upper * low + (lower * low >> np.uint64(32))
-        carried = (lower * high + (middle & np.uint64(0xFFFFFFFF))) >> np.uint64(32)
-        return (upper * high + (middle >> np.uint64(32)) + carried).view(np.int64)
+        return scaled(words, int(total))
 
     def upper_bits(self, words: Any) -> Any:
         """Return the upper 53 bits of words, wide."""
@@ -295,7 +294,7 @@ class Arrays:
             state: The result of ``no_order``, or the state that the previous call returned.
             anew: Whether a new order begins, which differs from the order in the state.
         """
-        return _order(int(key.seed), int(key.number), int(n))(positions), {}
+        return order_of(_key(key), int(n))(positions), {}
 
     # ------------------------------------------------------------------ trees of weights
 
@@ -374,8 +373,3 @@ class Arrays:
 
 def _key(key: DrawKey) -> Key:
     return Key(int(key.seed) & ((1 << 64) - 1), Purpose.REPLAY, int(key.number))
-
-
-@lru_cache(maxsize=16)
-def _order(seed: int, number: int, n: int) -> Order:
-    return Order(_key(DrawKey(seed, number)), n)

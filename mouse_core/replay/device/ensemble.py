@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
-from mouse_core.errors import SchemaError
-from mouse_core.nested import flatten, structure_of, unflatten
 from mouse_core.replay.device.arrays import Arrays, DrawKey
-from mouse_core.replay.ensemble import WITHOUT, Shares
+from mouse_core.replay.ensemble import Shares, check_alike, join_batches
+
+TABLES = ("first", "whole", "from_bits", "offsets")
+"""The arrays of ``Shares``."""
 
 
 def members_of(xp: Arrays, shares: Shares, key: DrawKey, stage_by: Any, size: int) -> tuple[Any, Any]:
@@ -25,11 +24,10 @@ def members_of(xp: Arrays, shares: Shares, key: DrawKey, stage_by: Any, size: in
     """
     words = xp.words(key, 1)
     with xp.wide():
-        first, whole, from_bits = (xp.constant(name, getattr(shares, name)) for name in ("first", "whole", "from_bits"))
+        first, whole, from_bits, offsets = (xp.constant(name, getattr(shares, name)) for name in TABLES)
         stage = ((stage_by >= first).sum() - 1).reshape(1)
         more = xp.upper_bits(words) >= xp.take(from_bits, stage)[0]
-        ends = xp.cast(xp.take(whole, stage)[0][1:] + more, "index")
-        offsets = xp.cast(xp.constant("offsets", np.asarray(shares.offsets(), np.int64)), "index")
+        ends, offsets = xp.cast(xp.take(whole, stage)[0][1:] + more, "index"), xp.cast(offsets, "index")
     row = xp.range(size)
     owner = xp.searchsorted(ends, row)
     begins = xp.concat([ends[:1] * 0, ends])
@@ -47,26 +45,14 @@ def joined(xp: Arrays, batches: Mapping[int, dict[str, Any]], owner: Any, places
     Raises:
         SchemaError: The batches have different fields.
     """
-    extra = sorted({key for batch in batches.values() for key in batch if key in WITHOUT}, key=str)
-    dtypes, first, filled = {"mask": "bool", "priority_weight": "float"}, next(iter(batches)), []
-    for member, batch in batches.items():
-        shape = batch["index"].shape
-        filled.append(batch | {key: xp.full(shape, 1, dtypes[key]) for key in extra if key not in batch})
-        expected, found = flatten(filled[0]), flatten(filled[-1])
-        if expected.keys() != found.keys():
-            raise SchemaError(
-                f"replay {member}: expected the fields {list(expected)} of replay {first}, found {list(found)}"
-            )
-        for key, leaf in found.items():
-            like = expected[key]
-            if (like.shape[1:], like.dtype) != (leaf.shape[1:], leaf.dtype):
-                raise SchemaError(
-                    f"replay {member}: field {key!r}: expected {like.dtype} {list(like.shape[1:])} as of replay "
-                    f"{first}, found {leaf.dtype} {list(leaf.shape[1:])}"
-                )
-    leaves = [flatten(batch) for batch in filled]
-    taken = {key: xp.take(xp.concat([named[key] for named in leaves]), places) for key in leaves[0]}
-    shape = taken["index"].shape
-    taken["buffer_ids"] = xp.expand(owner.reshape(-1, *[1] * (len(shape) - 1)), shape)
-    made: dict[str, Any] = unflatten(structure_of(filled[0] | {"buffer_ids": 0}), taken)
-    return made
+
+    def join(key: Any, parts: list[Any], numbers: list[int]) -> Any:
+        check_alike(key, parts, numbers)
+        return xp.take(xp.concat(parts), places)
+
+    def fill(key: Any, shape: tuple[int, ...]) -> Any:
+        return xp.full(shape, 1, "bool" if key == "mask" else "float")
+
+    batch = join_batches([*batches.values()], [*batches], fill, join)
+    shape = batch["index"].shape
+    return batch | {"buffer_ids": xp.expand(owner.reshape(-1, *[1] * (len(shape) - 1)), shape)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Literal, Self, get_args
@@ -27,9 +27,6 @@ Order = Literal["random", "epochs", "queue"]
 each unit once, the oldest first.
 """
 
-Memory = Literal["device", "host"]
-"""The memory that holds the rows: the memory of the drawing device, or of the host."""
-
 # The sum of two numbers below fits into 32 bits.
 _MOST = 1 << 30
 
@@ -46,7 +43,6 @@ class Layout:
         transform: The transform of batches, or None.
         alignment: The transition that the action, reward and done of a row belong to.
         schedule: The exponent of importance weights as a function of the number of the sample, or None.
-        memory: The memory of the rows: on the device or on the host.
     """
 
     capacity: int
@@ -56,7 +52,6 @@ class Layout:
     transform: Compose | None = None
     alignment: Alignment = "outgoing"
     schedule: Callable[[Any], Any] | None = None
-    memory: Memory = "device"
 
     @property
     def steps(self) -> int:
@@ -76,7 +71,6 @@ class Layout:
         priorities: Priorities | None,
         order: Order,
         sampler: DeviceSampler | None,
-        memory: Memory = "device",
     ) -> Self:
         """Check a user's arguments, and return the constants.
 
@@ -88,13 +82,11 @@ class Layout:
             transform: A transform, or a sequence of transforms, that read only the batch.
             alignment: The alignment of the rows.
             sampler: A sampler, whose ``units`` are set; None: the sampler that the other options describe.
-            memory: The memory of the rows.
 
         Raises:
             ConfigError, SchemaError, MissingFieldError: An argument is out of range, or two arguments exclude each
                 other.
         """
-        check_choice("memory", memory, get_args(Memory))
         composition = _composed(transform, alignment)
         num_envs = _streams(num_envs, slices, composition)
         _check_sizes(capacity, batch_size, num_envs, slices)
@@ -126,14 +118,15 @@ class Layout:
         else:
             draws = kinds[order](units=units)
         schedule = None if priorities is None or not callable(priorities.beta) else priorities.beta
-        return cls(capacity, num_envs, int(batch_size), draws, composition, alignment, schedule, memory)
+        return cls(capacity, num_envs, int(batch_size), draws, composition, alignment, schedule)
 
     def check_rows(
         self,
         caller: str,
         given: Mapping[FieldKey, Any],
         held: Mapping[FieldKey, tuple[tuple[int, ...], Any]],
-        fits: Callable[[FieldKey, Any], bool],
+        weak: Collection[FieldKey],
+        can_cast: Callable[[Any, Any], bool],
     ) -> tuple[bool, int]:
         """Check rows that will be written; return whether they lack the time axis, and their number of time steps.
 
@@ -141,7 +134,8 @@ class Layout:
             caller: The begin of error messages.
             given: The rows by field, any objects with a ``shape`` and a ``dtype``.
             held: The shape and dtype of one time step by field.
-            fits: Whether the values of a field can be converted to a dtype.
+            weak: The fields of Python numbers.
+            can_cast: Whether Python numbers, which became arrays of a dtype, can be converted to another.
 
         Raises:
             SchemaError: Fields, shapes or dtypes differ.
@@ -158,7 +152,7 @@ class Layout:
                     f"{caller}: field {key!r}: expected {[*shape]} for one {what} or {[None, *shape]} for some, found "
                     f"{[*found]}"
                 )
-            if not fits(key, dtype):
+            if given[key].dtype != dtype and not (key in weak and can_cast(given[key].dtype, dtype)):
                 names = (str(kind).removeprefix("torch.") for kind in (dtype, given[key].dtype))
                 raise SchemaError(f"{caller}: field {key!r}: expected {next(names)}, found {next(names)}")
             counts[key] = (True, 1) if found == shape else (False, found[0])

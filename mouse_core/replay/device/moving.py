@@ -12,10 +12,10 @@ import numpy.typing as npt
 from mouse_core.errors import ConfigError
 from mouse_core.nested import FieldKey, map_tree
 from mouse_core.replay.buffer import ReplayBuffer
-from mouse_core.replay.device.arrays import Arrays, Ring
+from mouse_core.replay.device.arrays import Arrays, Ring, State
 from mouse_core.replay.device.layout import Layout
-from mouse_core.replay.device.samplers import DeviceSampler
-from mouse_core.replay.device.units import SliceUnits, State, one_a_row
+from mouse_core.replay.device.samplers import DeviceSampler, HostSampler
+from mouse_core.replay.device.units import SliceUnits, one_a_row
 from mouse_core.replay.samplers.episodes import StorageEpisodes
 from mouse_core.replay.storages.array import ArrayStorage
 
@@ -50,23 +50,25 @@ def to_host(
     """
     sampler, ring = layout.sampler, _known(ring)
     size, cursor, steps = ring.size, ring.cursor, ring.steps
-    state = {
-        part: {name: xp.to_numpy(state[part][name], array) for name, array in arrays.items()}
-        for part, arrays in sampler.init(Arrays(), ring).items()
-    }
+    state = {name: xp.to_numpy(state[name], array) for name, array in sampler.init(Arrays(), ring).items()}
     _check_fits(buffer, ring, "to_host")
     if len(buffer):
         raise ConfigError(f"to_host: expected an empty buffer, found {len(buffer)} rows")
     lost = np.zeros(ring.envs, np.int64)
-    if isinstance(sampler.units, SliceUnits):
-        lost = _lost_in_state(sampler.units, state["episodes"], ring)
+    if size and "phases" in state:
+        # Of the evicted steps of the oldest episodes, only the remainder by the period is known.
+        lost = state["phases"][(cursor - size) % steps].astype(np.int64)
     # In a full ring, the rows before the cursor are the newest: they are written a second time to be the newest there.
     counts = [size]
     if size == steps:
         counts = [size] * (1 + max(0, -((cursor - int(lost.max())) // steps))) + [cursor]
     for count in filter(None, counts):
         buffer.extend(map_tree(itemgetter(slice(count)), rows))
-    found = sampler.host_state(state, ring, buffer.sampler, layout.batch_size)
+    found = buffer.sampler.state_dict()
+    if isinstance(buffer.sampler, HostSampler):
+        found = found | {"state": state}
+    elif isinstance(buffer.sampler, sampler.host_kind):
+        found = found | sampler.host_state(state, ring, buffer.sampler, layout.batch_size)
     if len(found.get("begins", ())):
         _, kept, base, end = found["steps"].tolist()
         begins = found["begins"].copy()
@@ -129,13 +131,14 @@ def state_from_host(
         if lost.any():
             ids = None if key is None else one_a_row(key, fields[key], (size, ring.envs))[0]
             found = rule.cut_off(host, found, lost, ids)
-    found = sampler.settle(host, sampler.extend(host, found, fields, size, before), size, ring)
-    found = sampler.resumed(found, ring, buffer.sampler, buffer.storage)
-    moved = {
-        part: arrays | {name: xp.from_numpy(values, arrays[name]) for name, values in found[part].items()}
-        for part, arrays in state.items()
-    }
-    return sampler.loaded(xp, moved, ring, seed)
+    found = sampler.units.extend(host, found, fields, size, before)
+    found = sampler.settle(host, found, fields, size, ring)
+    if isinstance(buffer.sampler, HostSampler):
+        found = buffer.sampler.settled(buffer.storage)
+    elif isinstance(buffer.sampler, sampler.host_kind):
+        found = sampler.resumed(found, ring, buffer.sampler, buffer.storage)
+    moved = {name: xp.from_numpy(values, state[name]) for name, values in found.items()}
+    return sampler.loaded(xp, state | moved, ring, seed)
 
 
 def _known(ring: Ring) -> Ring:
@@ -153,37 +156,13 @@ def _check_fits(buffer: ReplayBuffer, ring: Ring, caller: str) -> None:
 
 
 def _lost_in_buffer(rule: SliceUnits, buffer: ReplayBuffer, num_envs: int) -> Int64s:
-    """Return the number of evicted steps of the oldest episode of each environment, ``[E]``.
-
-    A number above S is reduced by multiples of the period. The number is 0 if it is unknown or has no effect.
+    """Return the number of evicted steps of the oldest episode of each environment, ``[E]``; 0 if the number is unknown
+    or has no effect.
     """
     slices = rule.slices
     if slices.period == 1 or not len(buffer):
         return np.zeros(num_envs, np.int64)
     episodes = StorageEpisodes(slices.traj_key, slices.end_key, slices.truncated_key).settled(buffer.storage)
     begin, _, _ = episodes.episode_of(np.full(num_envs, episodes.begin), np.arange(num_envs))
-    lost, most = episodes.begin - begin, slices.sequence_length + 1
-    kept: Int64s = np.where(lost < most, lost, most + (lost - most) % slices.period)
-    return kept
-
-
-def _lost_in_state(rule: SliceUnits, state: Mapping[str, Any], ring: Ring) -> Int64s:
-    """Return ``_lost_in_buffer`` for the slices of a device state, modulo the period, because only the remainder is
-    known.
-    """
-    size, slices = ring.size, rule.slices
-    if not size or slices.period == 1:
-        return np.zeros(ring.envs, np.int64)
-    rows = (ring.cursor - size + np.arange(size)) % ring.steps
-    if "phases" in state:
-        phases: Int64s = state["phases"][rows[0]].astype(np.int64)
-        return phases
-    windows, numbers, length = state["windows"][rows], state["numbers"][rows], slices.sequence_length
-    row = np.arange(size)[:, None]
-    end = np.where((numbers == numbers[-1:]).all(0), size, (numbers != numbers[:1]).argmax(0))
-    # The slices that end at these rows begin at multiples of the period.
-    ends = (np.diff(windows, axis=0, append=state["made"][None]) != 0) & (row >= length - 1) & (row < end)
-    none = 0 if rule.padded else np.maximum(end - length + 1, 0)
-    first = np.where(ends.any(0), ends.argmax(0) - (length - 1), none)
-    lost: Int64s = np.where(end == size, state["position"].astype(np.int64) - (size - 1), -first) % slices.period
+    lost: Int64s = episodes.begin - begin
     return lost

@@ -1,7 +1,7 @@
 """Samplers of a device replay: pure functions from a state to the rows of a batch and the next state.
 
-A sampler is a frozen dataclass with values that are constant for a compiler. Its state is a dict of dicts of arrays.
-The torch and JAX adapters hold the state, and call the functions in eager and compiled code.
+A sampler is a frozen dataclass with values that are constant for a compiler. Its state is a dict of arrays. The torch
+and JAX adapters hold the state, and call the functions in eager and compiled code.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mouse_core.dtypes import kind_of
-from mouse_core.errors import ConfigError
+from mouse_core.errors import ConfigError, StateError
 from mouse_core.nested import FieldKey
 from mouse_core.randomness import Key
-from mouse_core.replay.device.arrays import FAN, SHIFT, Arrays, DrawKey, Ring
+from mouse_core.replay.device.arrays import FAN, SHIFT, Arrays, DrawKey, Ring, State
 from mouse_core.replay.device.sum_tree import SumTree, touched
-from mouse_core.replay.device.units import RowPlan, RowUnits, SliceUnits, State, Units
+from mouse_core.replay.device.units import RowPlan, RowUnits, SliceUnits, Units
 from mouse_core.replay.protocols import Draw, Sampler, Storage, Write
 from mouse_core.replay.samplers.priorities import PrioritizedSampler, beta_at
 from mouse_core.replay.samplers.rows import (
@@ -37,9 +37,9 @@ from mouse_core.replay.samplers.weighing import powers, shape_like, weighed
 class DeviceSampler:
     """A sampler that draws units uniformly with replacement; the base class of all device samplers.
 
-    A custom sampler overrides ``draw``, and, if it has a state, ``init``, ``extend`` and ``settle``. A ``draw`` works
-    for rows and slices if it finds units with ``units.at_slots``, by the slots of their (first) rows, or with
-    ``units.find``, by their numbers below ``left``.
+    A custom sampler overrides ``draw``, and, if it has a state, ``init`` and ``settle``. A ``draw`` works for rows and
+    slices if it finds units with ``units.at_slots``, by the slots of their (first) rows, or with ``units.find``, by
+    their numbers below ``left``.
 
     Args:
         units: The drawn units: rows or slices. A replay on a device sets them.
@@ -53,7 +53,11 @@ class DeviceSampler:
         return {}
 
     order: ClassVar[str] = "random"
-    """The order in which units are drawn; with any order except "random", a draw changes the state."""
+    """The order in which units are drawn. With any order except "random", a draw changes the state, and needs as many
+    units as a batch has.
+    """
+    host_kind: ClassVar[type | tuple[()]] = ()
+    """The class of host samplers whose state can continue these draws; (): the draws need no state."""
 
     @property
     def what(self) -> str:
@@ -67,22 +71,16 @@ class DeviceSampler:
         """Return the state of an empty replay."""
         return self.units.init(xp, ring)
 
-    def extend(self, xp: Arrays, state: State, fields: Mapping[FieldKey, Any], count: int, ring: Ring) -> State:
-        """Return the state for a write of ``count`` time steps from the cursor on; called before the write.
-
-        The result equals the result of writing the time steps one by one. The call may change the state's memory.
+    def settle(self, xp: Arrays, state: State, fields: Mapping[FieldKey, Any], count: int, ring: Ring) -> State:
+        """Return the state after a write, which ``units.extend`` has counted. The call may change the state's memory.
 
         Args:
             xp: Functions over arrays.
             state: The state.
-            fields: The time steps by field, ``[count, ...]`` or ``[count, E, ...]``.
+            fields: The written time steps by field, ``[count, ...]`` or ``[count, E, ...]``.
             count: Number of time steps.
-            ring: The ring before the write.
+            ring: The ring after the write.
         """
-        return self.units.extend(xp, state, fields, count, ring)
-
-    def settle(self, xp: Arrays, state: State, count: int, ring: Ring) -> State:
-        """Return the state after a write of ``count`` time steps; ``ring`` is the ring after the write."""
         return state
 
     def left(self, xp: Arrays, state: State, ring: Ring) -> Any:
@@ -91,7 +89,7 @@ class DeviceSampler:
 
     def fewest(self, batch_size: int) -> int:
         """Return the smallest number of units with which a batch can be drawn."""
-        return 1
+        return 1 if self.order == "random" else batch_size
 
     def waiting(self, xp: Arrays, state: State, ring: Ring) -> Any:
         """Return the number of oldest rows that a write must not overwrite, ``[]``."""
@@ -106,8 +104,7 @@ class DeviceSampler:
         return RandomSampler() if isinstance(self.units, RowUnits) else SliceSampler(**self.units.options)
 
     def host_state(self, state: State, ring: Ring, sampler: Any, batch_size: int) -> dict[str, Any]:
-        """Return a state for a host buffer's sampler that continues these draws; a sampler of another kind keeps its
-        state.
+        """Return the values that a host buffer's sampler, a ``host_kind``, needs in its state to continue these draws.
 
         Args:
             state: The state in NumPy.
@@ -115,12 +112,10 @@ class DeviceSampler:
             sampler: The sampler of a host buffer with the rows of the ring.
             batch_size: Units in a batch.
         """
-        found: dict[str, Any] = sampler.state_dict()
-        return found | flat_state(state) if isinstance(sampler, HostSampler) else found
+        return {}
 
     def resumed(self, state: State, ring: Ring, sampler: Any, storage: Storage) -> State:
-        """Return a device state that continues the draws of a host buffer's sampler; for a sampler of another kind,
-        ``state``.
+        """Return a device state that continues the draws of a host buffer's sampler, a ``host_kind``.
 
         Args:
             state: The state in NumPy after the rows of the storage were written.
@@ -128,7 +123,7 @@ class DeviceSampler:
             sampler: A sampler on the host.
             storage: The storage of the host buffer.
         """
-        return sampler.settled(storage) if isinstance(sampler, HostSampler) else state
+        return state
 
     def loaded(self, xp: Arrays, state: State, ring: Ring, seed: Any) -> State:
         """Add the arrays that exist only in the framework to a state that was copied from NumPy."""
@@ -149,30 +144,24 @@ class DeviceSampler:
 class EpochSampler(DeviceSampler):
     """A sampler that draws every unit once per epoch, in a random order.
 
-    The state ``turns`` contains ``rows``, the number of units of the epoch, or 0 before the first epoch; ``began``, the
-    number of the epoch's first sample; and ``position``, the number of units drawn in the epoch.
+    The state contains ``rows``, the number of units of the epoch, or 0 before the first epoch; ``began``, the number of
+    the epoch's first sample; and ``drawn``, the number of units drawn in the epoch.
     """
 
     order: ClassVar[str] = "epochs"
+    host_kind: ClassVar[type | tuple[()]] = Epochs
 
     def init(self, xp: Arrays, ring: Ring) -> State:
         """Return the state before the first epoch."""
-        turns = {
-            "rows": xp.full((), 0, "index"),
-            "began": xp.full((), 0, "number"),
-            "position": xp.full((), 0, "index"),
-        }
-        return {**super().init(xp, ring), "turns": turns | xp.no_order(ring.capacity)}
+        kinds = {"rows": "index", "began": "number", "drawn": "index"}
+        epoch = {name: xp.full((), 0, kind) for name, kind in kinds.items()}
+        return super().init(xp, ring) | epoch | xp.no_order(ring.capacity)
 
-    def settle(self, xp: Arrays, state: State, count: int, ring: Ring) -> State:
+    def settle(self, xp: Arrays, state: State, fields: Mapping[FieldKey, Any], count: int, ring: Ring) -> State:
         """End an epoch over slices, because a write changes the slices."""
         if isinstance(self.units, RowUnits):
             return state
-        return {**state, "turns": {**state["turns"], "rows": xp.full((), 0, "index")}}
-
-    def fewest(self, batch_size: int) -> int:
-        """Return the size of a batch."""
-        return batch_size
+        return state | {"rows": xp.full((), 0, "index")}
 
     def host(self, beta: Any) -> Sampler:
         """Return a sampler for a host buffer with the same draws."""
@@ -182,97 +171,84 @@ class EpochSampler(DeviceSampler):
         return SliceSamplerWithoutReplacement(**options, drop_last=True)
 
     def host_state(self, state: State, ring: Ring, sampler: Any, batch_size: int) -> dict[str, Any]:
-        """Return the state of a host buffer's sampler; see ``DeviceSampler``."""
-        found = super().host_state(state, ring, sampler, batch_size)
-        if not isinstance(sampler, Epochs):
-            return found
-        rows, began, position = (int(state["turns"][name]) for name in ("rows", "began", "position"))
+        """Return values for the state of a host buffer's sampler; see ``DeviceSampler``."""
+        rows, began, position = (int(state[name]) for name in ("rows", "began", "drawn"))
         over = sampler.sequence_length if rows and isinstance(sampler, SliceSamplerWithoutReplacement) else rows
         ran_out = int(0 < rows < position + batch_size)
-        return found | {"over": over, "began": began, "position": position, "ran_out": ran_out}
+        return {"over": over, "began": began, "position": position, "ran_out": ran_out}
 
     def resumed(self, state: State, ring: Ring, sampler: Any, storage: Storage) -> State:
         """Return a state that continues the draws of a host buffer's sampler; see ``DeviceSampler``."""
-        found = sampler.state_dict() if isinstance(sampler, Epochs) else {"over": 0}
-        if not found["over"]:
-            return state
+        found = sampler.state_dict()
         rows = found["over"]
+        if not rows:
+            return state
         if isinstance(sampler, SliceSamplerWithoutReplacement):
             rows = self.units.count(self.units.table(Arrays(), state, ring))
-        turns = {"rows": rows, "began": found["began"], "position": found["position"]} if rows else {}
-        return {**state, "turns": {**state["turns"], **turns}}
+        return state | {"rows": rows, "began": found["began"], "drawn": found["position"]} if rows else state
 
     def loaded(self, xp: Arrays, state: State, ring: Ring, seed: Any) -> State:
         """Return the state with the random order of its epoch."""
-        turns, none = state["turns"], xp.range(1) * 0
-        key, count = DrawKey(seed, turns["began"]), xp.maximum(turns["rows"], turns["rows"] * 0 + 1)
-        return {**state, "turns": {**turns, **xp.in_order(key, count, none, ring.capacity, turns, count > 0)[1]}}
+        key, count = DrawKey(seed, state["began"]), xp.maximum(state["rows"], 1)
+        return state | xp.in_order(key, count, xp.range(1) * 0, ring.capacity, state, count > 0)[1]
 
     def draw(self, xp: Arrays, state: State, ring: Ring, key: DrawKey, size: int) -> tuple[State, RowPlan]:
         """Draw the next units of the epoch; if too few units are left, begin a new epoch."""
-        turns, table = state["turns"], self.units.table(xp, state, ring)
+        table = self.units.table(xp, state, ring)
         units = self.units.count(table)
-        begins = (units != turns["rows"]) | (units - turns["position"] < size)
-        began = xp.where(begins, key.number, turns["began"])
-        position, count = xp.where(begins, 0, turns["position"]), xp.maximum(units, turns["rows"] * 0 + 1)
+        begins = (units != state["rows"]) | (units - state["drawn"] < size)
+        began = xp.where(begins, key.number, state["began"])
+        position, count = xp.where(begins, 0, state["drawn"]), xp.maximum(units, 1)
         positions = xp.minimum(position + xp.range(size), count - 1)
-        ranks, order = xp.in_order(DrawKey(key.seed, began), count, positions, ring.capacity, turns, begins)
-        turns = {"rows": units, "began": began, "position": position + size, **order}
+        ranks, order = xp.in_order(DrawKey(key.seed, began), count, positions, ring.capacity, state, begins)
+        epoch = {"rows": units, "began": began, "drawn": position + size, **order}
         plan = self.units.plan(xp, state, ring, self.units.find(xp, state, ring, table, ranks))
-        return {**state, "turns": turns}, plan._replace(left=units)
+        return state | epoch, plan._replace(left=units)
 
 
 @dataclass(frozen=True, kw_only=True)
 class QueueSampler(DeviceSampler):
     """A sampler that draws every row once, the oldest first.
 
-    The state ``turns`` contains ``left``, the number of newest rows that were not drawn yet.
+    The state contains ``left``, the number of newest rows that were not drawn yet.
     """
 
     order: ClassVar[str] = "queue"
+    host_kind: ClassVar[type | tuple[()]] = ConsumingSampler
 
     def init(self, xp: Arrays, ring: Ring) -> State:
         """Return the state of an empty queue."""
-        return {**super().init(xp, ring), "turns": {"left": xp.full((), 0, "index")}}
+        return super().init(xp, ring) | {"left": xp.full((), 0, "index")}
 
-    def settle(self, xp: Arrays, state: State, count: int, ring: Ring) -> State:
+    def settle(self, xp: Arrays, state: State, fields: Mapping[FieldKey, Any], count: int, ring: Ring) -> State:
         """Add the written rows to the queue."""
-        left = (state["turns"]["left"] + count * ring.envs).clip(max=ring.capacity)
-        return {**state, "turns": {"left": left}}
+        return state | {"left": (state["left"] + count * ring.envs).clip(max=ring.capacity)}
 
     def left(self, xp: Arrays, state: State, ring: Ring) -> Any:
         """Return the number of rows that were not drawn yet."""
-        return state["turns"]["left"]
+        return state["left"]
 
     waiting = left
-
-    def fewest(self, batch_size: int) -> int:
-        """Return the size of a batch."""
-        return batch_size
 
     def host(self, beta: Any) -> Sampler:
         """Return a sampler for a host buffer with the same draws."""
         return ConsumingSampler(shuffle=False, drop_last=True)
 
     def host_state(self, state: State, ring: Ring, sampler: Any, batch_size: int) -> dict[str, Any]:
-        """Return the state of a host buffer's sampler; see ``DeviceSampler``."""
-        found, left, rows = super().host_state(state, ring, sampler, batch_size), int(state["turns"]["left"]), ring.rows
-        if not isinstance(sampler, ConsumingSampler):
-            return found
+        """Return values for the state of a host buffer's sampler; see ``DeviceSampler``."""
+        left, rows = int(state["left"]), ring.rows
         age = (ring.cursor * ring.envs - 1 - np.arange(rows)) % ring.capacity
-        return found | {"left": (age < left) * sampler.times, "ran_out": int(left < batch_size and rows > 0)}
+        return {"left": (age < left) * sampler.times, "ran_out": int(left < batch_size and rows > 0)}
 
     def resumed(self, state: State, ring: Ring, sampler: Any, storage: Storage) -> State:
         """Return a state that continues the draws of a host buffer's sampler; see ``DeviceSampler``."""
-        if not isinstance(sampler, ConsumingSampler):
-            return state
-        return {**state, "turns": {"left": np.count_nonzero(sampler.state_dict()["left"])}}
+        return state | {"left": np.count_nonzero(sampler.state_dict()["left"])}
 
     def draw(self, xp: Arrays, state: State, ring: Ring, key: DrawKey, size: int) -> tuple[State, RowPlan]:
         """Draw the next rows; if too few rows are left, the state is unchanged."""
-        left = state["turns"]["left"]
+        left = state["left"]
         slots = ((ring.cursor * ring.envs - left) % ring.capacity + xp.range(size)) % ring.capacity
-        state = {**state, "turns": {"left": xp.where(left >= size, left - size, left)}}
+        state = state | {"left": xp.where(left >= size, left - size, left)}
         return state, self.units.plan(xp, state, ring, slots)._replace(left=left)
 
 
@@ -280,13 +256,14 @@ class QueueSampler(DeviceSampler):
 class ByPriority(DeviceSampler):
     """A sampler that draws units in proportion to powers of the priorities of their (first) rows.
 
-    The state ``weights`` is the state of the ``SumTree``.
+    The state has the arrays of the ``SumTree``.
 
     Args:
         tree: The tree of weights.
     """
 
     tree: SumTree
+    host_kind: ClassVar[type | tuple[()]] = PrioritizedSampler
 
     @property
     def constants(self) -> dict[str, Any]:
@@ -301,28 +278,26 @@ class ByPriority(DeviceSampler):
 
     def init(self, xp: Arrays, ring: Ring) -> State:
         """Return a state in which all weights are 0."""
-        return {**super().init(xp, ring), "weights": self.tree.init(xp)}
+        return super().init(xp, ring) | self.tree.init(xp)
 
-    def settle(self, xp: Arrays, state: State, count: int, ring: Ring) -> State:
+    def settle(self, xp: Arrays, state: State, fields: Mapping[FieldKey, Any], count: int, ring: Ring) -> State:
         """Give the newest time steps the largest priority, and mark the rows at which slices begin."""
         envs, steps, capacity = ring.envs, ring.steps, ring.capacity
         begin = (ring.cursor - count) % steps * envs
-        weights = self.tree.fill(xp, state["weights"], (begin + xp.range(count * envs)) % capacity)
+        state = self.tree.fill(xp, state, (begin + xp.range(count * envs)) % capacity)
         if isinstance(self.units, RowUnits):
             nodes = touched(xp, begin, count * envs, capacity)
         else:
-            weights, nodes = self._begun(xp, weights, self.units, state, ring, count)
-        return {**state, "weights": self.tree.refresh(xp, weights, nodes)}
+            state, nodes = self._begun(xp, self.units, state, ring, count)
+        return self.tree.refresh(xp, state, nodes)
 
-    def _begun(
-        self, xp: Arrays, weights: dict[str, Any], rule: SliceUnits, state: State, ring: Ring, count: int
-    ) -> tuple[dict[str, Any], Any]:
-        """Mark the rows at which slices begin; return the leaves of the tree, and the changed rows of leaves.
+    def _begun(self, xp: Arrays, rule: SliceUnits, state: State, ring: Ring, count: int) -> tuple[State, Any]:
+        """Mark the rows at which slices begin; return the state, and the changed rows of leaves.
 
         After ``count`` more steps, slices of S may begin up to S - 1 steps before them. With padding, a slice may also
         begin at one of the oldest steps, with the remaining steps of its episode.
         """
-        envs, steps, length, known = ring.envs, ring.steps, rule.slices.sequence_length, state["episodes"]
+        envs, steps, length = ring.envs, ring.steps, rule.slices.sequence_length
         env = xp.range(envs)
 
         def at(counts: Any, step: Any) -> Any:
@@ -332,10 +307,10 @@ class ByPriority(DeviceSampler):
             """Return whether a slice that begins ``age`` steps before the newest row is complete."""
             last = age - (length - 1)
             step = ring.cursor - 1 - last
-            behind = xp.where((last > 0)[:, None], at(known["windows"], step + 1), known["made"])
-            whole = (last >= 0)[:, None] & (behind != at(known["windows"], step))
+            behind = xp.where((last > 0)[:, None], at(state["windows"], step + 1), state["made"])
+            whole = (last >= 0)[:, None] & (behind != at(state["windows"], step))
             if rule.padded:  # the row may begin an episode instead
-                whole = whole & (at(known["numbers"], step) == at(known["numbers"], ring.cursor - 1 - age))
+                whole = whole & (at(state["numbers"], step) == at(state["numbers"], ring.cursor - 1 - age))
             return whole
 
         number = min(count + length - 1, steps)
@@ -343,11 +318,11 @@ class ByPriority(DeviceSampler):
         step = (ring.cursor - 1 - age) % steps
         begins = are_whole(age)
         if rule.padded:
-            begins = begins | (at(known["numbers"], step - 1) != at(known["numbers"], step))
+            begins = begins | (at(state["numbers"], step - 1) != at(state["numbers"], step))
         begins = begins & (age < ring.size)[:, None]
         slots = (step[:, None] * envs + env).reshape(-1)
         nodes = touched(xp, slots[0], number * envs, ring.capacity)
-        flags = xp.scatter(weights["begins"], slots, begins.reshape(-1), unique=True)
+        flags = xp.scatter(state["begins"], slots, begins.reshape(-1), unique=True)
         if rule.padded:
             oldest, several = (ring.cursor - ring.size) % steps, min(rule.every, steps)
             table = rule.table(xp, state, ring)
@@ -359,11 +334,11 @@ class ByPriority(DeviceSampler):
                 begin = xp.at(flags, slots >> SHIFT, slots & (FAN - 1)) | (table.of_head > 0)
             flags = xp.scatter(flags, slots, begin)
             nodes = xp.concat([nodes, touched(xp, oldest * envs, several * envs, ring.capacity)])
-        return {**weights, "begins": flags}, nodes
+        return state | {"begins": flags}, nodes
 
     def left(self, xp: Arrays, state: State, ring: Ring) -> Any:
         """Return 1 if a unit has a weight above 0, else 0."""
-        return self.tree.some(xp, state["weights"])
+        return self.tree.some(xp, state)
 
     def host(self, beta: Any) -> Sampler:
         """Return a sampler for a host buffer with the same draws."""
@@ -373,32 +348,25 @@ class ByPriority(DeviceSampler):
         return PrioritizedSliceSampler(**options, **self.units.options)
 
     def host_state(self, state: State, ring: Ring, sampler: Any, batch_size: int) -> dict[str, Any]:
-        """Return the state of a host buffer's sampler, which keeps its exponents; see ``DeviceSampler``."""
-        found = super().host_state(state, ring, sampler, batch_size)
-        if not isinstance(sampler, PrioritizedSampler):
-            return found
-        units = state["weights"]["sums"].reshape(-1)[: ring.rows].copy()
-        largest = float(state["weights"]["largest"])
-        return found | {"weights": units, "max_priority": largest}
+        """Return values for the state of a host buffer's sampler, which keeps its exponents; see ``DeviceSampler``."""
+        units = state["sums"].reshape(-1)[: ring.rows].copy()
+        return {"weights": units, "max_priority": float(state["largest"])}
 
     def resumed(self, state: State, ring: Ring, sampler: Any, storage: Storage) -> State:
         """Return a state that continues the draws of a host buffer's sampler; see ``DeviceSampler``."""
-        if not isinstance(sampler, PrioritizedSampler):
-            return state
         sampler.weights_at(storage, slice(0))  # new rows have their weights then
         found = sampler.state_dict()
-        weights = self.tree.assign(Arrays(), state["weights"], found["weights"], found["max_priority"])
-        return {**state, "weights": weights}
+        return self.tree.assign(Arrays(), state, found["weights"], found["max_priority"])
 
     def draw(self, xp: Arrays, state: State, ring: Ring, key: DrawKey, size: int) -> tuple[State, RowPlan]:
         """Draw units in proportion to their weights; the plan has the weights of the rows."""
-        slots, times, total = self.tree.draw(xp, state["weights"], key, size)
+        slots, times, total = self.tree.draw(xp, state, key, size)
         plan = self.units.plan(xp, state, ring, self.units.at_slots(ring, slots))
         return state, plan._replace(times=times, left=total)
 
     def update(self, xp: Arrays, state: State, ring: Ring, slots: Any, priority: Any) -> State:
         """Return the state with new priorities for some slots; see ``SumTree.update``."""
-        return {**state, "weights": self.tree.update(xp, state["weights"], ring.rows, slots, priority)}
+        return self.tree.update(xp, state, ring.rows, slots, priority)
 
     def checked(self, slots: Any, priority: Any, rows: int) -> tuple[Any, Any, Any]:
         """Check an update; return the slots, their priorities and their weights, in NumPy. Negative slots are left out.
@@ -457,58 +425,45 @@ class HostSampler(BaseSampler):
     """
 
     needs_order = True
+    _kinds: Mapping[str, type | str] = {"state": object}
 
     def __init__(self, sampler: DeviceSampler, beta: Any = 0.4) -> None:
         self.sampler, self._beta = checked_sampler(sampler), beta
         self._arrays = Arrays()
-        self._state_now: State | None = {}  # None: the rows must be read again
-        self._kinds = dict.fromkeys(flat_state(sampler.init(self._arrays, Ring(0, 0, 1, None))), "biuf")
-        self._loaded: dict[str, Any] = {}
+        self._now: State | None = {}  # {}: of no rows; None: the rows must be read again
 
     def __repr__(self) -> str:
         return f"HostSampler({self.sampler})"
 
     def wrote(self, storage: Storage, write: Write) -> None:
         """Add written rows to the state; if rows are changed in place, mark the state as stale."""
-        if write.first is None or self._state_now is None:
-            self._state_now = None
+        if write.first is None or self._now is None:
+            self._now = None
         else:
             self._extend(storage, write.read, write.first, len(write.slots))
 
     def reset(self, storage: Storage) -> None:
         """Mark the state as stale, because all rows may differ."""
-        self._state_now, self._loaded = None, {}
+        self._now = None
 
     def grew(self, storage: Storage) -> None:
         """Mark the state as stale, because slots changed."""
-        self._state_now = None
+        self._now = None
 
     def settled(self, storage: Storage) -> State:
         """Return the state for all rows of a storage."""
-        self._unflatten(_ring(storage, storage.written))
-        if self._state_now is None:
+        if self._now is None:
             count, first = len(storage), storage.written - len(storage)
             slots = (first + np.arange(count)) % storage.capacity
-            self._state_now = {}
+            self._now = {}
             self._extend(storage, lambda key: storage.read(key, slots), first, count)
-        return self._state_now
+        return self._now
 
     def _extend(self, storage: Storage, read: Callable[[FieldKey], Any], first: int, count: int) -> None:
-        before, after = _ring(storage, first), _ring(storage, first + count)
-        self._unflatten(before)
-        state, steps = self._state_now or self.sampler.init(self._arrays, before), count // before.envs
-        state = self.sampler.extend(self._arrays, state, Reads(read), steps, before)
-        self._state_now = self.sampler.settle(self._arrays, state, steps, after)
-
-    def _unflatten(self, ring: Ring) -> None:
-        """Restore the loaded state in the array shapes for the ring."""
-        if self._loaded:
-            like = self.sampler.init(self._arrays, ring)
-            self._state_now = {
-                part: {name: self._loaded[f"{part}.{name}"].reshape(array.shape) for name, array in arrays.items()}
-                for part, arrays in like.items()
-            }
-            self._loaded = {}
+        before, after, fields = _ring(storage, first), _ring(storage, first + count), Reads(read)
+        state, steps = self._now or self.sampler.init(self._arrays, before), count // before.envs
+        state = self.sampler.units.extend(self._arrays, state, fields, steps, before)
+        self._now = self.sampler.settle(self._arrays, state, fields, steps, after)
 
     def draw(self, storage: Storage, batch_size: int, key: Key) -> Draw:
         """Draw the rows of a batch.
@@ -519,7 +474,7 @@ class HostSampler(BaseSampler):
         rows_in(storage)
         state, ring, xp = self.settled(storage), _ring(storage, storage.written), self._arrays
         check_left(self.sampler, int(self.sampler.left(xp, state, ring)), batch_size, ring.size, "sample")
-        self._state_now, plan = self.sampler.draw(xp, state, ring, DrawKey(key.seed, key.index), batch_size)
+        self._now, plan = self.sampler.draw(xp, state, ring, DrawKey(key.seed, key.index), batch_size)
         extra = {}
         if plan.ids is not None or plan.traj_id is not None:
             ids = plan.traj_id if plan.ids is None else storage.read(plan.ids, plan.index[:, 0]).reshape(-1, 1)
@@ -528,12 +483,13 @@ class HostSampler(BaseSampler):
         return Draw(plan.index, plan.mask, weight, pad=plan.pad, extra=extra)
 
     def _state(self) -> dict[str, Any]:
-        unknown: dict[str, Any] = dict.fromkeys(self._kinds, np.zeros(0))
-        return unknown | (self._loaded or flat_state(self._state_now or {}))
+        return {"state": None if self._now is None else _copied(self._now)}
 
     def _restore(self, values: Mapping[str, Any]) -> None:
-        is_known = all(len(array) for array in values.values())
-        self._loaded, self._state_now = (dict(values), {}) if is_known else ({}, None)
+        state, like = values["state"], self.sampler.init(self._arrays, Ring(0, 0, 1, None))
+        if state and (not isinstance(state, Mapping) or state.keys() != like.keys()):
+            raise StateError(f"sampler: expected the arrays {sorted(like)} as state, found {state!r:.80}")
+        self._now = None if state is None else _copied(state)
 
 
 class Reads(dict[FieldKey, Any]):
@@ -546,13 +502,9 @@ class Reads(dict[FieldKey, Any]):
         return self._read(key)
 
 
-def flat_state(state: State) -> dict[str, Any]:
-    """Return the arrays of a state, flattened to ``[n]``, by "part.name"."""
-    return {
-        f"{part}.{name}": np.reshape(array, -1).copy()
-        for part, arrays in state.items()
-        for name, array in arrays.items()
-    }
+def _copied(state: State) -> State:
+    """Return a state with copies of the arrays, also of single numbers."""
+    return {name: np.array(array) for name, array in state.items()}
 
 
 def _ring(storage: Storage, written: int) -> Ring:

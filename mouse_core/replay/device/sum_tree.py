@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from mouse_core.replay.device.arrays import FAN, SHIFT, Arrays, DrawKey
+from mouse_core.replay.device.arrays import FAN, SHIFT, Arrays, DrawKey, State
 from mouse_core.replay.samplers.weighing import largest_weight, powers
 
-State = Mapping[str, Any]
 _LARGEST = float(np.finfo(np.float32).max)
 _NO_WEIGHT = 1 << 62  # above all weights, which are at most 2**60
 
@@ -22,8 +20,8 @@ class SumTree:
     """A tree in which each node is the sum of its 16 children. The levels are stored one after another, in rows of 16
     siblings.
 
-    The first level has the weights of the replay's rows, by their slots; the last level is a single row. The tree is a
-    dict of arrays:
+    The first level has the weights of the replay's rows, by their slots; the last level is a single row. The tree is
+    these arrays of a state:
 
     - ``sums``: the weights and their sums, wide ``[R, 16]``;
     - ``least``: the smallest positive weight below each node, float32 ``[R', 16]``, for all levels except the first;
@@ -54,7 +52,7 @@ class SumTree:
             starts.append(starts[-1] + rows)
         return starts
 
-    def init(self, xp: Arrays) -> dict[str, Any]:
+    def init(self, xp: Arrays) -> State:
         """Return a tree in which all weights are 0 and new rows get priority 1."""
         end, first = self.starts[-1], self.starts[1]
         state = {"sums": xp.wide_memory(end), "least": xp.full((max(end - first, 1), FAN), float(_NO_WEIGHT), "float")}
@@ -90,11 +88,11 @@ class SumTree:
             found = (self._level(xp, state, len(self.starts) - 2) > 0).any()
         return xp.cast(found, "index")
 
-    def refresh(self, xp: Arrays, state: State, nodes: Any) -> dict[str, Any]:
+    def refresh(self, xp: Arrays, state: State, nodes: Any) -> State:
         """Recompute the tree above changed rows of the first level, ``[m]``; a row may occur twice."""
         levels, first = len(self.starts) - 1, self.starts[1]
         if levels == 1:
-            return {**state}
+            return state
         with xp.wide():
             starts = xp.table(self.starts)
 
@@ -118,7 +116,7 @@ class SumTree:
 
             kept = put(1, state["sums"], state["least"], nodes, _summed(xp, self._leaves(xp, state, nodes)))
             sums, least, _ = xp.loop(1, levels - 1, step, (*kept, above(nodes, 1)))
-        return {**state, "sums": sums, "least": least}
+        return state | {"sums": sums, "least": least}
 
     def draw(self, xp: Arrays, state: State, key: DrawKey, size: int) -> tuple[Any, Any, Any]:
         """Draw slots in proportion to their weights, ``[B]``; return the slots, their weights divided by the least
@@ -143,20 +141,20 @@ class SumTree:
 
             node, rest = xp.loop(0, top - 1, step, (node, rest - before))
             if top:
-                child, _ = xp.child(self._leaves(xp, state, xp.minimum(node, node * 0 + self.starts[1] - 1)), rest)
+                child, _ = xp.child(self._leaves(xp, state, xp.minimum(node, self.starts[1] - 1)), rest)
                 node = node * FAN + child
-            slots = xp.once(xp.minimum(node, node * 0 + self.capacity - 1))
+            slots = xp.once(xp.minimum(node, self.capacity - 1))
             own = xp.cast(xp.unpack(xp.at(state["sums"], slots >> SHIFT, slots & (FAN - 1))), "float")
             smallest = _summed(xp, nodes[None])[1][0] if levels == 1 else xp.lowest(state["least"][-1:])[0]
             times = own / smallest
             # The caller may write to the tree when it has the slots: only when all was read is that done in place.
             return xp.behind(slots, times), times, total
 
-    def fill(self, xp: Arrays, state: State, slots: Any) -> dict[str, Any]:
+    def fill(self, xp: Arrays, state: State, slots: Any) -> State:
         """Set the weight of new rows in distinct slots; the caller then calls ``refresh``."""
-        return {**state, "sums": xp.scatter(state["sums"], slots, state["fresh"], unique=True)}
+        return state | {"sums": xp.scatter(state["sums"], slots, state["fresh"], unique=True)}
 
-    def update(self, xp: Arrays, state: State, rows: Any, slots: Any, priority: Any) -> dict[str, Any]:
+    def update(self, xp: Arrays, state: State, rows: Any, slots: Any, priority: Any) -> State:
         """Set the priorities of slots, float32 ``[n]``; if a slot occurs twice, its last priority counts.
 
         Args:
@@ -172,24 +170,24 @@ class SumTree:
         largest = xp.maximum(state["largest"], priority.max())
         new = self._weigh(xp, xp.concat([priority, largest.reshape(1)]))
         sums = xp.overwrite(state["sums"], slots, there, new[:-1])
-        changed = {**state, "sums": sums, "fresh": new[-1], "largest": largest}
+        changed = state | {"sums": sums, "fresh": new[-1], "largest": largest}
         return self.refresh(xp, changed, xp.where(there, slots, 0) >> SHIFT)
 
-    def put(self, xp: Arrays, state: State, slots: Any, priority: Any, units: Any) -> dict[str, Any]:
+    def put(self, xp: Arrays, state: State, slots: Any, priority: Any, units: Any) -> State:
         """Do ``update`` in NumPy, for checked slots, priorities and weights ``units``."""
-        changed = {**state, "sums": xp.scatter(state["sums"], slots, units)}
+        changed = state | {"sums": xp.scatter(state["sums"], slots, units)}
         largest = priority.argmax()
         if priority[largest] > state["largest"]:
             changed |= {"fresh": units[largest], "largest": priority[largest]}
         return self.refresh(xp, changed, slots >> SHIFT)
 
-    def assign(self, xp: Arrays, state: State, units: Any, largest: float) -> dict[str, Any]:
+    def assign(self, xp: Arrays, state: State, units: Any, largest: float) -> State:
         """Set the weights of the first slots to ``units``, wide ``[n]``, and the priority of new rows to
         ``largest``.
         """
         priority = xp.full((1,), largest, "float")
         sums = xp.scatter(state["sums"], xp.range(len(units)), xp.pack(units), unique=True)
-        changed = {**state, "sums": sums, "fresh": self._weigh(xp, priority)[0], "largest": priority[0]}
+        changed = state | {"sums": sums, "fresh": self._weigh(xp, priority)[0], "largest": priority[0]}
         return self.refresh(xp, changed, xp.range(self.starts[1]))
 
 
@@ -204,7 +202,7 @@ def touched(xp: Arrays, begin: Any, count: int, capacity: int) -> Any:
     """Return the rows ``[m]`` of the first level that contain the ``count`` slots from ``begin`` on, which may wrap
     around the end of the ring.
     """
-    behind = xp.minimum(xp.range(-(-(count + FAN - 1) // FAN)) * FAN, xp.range(1) + count - 1)
+    behind = xp.minimum(xp.range(-(-(count + FAN - 1) // FAN)) * FAN, count - 1)
     slots = (begin + behind) % capacity
     # The nodes at the end of the ring and at its begin may have no slot at such a distance.
     wraps = begin + count > capacity

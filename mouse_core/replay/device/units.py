@@ -21,11 +21,9 @@ from typing import Any, NamedTuple
 
 from mouse_core.errors import ConfigError, SchemaError
 from mouse_core.nested import FieldKey, flatten, map_tree
-from mouse_core.replay.device.arrays import Arrays, Ring
+from mouse_core.replay.device.arrays import Arrays, Ring, State
 from mouse_core.replay.samplers.episodes import EpisodeFields
 from mouse_core.spec import check_count
-
-State = dict[str, dict[str, Any]]
 
 
 class RowPlan(NamedTuple):
@@ -196,14 +194,14 @@ class Table(NamedTuple):
 
 @dataclass(frozen=True)
 class SliceUnits:
-    """Slices of consecutive rows of one episode as units, found through the index ``state["episodes"]``.
+    """Slices of consecutive rows of one episode as units, found through an index of episodes.
 
-    The index is a dict of arrays:
+    The index is these arrays of the state:
 
     - ``windows``: the number of slices before a row in its environment, ``[T, E]``;
     - ``numbers``: the number of episodes up to and including a row, ``[T, E]``;
-    - ``phases``: the distance from a row back to the nearest row at which a slice may begin, ``[T, E]``, if it is
-      needed;
+    - ``phases``: the distance from a row back to the nearest row at which a slice may begin, ``[T, E]``, if the period
+      is above 1;
     - ``made``, ``begun``: the total numbers of slices and of episodes, ``[E]``;
     - ``position``: the position of the newest row in its episode, ``[E]``; positions above S are reduced by multiples
       of the period;
@@ -242,56 +240,55 @@ class SliceUnits:
         """Return the index of an empty ring."""
         rows, envs = (ring.steps, ring.envs), (ring.envs,)
         index = {name: xp.full(rows, 0, "count") for name in ("windows", "numbers")}
-        if self.padded and not self.tiled and self.every > 1:
+        if self.slices.period > 1:
             index["phases"] = xp.full(rows, 0, "index")
         index |= {name: xp.full(envs, 0, "count") for name in ("made", "begun")}
         index |= {"position": xp.full(envs, 0, "index"), "ended": xp.full(envs, True, "bool")}
-        return {"episodes": index if self.ids is None else index | {"last_id": xp.full(envs, 0, self.ids)}}
+        return index if self.ids is None else index | {"last_id": xp.full(envs, 0, self.ids)}
 
     def extend(self, xp: Arrays, state: State, fields: Mapping[FieldKey, Any], count: int, ring: Ring) -> State:
-        """Return the index after a write of ``count`` time steps of ``fields`` at the cursor of the ring.
+        """Return the state after a write of ``count`` time steps of ``fields`` at the cursor of the ring.
 
         The result equals the result of writing the time steps one by one.
         """
-        length, every, shape, index = self.slices.sequence_length, self.every, (count, ring.envs), state["episodes"]
+        length, every, shape = self.slices.sequence_length, self.every, (count, ring.envs)
         ends = xp.full(shape, False, "bool")
         for key in self.marks.ends:
             ends = ends | (one_a_row(key, fields[key], shape) != 0)
-        new, ids = xp.concat([index["ended"][None], ends[:-1]]), None
+        new, ids = xp.concat([state["ended"][None], ends[:-1]]), None
         if self.marks.ids is not None:
             ids = one_a_row(self.marks.ids, fields[self.marks.ids], shape)
-            new = new | (ids != xp.concat([index["last_id"][None], ids[:-1]]))
+            new = new | (ids != xp.concat([state["last_id"][None], ids[:-1]]))
         row = xp.range(count)[:, None]
         begin = xp.running_max(xp.where(new, row, -1))
-        position = self._reduced(xp, xp.where(begin < 0, index["position"] + 1 + row, row - begin))
+        position = self._reduced(xp, xp.where(begin < 0, state["position"] + 1 + row, row - begin))
         # Slices of 4 steps with a period of 3 are completed at the positions 3, 6, 9, ...
         due = (position >= length - 1) & ((position - (length - 1)) % every == 0)
         if self.padded:
             # Side by side, the last steps of an episode are a slice, too.
             due = position % length == 0 if self.tiled else new | (due & (position >= length))
         due = xp.cast(due, "count")
-        made, begun = index["made"] + xp.cumsum(due), index["begun"] + xp.cumsum(xp.cast(new, "count"))
+        made, begun = state["made"] + xp.cumsum(due), state["begun"] + xp.cumsum(xp.cast(new, "count"))
         rows = {"windows": made - due, "numbers": begun}
-        if "phases" in index:
+        if "phases" in state:
             rows["phases"] = position % every
         places = xp.places(ring.cursor, count, ring.steps)
-        found = {name: xp.write(index[name], places, values) for name, values in rows.items()}
+        found = {name: xp.write(state[name], places, values) for name, values in rows.items()}
         found |= {"made": made[-1], "begun": begun[-1], "position": position[-1], "ended": ends[-1]}
-        return {**state, "episodes": found if ids is None else found | {"last_id": ids[-1]}}
+        return state | found if ids is None else state | found | {"last_id": ids[-1]}
 
     def cut_off(self, xp: Arrays, state: State, lost: Any, first_ids: Any) -> State:
-        """Return the index of an empty ring whose next rows begin in the middle of their episodes.
+        """Return the state of an empty ring whose next rows begin in the middle of their episodes.
 
         Args:
             xp: Functions over arrays.
-            state: The index.
+            state: The state.
             lost: The number of steps of each episode before the first rows, ``[E]``.
             first_ids: The trajectory numbers of the first rows, ``[E]``, or None.
         """
         ids = {} if first_ids is None else {"last_id": first_ids}
         begun, position = xp.cast(lost > 0, "count"), self._reduced(xp, lost - 1)
-        index = state["episodes"] | {"position": position, "ended": lost == 0, "begun": begun} | ids
-        return {**state, "episodes": index}
+        return state | {"position": position, "ended": lost == 0, "begun": begun} | ids
 
     def _reduced(self, xp: Arrays, position: Any) -> Any:
         """Reduce positions in episodes by multiples of the period: for slices of 4 with a period of 3, 9 becomes 6."""
@@ -300,8 +297,8 @@ class SliceUnits:
 
     def table(self, xp: Arrays, state: State, ring: Ring) -> Table:
         """Return the limits of the drawable slices."""
-        size, length, every, index = ring.size, self.slices.sequence_length, self.every, state["episodes"]
-        envs, windows, numbers, made = xp.range(ring.envs), index["windows"], index["numbers"], index["made"]
+        size, length, every = ring.size, self.slices.sequence_length, self.every
+        envs, windows, numbers, made = xp.range(ring.envs), state["windows"], state["numbers"], state["made"]
         none = envs * 0
         oldest = xp.slots(ring, none)
 
@@ -316,8 +313,8 @@ class SliceUnits:
             end = xp.search(ring, numbers, envs, xp.at(numbers, oldest, envs), xp.cast(none, "count"), none, most)
         head = end if self.tiled else xp.minimum(end, none + length - 1)
         counted, of_head, first = before(head), none, none
-        if "phases" in index:
-            first = -xp.at(index["phases"], oldest, envs) % every
+        if "phases" in state:
+            first = -xp.at(state["phases"], oldest, envs) % every
         if self.tiled:
             of_head = (end + length - 1) // length if self.padded else end // length
         elif self.padded:
@@ -336,20 +333,19 @@ class SliceUnits:
         length, env, (head, of_head, before, ends, first) = self.slices.sequence_length, ranks * 0, table
         if ring.envs > 1:
             # Without any slice, the last environment is searched.
-            env = xp.minimum(xp.searchsorted(ends, ranks), env + ring.envs - 1)
-            ranks = ranks - xp.where(env > 0, xp.take(ends, xp.maximum(env - 1, env * 0)), 0)
+            env = xp.minimum(xp.searchsorted(ends, ranks), ring.envs - 1)
+            ranks = ranks - xp.where(env > 0, xp.take(ends, xp.maximum(env - 1, 0)), 0)
             head, of_head, before, first = (xp.take(part, env) for part in (head, of_head, before, first))
         beside, later = self.tiled or self.padded, ranks
         if beside:
             later = ranks - of_head
-        more = xp.cast(xp.maximum(later, later * 0) if beside else ranks, "count")
-        index = state["episodes"]
-        row = xp.search(ring, index["windows"], env, before, more, head + 1 + later * 0, ring.steps) - 1
+        more = xp.cast(xp.maximum(later, 0) if beside else ranks, "count")
+        row = xp.search(ring, state["windows"], env, before, more, head + 1 + later * 0, ring.steps) - 1
         start = row - (length - 1)
         if self.tiled and self.padded:
             start = row
         elif self.padded:
-            numbers = index["numbers"]
+            numbers = state["numbers"]
             number, above = xp.one_by_one(lambda looked: xp.at(numbers, xp.slots(ring, looked), env), (row, row - 1))
             start = xp.where(number != above, row, start)
         if beside:
@@ -371,7 +367,7 @@ class SliceUnits:
         """
         if not isinstance(windows, Windows):
             raise ConfigError("sampler: plan: expected slices of units.at_slots or units.find, found slots of rows")
-        slices, marks, numbers = self.slices, self.marks, state["episodes"]["numbers"]
+        slices, marks, numbers = self.slices, self.marks, state["numbers"]
         start, env = xp.once(windows.start)[:, None], windows.env[:, None]
         row, mask = start + xp.range(slices.sequence_length), None
         if slices.pad is False:

@@ -130,7 +130,7 @@ class SumTree:
             int64 ``[n]``.
         """
         cumulative = self._sum_up()
-        rest = _scaled(words, int(cumulative[-1]))  # the part of each target behind the nodes so far
+        rest = scaled(words, int(cumulative[-1]))  # the part of each target behind the nodes so far
         nodes: Int64s = cumulative[1:].searchsorted(rest, side="right")
         rest -= cumulative[nodes]
         rows = np.arange(0, len(words) * (_FAN + 1), _FAN + 1)
@@ -170,8 +170,8 @@ class SumTree:
         self._mins[level][parents] = np.minimum.reduce(words.reshape(-1, _FAN), axis=1)
 
 
-def _scaled(words: Words, total: int) -> Int64s:
-    """Return ``floor(word * total / 2**64)`` for each word, int64 ``[n]``; the total is below ``2**63``."""
+def scaled(words: Words, total: int) -> Int64s:
+    """Return ``floor(word * total / 2**64)`` of each word, int64 ``[n]``; the total is below ``2**63``."""
     high, low = np.uint64(total >> 32), np.uint64(total & 0xFFFFFFFF)
     upper, lower = words >> _HALF, words & _LOW
     # Products of 32-bit halves; each sum with the carry of the lower product has at most 64 bits.

@@ -96,7 +96,7 @@ class Epochs(BaseSampler):
         ranks = np.arange(self._position, min(self._position + count, total))
         self._position += len(ranks)
         self.ran_out = self._is_over(total, count)
-        return _order(replace(key, index=self._began), total)(ranks) if self.shuffle else ranks
+        return order_of(replace(key, index=self._began), total)(ranks) if self.shuffle else ranks
 
     def _state(self) -> dict[str, Any]:
         place = {"over": self._over, "began": self._began, "position": self._position}
@@ -108,7 +108,8 @@ class Epochs(BaseSampler):
 
 
 @lru_cache(maxsize=16)
-def _order(key: Key, total: int) -> Order:
+def order_of(key: Key, total: int) -> Order:
+    """The random order that a key names, kept as it takes longer to make than to look up."""
     return Order(key, total)
 
 
@@ -138,8 +139,8 @@ def check_state(
     Args:
         state: The state to check.
         fixed: The configuration of the sampler, whose values the state must equal.
-        kinds: The types of the other values: ``int`` (at least 0), ``float``, or for an array ``[n]`` its dtype kinds,
-            such as "iu".
+        kinds: The types of the other values: ``int`` (at least 0), ``float``, ``object`` (not checked), or for an array
+            ``[n]`` its dtype kinds, such as "iu".
         sampler: The name of the sampler in the error message.
 
     Raises:
@@ -163,6 +164,8 @@ def _checked(key: str, value: Any, kind: type | str) -> Any:
         if array.ndim != 1 or array.dtype.kind not in kind:
             raise StateError(f"sampler: expected {key} as an array [n], found {array.dtype} {list(array.shape)}")
         return array
+    if kind is object:
+        return value
     if kind is int:
         return state_number(key, value, where="sampler")
     if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not np.isfinite(value):

@@ -1,0 +1,672 @@
+"""A replay as a pytree, and the functions that create it, write rows, draw batches, and copy it from and to hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import partial
+from os import PathLike
+from types import EllipsisType
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+from jax import lax
+
+from mouse_core import ConfigError, SchemaError
+from mouse_core.nested import (
+    FieldKey,
+    as_array,
+    children_of,
+    flatten,
+    is_node,
+    lists_of,
+    map_tree,
+    rebuilt,
+    structure_of,
+    unflatten,
+)
+from mouse_core.randomness import Purpose
+from mouse_core.replay import Priorities, ReplayBuffer, Schedule
+from mouse_core.replay.device import DeviceSampler, DrawKey, Layout, Order, Ring, Slices, moving
+from mouse_core.replay.device.ensemble import joined, members_of
+from mouse_core.replay.device.samplers import ByPriority, check_left, priorities_of
+from mouse_core.replay.ensemble import shares_of
+from mouse_core.spec import Alignment, check_count
+from mouse_jax import _philox
+from mouse_jax.device.arrays import JAX
+from mouse_jax.dtypes import WIDER, are_known, as_key, as_numbers, is_key, seed_halves
+from mouse_jax.trees import narrowed
+
+# Largest number of rows that a sampler processes one by one.
+_FEW = 1 << 12
+_MEMBERS = 1 << 63  # call number of the keys for the seeds of members, as on the host
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Replay:
+    """A replay, the pytree that the functions of this package take and return.
+
+    Args:
+        rows: A tree of arrays ``[T, ...]``, or ``[T, E, ...]`` with environments.
+        cursor: The time step that is written next, int32 ``[]``.
+        size: The number of stored time steps, int32 ``[]``.
+        seed: The halves of the seed, uint32 ``[2]``, high first.
+        state: The state of the sampler: arrays by name.
+        beta: The exponent of importance weights, float32 ``[]``, which a schedule overrides; None without priorities.
+        layout: The constants, which are static in ``jax.jit``.
+    """
+
+    rows: Any
+    cursor: jax.Array
+    size: jax.Array
+    seed: jax.Array
+    state: dict[str, Any]
+    beta: jax.Array | None
+    layout: Layout = field(metadata={"static": True})
+
+    @property
+    def ring(self) -> Ring:
+        """The ring of the rows."""
+        return Ring(self.cursor, self.size, self.layout.steps, self.layout.num_envs)
+
+
+def as_dicts(tree: Any, lists: Collection[Any] = (), path: tuple[str | int, ...] = ()) -> Any:
+    """Convert a tree to the form of buffers on the host: dataclasses become dicts, and lists of numbers become arrays.
+
+    Args:
+        tree: The rows.
+        lists: Paths of lists that stay nodes even if they contain numbers.
+        path: The path of the tree.
+    """
+    if is_dataclass(tree) and not isinstance(tree, type):
+        tree = {one.name: getattr(tree, one.name) for one in fields(tree)}
+    if is_node(tree) or path in lists:
+        return rebuilt(tree, [as_dicts(child, lists, (*path, name)) for name, child in children_of(tree)])
+    if isinstance(tree, list):
+        traced = any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(tree))
+        return jnp.asarray(tree) if traced else as_array(tree, where="rows")
+    return tree
+
+
+def _check_one(replay: Replay, caller: str, *, traced: bool = True) -> None:
+    """Raise ConfigError if a function of a single replay is called, outside of ``jax.vmap``, with several replays; or
+    in ``jax.jit``, unless a replay may be ``traced``.
+    """
+    if not traced and not are_known(replay.size, anywhere=True):
+        raise ConfigError(f"{caller}: expected a replay outside of jax.jit, found one that is traced")
+    if replay.cursor.ndim:
+        raise ConfigError(
+            f"{caller}: expected one replay, found {replay.cursor.shape[0]}; inside of jax.vmap each is one, and "
+            "jax.tree.map(lambda leaf: leaf[0], replay) is the first"
+        )
+
+
+# ------------------------------------------------------------------ writing
+
+
+def init(
+    example: Any,
+    capacity: int,
+    *,
+    batch_size: int,
+    num_envs: int | EllipsisType | None = ...,
+    slices: Slices | None = None,
+    transform: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None,
+    alignment: Alignment = "outgoing",
+    priorities: Priorities | None = None,
+    order: Order = "random",
+    sampler: DeviceSampler | None = None,
+    seed: int | jax.Array = 0,
+) -> Replay:
+    """Create an empty replay.
+
+    Args:
+        example: One row: a pytree of arrays or numbers of any shape and dtype (including JAX's random keys), or of
+            ``jax.ShapeDtypeStruct``. Only shapes and dtypes matter. Dataclasses become dicts.
+        capacity: Number of rows in memory, over all time steps and environments; new rows overwrite the oldest.
+        batch_size: The default number of rows or slices in a batch, B.
+        num_envs: Number of environments, whose rows are written side by side, ``[time, env]``; each environment is a
+            stream. If None, all rows are one stream, ``[n, ...]`` in the order of time. Slices, and transforms that
+            read the next rows, require this argument.
+        slices: The options of slices, if batches consist of slices; None: batches consist of single rows.
+        transform: Traceable functions of a batch, applied in order: those of ``mouse_core.replay`` that draw no random
+            numbers and read only the batch, such as ``NStep`` and ``NextView``, or your own.
+        alignment: The transition that the action, reward and done of a row belong to.
+        priorities: The options of priorities: rows (or slices, by their first rows) are drawn in proportion to powers
+            of their priorities, as with a ``PrioritizedSampler`` or ``PrioritizedSliceSampler``. If None, all are
+            equally likely. New rows have the largest priority so far, at least 1, and ``set_priorities`` changes them.
+            ``beta`` is a number, which may be traced, or a function of the number of the sample; see ``sample``. Only
+            for the order "random".
+        order: The order of rows. "random": rows are drawn with replacement. "epochs": every row is drawn once per
+            epoch, shuffled; slices are adjacent. "queue": every row is drawn once, the oldest first. ``take`` returns
+            the next batch.
+        sampler: A custom sampler in place of ``priorities`` and ``order``: an instance of a subclass of
+            ``mouse_core.replay.device.DeviceSampler``, whose ``units`` are set to the rows or slices of the replay.
+        seed: An integer in ``[0, 2**64)``, or a random key of JAX, from which 64 bits are drawn. The seed may be
+            traced, so ``jax.vmap`` can create a replay for each of many seeds.
+
+    Returns:
+        A pytree with memory for all rows.
+
+    Raises:
+        ConfigError: An argument is out of range, a transform does not run on devices, or the pad does not fit a field.
+        SchemaError: A field is not an array of numbers, or has a name that batches need.
+        MissingFieldError: ``slices`` is given, and no field of the rows marks the ends of episodes.
+        MouseError: An error of a transform; transforms are traced once for a batch of such rows.
+
+    Example:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> from mouse_jax import device
+        >>> replay = device.init({"obs": jnp.zeros(4), "reward": 0.0}, 100, batch_size=8)
+        >>> replay = device.add(replay, {"obs": jnp.ones((3, 4)), "reward": jnp.ones(3)})
+        >>> jax.jit(device.sample)(replay, 0)["obs"].shape
+        (8, 4)
+    """
+    beta, row = None if priorities is None else priorities.beta, _row(as_dicts(example))
+    layout = Layout.of(row, capacity, batch_size, num_envs, slices, transform, alignment, priorities, order, sampler)
+    lead = (layout.steps,) if layout.num_envs is None else (layout.steps, layout.num_envs)
+    rows, cursor, size = jax.tree.map(lambda leaf: _new(lead, leaf), row), jnp.int32(0), jnp.int32(0)
+    state = layout.sampler.init(JAX, Ring(cursor, size, layout.steps, layout.num_envs))
+    exponent = None if beta is None else jnp.asarray(beta(0) if callable(beta) else beta, jnp.float32)
+    made = Replay(rows, cursor, size, seed_halves(seed), state, exponent, layout)
+    _check_transform(made)
+    return made
+
+
+def add(replay: Replay, rows: Any) -> Replay:
+    """Return the replay with rows added behind the newest; if the replay is full, they overwrite the oldest.
+
+    Rows are written in place if the function is compiled with the replay donated,
+    ``jax.jit(device.add, donate_argnums=0)``, and in a compiled loop, such as ``jax.lax.scan``.
+
+    Args:
+        replay: A replay.
+        rows: One row like ``example``, or several, ``[n, ...]`` in every field; with environments one time step,
+            ``[env, ...]``, or several, ``[time, env, ...]``.
+
+    Raises:
+        SchemaError: Fields, shapes or dtypes differ from the example.
+        DataError: A 64-bit number of NumPy does not fit the field.
+        ConfigError: ``rows`` has more rows than fit.
+    """
+    _check_one(replay, "add")
+    rows, count = _accepted(replay, rows)
+    if not count:
+        return replay
+    return cast("Replay", _written(replay, jax.tree.map(jnp.asarray, rows)))
+
+
+@jax.jit
+def _written(replay: Replay, rows: Any) -> Replay:
+    """Return the replay with checked rows, which have a leading axis of time."""
+    layout, count = replay.layout, len(jax.tree.leaves(rows)[0])
+    # Unchanged arrays are left out of the loop's carry, because the loop would copy them.
+    changed = jax.eval_shape(partial(_note, layout=layout), replay.state, rows, replay.cursor)
+    note = _note_few if (layout.num_envs or 1) == 1 and count <= _FEW else _note
+    state = {name: replay.state[name] for name in changed}
+    state = replay.state | note(state, lax.stop_gradient(rows), replay.cursor, layout)
+    places = JAX.places(replay.cursor, count, layout.steps)
+    memory = jax.tree.map(lambda memory, more: JAX.write(memory, places, more), replay.rows, rows)
+    ring = replay.ring.after(JAX, count)
+    state = layout.sampler.settle(JAX, state, flatten(rows), count, ring)
+    return replace(replay, rows=memory, cursor=ring.cursor, size=ring.size, state=state)
+
+
+def _note(state: Any, rows: Any, cursor: jax.Array, layout: Layout) -> Any:
+    """Return the arrays of the state that change before rows are written from the cursor on."""
+    ring, count = Ring(cursor, None, layout.steps, layout.num_envs), len(jax.tree.leaves(rows)[0])
+    return _changed(state, layout.sampler.units.extend(JAX, state, flatten(rows), count, ring))
+
+
+def _changed(before: Any, after: Any) -> Any:
+    return {name: array for name, array in after.items() if array is not before[name]}
+
+
+def _note_few(state: Any, rows: Any, cursor: jax.Array, layout: Layout) -> Any:
+    """Run ``_note`` row by row on a CPU, in a loop that is compiled to one kernel; several kernels take far longer."""
+
+    def one(*given: Any) -> Any:
+        one_by_one, at_once = (partial(note, layout=layout) for note in (_note_one_by_one, _note))
+        return lax.platform_dependent(*given, cpu=one_by_one, default=at_once)
+
+    def each(size: int, batched: Sequence[Any], *given: Any) -> tuple[Any, Any]:
+        """Map ``_note`` over many replays: with a cursor for each replay, a loop would scatter every single row."""
+        axes = jax.tree.map(lambda has: 0 if has else None, tuple(batched))
+        made = jax.vmap(partial(_note, layout=layout), in_axes=axes, axis_size=size)(*given)
+        return made, jax.tree.map(lambda _: True, made)
+
+    note = jax.custom_batching.custom_vmap(one)
+    note.def_vmap(each)
+    return note(state, rows, cursor) if state else state
+
+
+def _note_one_by_one(state: Any, rows: Any, cursor: jax.Array, layout: Layout) -> Any:
+    steps, count = layout.steps, len(jax.tree.leaves(rows)[0])
+
+    def write(number: Any, state: Any) -> Any:
+        row = jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, number, 1), rows)
+        place = cursor + number
+        return _note(state, row, jnp.where(place >= steps, place - steps, place), layout)
+
+    # Within shard_map, the initial carry of a loop must vary over shards like its result; processing a first row
+    # ensures this.
+    looked = jax.make_jaxpr(write)(0, state)
+    first = looked.in_avals[1:] != looked.out_avals
+    # XLA would unroll a loop of one row.
+    behind = jnp.where(cursor < steps, count, 0) if count == 1 else count
+    return lax.fori_loop(int(first), behind, write, write(0, state) if first else state)
+
+
+def can_add(replay: Replay, time_steps: Any = 1) -> jax.Array:
+    """Return whether ``time_steps`` more steps fit without overwriting queued rows that ``take`` has not returned.
+
+    The result is bool ``[]``. Without a queue, time steps always fit.
+    """
+    layout = replay.layout
+    waiting = layout.sampler.waiting(JAX, replay.state, replay.ring)
+    return jnp.asarray(waiting + jnp.asarray(time_steps) * (layout.num_envs or 1) <= layout.capacity)
+
+
+def _row(example: Any) -> Any:
+    """Return the shapes and dtypes of one row; raise SchemaError if a value is not an array of numbers."""
+    fields = {key: _shape_dtype(key, leaf) for key, leaf in flatten(example).items()}
+    return unflatten(structure_of(example), fields)
+
+
+def _shape_dtype(key: FieldKey, leaf: Any) -> jax.ShapeDtypeStruct:
+    weak = not hasattr(leaf, "dtype")
+    leaf = np.asarray(leaf) if weak else leaf
+    if not (is_key(leaf.dtype) or any(jnp.issubdtype(leaf.dtype, kind) for kind in (jnp.number, jnp.bool_))):
+        raise SchemaError(f"init: field {key!r}: expected an array of numbers, found {leaf.dtype}")
+    leaf = jnp.asarray(leaf) if weak else leaf
+    dtype = leaf.dtype if is_key(leaf.dtype) else jax.dtypes.canonicalize_dtype(leaf.dtype)
+    made: Any = jax.ShapeDtypeStruct
+    return cast("jax.ShapeDtypeStruct", made(leaf.shape, dtype))
+
+
+def _new(lead: tuple[int, ...], leaf: jax.ShapeDtypeStruct) -> jax.Array:
+    shape = (*lead, *leaf.shape)
+    if is_key(leaf.dtype):
+        implementation = jax.random.key_impl(jnp.empty((0,), leaf.dtype))
+        return jnp.broadcast_to(jax.random.key(0, impl=implementation), shape)
+    return jnp.zeros(shape, leaf.dtype)
+
+
+def _accepted(replay: Replay, rows: Any) -> tuple[Any, int]:
+    """Return rows as arrays with a leading axis of time (without converting NumPy arrays), and the number of steps."""
+    layout, held, given = replay.layout, flatten(replay.rows), flatten(narrowed(as_dicts(rows)))
+    if given.keys() != held.keys():
+        given = flatten(narrowed(as_dicts(rows, lists_of(structure_of(replay.rows)))))
+    weak = {key for key, leaf in given.items() if not hasattr(leaf, "dtype")}
+    arrays: dict[FieldKey, Any] = {
+        # NumPy's int4 is accepted as well
+        key: leaf
+        if isinstance(leaf, jax.Array) or type(leaf) is np.ndarray
+        else as_array(leaf, where=f"add: field {key!r}")
+        for key, leaf in given.items()
+    }
+    kinds = {key: (memory.shape[1:], memory.dtype) for key, memory in held.items()}
+    is_one, count = layout.check_rows("add", arrays, kinds, weak, partial(np.can_cast, casting="same_kind"))
+    for key, memory in held.items():
+        leaf = arrays[key] if isinstance(arrays[key], jax.Array) else np.asarray(arrays[key], memory.dtype)
+        arrays[key] = leaf[None] if is_one else leaf
+    return unflatten(structure_of(replay.rows), arrays), count
+
+
+# ------------------------------------------------------------------ drawing
+
+
+def can_sample(replay: Replay, min_length: Any = 1) -> jax.Array:
+    """Return whether a batch can be drawn and the replay has ``min_length`` rows: bool ``[]``.
+
+    A batch needs one row or slice; in the orders "epochs" and "queue", it needs ``batch_size`` rows or slices.
+    """
+    asked, sampler = _asked(replay), replay.layout.sampler
+    known = are_known(*jax.tree.leaves((asked, min_length)))  # also in jax.jit
+    with jax.ensure_compile_time_eval() if known else nullcontext():
+        enough = _left(asked) >= sampler.fewest(replay.layout.batch_size)
+        return cast("jax.Array", (replay.ring.rows >= min_length) & enough)
+
+
+def _asked(replay: Replay) -> Replay:
+    """Return the part of a state that determines whether a batch can be drawn; rows and seed may be traced."""
+    nothing: Any = None
+    return replace(replay, rows=nothing, seed=nothing)
+
+
+@jax.jit
+def _left(replay: Replay) -> jax.Array:
+    left: jax.Array = replay.layout.sampler.left(JAX, replay.state, replay.ring)
+    return left
+
+
+def sample(replay: Replay, index: Any, batch_size: int | None = None, *, beta: Any = None) -> dict[str, Any]:
+    """Return batch number ``index``, which depends only on the seed, the number and the writes.
+
+    On the host, a ``mouse_core.replay.ReplayBuffer`` with the same seed and writes draws the same rows in its sample of
+    this number. The buffer's sampler must be a ``RandomSampler`` or ``SliceSampler``; with priorities, a
+    ``PrioritizedSampler`` or ``PrioritizedSliceSampler``.
+
+    Args:
+        replay: A replay with rows; under ``jax.jit``, which raises no errors, see ``can_sample``.
+        index: The number of the sample, from 0, below 2**32; may be traced. Or a random key of JAX; the host cannot
+            repeat such draws.
+        batch_size: Number of rows or slices in the batch, B; by default the batch size of the replay.
+        beta: The exponent of ``priority_weight``: a number from 0, which may be traced, or a traceable function from
+            the number of the sample, such as a ``LinearSchedule``; by default the exponent of the replay.
+
+    Returns:
+        ``{field: [B, ...]}``, or ``[B, S, ...]`` for slices, nested as the rows are, after the transforms; and
+        ``index``, int32, the slots of the rows. With priorities, ``priority_weight``, float32 of the same shape, is
+        ``(p_i / p_min) ** -beta`` with a relative error of up to ``1e-5``. Slices also have ``traj_id`` (unless the
+        rows have a field of this name), and ``mask`` if they are padded. Rows other than dicts are the field ``data``.
+
+    Raises:
+        ConfigError: A number is out of range, or values are known and no batch can be drawn.
+        SchemaError, MissingFieldError: An error of a transform.
+    """
+    layout = replay.layout
+    size = layout.batch_size if batch_size is None else check_count("batch_size", batch_size)
+    if layout.sampler.order != "random":
+        raise ConfigError(f"sample: expected order='random', found {layout.sampler.order!r}; take gives the next batch")
+    _check(replay, "sample")
+    if beta is not None and replay.beta is None:
+        raise ConfigError(f"beta: expected a replay made with priorities=, found one without, and {beta!r}")
+    number = _checked_index(index)
+    beta = layout.schedule if beta is None else beta
+    if callable(beta):
+        if is_key(number.dtype):
+            raise ConfigError("index: expected the number of the sample, which the schedule needs, found a random key")
+        beta = beta(number)
+    return cast("dict[str, Any]", _drawn(replay, number, beta, size=size)[1])
+
+
+def take(replay: Replay, index: Any = 0) -> tuple[Replay, dict[str, Any]]:
+    """Return the replay after the next batch, and this batch; for the orders "epochs" and "queue".
+
+    The batch equals the batch of a ``mouse_core.replay.ReplayBuffer`` with the corresponding sampler. For
+    ``order="epochs"`` this is ``SamplerWithoutReplacement(drop_last=True)``: an epoch ends when too few rows are left
+    for a batch, or when the number of rows changes. For slices it is
+    ``SliceSamplerWithoutReplacement(drop_last=True)``, and an epoch also ends with every write. For ``order="queue"``
+    it is ``ConsumingSampler(shuffle=False, drop_last=True)``: the batch has the oldest rows that were not returned yet.
+    With environments, rows are ordered by time step, so ``reshape(-1, num_envs, ...)`` returns ``[time, env]``; see
+    ``can_add``. With ``order="random"``, the batch equals the result of ``sample``, and the replay is unchanged.
+
+    Args:
+        replay: A replay with rows for a batch; under ``jax.jit``, which raises no errors, see ``can_sample``. A queue
+            with too few rows is unchanged.
+        index: The number of the sample, as in ``sample``; a queue ignores it. Epochs accept no random key.
+
+    Returns:
+        The replay, and a batch as in ``sample``.
+
+    Raises:
+        ConfigError: A number is out of range, or values are known and the replay has too few rows.
+        SchemaError, MissingFieldError: An error of a transform.
+    """
+    if replay.layout.sampler.order == "random":
+        return replay, sample(replay, index)
+    _check(replay, "take")
+    number = _checked_index(index)
+    if is_key(number.dtype):
+        raise ConfigError("index: expected an integer where each row comes once, found a random key")
+    state, batch = _drawn(replay, number, None, size=replay.layout.batch_size)
+    return replace(replay, state={**replay.state, **state}), batch
+
+
+@partial(jax.jit, static_argnames="size")
+def _drawn(replay: Replay, number: jax.Array, beta: Any, size: int) -> tuple[Any, dict[str, Any]]:
+    layout = replay.layout
+    number = number if is_key(number.dtype) else number.astype(jnp.uint32)
+    state, plan = layout.sampler.draw(JAX, replay.state, replay.ring, DrawKey(replay.seed, number), size)
+    rows = jax.tree.map(lambda memory: memory.at[plan.read].get(mode="promise_in_bounds"), replay.rows)
+    exponent = replay.beta if beta is None else jnp.asarray(beta, jnp.float32)
+    batch = plan.batch(JAX, rows, exponent)
+    # Unchanged arrays are not returned, because XLA would copy them.
+    return _changed(replay.state, state), batch if layout.transform is None else layout.transform(batch)
+
+
+def _check(replay: Replay, caller: str) -> None:
+    """Raise ConfigError if values are known and no batch can be drawn."""
+    _check_one(replay, caller)
+    asked, layout = _asked(replay), replay.layout
+    if are_known(*jax.tree.leaves(asked)):
+        with jax.ensure_compile_time_eval():
+            check_left(layout.sampler, int(_left(asked)), layout.batch_size, int(replay.size), caller)
+
+
+def _checked_index(index: Any) -> jax.Array:
+    """Return the checked number of a sample, or a random key."""
+    if not hasattr(index, "dtype") or isinstance(index, np.generic):
+        if isinstance(index, bool) or not isinstance(index, int | np.integer) or not 0 <= index < 1 << 32:
+            raise ConfigError(f"index: expected an integer in [0, 2**32) or a random key, found {index!r:.60}")
+        return jnp.asarray(index, jnp.uint32)
+    number = as_key(jnp.asarray(index))
+    if number.ndim or not (is_key(number.dtype) or jnp.issubdtype(number.dtype, jnp.integer)):
+        raise ConfigError(f"index: expected an integer or a random key, found {number.dtype} {list(number.shape)}")
+    if not is_key(number.dtype) and are_known(number) and (known := int(np.asarray(number))) < 0:
+        raise ConfigError(f"index: expected an integer in [0, 2**32), found {known}")
+    return number
+
+
+def _check_transform(replay: Replay) -> None:
+    """Raise the errors of transforms for a batch without values."""
+    if replay.layout.transform is not None:
+        outline: Any = jax.ShapeDtypeStruct
+        shapes = jax.tree.map(lambda leaf: outline(leaf.shape, leaf.dtype), replay)
+        size = replay.layout.batch_size
+        jax.eval_shape(lambda replay, number: _drawn(replay, number, None, size=size), shapes, outline((), jnp.uint32))
+
+
+def set_priorities(replay: Replay, indices: Any, priorities: Any) -> Replay:
+    """Return the replay with new priorities of some rows; if a row occurs twice, its last priority counts.
+
+    The replay then draws the same rows as a ``mouse_core.replay.ReplayBuffer`` after ``update_priority`` with the same
+    arguments. Compiled with the replay donated, the call copies no part of the replay.
+
+    Args:
+        replay: A replay of ``init(..., priorities=)``.
+        indices: The slots of the rows, integers of any shape, as in the field ``index`` of a batch. Under ``jax.jit``,
+            unused slots are ignored. Negative slots are always ignored, so ``jnp.where(batch["mask"], batch["index"],
+            -1)`` leaves out padded steps.
+        priorities: Numbers from 0, converted to float32, of the same shape (further axes of length 1 are allowed); or
+            one number for each slice, ``[B]`` or ``[B, 1]``. Under ``jax.jit``, which raises no errors, negative
+            priorities and NaN change nothing, and too large priorities get the largest possible weight.
+
+    Raises:
+        ConfigError: The replay has no priorities, shapes do not match, or indices are not integers.
+        DataError, IndexError: An error of ``update_priority``, if values are known; negative indices are ignored.
+    """
+    _check_one(replay, "set_priorities")
+    given = (
+        jnp.asarray(values if isinstance(values, jax.Array) else as_array(values, where="set_priorities"))
+        for values in (indices, priorities)
+    )
+    sampler, slots, values = priorities_of(JAX, replay.layout.sampler, *given)
+    if are_known(slots, values, replay.size):
+        sampler.checked(np.asarray(slots), np.asarray(values), int(replay.ring.rows))
+    if not slots.size:
+        return replay
+    return cast("Replay", _set(replay, slots, values))
+
+
+@jax.jit
+def _set(replay: Replay, slots: jax.Array, values: jax.Array) -> Replay:
+    sampler = cast("ByPriority", replay.layout.sampler)
+    return replace(replay, state=sampler.update(JAX, replay.state, replay.ring, slots, values))
+
+
+def sample_ensemble(
+    replays: Sequence[Replay],
+    index: Any,
+    batch_size: int,
+    *,
+    p: Sequence[float] | npt.NDArray[Any] | Schedule | None = None,
+    seed: int | jax.Array = 0,
+) -> dict[str, Any]:
+    """Return batch number ``index`` from several replays; each replay contributes its share.
+
+    The batch equals the batch of a ``mouse_core.replay.ReplayBufferEnsemble`` with the same seed, over buffers with the
+    same rows and no other reader, as long as each member with a weight above 0 has a row in every batch. A member's
+    share is its weight times the batch size, rounded up or down at random, so that the mean is exact. The seeds of
+    members come from ``seed``, and the transforms of members are applied.
+
+    Args:
+        replays: Replays with order="random", all of which have rows; see ``can_sample``.
+        index: The number of the sample, from 0, below 2**32; may be traced. Or a random key of JAX.
+        batch_size: Number of rows or slices in the batch, B.
+        p: A weight for each replay, at least 0; by default equal weights. The weights of a ``Schedule`` change with the
+            number of the sample; ``index`` then must not be a random key.
+        seed: An integer in ``[0, 2**64)``; may be traced.
+
+    Returns:
+        A batch as in ``sample``, with the rows of the members one after another, and ``buffer_ids``, int32, the member
+        of each row. For members without ``mask`` or ``priority_weight``, these are True and 1. A batch has both fields
+        if any member has them, even if it contributes no row.
+
+    Raises:
+        ConfigError: There are no replays, weights are invalid, a number is out of range, or values are known and a
+            replay cannot draw a batch.
+        SchemaError: The batches of a member have other fields than the batches of the first member.
+    """
+    members, size = len(replays), check_count("batch_size", batch_size)
+    if not members:
+        raise ConfigError("replays: expected at least one, found none")
+    number = _checked_index(index)
+    keyed = is_key(number.dtype)
+    if keyed and isinstance(p, Schedule) and len(p.weights) > 1:
+        raise ConfigError("index: expected the number of the sample, which the schedule needs, found a random key")
+    shares = shares_of(p, members, size)
+    halves = seed_halves(seed)
+    own, *numbers = jax.random.split(number, members + 1) if keyed else [number] * (members + 1)
+    owner, places = members_of(JAX, shares, DrawKey(halves, own), jnp.uint32(0) if keyed else number, size)
+    batches = {}
+    for member in range(members):
+        if shares.given[member]:
+            words = _philox.words(halves, Purpose.REPLAY, jnp.uint32(member), 1, call=_MEMBERS)
+            drawn = replace(replays[member], seed=jnp.concatenate(words))
+            batches[member] = sample(drawn, numbers[member], shares.most[member])
+    return joined(JAX, batches, owner, places)
+
+
+# ------------------------------------------------------------------ to and from the host
+
+
+def dumps(replay: Replay, path: str | PathLike[str], *, samples: int = 0) -> None:
+    """Save a replay to a file that ``loads`` and buffers on the host load, in the format of ``ReplayBuffer.dumps``.
+
+    Args:
+        replay: A replay, outside of ``jax.jit``. From replays of many seeds,
+            ``jax.tree.map(lambda leaf: leaf[3], replay)`` selects the fourth.
+        path: A file; or an existing directory, in which the file ``replay.mouse`` is written.
+        samples: The number of the next sample, with which a buffer on the host continues.
+
+    Raises:
+        ConfigError: ``replay`` is several replays, or is traced.
+        StorageError: The file cannot be written (also an OSError).
+    """
+    _check_one(replay, "dumps", traced=False)
+    buffer = _like(replay)
+    to_host(replay, buffer, samples=samples)
+    buffer.dumps(path)
+
+
+def loads(replay: Replay, path: str | PathLike[str]) -> tuple[Replay, int]:
+    """Return a replay with the rows of a file, and the number of the next sample.
+
+    Args:
+        replay: An empty replay with the options of the saved replay; outside of ``jax.jit``.
+        path: A file of ``dumps``, or of a buffer of any package with an ``ArrayStorage`` and the corresponding sampler.
+
+    Raises:
+        ConfigError: ``replay`` is not empty, is several replays, or is traced.
+        SchemaError, DataError: The rows do not fit the replay; see ``add``.
+        StateError: The file is damaged, or the saved buffer has other parts.
+        StorageError: The file cannot be read (also an OSError).
+    """
+    _check_one(replay, "loads", traced=False)
+    buffer = _like(replay)
+    buffer.loads(path)
+    return from_host(replay, buffer), buffer.stats()["samples"]
+
+
+def to_host(replay: Replay, buffer: ReplayBuffer, *, samples: int = 0) -> None:
+    """Copy all rows to an empty buffer, which then draws the same batches as the replay.
+
+    Each row keeps its slot, and the buffer gets the replay's seed. Episodes may have other numbers (``traj_id``).
+    Random keys are converted by ``jax.random.key_data`` to uint32, and dtypes of less than a byte, such as int4, to one
+    byte.
+
+    Args:
+        replay: A replay, outside of ``jax.jit``.
+        buffer: An empty buffer of any package and of the same capacity, with environments over a storage with
+            ``ndim=2``; its sampler and transforms stay.
+        samples: The number of the buffer's next sample.
+
+    Raises:
+        ConfigError: The buffer is not empty, or has another capacity or ``ndim``; or ``replay`` is several replays, or
+            is traced.
+    """
+    _check_one(replay, "to_host", traced=False)
+    check_count("samples", samples, 0)
+    high, low = replay.seed.tolist()
+    rows = jax.tree.map(lambda leaf: np.asarray(as_numbers(leaf)), replay.rows)
+    moving.to_host(replay.layout, JAX, replay.state, replay.ring, rows, buffer, high << 32 | low, samples)
+
+
+def from_host(replay: Replay, buffer: ReplayBuffer) -> Replay:
+    """Return the replay with all rows of a buffer; it then draws the same samples as the buffer.
+
+    Each row keeps its slot, and the replay gets the buffer's seed; ``buffer.stats()["samples"]`` is the number of the
+    buffer's next sample. Episodes may have other numbers (``traj_id``).
+
+    Args:
+        replay: An empty replay, outside of ``jax.jit``; its sampler and transforms stay.
+        buffer: A buffer of any package and of the same capacity, with environments over a storage with ``ndim=2``.
+
+    Raises:
+        ConfigError: The replay is not empty, has another capacity, is several replays, or is traced; or the order of
+            the buffer's rows is unknown.
+        SchemaError, DataError: The rows do not fit the replay; see ``add``.
+    """
+    _check_one(replay, "from_host", traced=False)
+    seed = seed_halves(buffer.seed)
+    ring, rows = moving.rows_from_host(replay.ring, buffer)
+    made = replace(replay, cursor=jnp.int32(ring.cursor), size=jnp.int32(ring.size), seed=seed)
+    if not ring.size:
+        return made
+    rows, _ = _accepted(replay, _as_here(replay, rows))
+    fields = {key: np.asarray(as_numbers(leaf)) for key, leaf in flatten(rows).items()}
+    begin = jnp.int32((ring.cursor - ring.size) % ring.steps)
+    memory = jax.tree.map(lambda memory, more: JAX.write(memory, begin, jnp.asarray(more)), replay.rows, rows)
+    state = moving.state_from_host(replay.layout.sampler, JAX, replay.state, ring, fields, buffer, seed)
+    return replace(made, rows=memory, state=state)
+
+
+def _as_here(replay: Replay, rows: Any) -> Any:
+    """Convert rows of a buffer to arrays; dtypes that ``as_numbers`` changed become the dtypes of the replay again."""
+    rows = map_tree(lambda leaf: leaf if isinstance(leaf, jax.Array) else np.asarray(leaf), as_dicts(rows))
+    given, held = flatten(rows), flatten(replay.rows)
+    if given.keys() != held.keys():
+        return rows
+
+    def as_held(memory: jax.Array, given: Any) -> Any:
+        if is_key(memory.dtype) and given.dtype == np.uint32:
+            return jax.random.wrap_key_data(jnp.asarray(given), impl=jax.random.key_impl(memory))
+        return given.astype(memory.dtype) if given.dtype == WIDER.get(str(memory.dtype)) else given
+
+    # A file has only the name of a named tuple's class; the class itself comes from the replay.
+    return unflatten(structure_of(replay.rows), {key: as_held(memory, given[key]) for key, memory in held.items()})
+
+
+def _like(replay: Replay) -> ReplayBuffer:
+    """Return an empty buffer on the host that draws the same batches."""
+    layout = replay.layout
+    beta = None if replay.beta is None else layout.schedule or float(replay.beta)
+    return moving.buffer_like(layout, beta)
