@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import Sharding
 
 from mouse_core import maps
@@ -45,18 +44,6 @@ class RowMap(maps.RowMap):
     def device(self) -> jax.Device | Sharding | None:
         """Device of results; None is JAX's default device."""
         return self._target
-
-    def index(self, rows: Any) -> Any:
-        """Return the index of each row; see ``mouse_core.maps``."""
-        return as_jax(super().index(rows), self._target)
-
-    def extend(self, rows: Any, values: Any = None) -> Any:
-        """Write the values of rows, and return the index of each row; see ``mouse_core.maps``."""
-        return as_jax(super().extend(rows, values), self._target)
-
-    def accumulate(self, rows: Any, values: Any, how: np.ufunc = np.add) -> Any:
-        """Combine values with the values of rows; return the index of each row; see ``mouse_core.maps``."""
-        return as_jax(super().accumulate(rows, values, how), self._target)
 
     def _accept(self, rows: Any) -> Any:
         return as_arrays(rows)

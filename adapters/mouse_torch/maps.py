@@ -57,7 +57,7 @@ class RowMap(maps.RowMap):
     def index(self, rows: Any) -> Any:
         """Return the index of each row, int64; see ``mouse_core.maps``."""
         flat, shape = _flat(rows)
-        return _shaped(self._tensor(super().index(flat)), shape)
+        return _shaped(super().index(flat), shape)
 
     def __getitem__(self, rows: Any) -> Any:
         """Return the values of rows: a TensorDict, or a tensor for a map of single values; see ``mouse_core.maps``."""
@@ -72,15 +72,12 @@ class RowMap(maps.RowMap):
     def extend(self, rows: Any, values: Any = None) -> Any:
         """Write the values of rows, and return the index of each row, int64; see ``mouse_core.maps``."""
         flat, shape = _flat(rows)
-        return _shaped(self._tensor(super().extend(flat, _flat(values)[0])), shape)
+        return _shaped(super().extend(flat, _flat(values)[0]), shape)
 
     def accumulate(self, rows: Any, values: Any, how: np.ufunc = np.add) -> Any:
         """Combine values with the values of rows; return the index of each row, int64; see ``mouse_core.maps``."""
         flat, shape = _flat(rows)
-        return _shaped(self._tensor(super().accumulate(flat, _flat(values)[0], how)), shape)
-
-    def _tensor(self, array: Any) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._target)
+        return _shaped(super().accumulate(flat, _flat(values)[0], how), shape)
 
     def _accept(self, rows: Any) -> Any:
         return on_host(rows)

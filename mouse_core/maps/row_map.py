@@ -597,7 +597,7 @@ class RowMap:
 
     # ------------------------------------------------------------------ looking up
 
-    def index(self, rows: Any) -> Integers:
+    def index(self, rows: Any) -> Any:
         """Return the index of each row, int64 ``[n]``; -1 for a row that is absent.
 
         Raises:
@@ -605,9 +605,10 @@ class RowMap:
         """
         picked = self._picked(rows)
         with self._held():
-            return self._rows.find(picked)
+            found = self._rows.find(picked)
+        return self._deliver(found)
 
-    def contains(self, rows: Any) -> npt.NDArray[np.bool_]:
+    def contains(self, rows: Any) -> Any:
         """Return whether the map contains each row, bool ``[n]``; raises the errors of ``index``."""
         return self.index(rows) >= 0
 
@@ -674,7 +675,7 @@ class RowMap:
         """Write the values of rows, replacing earlier values; see ``extend``."""
         self.extend(rows, values)
 
-    def extend(self, rows: Any, values: Any = None) -> Integers:
+    def extend(self, rows: Any, values: Any = None) -> Any:
         """Write the values of rows, and add absent rows.
 
         Args:
@@ -691,9 +692,10 @@ class RowMap:
         """
         picked = self._picked(rows)
         with self._held():
-            return self._rows.write(picked, None if values is None else self._as_values(values, picked.n))
+            written = self._rows.write(picked, None if values is None else self._as_values(values, picked.n))
+        return self._deliver(written)
 
-    def accumulate(self, rows: Any, values: Any, how: np.ufunc = np.add) -> Integers:
+    def accumulate(self, rows: Any, values: Any, how: np.ufunc = np.add) -> Any:
         """Combine values with the stored values of rows, once for each occurrence of a row; a new row gets its first
         value.
 
@@ -730,7 +732,7 @@ class RowMap:
                 if known.size:
                     total[known] = how(stored[key], total[known])
             written = self._rows.write(picked.only(first), KeyRows(given.schema, sums, sums, first.size))
-            return written[which]
+        return self._deliver(written[which])
 
     def empty(self) -> None:
         """Remove all rows."""
@@ -760,7 +762,7 @@ class RowMap:
         return rows
 
     def _deliver(self, rows: Any) -> Any:
-        """Convert a tree of NumPy arrays to arrays of a framework; a subclass overrides it."""
+        """Convert a tree of NumPy arrays, or indices, to arrays of a framework; a subclass overrides it."""
         return as_lists(rows)
 
     def _by_index(self, part: Stored, index: Any) -> Any:

@@ -346,7 +346,7 @@ class Forest:
         nodes = self._node_map.extend(nest({key: array.reshape(-1, *array.shape[2:]) for key, array in both.items()}))
         sources, targets = nodes[::2], nodes[1::2]
         before = len(self._edge_map)
-        edges = self._edge_map.extend({"source": sources, "target": targets, **_actions(given.actions)})
+        edges: Integers = self._edge_map.extend({"source": sources, "target": targets, **_actions(given.actions)})
         self._grow(before)
         for name, more in (
             ("count", np.ones(number, np.int64)),
@@ -468,7 +468,8 @@ class Forest:
         Raises:
             SchemaError: The observations have another shape or dtype.
         """
-        return self._node_map.index(rows)
+        nodes: Integers = self._node_map.index(rows)
+        return nodes
 
     def contains(self, rows: Any) -> npt.NDArray[np.bool_]:
         """Return whether the forest has a node for each observation, bool ``[n]``; raises the errors of ``index``."""

@@ -408,7 +408,8 @@ class Tree:
         Raises:
             SchemaError: Fields differ in dtype or shape from the observation's fields.
         """
-        return self._known.index(rows)
+        vertices: Integers = self._known.index(rows)
+        return vertices
 
     def contains(self, rows: Any) -> npt.NDArray[np.bool_]:
         """Return whether the tree has a vertex for each observation, bool ``[n]``; raises the errors of ``index``."""
