@@ -3,7 +3,7 @@
 from mouse_core.replay.buffer import BaseBuffer, Drawn, PrioritizedReplayBuffer, ReplayBuffer, query
 from mouse_core.replay.device import Slices
 from mouse_core.replay.ensemble import ReplayBufferEnsemble
-from mouse_core.replay.protocols import Draw, FieldKey, PrioritySampler, Sampler, Storage, Transform, Write, Writer
+from mouse_core.replay.protocols import Draw, FieldKey, Sampler, Storage, Transform, Write, Writer
 from mouse_core.replay.samplers.priorities import LinearSchedule, PrioritizedSampler
 from mouse_core.replay.samplers.rows import (
     ConsumingSampler,
@@ -60,7 +60,6 @@ __all__ = [
     "PrioritizedReplayBuffer",
     "PrioritizedSampler",
     "PrioritizedSliceSampler",
-    "PrioritySampler",
     "RandomSampler",
     "RandomTimeCrop",
     "Rename",

@@ -15,7 +15,7 @@ from mouse_core.batches.source import BatchSource
 from mouse_core.errors import ConfigError, DataError, MouseError, StateError
 from mouse_core.randomness import Key, Purpose
 from mouse_core.replay.buffer import ReplayBuffer
-from mouse_core.replay.protocols import Draw, PrioritySampler
+from mouse_core.replay.protocols import Draw
 from mouse_core.replay.protocols import Sampler as ReplaySampler
 from mouse_core.replay.storages.array import ArrayStorage
 from mouse_core.sampling.plan import PaddedSampler, WindowSampler
@@ -252,7 +252,7 @@ class ReplaySamplerConformance:
     def test_priorities_that_cannot_be_are_refused(self) -> None:
         """A sampler with priorities rejects invalid ones and stays unchanged."""
         buffer, other = self._buffer(), self._buffer()
-        if not isinstance(buffer.sampler, PrioritySampler):
+        if not buffer.prioritized:
             return
         for one in (buffer, other):
             one.extend(self.rows(0, 36))
@@ -297,7 +297,7 @@ class ReplaySamplerConformance:
             buffer.extend(self.rows(written, n))
             written += n
             yield buffer
-            if isinstance(buffer.sampler, PrioritySampler):
+            if buffer.prioritized:
                 slots = np.arange(0, len(buffer), 3)
                 buffer.update_priority(slots, slots % 7 + 0.5)
                 yield buffer

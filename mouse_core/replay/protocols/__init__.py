@@ -207,6 +207,13 @@ class Sampler(Protocol):
     A sampler may have ``dropped(storage, rows)``. A buffer calls ``dropped`` when its store dropped the oldest ``rows``
     rows. The remaining rows lie in the slots from 0 on. Rows after the remaining rows are new, and ``wrote`` does not
     report them. For a sampler without ``dropped`` the buffer calls ``reset``.
+
+    A sampler with a priority for each row has ``update_priority(storage, index, priority)``. It sets the priorities,
+    float ``[...]``, of the rows in the slots ``index`` of the same shape; if a slot occurs twice, the last priority
+    counts. It raises DataError for a priority that is negative, NaN or infinite, and IndexError for a slot that is not
+    in use. The sampler may also have ``check_update(storage, index, priority)``, which raises these errors without
+    changing priorities; ``index`` is None for rows that are not written yet. A buffer calls it before it writes rows
+    with a field of priorities.
     """
 
     @property
@@ -240,26 +247,6 @@ class Sampler(Protocol):
 
         Raises:
             StateError: The state is damaged, or comes from another sampler or configuration.
-        """
-
-
-@runtime_checkable
-class PrioritySampler(Sampler, Protocol):
-    """A sampler with a priority for each row.
-
-    The sampler may have ``check_update(storage, index, priority)``, which raises the errors of ``update_priority``
-    without changing priorities. ``index`` is None for rows that are not written yet. A buffer calls this method before
-    it writes rows with a field of priorities.
-    """
-
-    def update_priority(self, storage: Storage, index: Slots, priority: npt.NDArray[np.floating[Any]]) -> None:
-        """Set the priorities of the rows in the slots ``index``; ``index`` and ``priority`` have the same shape.
-
-        If a slot occurs twice, the last priority counts.
-
-        Raises:
-            DataError: A priority is negative, NaN or infinite.
-            IndexError: A slot is not in use.
         """
 
 
