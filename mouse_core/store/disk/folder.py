@@ -65,7 +65,7 @@ FORMAT = 1
 """The version of the manifest's format."""
 
 _KEY = "mouse_store"
-# A longer manifest than others of our files: a million segments.
+# A manifest may be longer than other metadata files: this size is enough for a million segments.
 MOST_BYTES = 8 * MOST_JSON
 """Largest size of a manifest in bytes."""
 
@@ -77,16 +77,17 @@ class Sealed(NamedTuple):
         number: Number in the file's name; numbers increase, and no number is used twice.
         rows: Number of rows.
         bytes: The size of the file.
-        digest: Digest of the file's bytes. For a file of many record batches, digest of the bytes behind them, which
-            hold a checksum of each record batch; see ``files.ipc``.
-        schema: Number of its schema among the manifest's schemas.
-        appended: Whether its rows were appended to the store, not taken from a dataset.
-        batch_rows: Number of rows of a record batch, the last may have fewer; 0: all rows are in one record batch.
-        stride: Distance in bytes between the begins of consecutive full record batches, if all of them have their
-            values at equal offsets; 0: the distances or offsets differ.
+        digest: Digest of the file's bytes. If the file has many record batches, digest of the bytes after the batches,
+            which contain a checksum of each batch; see ``files.ipc``.
+        schema: Number of the segment's schema among the manifest's schemas.
+        appended: Whether the rows were appended to the store, not taken from a dataset.
+        batch_rows: Number of rows of each record batch except the last, which may have fewer; 0: all rows are in one
+            record batch.
+        stride: Distance in bytes between the begins of consecutive full record batches, if the values lie at equal
+            offsets in all of them; 0: distances or offsets differ.
         load: Number of the dataset that the rows were taken from: episodes never continue across datasets. Datasets
-            whose rows mark the ends of episodes share a number. 0 for rows that were appended.
-        nulls: Columns that are null throughout the file.
+            whose rows mark the ends of episodes share a number. 0 for appended rows.
+        nulls: Names of columns whose values are all null in the file.
     """
 
     number: int
