@@ -292,7 +292,7 @@ def repair_hint(folder: str | Path) -> str:
 
 def _manifest_of(said: Mapping[str, Any]) -> Manifest:
     columns, *schemas = map(_schema, [said["columns"], *said["schemas"]])
-    segments = tuple(Sealed(*one)._replace(nulls=tuple(map(str, one[-1]))) for one in said["segments"])
+    segments = tuple(Sealed._make((*one[:-1], tuple(map(str, one[-1])))) for one in said["segments"])
     tails = tuple(Tail(*tail) for tail in said["tails"])
     dropped, next_number = said["dropped"], said["next_number"]
     _check_counts([dropped, next_number])
