@@ -175,6 +175,24 @@ def run_program(
     )
 
 
+def run_code(code: str, *arguments: object, seconds: float = 600) -> subprocess.CompletedProcess[str]:
+    """Run code as `python -c code arguments` would from the root of the repository, with datasets imported before."""
+    path = os.pathsep.join([str(EXAMPLES.parent), os.environ.get("PYTHONPATH", "")])
+    with tempfile.TemporaryDirectory(prefix="mouse-tests-") as folder:
+        script = Path(folder) / "code.py"
+        script.write_text(code, encoding="utf-8")
+        environment = {**os.environ, "PYTHONPATH": path}
+        return run_program(script, *map(str, arguments), environment=environment, data=True, seconds=seconds)
+
+
+def run_module(name: str, *arguments: object, seconds: float = 500) -> str:
+    """Run a module as `python -m name arguments` would, and return what it printed; it must succeed."""
+    code = f"import runpy; runpy.run_module({name!r}, run_name='__main__')"
+    done = run_code(code, *arguments, seconds=seconds)
+    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    return done.stdout
+
+
 def run_example(script: str, *options: str, seconds: float = 600) -> dict[str, str]:
     """Run a script of the examples, and return the printed values by name, in their order."""
     done = run_program(EXAMPLES / script, *options, frameworks=True, seconds=seconds)

@@ -349,7 +349,7 @@ def test_importing_the_core_leaves_out_what_it_does_not_need(tmp_path: Path) -> 
 
 
 def test_what_is_loaded_later_is_there_for_who_asks() -> None:
-    """Every name of the package, the rooms that a store loads when it needs them, and no other name."""
+    """Every name of the package and the rooms that a store loads when needed, no other name and no heavy package."""
     asked = (
         "import mouse_core\n"
         "assert {'TokenAugmenter', 'DatasetStore'} <= set(dir(mouse_core))\n"
@@ -358,6 +358,8 @@ def test_what_is_loaded_later_is_there_for_who_asks() -> None:
         "assert not hasattr(mouse_core, 'TokenAugmentor')\n"
         "from mouse_core import *\n"
         "assert TokenAugmenter is mouse_core.augment.TokenAugmenter\n"
+        "import sys, mouse_core.hub, mouse_core.replay, mouse_core.rollouts\n"
+        f"assert not {DEFERRED | {'ml_dtypes', 'tqdm', 'yaml'}} & {{*sys.modules}}\n"
     )
     subprocess.run([sys.executable, "-c", asked], cwd=ROOT, check=True)
 

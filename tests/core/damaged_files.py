@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
-import subprocess
-import sys
+import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.programs import run_code
+
 # Of the processor, for each: the machine may be busy. How long it takes is bounded by much more.
 SECONDS = 20.0
 
@@ -22,7 +21,7 @@ import json, sys, time
 from mouse_core import formats
 from mouse_core.errors import MouseError
 from tests.core.peak import peak_mb
-for path, options in json.load(sys.stdin):
+for path, options in json.load(open(sys.argv[1])):
     print(json.dumps(["begins", path]), flush=True)
     began = time.process_time()
     try:
@@ -97,15 +96,10 @@ def read_each(copies: Sequence[tuple[str, dict[str, object]]]) -> Counter[str]:
     Returns:
         How many were read, and how many refused.
     """
-    done = subprocess.run(
-        [sys.executable, "-c", READER],
-        input=json.dumps(copies),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=SECONDS * len(copies),
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
-    )
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump(copies, file)
+        file.flush()
+        done = run_code(READER, file.name, seconds=SECONDS * len(copies))
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert done.returncode == 0, f"{lines[-1:]}: {done.returncode}: {done.stderr[-2000:]}"
     counts: Counter[str] = Counter()

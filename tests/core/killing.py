@@ -5,16 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def killed_at(calls: Iterable[str], step: int, half: bool) -> None:
@@ -130,11 +126,3 @@ def kill_at_every(
             assert ended(checked), f"step {step}: see above"
             assert ended(lambda root=root: check_end(root)), f"step {step}: see above"  # type: ignore[misc]
         step += stride
-
-
-def run_program(name: str, *arguments: Any, seconds: float = 500) -> str:
-    """Run a module of ``tests.core`` as a program of its own, and return what it printed."""
-    command = [sys.executable, "-m", f"tests.core.{name}", *map(str, arguments)]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds)
-    assert run.returncode == 0, f"{run.stdout}\n{run.stderr}"
-    return run.stdout

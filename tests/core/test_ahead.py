@@ -368,22 +368,28 @@ class Advice:
         return [(begin, begin + size) for begin, size, advice in self.given if advice == readahead._WILL_NEED]
 
 
+@pytest.fixture(scope="module")
+def layouts(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Stores of the saved rows in both layouts."""
+    folders = [tmp_path_factory.mktemp("layouts") / layout for layout in ("columns", "windows")]
+    for folder in folders:
+        with DatasetStore.open(folder, "a", layout=folder.name, **OPTIONS) as writer:
+            writer.from_dataset(datasets.load_from_disk(str(saved)))
+    return folders
+
+
 @takes_advice
 @pytest.mark.parametrize("calls", ["of one range", "of many ranges", "of many ranges, refused"])
 def test_batches_of_files_that_do_not_fit_are_the_same(
-    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: str
+    saved: Path, layouts: list[Path], monkeypatch: pytest.MonkeyPatch, calls: str
 ) -> None:
     """Datasets, stores in both layouts, and blocks of them; by each of the calls by which advice is given."""
     one, many = readahead._system_calls()
     if calls == "of many ranges" and many is None:
         pytest.skip("this system has no process_madvise")
     refused = (lambda *_: -1) if "refused" in calls else many
-    dataset = datasets.load_from_disk(str(saved))
     stores = [DatasetStore.open(saved, **OPTIONS)]
-    for layout in ("columns", "windows"):
-        with DatasetStore.open(tmp_path / layout, "a", layout=layout, **OPTIONS) as writer:
-            writer.from_dataset(dataset)
-        stores += [DatasetStore.open(tmp_path / layout, verify=verify, **OPTIONS) for verify in (True, False)]
+    stores += [DatasetStore.open(folder, verify=verify, **OPTIONS) for folder in layouts for verify in (True, False)]
     sampling: tuple[Any, ...] = ("random", Blocks(rows=100, pool=8))
     memory = DatasetStore(**OPTIONS).from_dataset(datasets.load_from_disk(str(saved), keep_in_memory=True))
     wanted = [[BatchSource(memory, 30, 8, how, seed=4)[index] for index in range(4)] for how in sampling]

@@ -8,8 +8,6 @@ import os
 import random
 import shutil
 import socket
-import subprocess
-import sys
 import threading
 import time
 import tracemalloc
@@ -32,8 +30,7 @@ from mouse_core.images import encode_png
 from mouse_core.metadata import DatasetMetadata
 from mouse_core.record import Recorder, record
 from mouse_core.testing import example_columns
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.programs import run_module
 
 
 def numbered(first: int, n: int) -> dict[str, Any]:
@@ -693,12 +690,12 @@ def test_many_calls_leave_a_short_log(tmp_path: Path, monkeypatch: pytest.Monkey
         shared = SharedStore(store)
         client = StoreClient(Lossy(shared, random.Random(50)), "a")
         monkeypatch.setattr(random.Random, "random", lambda self: 1.0)
-        monkeypatch.setattr("mouse_core.collect.shared._MOST_RECORDS", 300)
-        for turn in range(350):
+        monkeypatch.setattr("mouse_core.collect.shared._MOST_RECORDS", 60)
+        for turn in range(70):
             client.extend(numbered(turn, 1))
-        assert (tmp_path / "s" / "clients.log").stat().st_size < 300 * 200
-        assert shared.counts == {"a": 350}
-        assert SharedStore(store).counts == {"a": 350}
+        assert (tmp_path / "s" / "clients.log").stat().st_size < 60 * 200
+        assert shared.counts == {"a": 70}
+        assert SharedStore(store).counts == {"a": 70}
 
 
 def test_a_field_of_ones_own_is_told_by_the_store(tmp_path: Path) -> None:
@@ -709,21 +706,9 @@ def test_a_field_of_ones_own_is_told_by_the_store(tmp_path: Path) -> None:
             client.extend({**numbered(0, 2), "level": [1, 20]})
 
 
-def killed(folder: Path, kills: int) -> int:
-    run = subprocess.run(
-        [sys.executable, "-m", "tests.core.collect_crash", str(folder), str(kills)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
-    assert run.returncode == 0, f"{run.stdout}\n{run.stderr[-4000:]}"
-    return int(run.stdout)
-
-
 @pytest.mark.slow
 def test_writer_and_clients_are_killed_many_times(tmp_path: Path) -> None:
-    assert killed(tmp_path, 60) > 1000
+    assert int(run_module("tests.core.collect_crash", tmp_path, 30)) > 400
 
 
 @pytest.mark.parametrize("alignment", ["arrived", "outgoing"])

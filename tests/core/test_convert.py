@@ -24,8 +24,7 @@ from mouse_core.formats.base import RowStream, rows_digest
 from mouse_core.formats.converting import convert
 from mouse_core.images import encode_png
 from mouse_core.metadata import DatasetMetadata
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.programs import run_code
 
 
 def table(rows: int = 500) -> pa.Table:
@@ -164,13 +163,7 @@ converting.convert(source, target, to=to, shard_bytes=9000)
 )
 def test_a_killed_conversion_goes_on(moment: str, after: int, to: str, tmp_path: Path, small: None) -> None:
     target = tmp_path / "out"
-    killed = subprocess.run(
-        [sys.executable, "-c", KILLED, moment, str(after), str(target), to],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    killed = run_code(KILLED, moment, after, target, to)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert not target.exists()
     done = convert(stream(), target, to=to or None, shard_bytes=9000)
@@ -460,9 +453,7 @@ def test_ten_million_steps_take_little_memory(pictures: bool, tmp_path: Path) ->
     assert report.episodes.count == ROWS // 200
     print(peak_mb())
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code), str(tmp_path), str(pictures)], capture_output=True, text=True
-    )
+    done = run_code(textwrap.dedent(code), tmp_path, pictures)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout.split()[-1]) < 500
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +12,9 @@ from mouse_core import DataError, DatasetStore, SchemaError, formats
 from mouse_core.formats.base import RowStream
 from mouse_core.formats.converting import convert
 from mouse_core.formats.ted import write_ted
-from tests.core.damaged_files import ROOT, damaged_copies, read_all
+from tests.core.damaged_files import damaged_copies, read_all
 from tests.core.test_lerobot import Robot
+from tests.programs import run_code
 
 
 def recording(*, texts: bool = True) -> RowStream:
@@ -96,7 +95,7 @@ def test_lerobot(tmp_path: Path) -> None:
 
 # Every way from rows in memory or in a mapped file to other rows; each ends the process where an offset is believed.
 WAYS = """
-import sys, datasets, pickle
+import sys, datasets, pickle, warnings
 import pyarrow as pa
 from mouse_core import DatasetStore, formats
 from mouse_core.errors import DataError
@@ -104,6 +103,8 @@ from mouse_core.formats.base import row_batches, stream_of
 from mouse_core.formats.ted import write_ted
 from mouse_core.hub import push_stores_to_hub
 from mouse_core.store.derived import DerivedStore, Return
+
+warnings.simplefilter("ignore")
 
 def store(*rows):
     made = DatasetStore()
@@ -163,13 +164,7 @@ def test_no_way_to_rows_believes_an_offset(tmp_path: Path) -> None:
         table = pa.table({**columns, "metadata_x": values})
         with pa.OSFile(str(tmp_path / kind), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
             writer.write_table(table)
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", WAYS, *(str(tmp_path / kind) for kind in damaged)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = run_code(WAYS, *(tmp_path / kind for kind in damaged))
     # Episodes have no column of lists, and so read none.
     read = [line for line in done.stdout.splitlines() if "texts" in line or "episodes" not in line]
     assert (done.returncode, read) == (0, []), done.stderr[-2000:]

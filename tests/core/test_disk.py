@@ -621,7 +621,7 @@ def test_interrupts_at_any_moment_leave_what_was_acknowledged(folder: Path) -> N
 
 @pytest.mark.parametrize(
     ("objects", "stride"),
-    [(True, 5), *(pytest.param(objects, 1, marks=pytest.mark.slow) for objects in (False, True))],
+    [(True, 7), *(pytest.param(objects, 1, marks=pytest.mark.long) for objects in (False, True))],
 )
 def test_an_interrupt_between_any_two_lines_leaves_what_is_counted(folder: Path, objects: bool, stride: int) -> None:
     """Of what writes rows: what the store says that it has is there for whoever opens the folder next."""

@@ -25,7 +25,7 @@ from mouse_core.groups import (
     Turn,
 )
 from tests.core.groups_cases import lose_index
-from tests.core.killing import run_program
+from tests.programs import run_module
 
 COLUMNS = [
     RolloutColumn("reward", "example", "float64", late=True),
@@ -184,4 +184,4 @@ def test_a_retention_of_ones_own_is_told_the_same_after_a_restart(tmp_path: Path
 def test_nothing_acknowledged_is_lost_and_nothing_comes_twice_wherever_it_is_killed(
     tmp_path: Path, first: int, stride: int, kills: int
 ) -> None:
-    assert int(run_program("groups_crash", tmp_path, first, stride)) >= kills
+    assert int(run_module("tests.core.groups_crash", tmp_path, first, stride)) >= kills

@@ -133,4 +133,4 @@ def test_a_producer_that_is_killed_loses_and_doubles_nothing(tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_producers_judges_and_their_buffer_are_killed(tmp_path: Path) -> None:
-    assert crash.main(tmp_path, 9, seed=1) == {"producer": 9, "judge": 9, "buffer": 9}
+    assert crash.main(tmp_path, 5, seed=1) == {"producer": 5, "judge": 5, "buffer": 5}

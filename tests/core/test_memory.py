@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,8 @@ import datasets
 import numpy as np
 import pyarrow as pa
 import pytest
+
+from tests.programs import run_code
 
 STATUS = Path("/proc/self/status")
 ROWS = 120_000
@@ -67,9 +68,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 def measure(folders: list[str], program: str) -> list[float]:
     """What a program of its own prints: megabytes."""
-    ran = subprocess.run(
-        [sys.executable, "-c", PREAMBLE + program, *folders], capture_output=True, text=True, timeout=600
-    )
+    ran = run_code(PREAMBLE + program, *folders)
     assert ran.returncode == 0, ran.stderr
     return [float(word) for word in ran.stdout.split()]
 
@@ -247,13 +246,7 @@ for index in range(len(source)):
     ids=["columns", "opening", "last rows", "guard"],
 )
 def test_only_what_is_needed_is_read(program: str, survives: bool, tmp_path: Path) -> None:
-    preamble = PREAMBLE.split("large, small")[0] + GUARDED
-    ran = subprocess.run(
-        [sys.executable, "-c", preamble + program + "print(guarded)", str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    ran = run_code(PREAMBLE.split("large, small")[0] + GUARDED + program + "print(guarded)", tmp_path)
     if survives:
         assert ran.returncode == 0, ran.stderr
         assert int(ran.stdout) > 900_000
@@ -316,5 +309,5 @@ print("read")
 
 @pytest.mark.skipif(sys.platform != "linux", reason="written for Linux")
 def test_nothing_is_read_beyond_the_ends_of_a_chunk() -> None:
-    ran = subprocess.run([sys.executable, "-c", BEYOND], capture_output=True, text=True, timeout=600)
+    ran = run_code(BEYOND)
     assert (ran.returncode, ran.stdout) == (0, "read\n"), ran.stderr

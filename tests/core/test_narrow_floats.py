@@ -128,6 +128,3 @@ def test_the_package_does_without_ml_dtypes_and_says_what_to_install() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "pip install ml_dtypes" in done.stdout
-    loaded = "import sys, mouse_core.replay, mouse_core.rollouts; print('ml_dtypes' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"

@@ -7,8 +7,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,10 +31,10 @@ from mouse_core.metadata import DatasetMetadata
 from mouse_core.video import VideoCodec, VideoWriter, index_video
 from tests.core.test_convert import Interrupted, cut
 from tests.core.video_cases import SIDE, decoded, pictures
+from tests.programs import run_code
 
 av = pytest.importorskip("av")
 
-ROOT = Path(__file__).resolve().parents[2]
 TOP, DEPTH = "observation_images_top", "observation_images_depth"
 COUNT = 40
 
@@ -447,8 +445,7 @@ def test_killed_encoding_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("mouse_core.formats.columns._BLOCK_ROWS", 5)
     source, target = rows_of({TOP: colours()}, size=5), tmp_path / "out"
     for after in (0, 4, 3):
-        command = [sys.executable, "-c", KILLED, str(target), str(after)]
-        killed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+        killed = run_code(KILLED, target, after)
         assert killed.returncode == -signal.SIGKILL, killed.stderr
         assert not target.exists()
     encode(source, target)

@@ -6,7 +6,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -18,20 +17,26 @@ import pytest
 
 from mouse_core import BatchSource, DatasetStore
 from mouse_core.record import Recorder, VectorRecorder
-from tests.core.record_killed import Walk
-
-ROOT = Path(__file__).parents[2]
+from tests.core.killing import forked
+from tests.core.record_killed import Walk, main
 
 
 def record_and_kill(folder: Path, kind: str, on_interrupted: str, seed: int, seconds: float) -> set[tuple[int, int]]:
     """Record until a moment; the steps of episodes that the program had said until then."""
-    command = [sys.executable, "-m", "tests.core.record_killed", str(folder), kind, on_interrupted, str(seed)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, text=True) as program:
-        assert program.stdout is not None
-        said = [program.stdout.readline()]  # it has begun
+    reads, writes = os.pipe()
+
+    def work() -> None:
+        sys.stdout = os.fdopen(writes, "w")
+        main(str(folder), kind, on_interrupted, str(seed))
+
+    child = forked(work)
+    os.close(writes)
+    with os.fdopen(reads) as program:
+        said = [program.readline()]  # it has begun
         time.sleep(seconds)
-        os.kill(program.pid, signal.SIGKILL)
-        said += program.stdout.readlines()
+        os.kill(child, signal.SIGKILL)
+        said += program.readlines()
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
     return {(int(line.split()[0]), int(line.split()[1])) for line in said if line.endswith("\n")}
 
 

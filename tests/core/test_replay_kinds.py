@@ -412,13 +412,6 @@ def test_an_index_has_no_nulls(index: Any) -> None:
         buffer[index]
 
 
-def test_an_update_has_no_hidden_index() -> None:
-    buffer = ReplayBuffer(ArrayStorage(10), PrioritizedSampler())
-    buffer.extend({"x": np.arange(3)})
-    with pytest.raises(DataError, match="expected a value, found a masked one"):
-        buffer.update_priority(np.ma.masked_array([0, 1], [False, True]), [1.0, 2.0])
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("values", "row"),

@@ -34,6 +34,7 @@ from mouse_core.replay import (
 )
 from tests.core.replay_cases import SAMPLERS
 from tests.core.replay_writer import checksums, rows_of
+from tests.programs import run_module
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -332,9 +333,7 @@ def test_another_size_or_alignment_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("rounds", [40, pytest.param(1500, marks=pytest.mark.long)])
 def test_whatever_is_damaged_raises_an_error_of_the_family(rounds: int, tmp_path: Path) -> None:
     """In a process of its own: what reads foreign memory might die of it."""
-    arguments = [sys.executable, "-m", "tests.core.damaged_buffers", str(tmp_path), "7", str(rounds)]
-    done = subprocess.run(arguments, capture_output=True, text=True, cwd=Path(__file__).parents[2])
-    assert (done.stdout.split(), done.returncode) == (["done"], 0), done.stdout[-2000:] + done.stderr[-2000:]
+    assert run_module("tests.core.damaged_buffers", tmp_path, 7, rounds).split() == ["done"]
 
 
 def test_sizes_that_nobody_vouches_for_are_not_allocated(tmp_path: Path) -> None:

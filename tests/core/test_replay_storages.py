@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import tracemalloc
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -336,21 +335,6 @@ def test_the_message_names_field_and_item() -> None:
     other.append({"a": np.zeros((1, 2))})
     with pytest.raises(SchemaError, match=r"'a'.* in item 1; a field whose rows differ in length is declared"):
         other.append([{"a": np.zeros(2)}, {"a": np.zeros(3)}])
-
-
-# ---------------------------------------------------------------------- copies
-
-
-def test_storages_can_be_pickled(tmp_path: Path) -> None:
-    rows = {"a": np.arange(7), "b": {"c": np.arange(14.0).reshape(7, 2)}}
-    for storage in (ArrayStorage(5), MemmapStorage(5, tmp_path / "m"), ListStorage(5)):
-        storage.append(rows)
-        other = pickle.loads(pickle.dumps(storage))
-        assert (len(other), other.written) == (5, 7)
-        other.append({"a": np.array([70]), "b": {"c": np.zeros((1, 2))}})
-        found = ReplayBuffer(other)[:]
-        values = [item["a"] for item in found] if isinstance(found, list) else found["a"].tolist()
-        assert values == [5, 6, 70, 3, 4]
 
 
 # ---------------------------------------------------------------------- recorded data

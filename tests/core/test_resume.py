@@ -6,8 +6,6 @@ import itertools
 import json
 import pickle
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ from mouse_core import BatchSource, DatasetStore, PrefetchBatchifier, StateError
 from mouse_core.sampling import Column
 from mouse_core.store.derived import DerivedStore, Return
 from tests.core.oracle import assert_same, digest
+from tests.programs import run_code
 
 SAMPLINGS = ("random", "last", "sequential", "batch", "blocks")
 
@@ -210,15 +209,8 @@ def test_resuming_in_another_process_on_a_copy_of_the_files(tmp_path: Path) -> N
         take(loader, 9)
         state = loader.state_dict()
         wanted = digest(take(loader, 40))
-    root = Path(__file__).resolve().parents[2]
     for workers in ("0", "3"):
-        ran = subprocess.run(
-            [sys.executable, "-c", RESUME, str(tmp_path / "elsewhere"), workers, json.dumps(state)],
-            capture_output=True,
-            text=True,
-            cwd=root,
-            timeout=600,
-        )
+        ran = run_code(RESUME, tmp_path / "elsewhere", workers, json.dumps(state))
         assert ran.stdout.strip() == wanted, ran.stderr
 
 

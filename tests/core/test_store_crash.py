@@ -7,8 +7,6 @@ import json
 import os
 import random
 import shutil
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -21,8 +19,7 @@ from mouse_core import DatasetStore, StorageError
 from tests.core.damaged_files import damaged_copies
 from tests.core.disk_cases import leftovers, numbers_in, row_of, rows_of, table_of
 from tests.core.power_cut import Disk
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.programs import run_code, run_module
 
 # Numbers, and for long the columns that have all kinds of values.
 FIRST_KINDS = ("numbers", pytest.param("mixed", marks=pytest.mark.long))
@@ -37,24 +34,12 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fdatasync", lambda file: None)
 
 
-def program(name: str, *arguments: str, timeout: float = 300) -> str:
-    run = subprocess.run(
-        [sys.executable, "-m", f"tests.core.{name}", *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-    )
-    assert run.returncode == 0, f"{run.stdout}\n{run.stderr[-4000:]}"
-    return run.stdout
-
-
 # ---------------------------------------------------------------------- kills
 
 
 @pytest.mark.slow
 def test_kills() -> None:
-    found = json.loads(program("store_crash", "--kills", "25", "--seed", "1").splitlines()[-1])
+    found = json.loads(run_module("tests.core.store_crash", "--kills", 25, "--seed", 1).splitlines()[-1])
     assert found["kills"] == 25
 
 
@@ -269,9 +254,7 @@ for path in sys.argv[2:]:
 
 def read_copies(copies: list[Path], mode: str, rows: int) -> Counter[str]:
     """What becomes of damaged copies; a child reads them, as it may be ended by a signal."""
-    done = subprocess.run(
-        [sys.executable, "-c", READER, mode, *map(str, copies)], cwd=ROOT, capture_output=True, text=True, timeout=300
-    )
+    done = run_code(READER, mode, *copies, seconds=300)
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert done.returncode == 0, f"{lines[-1:]}: {done.returncode}: {done.stderr[-2000:]}"
     counts: Counter[str] = Counter()
@@ -352,6 +335,6 @@ def test_damaged_copies(kind: str, closed: bool, tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_writer_and_readers() -> None:
-    found = json.loads(program("store_together", "--seconds", "10"))
+    found = json.loads(run_module("tests.core.store_together", "--seconds", 10))
     assert found["kills"] >= 2
     assert found["reader-0"]["batches"] > 50

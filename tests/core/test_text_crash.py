@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.core.killing import ROOT, run_program
+from scripts.house import ROOT
 from tests.core.text_cases import examples, tokenizer_file
+from tests.programs import run_module
 
 
 @pytest.mark.long
 def test_a_kill_at_some_steps(tmp_path: Path) -> None:
-    assert int(run_program("text_crash", tmp_path, 1, 5)) > 4
+    assert int(run_module("tests.core.text_crash", tmp_path, 1, 5)) > 4
 
 
 @pytest.mark.slow

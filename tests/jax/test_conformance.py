@@ -153,7 +153,7 @@ class TestJaxSeeds(TestJaxCompiled):
 
 
 def test_priorities_of_slices_are_mapped_over(tmp_path: Path) -> None:
-    for program in range(4):
+    for program in range(2):
         TestJaxSeeds().follow(PADDED_BY_PRIORITY, program, tmp_path)
 
 

@@ -37,11 +37,12 @@ def test_batches_are_those_of_a_buffer_here() -> None:
     assert ray.get(actor.size.remote()) == 100
     assert ray.get(actor.stats.remote()) == here.stats()
     state = ray.get(actor.state_dict.remote())
-    other = mouse_ray.ReplayBuffer.remote(ArrayStorage(100), batch_size=8, seed=3)
-    ray.get(other.load_state_dict.remote(state))
-    np.testing.assert_array_equal(ray.get(other.sample.remote())["reward"], here.sample()["reward"])
-    for name in (actor, other):
-        ray.kill(name)
+    after = here.sample()["reward"]
+    np.testing.assert_array_equal(ray.get(actor.sample.remote())["reward"], after)
+    ray.get(actor.extend.remote(rows(100, 50)))
+    ray.get(actor.load_state_dict.remote(state))
+    np.testing.assert_array_equal(ray.get(actor.sample.remote())["reward"], after)
+    ray.kill(actor)
 
 
 @pytest.mark.long

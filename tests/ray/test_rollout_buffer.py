@@ -22,8 +22,16 @@ from tests.waiting import wait_until
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
-def test_an_actor_that_dies_has_everything_when_it_is_back(tmp_path: Path) -> None:
-    buffer = mouse_ray.RolloutBuffer.remote(tmp_path, 4, batch_maker=GrpoBatchMaker(rng_seed=1), sync=False)
+def test_an_actor_that_dies_has_everything_when_it_is_back_and_copies_no_arrays(tmp_path: Path) -> None:
+    """Large arrays arrive as views of shared memory, both ways."""
+
+    class Maker(GrpoBatchMaker):
+        def check_rollout(self, rollout: RolloutRecord) -> None:
+            large = [turn.tokens.flags for turn in rollout.turns if len(turn.tokens) > 1000]
+            assert not any(flags.owndata or flags.writeable for flags in large), "a copy arrived"
+            super().check_rollout(rollout)
+
+    buffer = mouse_ray.RolloutBuffer.remote(tmp_path, 4, batch_maker=Maker(rng_seed=1), sync=False)
     given = [rollout(number, metadata=METADATA) for number in range(6)]
     assert ray.get(buffer.add_rollouts.remote(given)) == 6
     batch_id = ray.get(buffer.create_and_store_batch.remote(2))
@@ -41,6 +49,13 @@ def test_an_actor_that_dies_has_everything_when_it_is_back(tmp_path: Path) -> No
     assert list(open_rollouts(tmp_path)) == list(stored)
     with pytest.raises(ConfigError, match="batch_size: expected an integer from 1, found 0"):
         ray.get(buffer.create_and_store_batch.remote(0))
+    tokens = np.arange(100_000)
+    turns = (Turn("q", "user", tokens), Turn("a", "assistant", tokens, np.zeros(len(tokens))))
+    large = [RolloutRecord("e", "1", "1", f"large-{number}", turns, float(number)) for number in range(4)]
+    assert ray.get(buffer.add_rollouts.remote(large)) == 4
+    for example in ray.get(buffer.read_batch.remote(ray.get(buffer.create_and_store_batch.remote(4)))):
+        assert not example.tokens.flags.writeable
+        assert not example.tokens.flags.owndata
     ray.kill(buffer)
 
 
@@ -67,28 +82,6 @@ def test_a_judge_goes_on_where_it_was_when_the_actor_died(tmp_path: Path) -> Non
     assert [r.reward for r in ray.get(buffer.rollouts.remote(example_id=1))] == [0, 1, 0.25, 0.25]
     with pytest.raises(DataError, match="rollout 'r1': expected the value that it has"):
         ray.get(buffer.add_column.remote("reward", {"r1": 0.75}))
-    ray.kill(buffer)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("cluster")
-def test_arrays_are_not_copied(tmp_path: Path) -> None:
-    """What arrives is a view of shared memory, both ways."""
-
-    class Maker(GrpoBatchMaker):
-        def check_rollout(self, rollout: RolloutRecord) -> None:
-            owners = {bool(turn.tokens.flags.owndata or turn.tokens.flags.writeable) for turn in rollout.turns}
-            assert owners == {False}, "a copy arrived"
-            super().check_rollout(rollout)
-
-    buffer = mouse_ray.RolloutBuffer.remote(tmp_path, 4, batch_maker=Maker(), sync=False)
-    tokens = np.arange(100_000)
-    turns = (Turn("q", "user", tokens), Turn("a", "assistant", tokens, np.zeros(len(tokens))))
-    given = [RolloutRecord("e", "1", "1", f"r{number}", turns, float(number)) for number in range(4)]
-    assert ray.get(buffer.add_rollouts.remote(given)) == 4
-    for example in ray.get(buffer.read_batch.remote(ray.get(buffer.create_and_store_batch.remote(4)))):
-        assert not example.tokens.flags.writeable
-        assert not example.tokens.flags.owndata
     ray.kill(buffer)
 
 

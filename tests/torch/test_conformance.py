@@ -156,7 +156,7 @@ class TestTorchCompiled(TestTorchDevice):
 
 
 def test_priorities_of_slices_are_compiled(tmp_path: Path) -> None:
-    for program in range(4):
+    for program in range(2):
         TestTorchCompiled().follow(PADDED_BY_PRIORITY, program, tmp_path)
 
 

@@ -14,7 +14,6 @@ import torch
 from tensordict import TensorDict, tensorclass
 
 from mouse_core import DatasetStore
-from mouse_core import replay as core
 from mouse_core.replay import ArrayStorage, ListStorage, SamplerWithoutReplacement, SliceSampler
 from mouse_torch import (
     PrefetchBatchifier,
@@ -82,13 +81,6 @@ def test_states_of_loaders_and_rollouts_are_plain() -> None:
         assert _same(loader.next_batch(), wanted)
     rollout = RolloutStorage(num_envs=2, num_transitions_per_env=1, fields={})
     rollout.load_state_dict(_saved(rollout.state_dict()))
-
-
-def test_states_pass_between_torch_and_the_core() -> None:
-    ours, theirs = BUFFERS["array"](), core.ReplayBuffer(ArrayStorage(64), SamplerWithoutReplacement())
-    theirs.load_state_dict(ours.state_dict())
-    ours.load_state_dict(theirs.state_dict())
-    assert ours.sample(5)["index"].tolist() == theirs.sample(5)["index"].tolist()
 
 
 def test_arrays_that_torch_has_no_dtype_for_are_saved_too() -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+
+from tests.programs import run_code
 
 # In another process, whose peak is its own. The other one that reads HDF5 files counts, too.
 CONVERT = """
@@ -31,12 +31,8 @@ print(json.dumps([before, peak_mb(), resource.getrusage(resource.RUSAGE_CHILDREN
 
 def convert(source: Path, target: Path, *, writer: str = "rows", **options: Any) -> None:
     """Convert, and hold the growth of memory under a fraction of what there is to convert."""
-    done = subprocess.run(
-        [sys.executable, "-c", CONVERT, str(source), json.dumps(options), str(target), writer],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = run_code(CONVERT, source, json.dumps(options), target, writer)
+    assert done.returncode == 0, done.stderr
     before, peak, children = json.loads(done.stdout)
     assert peak - before < 64, (before, peak)
     assert children < 256
