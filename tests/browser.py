@@ -1,7 +1,5 @@
 """A page in a real browser: Chromium without a window, if this machine has one."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

@@ -1,7 +1,5 @@
 """What all tests share: the hypothesis profiles, no network, and skipping what this machine cannot run."""
 
-from __future__ import annotations
-
 import gc
 import os
 import sys

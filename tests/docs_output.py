@@ -1,7 +1,5 @@
 """A `print` for pages that show their output: what is printed must be what their `text` blocks say."""
 
-from __future__ import annotations
-
 import atexit
 import os
 import sys

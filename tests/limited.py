@@ -1,7 +1,5 @@
 """Programs that have so much memory and no more, by a control group of their own."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import time

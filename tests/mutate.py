@@ -6,8 +6,6 @@ default lane on a copy of the checkout: first the files near the module, then al
 mutation that survives is printed with its line; either a test is missing, or the change alters no behaviour.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import copy

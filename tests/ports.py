@@ -1,7 +1,5 @@
 """A port for processes that are told where to meet."""
 
-from __future__ import annotations
-
 import random
 import socket
 

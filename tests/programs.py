@@ -6,8 +6,6 @@ one that `python` was started with: its own process, arguments, folder, environm
 the interpreter's exit.
 """
 
-from __future__ import annotations
-
 import atexit
 import json
 import os

@@ -5,8 +5,6 @@ all: a quarter and half a second of processor time, a thousand times in the test
 everywhere, and those of programs that tests run; further ones are forked, and find the modules in `sys.modules`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

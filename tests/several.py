@@ -3,8 +3,6 @@
 Run by `run_ranks`, or by hand: several.py MODULE FUNCTION COUNT PORT ARGUMENTS, these as JSON.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import multiprocessing

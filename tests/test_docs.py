@@ -7,8 +7,6 @@ docs/guides/hub.md has tests/docs_setup/guides_hub.py, README.md has README.py; 
 program, and may import from tests.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import os

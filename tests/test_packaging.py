@@ -436,8 +436,6 @@ def test_a_package_of_the_same_name_is_told_in_one_line(theirs: str | None, tmp_
     assert "pip uninstall mouse-core mouse-data" in last
 
 
-# ---------------------------------------------------------------------- what has to be installed
-
 # Where a package is imported by another name than it is installed by.
 DISTRIBUTIONS = {
     "PIL": "pillow",

@@ -1,7 +1,5 @@
 """The pictures of README and docs are what scripts draw, from the windows that sources plan and from the imports."""
 
-from __future__ import annotations
-
 from functools import cache
 from xml.etree import ElementTree
 

@@ -1,7 +1,5 @@
 """A program that is forked cannot be told from one that was started."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Batches, configurations and a plain-Python oracle for the tests of augmentation, in every framework."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

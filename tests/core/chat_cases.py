@@ -1,7 +1,5 @@
 """What tests of chats share: a small tokenizer of bytes, templates in the manner of several models, and chats."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -6,8 +6,6 @@ which client's it is, of which call, and which of its rows.
     python -m tests.core.collect_crash FOLDER KILLS [SEED]
 """
 
-from __future__ import annotations
-
 import os
 import random
 import signal

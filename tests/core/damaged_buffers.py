@@ -3,8 +3,6 @@
 It prints one line for every error that is not of the project's own family, and "done" at the end.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import struct

@@ -1,7 +1,5 @@
 """Damaging files in a hundred ways, and reading them in a process of its own, within bounds of time and memory."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

@@ -1,7 +1,5 @@
 """Rows whose every value follows from their number, and what must hold of a folder of them whatever happened to it."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Classes that are wrong in one way, for tests that a conformance suite finds it out."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

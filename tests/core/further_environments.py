@@ -1,7 +1,5 @@
 """Environments of other packages, where these are installed, as those of gymnasium that see one vector."""
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

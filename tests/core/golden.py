@@ -4,8 +4,6 @@
 whoever trains from a seed, or resumes from a state, sees it, and CHANGELOG has to say so.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Iterable

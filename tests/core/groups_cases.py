@@ -1,7 +1,5 @@
 """Rollouts to test with."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

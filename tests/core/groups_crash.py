@@ -3,8 +3,6 @@
 python -m tests.core.groups_crash FOLDER FIRST STRIDE
 """
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator

@@ -8,8 +8,6 @@ end every rollout and every reward that was acknowledged is there, once, and no 
 kills each of the three so many times.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """What the tests of pushing share: stores that tell their rows apart, a push, a reader, and what must hold."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

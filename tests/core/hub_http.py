@@ -1,7 +1,5 @@
 """The HTTP interface of the loopback Hub: the endpoints that ``huggingface_hub`` and ``datasets`` call."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -5,8 +5,6 @@ commit looked like from outside, let somebody else commit at the worst moment, o
 Only what those clients call is spoken; anything else answers 404 and is recorded in ``unknown``.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

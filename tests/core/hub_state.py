@@ -1,7 +1,5 @@
 """What a dataset Hub remembers: repositories as chains of immutable commits, in memory."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import threading

@@ -1,7 +1,5 @@
 """Children that die where a test wants them to."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

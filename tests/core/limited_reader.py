@@ -4,8 +4,6 @@ What it has imported and opened by then is not counted: it enters the group befo
 checksum of each batch, bytes delivered, and bytes read from disks meanwhile.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

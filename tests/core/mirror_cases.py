@@ -1,7 +1,5 @@
 """Objects in memory behind the protocol of clients, and readers that ask for what they read some batches ahead."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import threading

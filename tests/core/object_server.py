@@ -294,8 +294,6 @@ class Connection(asyncio.Protocol):
         self.is_answering = False
         self._next()
 
-    # ------------------------------------------------------------------ what is asked for
-
     def _act(
         self, method: str, path: str, query: dict[str, str], headers: dict[str, str], body: bytes
     ) -> tuple[int, bytes, dict[str, str], int, int]:

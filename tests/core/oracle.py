@@ -4,8 +4,6 @@ Nothing here touches mouse_core: rows are dicts of Python values in their order,
 row lacks is null in it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence

@@ -8,8 +8,6 @@ first set on ``TUNED_ON``; the others said what they are worth, and mended what 
 FOLDER.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -55,9 +53,6 @@ HELD_OUT = (
 )
 POLICIES = ("random", "noisy", "trained", "mixed")
 ROWS = 6000
-
-
-# ---------------------------------------------------------------------- recordings
 
 
 class Linear:
@@ -150,9 +145,6 @@ def stream(columns: Columns, **options: Any) -> RowStream:
         arrays[name] = flat
     table = pa.table(arrays)
     return RowStream("planted", "datasets", table.schema, lambda: iter(table.to_batches(1024)), **options)
-
-
-# ---------------------------------------------------------------------- defects
 
 
 def _starts(columns: Columns) -> Any:
@@ -327,9 +319,6 @@ def planted(columns: Columns) -> Iterator[tuple[str, float, set[str], Columns]]:
 def loud(report: Report) -> set[str]:
     """The codes of warnings and errors."""
     return {finding.code for finding in report.warnings}
-
-
-# ---------------------------------------------------------------------- the study
 
 
 def recorded(folder: Path, name: str, policy: str) -> Columns:

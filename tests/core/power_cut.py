@@ -7,8 +7,6 @@ not synced the first half. The third has the names, too, and of every page of a 
 was changed to since, by chance: a mapped file reaches the disk page by page, in any order.
 """
 
-from __future__ import annotations
-
 import os
 import pickle
 import random

@@ -4,8 +4,6 @@ The logs are the oracle of recorders: nothing here knows how a recorder works. W
 environment that uses its arrays again cannot change it.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from typing import Any

@@ -3,8 +3,6 @@
 python -m tests.core.record_killed FOLDER single|vector mark|cut SEED
 """
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Samplers of replay buffers by what they draw, for tests that hold two buffers beside each other."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

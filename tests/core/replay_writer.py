@@ -1,7 +1,5 @@
 """A process that writes rows with checksums to a mapped buffer until its input ends, for tests: FOLDER NAME SIZE."""
 
-from __future__ import annotations
-
 import sys
 import threading
 import zlib

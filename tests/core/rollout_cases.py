@@ -1,7 +1,5 @@
 """Random rollouts, and what must come of them: plain loops in double precision over one environment at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Specs of every kind for tests of laws, and values by a plain oracle."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Whether numbers drawn have the frequencies they should have."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy.typing as npt

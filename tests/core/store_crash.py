@@ -9,8 +9,6 @@ and at SIGTERM it closes it. A folder goes through several lives, and is looked 
     python -m tests.core.store_crash --kills 10000
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -97,9 +95,6 @@ class Life:
             self.saving[value] = None
         elif what == "saved":
             self.saving[value[0]] = value[1]
-
-
-# ---------------------------------------------------------------------- the child
 
 
 class Terminated(BaseException):
@@ -243,9 +238,6 @@ def begin(folder: Path, life: Life, told: Path, seed: int, step: int, half: bool
     return forked(work)
 
 
-# ---------------------------------------------------------------------- what must hold
-
-
 def check(folder: Path, life: Life) -> None:
     """What was acknowledged is there, once, as it was; first for a reader, then for the next writer."""
     # Before its first file had its name nothing was acknowledged.
@@ -310,9 +302,6 @@ def _next_life(folder: Path, life: Life) -> Life:
     with DatasetStore.open(folder) as store:
         found = (store[0]["number"], store[-1]["number"] + 1) if len(store) else (life.begun, life.begun)
     return Life(life.kind, life.options, found[1], found[1], max(found[1], life.begun), found[0])
-
-
-# ---------------------------------------------------------------------- all of it
 
 
 def _options(rng: random.Random) -> dict[str, Any]:

@@ -7,8 +7,6 @@ open files and its mapped files are noted all along: in the second half they mus
     python -m tests.core.store_together --seconds 1800
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

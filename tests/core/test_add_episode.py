@@ -1,7 +1,5 @@
 """Episodes as a simulator gives them, against plain Python that knows which row a transition stands in."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

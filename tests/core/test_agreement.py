@@ -1,7 +1,5 @@
 """Ranks that would deliver parts of different batches are told: which of them, and in what."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Reading is asked for ahead: batches are those of memory that is there, whatever lies elsewhere, or on a disk."""
 
-from __future__ import annotations
-
 import itertools
 import mmap
 import re

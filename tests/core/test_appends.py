@@ -1,7 +1,5 @@
 """Rows of every kind, one after the other: what is refused leaves nothing behind, whatever comes before and after."""
 
-from __future__ import annotations
-
 import weakref
 from collections import OrderedDict, defaultdict
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Laws of augmentation in NumPy: what draws and their application must hold, whatever the configuration."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from itertools import permutations as all_permutations
 from typing import Any
@@ -53,9 +51,6 @@ def leaves(draws: Draws) -> list[Any]:
     found: list[Any] = []
     draws.map(found.append)
     return found
-
-
-# ---------------------------------------------------------------------- application
 
 
 @given(config=configs(), seed=SEEDS, size=st.integers(1, 3), length=st.integers(1, 4))
@@ -120,9 +115,6 @@ def test_fields_that_are_missing_are_passed_over() -> None:
     batch = {"reward": np.ones((3, 4), np.float32)}
     augmented = apply(batch, draw(full_config(), key(), (3, 4), image_shape=IMAGE))
     assert set(augmented) == {"reward", "reward_mask"}
-
-
-# ---------------------------------------------------------------------- permutations
 
 
 @given(seed=SEEDS, size=st.integers(1, 200), rows=st.integers(1, 5))
@@ -196,9 +188,6 @@ def test_permutations_of_many_codes_are_uniform() -> None:
         assert chi_square(counts, len(drawn) / 18) < chi_square_limit(17)
 
 
-# ---------------------------------------------------------------------- numbers
-
-
 def test_a_scalar_is_drawn_once_a_batch() -> None:
     batch = {"reward": np.ones((5, 7), np.float32), "obs_continuous": np.ones((5, 7, 2))}
     config = AugmentTokensConfig(scale_reward=UNIFORM, scale_obs=UNIFORM)
@@ -268,9 +257,6 @@ def test_nan_stays_where_it_was() -> None:
         np.testing.assert_array_equal(np.isnan(augmented[name]), np.isnan(batch[name]))
 
 
-# ---------------------------------------------------------------------- masks
-
-
 @given(seed=SEEDS, delivered=st.booleans())
 def test_masks_say_what_is_masked(seed: int, delivered: bool) -> None:
     batch = {name: values + 5 if name != "q_star" else values for name, values in make_batch().items()}
@@ -301,9 +287,6 @@ def test_masks_have_their_frequency(probability: float) -> None:
     other = np.stack([d.masks["action"] for d in draws])
     both, expected = (hidden & other).sum(), hidden.size * probability**2
     assert (both - expected) ** 2 / expected < chi_square_limit(1)
-
-
-# ---------------------------------------------------------------------- randomness
 
 
 def test_draws_are_a_function_of_seed_index_and_call() -> None:
@@ -376,9 +359,6 @@ PINNED: dict[str, Any] = {
     "mask": [[0, 1, 0], [0, 0, 0]],
     "rows": [1, 0, 0],
 }
-
-
-# ---------------------------------------------------------------------- errors
 
 
 @pytest.mark.parametrize(

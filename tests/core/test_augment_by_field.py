@@ -1,7 +1,5 @@
 """Augmentation of fields by their names: which values come, in plain Python, also at offsets around an anchor."""
 
-from __future__ import annotations
-
 import math
 import re
 from typing import Any
@@ -173,9 +171,6 @@ def test_configurations_that_are_none(make: Any, message: str) -> None:
         make()
 
 
-# ---------------------------------------------------------------------- in sources
-
-
 FIELDS = [
     Field("previous", transition=True),
     Field("legal"),
@@ -334,9 +329,6 @@ def test_a_code_out_of_range_names_its_place() -> None:
     batch["room"][1, 2, 3] = 2
     with pytest.raises(DataError, match=r"room: expected 0\.\.1, found 2 at row 1, step 2, offset 3 of the batch"):
         apply(batch, draw(config, KEY, (2, 3)))
-
-
-# ---------------------------------------------------------------------- the augmenter
 
 
 def test_the_augmenter_takes_fields_by_name_with_and_without_steps() -> None:

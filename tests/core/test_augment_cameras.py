@@ -1,7 +1,5 @@
 """Images of fields of any name: cropped and with other pixels, each camera or several together."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

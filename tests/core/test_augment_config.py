@@ -1,7 +1,5 @@
 """What may be configured, and how a mistake is answered."""
 
-from __future__ import annotations
-
 import math
 import pickle
 from typing import Any

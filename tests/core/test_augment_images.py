@@ -1,7 +1,5 @@
 """Random shift and random crop of images."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

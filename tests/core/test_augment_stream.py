@@ -1,7 +1,5 @@
 """Augmentation inside sources and loaders: what they deliver, declare and remember."""
 
-from __future__ import annotations
-
 import itertools
 import pickle
 from typing import Any
@@ -180,9 +178,6 @@ def test_large_batches_in_kept_memory() -> None:
         assert_same(batch, dict(apply(plain[index], draws_of[index], image_shape=IMAGE)))
 
 
-# ---------------------------------------------------------------------- loaders
-
-
 def test_a_state_of_another_augmentation_is_refused() -> None:
     config = full_config()
     with PrefetchBatchifier(STORE, 5, 4, seed=3, augment=config) as loader:
@@ -204,9 +199,6 @@ def test_an_augmented_source_can_be_pickled_and_moved() -> None:
         assert other.fingerprint == mine.fingerprint
         for one, another in zip(other[2], mine[2], strict=True):
             assert_same(one, another)
-
-
-# ---------------------------------------------------------------------- mistakes
 
 
 @pytest.mark.parametrize(

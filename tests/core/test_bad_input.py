@@ -1,7 +1,5 @@
 """Bad input, item by item: the type of the error, what its message says, and that the store is as it was."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import os
@@ -94,9 +92,6 @@ def reads_until(bad_row: int, store: DatasetStore, field: str, pattern: str) -> 
                     source[index]
             else:
                 source[index]
-
-
-# ---------------------------------------------------------------------- columns
 
 
 @pytest.mark.parametrize("name", ["action", "reward", "done"])
@@ -201,9 +196,6 @@ def test_a_text_or_a_set_is_no_column(values: Any) -> None:
 def test_what_is_no_dataset(thing: Any) -> None:
     store = DatasetStore().from_dataset(table())
     refused(store, ConfigError, "from_dataset: expected a dataset.*found ", lambda: store.from_dataset(thing))
-
-
-# ---------------------------------------------------------------------- values
 
 
 @pytest.mark.parametrize("bad", [0, 3, 7])
@@ -502,9 +494,6 @@ def test_a_bad_value_is_found_wherever_it_is(cuts: list[int], bad: int, kind: st
     reads_until(bad, store, field, "expected")
 
 
-# ---------------------------------------------------------------------- append
-
-
 @pytest.mark.parametrize("empty", [True, False], ids=["first row", "later row"])
 @pytest.mark.parametrize(
     ("name", "value", "pattern"),
@@ -619,9 +608,6 @@ def test_extend_with_arrays_of_the_wrong_shape() -> None:
         ("episode_step", np.array([0, 1, 2, 2**63], np.uint64)),
     ]:
         refused(store, DataError, f"column '{name}'", lambda name=name, value=value: store.extend(good | {name: value}))
-
-
-# ---------------------------------------------------------------------- windows and loaders
 
 
 @pytest.fixture
@@ -793,9 +779,6 @@ def test_arguments_of_a_field(options: dict[str, Any]) -> None:
         Field(**options)
 
 
-# ---------------------------------------------------------------------- splits
-
-
 @pytest.mark.parametrize(
     ("options", "pattern"),
     [
@@ -822,9 +805,6 @@ def test_splits_of_a_single_dataset(options: dict[str, Any]) -> None:
         "expected a dict of splits, found Dataset",
         lambda: store.from_dataset(datasets.Dataset.from_list([GOOD]), **options),
     )
-
-
-# ---------------------------------------------------------------------- state
 
 
 def test_a_state_of_another_dataset_or_configuration() -> None:
@@ -950,9 +930,6 @@ def test_refresh_without_a_store() -> None:
     loader.next_batch()
 
 
-# ---------------------------------------------------------------------- after the end
-
-
 @pytest.mark.parametrize(("workers", "used"), [(0, True), (2, False), (2, True)])
 def test_use_after_close(workers: int, used: bool) -> None:
     loader = PrefetchBatchifier(DatasetStore().from_dataset(table(40)), 4, 2, num_workers=workers)
@@ -1020,9 +997,6 @@ for workers in (0, 2):
         else:
             assert line.startswith(f"{ForkError.__name__}: loader: expected to be used in process ")
             assert "forked child" in line
-
-
-# ---------------------------------------------------------------------- workers
 
 
 def test_errors_are_of_one_family() -> None:

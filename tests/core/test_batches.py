@@ -1,7 +1,5 @@
 """Batches are, to the byte, what a plain-Python oracle says, however the steps came to the store."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 from typing import Any

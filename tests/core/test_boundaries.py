@@ -1,7 +1,5 @@
 """Windows that stay within a task, or within one value of any column; and codes of "done" of one's own."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Chats become texts as templates say, and masks have exactly the tokens that an assistant generated."""
 
-from __future__ import annotations
-
 import pickle
 from datetime import datetime
 

@@ -1,7 +1,5 @@
 """Padded batches of chats and of pairs, held to loops in plain Python and, where it is installed, to TRL."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

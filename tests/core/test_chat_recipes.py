@@ -1,7 +1,5 @@
 """Chats kept on disk: their rows are those of encode_chat and encode_preference, whatever the chats lie in."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

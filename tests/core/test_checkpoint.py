@@ -1,7 +1,5 @@
 """Files of checkpoints and small JSON files: damage is found byte by byte, and limits are held to the byte."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Stores that are cleared: what stays of them, and loops that learn from the latest rows alone."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

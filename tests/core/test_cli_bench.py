@@ -1,7 +1,5 @@
 """`mouse bench`: what it opens, what it reports, and what it says to change."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -29,9 +27,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(*arguments: object) -> int:
     return main(["bench", *map(str, arguments)])
-
-
-# ---------------------------------------------------------------------- reports
 
 
 @pytest.mark.slow
@@ -221,9 +216,6 @@ def test_a_run_of_ones_own_is_measured_as_it_is_made(
     assert run(folder, "--run", "own_run_for_bench:buffer", "--fields", "reward") == 2
 
 
-# ---------------------------------------------------------------------- opening
-
-
 def test_what_can_be_opened(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = datasets.load_from_disk(str(folder))
     datasets.DatasetDict({"train": dataset, "eval": dataset.select(range(100))}).save_to_disk(str(tmp_path / "dict"))
@@ -329,9 +321,6 @@ def test_a_framework_that_is_missing_is_named(folder: Path, monkeypatch: pytest.
     monkeypatch.setitem(bench.PACKAGES, "torch", ("mouse_nowhere", "mouse_nowhere"))
     with open_data(str(folder)) as found, pytest.raises(ConfigError, match="expected torch to be installed"):
         bench.bench(found, frameworks=["torch"])
-
-
-# ---------------------------------------------------------------------- advice
 
 
 def source(dtype: str = "float32") -> BatchSource:

@@ -1,7 +1,5 @@
 """Clients of objects elsewhere: ranges, errors, conditions, and what they show of how they got there."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import pickle

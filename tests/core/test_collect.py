@@ -1,7 +1,5 @@
 """Rows of several processes through one writer: each once, whole, or back to who sent them."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """What docs/reference/coming-from.md alone says: defaults, what is not offered, and that its lines are numbered."""
 
-from __future__ import annotations
-
 import inspect
 import pickle
 import re

@@ -1,7 +1,5 @@
 """The loader of NumPy batches does what is asked of adapters; and adapters that do not are found out."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -162,9 +160,6 @@ def test_what_is_wrong_is_found_out(loader_class: type[PrefetchBatchifier], test
         getattr(suite, test)()
 
 
-# ---------------------------------------------------------------------- replay buffers and rollouts
-
-
 class TestCoreReplay(ReplayAdapterConformance):
     pass
 
@@ -316,9 +311,6 @@ def test_a_rollout_storage_that_is_wrong_is_found_out(kind: Any, test: str) -> N
 def test_every_demand_is_put_to_the_test(suite: Any, faults: Any) -> None:
     """Each test of a suite has something above that fails it."""
     assert {name for name in dir(suite) if name.startswith("test_")} == {test for test, _ in faults}
-
-
-# ---------------------------------------------------------------------- a framework of its own
 
 
 class Tensor:

@@ -1,7 +1,5 @@
 """`mouse convert` and `mouse push`: what arrives is what was there, whatever happens on the way."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -114,8 +112,6 @@ def test_no_rows_are_a_dataset_too(tmp_path: Path) -> None:
         assert (done.rows, done.shards) == (0, 1)
         assert formats.open(tmp_path / to).to_table().num_rows == 0
 
-
-# ---------------------------------------------------------------------- interruptions
 
 KILLED = """
 import os, signal, sys
@@ -280,9 +276,6 @@ def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert os.listdir(tmp_path) == ["there"]
 
 
-# ---------------------------------------------------------------------- the commands
-
-
 def run(*arguments: object) -> int:
     return main([str(argument) for argument in arguments])
 
@@ -360,9 +353,6 @@ def test_help_shows_examples_and_loads_nothing_heavy() -> None:
     assert all(f"mouse {command} " in done.stdout for command in commands)
 
 
-# ---------------------------------------------------------------------- opening
-
-
 def test_what_is_recognised(tmp_path: Path, parquet: Path) -> None:
     assert formats.open(parquet).format == "parquet"
     saved = tmp_path / "saved"
@@ -414,9 +404,6 @@ def test_a_stream_that_was_cut_between_batches_is_damaged(tmp_path: Path) -> Non
     file.write_bytes(file.read_bytes()[:-8])
     with pytest.raises(DataError, match="cut or never finished"):
         formats.open(tmp_path / "out")
-
-
-# ---------------------------------------------------------------------- memory
 
 
 @pytest.mark.long

@@ -1,7 +1,5 @@
 """A hundred damaged files of each of: Arrow, Parquet, TED in folders and in HDF5, LeRobot."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

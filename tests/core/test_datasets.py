@@ -1,7 +1,5 @@
 """Datasets as people have them: saved, sharded, mapped, filtered, split, copied; and back to datasets again."""
 
-from __future__ import annotations
-
 import dataclasses
 import pickle
 import shutil
@@ -170,9 +168,6 @@ def test_other_fixed_width_is_padded_or_refused() -> None:
     assert_holds(store, rows + wide, widths={"obs_continuous": 4})
 
 
-# ---------------------------------------------------------------------- splits
-
-
 @pytest.fixture
 def splits() -> datasets.DatasetDict:
     names = ["train_b", "test", "eval_1", "train_a", "eval_2"]
@@ -208,9 +203,6 @@ def test_a_refused_dict_adds_no_split(splits: datasets.DatasetDict) -> None:
     assert_holds(store, list(splits["test"]))
     store.from_dataset(splits["eval_1"])
     assert_holds(store, [*splits["test"], *splits["eval_1"]])
-
-
-# ---------------------------------------------------------------------- columns that only some parts have
 
 
 def test_optional_columns_that_only_some_parts_have() -> None:
@@ -296,9 +288,6 @@ def test_required_fields_must_be_there(name: str) -> None:
         assert field in str(caught.value)
 
 
-# ---------------------------------------------------------------------- widths from the data
-
-
 def test_width_of_observations_from_the_type_or_the_first_row() -> None:
     columns = {"action": [0, 0], "reward": [0.0, 0.0], "done": [0, 0]}
     fixed = pa.table(columns | {"observation": pa.array([[1.0, 2.0]] * 2, pa.list_(pa.float64(), 2))})
@@ -329,9 +318,6 @@ def test_vector_actions(value_type: pa.DataType) -> None:
     batch = BatchSource(DatasetStore().from_dataset(table), 2, 1, sampling="last")[0]
     assert batch["action"].dtype == np.float32
     assert batch["action"].tolist() == [[[1.0, 2.0], [3.0, 4.0]]]
-
-
-# ---------------------------------------------------------------------- fields of one's own
 
 
 def test_fields_replace_and_extend_the_table() -> None:
@@ -386,9 +372,6 @@ def test_chosen_fields_and_dtypes() -> None:
     assert source.spec["action"].dtype == np.int16
     whole = BatchSource(store, 2, 2)[0]
     assert batch["reward"].astype(np.float32).tolist() == whole["reward"].tolist()
-
-
-# ---------------------------------------------------------------------- fingerprints and copies
 
 
 def test_a_copied_folder_is_the_same_dataset(saved: Path, tmp_path: Path) -> None:
@@ -449,9 +432,6 @@ def test_other_data_has_another_fingerprint(rows: list[dict[str, Any]]) -> None:
     assert all(isinstance(text, str) and text for text in found)
 
 
-# ---------------------------------------------------------------------- pickles
-
-
 def test_a_pickled_source_gives_the_same_batches(rows: list[dict[str, Any]], saved: Path) -> None:
     disk = datasets.load_from_disk(str(saved))
     memory = datasets.Dataset.from_list(rows)
@@ -489,9 +469,6 @@ def test_a_pickle_carries_paths_not_data(tmp_path: Path) -> None:
         assert_same(pickle.loads(used)[3], source[3])
     assert max(sizes) < 20_000
     assert max(sizes) - min(sizes) < 500
-
-
-# ---------------------------------------------------------------------- back to a dataset
 
 
 def plain(dataset: datasets.Dataset) -> list[dict[str, Any]]:
@@ -534,9 +511,6 @@ def test_to_dataset_of_appended_rows_only() -> None:
     assert_holds(DatasetStore().from_dataset(back), rows)
     store.append(rows[0])
     assert len(back) == len(rows)
-
-
-# ---------------------------------------------------------------------- sizes that take other paths
 
 
 @dataclasses.dataclass(frozen=True)

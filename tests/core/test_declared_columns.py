@@ -1,7 +1,5 @@
 """Declared columns: no first value decides a type, whatever way rows come in and wherever they lie."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from datetime import datetime
@@ -161,9 +159,6 @@ def test_what_a_store_keeps_is_a_copy(store: DatasetStore) -> None:
     assert kept["struct"] == {"name": "a", "path": [0.0, 0.0]}
 
 
-# ---------------------------------------------------------------------- on disk
-
-
 def test_a_folder_keeps_the_declaration(tmp_path: Path) -> None:
     path = tmp_path / "s"
     DatasetStore.open(path, "a", columns=COLUMNS).close()
@@ -186,8 +181,6 @@ def test_a_folder_keeps_the_declaration(tmp_path: Path) -> None:
     with pytest.raises(SchemaError, match=r"column 'reward': expected list<item: double>.*, as declared, found double"):
         DatasetStore.open(path, "a", columns={"reward": ("float64", (-1,))}, fields=[Field("reward", max_ndim=1)])
 
-
-# ---------------------------------------------------------------------- episodes
 
 IN_EPISODES = {
     "info.tokens": pa.list_(pa.int32()),
@@ -247,8 +240,6 @@ def test_episodes_hold_declared_values(store: DatasetStore, alignment: Any, by_s
     store.close()
 
 
-# ---------------------------------------------------------------------- datasets
-
 WANTED = {"vector": ("float32", (2,)), "present": pa.field("present", pa.int64(), nullable=False)}
 FITTING = {"vector": pa.array([[1, 2]] * 3, pa.list_(pa.float32())), "present": pa.array([1, 2, 3])}
 
@@ -282,9 +273,6 @@ def test_datasets_are_compared_with_the_declaration(
     store.append({**ORDINARY, "vector": [5, 6], "present": 4})
     assert [one["vector"] for one in rows_of(store)] == [[1, 2]] * 3 + [[3, 4]] * 3 + [[5, 6]]
     store.close()
-
-
-# ---------------------------------------------------------------------- declarations
 
 
 def test_declarations_that_say_the_same() -> None:
@@ -395,9 +383,6 @@ def test_recorders_write_declared_types(size: int, store: DatasetStore) -> None:
             with pytest.raises(DataError, match="column 'observation': expected 3 values, found 4"):
                 record("CartPole-v1", episodes=1, store=made, seed=0)
             assert not len(made)
-
-
-# ---------------------------------------------------------------------- without a declaration
 
 
 @pytest.mark.parametrize(

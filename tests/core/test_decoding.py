@@ -1,7 +1,5 @@
 """Images decoded by processes: the same bits as in a thread, whatever happens to the processes."""
 
-from __future__ import annotations
-
 import gc
 import io
 import os
@@ -221,9 +219,6 @@ def test_a_forked_child_decodes_itself(pool: DecodePool) -> None:
     out = np.zeros((40, 9 * 7 * 3), np.uint8)
     decode(pool, runs, out)
     np.testing.assert_array_equal(out, pixels.reshape(40, -1))
-
-
-# ---------------------------------------------------------------------- in a loader
 
 
 def store_of(images: list[bytes]) -> DatasetStore:

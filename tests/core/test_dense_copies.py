@@ -1,7 +1,5 @@
 """Stretches that are made dense once: the same batches with any limit, whoever reads, and the limit is kept."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import tempfile

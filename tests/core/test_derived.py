@@ -1,7 +1,5 @@
 """Derived fields: each held to an oracle in plain Python, in both alignments, and through growth, views and loaders."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -206,9 +204,6 @@ def test_an_infinite_reward_stays_in_its_episode() -> None:
     assert found[[0, 1, 4, 5]].tolist() == [2.0, 2.0, 1.5, 1.0]
 
 
-# ---------------------------------------------------------------------- growth
-
-
 @settings(max_examples=5)
 @given(st.lists(st.integers(1, 70), min_size=1, max_size=5), st.sampled_from(ALIGNMENTS), st.booleans())
 def test_a_store_that_grows_derives_what_one_of_all_rows_does(
@@ -262,9 +257,6 @@ def test_only_what_may_have_changed_is_computed_again() -> None:
     store.extend(example_columns(10, first=1000))
     all_values(derived)
     assert 10 <= counting.rows - 1000 <= 13 + 10
-
-
-# ---------------------------------------------------------------------- rows of all kinds
 
 
 def part(first: int, rows: int) -> Any:
@@ -372,9 +364,6 @@ def test_views_and_mixtures_take_stores_with_derived_fields() -> None:
         DerivedStore(mixture, {"another": Return()}).snapshot()
 
 
-# ---------------------------------------------------------------------- sources and loaders
-
-
 class TestDerivedSource(SourceConformance):
     def make(self) -> BatchSource:
         return BatchSource(DerivedStore(example_store(), derivations()), 8, 4)
@@ -416,9 +405,6 @@ def test_what_nobody_reads_is_not_computed() -> None:
     store = DerivedStore(example_store(), {"unread": counting, "to_go": Return()})
     assert BatchSource(store, 8, 4, fields=["reward", "to_go"])[0].keys() == {"reward", "to_go"}
     assert counting.rows == 0
-
-
-# ---------------------------------------------------------------------- refusals
 
 
 @dataclass(frozen=True, eq=False)
@@ -467,9 +453,6 @@ def test_bad_input_is_refused_with_what_was_found() -> None:
 def test_values_that_a_field_does_not_hold_are_refused(dtype: str, values: Any, why: str) -> None:
     with pytest.raises(DataError, match=f"expected {why}"):
         all_values(DerivedStore(example_store(20), {"a": Given(values, dtype)}))
-
-
-# ---------------------------------------------------------------------- kept on disk
 
 
 @dataclass(frozen=True)

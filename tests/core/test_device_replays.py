@@ -1,7 +1,5 @@
 """The suite for replays on a device can be passed, by a buffer of the core, and finds what differs from it."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Stores in folders: what was written is what is read, by whomever, and one process writes."""
 
-from __future__ import annotations
-
 import errno
 import os
 import pickle
@@ -375,9 +373,6 @@ def test_a_newer_format_is_refused_by_name(folder: Path) -> None:
             DatasetStore.open(folder, mode)
 
 
-# ---------------------------------------------------------------------- the file that is appended to
-
-
 def text_and_images(count: int) -> dict[str, Any]:
     """Rows with values of every kind: texts, images, nulls, rows that differ in length."""
     number = np.arange(count)
@@ -421,9 +416,6 @@ def test_many_files_of_rows_are_one_store(folder: Path) -> None:
                 assert reader.snapshot().fingerprint == memory.snapshot().fingerprint
     assert_same(DatasetStore.open(folder), memory)
     assert reader.snapshot().fingerprint == memory.snapshot().fingerprint
-
-
-# ---------------------------------------------------------------------- where stores are taken
 
 
 def test_formats_and_datasets_know_the_folder(folder: Path, tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """Stores of many sealed files: the same rows as in memory, and work for what is touched and not for what is there."""
 
-from __future__ import annotations
-
 import pickle
 from collections import Counter
 from pathlib import Path

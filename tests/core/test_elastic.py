@@ -1,7 +1,5 @@
 """Runs that stop with some processes and go on with others: one stream of whole batches, whatever their number."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

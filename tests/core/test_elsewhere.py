@@ -1,7 +1,5 @@
 """Stores elsewhere hold what those in folders do: rows, batches, fingerprints; and say what is wrong with objects."""
 
-from __future__ import annotations
-
 import gc
 import pickle
 import shutil
@@ -217,9 +215,6 @@ def test_rows_that_were_not_sealed_are_missed_aloud(server, options, tmp_path):
     store.close()
 
 
-# ---------------------------------------------------------------------- uploads
-
-
 def test_an_upload_sends_what_is_new_and_then_the_manifest(server, options, tmp_path):
     reaching, folder, url = Reaching(storage_options=server.options), tmp_path / "store", "s3://data/sent"
     with DatasetStore.open(folder, "a") as store:
@@ -349,9 +344,6 @@ def test_what_is_elsewhere_ends_with_its_last_reference(server, options, written
         gc.enable()
 
 
-# ---------------------------------------------------------------------- the command
-
-
 def test_commands_take_addresses(server, options, written, tmp_path, monkeypatch, capsys):
     server.put_folder("data/runs", written)
     monkeypatch.setenv("MOUSE_CACHE", str(tmp_path / "cache"))
@@ -369,8 +361,6 @@ def test_commands_take_addresses(server, options, written, tmp_path, monkeypatch
     assert main(["verify", url]) == 2
     assert f"{path[5:]}: expected the" in capsys.readouterr().err
 
-
-# ---------------------------------------------------------------------- damage on the way
 
 MANY, URL = 5000, "s3://data/runs"
 

@@ -1,7 +1,5 @@
 """What the options of a field mean: shapes of one value, fills, bounds and names of codes, in every way rows come."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -163,9 +161,6 @@ def test_a_fixed_width_that_is_not_one_is_told_by_the_type() -> None:
         DatasetStore().from_dataset(
             pa.table({"action": [0] * 4, "reward": [0.0] * 4, "done": [0] * 4, "observation_discrete": wide})
         )
-
-
-# ---------------------------------------------------------------------- what a field is made of
 
 
 @pytest.mark.parametrize(

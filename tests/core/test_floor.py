@@ -1,7 +1,5 @@
 """The byte ranges that the floor of a benchmark copies."""
 
-from __future__ import annotations
-
 import ctypes
 from itertools import pairwise
 

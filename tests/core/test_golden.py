@@ -1,7 +1,5 @@
 """Streams, fingerprints and states are what they were."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Padding and packing of examples against plain loops."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

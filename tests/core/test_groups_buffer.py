@@ -1,7 +1,5 @@
 """RolloutBuffer: groups are sealed into files, nothing is lost, nothing comes twice."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import gc
@@ -49,9 +47,6 @@ def parts(buffer: RolloutBuffer) -> list[str]:
 
 def uids(buffer: RolloutBuffer) -> list[str]:
     return buffer.rollouts().uids
-
-
-# ---------------------------------------------------------------------- sealing
 
 
 def test_a_full_group_is_one_file(make: Make) -> None:
@@ -221,9 +216,6 @@ def test_no_thread_outlives_the_buffer(make: Make) -> None:
     assert not files or len(list(folder.iterdir())) == files - 5
 
 
-# ---------------------------------------------------------------------- names
-
-
 @pytest.mark.parametrize(
     "environment", ["a/b", "../up", "..", ".", ".hidden", "batches", "é ü", "a\x00b", "x" * 400, "C:\\x", "%41", "A"]
 )
@@ -246,9 +238,6 @@ def test_folders_differ_where_environments_do(make: Make) -> None:
     folders = {path.parent.name for path in buffer.root_path.glob("*/part-*.parquet")}
     assert len(folders) == len(names)
     assert "gsm8k-v1.2_x" in folders
-
-
-# ---------------------------------------------------------------------- reading
 
 
 def test_reading_by_environment_version_and_time(make: Make) -> None:
@@ -302,9 +291,6 @@ def test_a_view_does_not_change(make: Make) -> None:
     buffer.add_rollouts(group(10))
     assert len(before) == 4
     assert len(buffer.rollouts()) == 8
-
-
-# ---------------------------------------------------------------------- opening again
 
 
 def test_everything_is_there_again(make: Make) -> None:
@@ -447,9 +433,6 @@ def test_a_forked_child_is_refused(make: Make) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
-# ---------------------------------------------------------------------- threads
-
-
 def test_many_threads_add(make: Make) -> None:
     buffer = make(group_size=8)
 
@@ -540,9 +523,6 @@ def test_ctrl_c_in_the_thread_that_serves_is_not_another_s(make: Make) -> None:
     assert served[1] == 3
     assert sorted(map(str, answers.values())) == ["True", "True", "True", "interrupted"]
     assert all((f"r{number}" in buffer) == (answer is True) for number, answer in answers.items())
-
-
-# ---------------------------------------------------------------------- bad input
 
 
 @pytest.mark.parametrize(

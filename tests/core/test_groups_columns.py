@@ -1,7 +1,5 @@
 """Columns that rollouts have beside those that all have."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

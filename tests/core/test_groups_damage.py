@@ -1,7 +1,5 @@
 """A rollout buffer's folder, of which one file after the other is removed, emptied, cut or changed by a bit."""
 
-from __future__ import annotations
-
 import random
 import shutil
 import warnings

@@ -1,7 +1,5 @@
 """GrpoBatchMaker against plain loops, and batches as files."""
 
-from __future__ import annotations
-
 import errno
 import math
 import os
@@ -47,9 +45,6 @@ def uids(batch: list[RLExample] | None) -> list[str]:
 def everything(maker: GrpoBatchMaker) -> set[str]:
     """The uids of all that can be drawn; they are drawn."""
     return set(uids(maker.create_batch(maker.available))) if maker.available else set()
-
-
-# ---------------------------------------------------------------------- advantages
 
 
 def lose(folder: Path, kept: str) -> None:
@@ -143,9 +138,6 @@ def test_options_that_cannot_be_used(option: str, value: Any, expected: str) -> 
         if call is not Grpo or option != "baseline":
             with pytest.raises(ConfigError, match=re.escape(f"{option}: {expected}")):
                 call(**{option: value})
-
-
-# ---------------------------------------------------------------------- batches
 
 
 def test_a_batch_is_a_sample_without_replacement() -> None:
@@ -478,9 +470,6 @@ def test_a_uid_names_one_rollout_of_a_maker_too() -> None:
         maker.create_batch(2)
     maker.add_rollout(rollout(0))
     assert maker.available == 0
-
-
-# ---------------------------------------------------------------------- with a buffer
 
 
 def buffer(folder: Path, **options: Any) -> RolloutBuffer:

@@ -1,7 +1,5 @@
 """Columns that come later than their rollouts, and rollouts by their uids."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import threading

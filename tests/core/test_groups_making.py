@@ -1,7 +1,5 @@
 """What rollouts are worth, which are kept and which are drawn: the functions of batch makers, against plain loops."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections import Counter

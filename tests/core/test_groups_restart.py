@@ -1,7 +1,5 @@
 """Buffers that are closed or killed, and opened again, lose nothing and store the same batches as others."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import asdict
 from pathlib import Path

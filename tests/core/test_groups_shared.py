@@ -1,7 +1,5 @@
 """Producers and judges in other processes of this machine, and a buffer that goes away and comes back."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

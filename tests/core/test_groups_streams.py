@@ -1,7 +1,5 @@
 """Shares of batches for several ranks, and producers that are held back."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import tempfile
@@ -401,9 +399,6 @@ def test_staleness_of_versions_that_are_no_numbers_and_of_none(tmp_path: Path) -
         assert share.report["staleness_mean"] == 1.5
 
 
-# ---------------------------------------------------------------------- producers
-
-
 def ahead(root: Path, **options: Any) -> RolloutBuffer:
     return RolloutBuffer(root, 4, batch_maker=GrpoBatchMaker(older_groups="keep"), sync=False, **options)
 
@@ -479,9 +474,6 @@ def test_limits_that_cannot_be(tmp_path: Path) -> None:
         ahead(tmp_path, max_ahead=0)
     with ahead(tmp_path, max_ahead=1) as buffer, pytest.raises(ConfigError, match="timeout: expected seconds"):
         buffer.add_rollouts([rollout(0)], timeout=-1)
-
-
-# ---------------------------------------------------------------------- processes
 
 
 def follow(root: Path, rank: int, state: dict[str, Any] | None, batches: int, queue: Any) -> None:

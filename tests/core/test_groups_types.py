@@ -1,7 +1,5 @@
 """Rollouts, and that they come back exactly from their columns."""
 
-from __future__ import annotations
-
 import math
 import tempfile
 from array import array
@@ -205,8 +203,6 @@ def test_prompts_are_outside_of_the_loss() -> None:
     assert make_examples([], []) == []
 
 
-# ---------------------------------------------------------------------- columns
-
 texts = st.text(st.characters(codec="utf-8"), max_size=5)
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | texts | st.binary(max_size=5),
@@ -355,9 +351,6 @@ def test_examples_come_back(tmp_path: Path) -> None:
         batch = buffer.create_and_store_batch(3)
         assert batch is not None
         assert buffer.read_batch(batch) == make_examples(given_, [-0.5, 0.5, 1.5])
-
-
-# ---------------------------------------------------------------------- versions
 
 
 @pytest.mark.parametrize(

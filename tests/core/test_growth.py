@@ -1,7 +1,5 @@
 """Sources that follow a growing store: the same batches as those of a source made afresh over the same rows."""
 
-from __future__ import annotations
-
 import gc
 import pickle
 import tempfile

@@ -1,7 +1,5 @@
 """What was pushed to the Hub is what is read from it; with the real clients, on the loopback interface."""
 
-from __future__ import annotations
-
 import io
 import re
 import sys

@@ -1,7 +1,5 @@
 """A push is one commit: nobody ever sees an empty or mixed dataset, and nothing of others is lost."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 from typing import Any
@@ -241,9 +239,6 @@ def test_pushing_the_same_again_changes_nothing(hub: HubServer) -> None:
     assert card_of(head(hub))[1] == "# Cart pole"
     fourth = push(hub, {"train": make_store(30, 1)}, max_rows_per_shard=10)
     assert fourth.oid == head(hub).oid != third.oid
-
-
-# ---------------------------------------------------------------------- refusals
 
 
 def test_branches(hub: HubServer) -> None:

@@ -1,7 +1,5 @@
 """Named stores on the Hub, a configuration each; and what MOUSE writes there."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -158,9 +156,6 @@ def test_what_mouse_writes_is_read(tmp_path: Path) -> None:
     twice = [{**row, "action": {"discrete": 1, "continuous": [0.5]}} for row in nested(5, **observation)]
     with pytest.raises(SchemaError, match="once"):
         from_hub(mouse_folder(tmp_path / "twice", {"a": twice}))
-
-
-# ---------------------------------------------------------------------- statistics on the Hub
 
 
 BESIDE = ["meta/stats.json"]

@@ -1,7 +1,5 @@
 """Shards hold the rows they were given, in one schema, and are written in bounded memory."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path

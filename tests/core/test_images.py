@@ -1,7 +1,5 @@
 """Images in every form they are recorded in, and those that are refused."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 from typing import Any
@@ -67,9 +65,6 @@ def images_of(store: DatasetStore) -> np.ndarray:
 # Each way with two kinds of pixels, appended row by row and together.
 WAYS = ("PIL", "bytes", "bytes and path", "path", "array", "nested lists", "array of int64")
 RECORDED = [([*PIXELS][(number + many) % 4], way, many) for number, way in enumerate(WAYS) for many in (False, True)]
-
-
-# ---------------------------------------------------------------------- what comes out
 
 
 @pytest.mark.parametrize(("kind", "way", "many"), RECORDED)
@@ -207,8 +202,6 @@ def test_an_image_field_of_ones_own() -> None:
     assert source[0]["wrist"].tolist() == [[COLOUR.reshape(-1).tolist()] * 2]
 
 
-# ---------------------------------------------------------------------- what is refused
-
 SIXTEEN_BIT = Image.fromarray(np.array([[0, 65_535]], np.uint16))
 REFUSED: dict[str, tuple[Any, str]] = {
     "16 bits": (SIXTEEN_BIT, r"expected pixels 0\.\.255, found 0\.\.65535|shape"),
@@ -308,9 +301,6 @@ def test_append_refuses_another_size_or_mode(size: tuple[int, ...]) -> None:
 def test_columns_that_cannot_be_images(values: list[Any]) -> None:
     with pytest.raises(SchemaError, match="column 'observation_image': expected images"):
         DatasetStore().from_dataset(table_of(values))
-
-
-# ---------------------------------------------------------------------- arrays of frameworks
 
 
 @pytest.mark.parametrize("framework", ["torch", "jax"])

@@ -1,7 +1,5 @@
 """`mouse inspect`: what it counts, against plain Python; what it warns of; what it prints and returns."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections import Counter
@@ -57,9 +55,6 @@ def stream(rows: dict[str, Any] | pa.Table, *, size: int = 7, alignment: Any = N
 
 def codes(report: Report, level: str = "warning") -> set[str]:
     return {one.code for one in report.findings if (one.level == "note") == (level == "note")}
-
-
-# ---------------------------------------------------------------------- figures
 
 
 def test_a_clean_recording_has_no_warnings() -> None:
@@ -216,9 +211,6 @@ def test_rows_of_the_other_alignment() -> None:
     assert report.actions.counts == {"0": 1, "1": 2, "2": 1, "3": 1}
 
 
-# ---------------------------------------------------------------------- warnings
-
-
 Spoil = Callable[[dict[str, Values]], None]
 
 
@@ -324,9 +316,6 @@ def test_rows_that_are_no_steps_are_described_too() -> None:
 def test_notes_of_a_reader_are_passed_on() -> None:
     report = inspect(stream(clean(), notes=("the last transition of every episode was dropped",)))
     assert [finding.message for finding in report.findings] == ["the last transition of every episode was dropped"]
-
-
-# ---------------------------------------------------------------------- the command
 
 
 @pytest.fixture(scope="module")

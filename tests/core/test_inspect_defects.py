@@ -1,7 +1,5 @@
 """`mouse inspect` finds what is wrong with dimensions and with the order of rows, and is silent where nothing is."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -186,9 +184,6 @@ def test_blocks_and_thinning_change_nothing_that_is_found(clean: Columns, monkey
     assert loud(inspect(stream(rows))) == loud(whole)
 
 
-# ---------------------------------------------------------------------- from row to row
-
-
 @given(
     lengths=st.lists(st.integers(1, 6), min_size=1, max_size=8),
     odd=st.lists(st.tuples(st.integers(0, 40), st.sampled_from([-0.5, 3.0])), max_size=3),
@@ -303,9 +298,6 @@ def test_splits_that_share_episodes(clean: Columns, tmp_path: Path) -> None:
         "1 of the episodes of the split 'validation' are in 'train'" in found(report, "splits-share-episodes").message
     )
     assert found(report, "splits-share-episodes").episode == 20
-
-
-# ---------------------------------------------------------------------- environments
 
 
 @pytest.mark.long

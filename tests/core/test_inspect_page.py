@@ -1,7 +1,5 @@
 """The page of `mouse inspect --html`: what it holds, and what a real browser makes of it."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json
@@ -90,9 +88,6 @@ def page() -> str:
 @pytest.fixture(scope="module")
 def stored(page: str) -> Any:
     return stored_in(page)
-
-
-# ---------------------------------------------------------------------- one file, and nothing else
 
 
 def test_the_page_needs_nothing_besides_itself_and_runs_its_own_scripts_alone(page: str) -> None:
@@ -192,9 +187,6 @@ def test_the_command_that_is_hinted_at_works(
     assert stored_in(page.read_text())["sources"][0]["stored"]["command"] == shlex.join([program, *asked[:-2]])
 
 
-# ---------------------------------------------------------------------- what is kept
-
-
 def test_a_few_episodes_stand_for_all_and_those_that_findings_name_are_there() -> None:
     lengths = np.array([5, 9, 2, 7, *[6] * 20])
     returns = np.array([1.0, np.nan, 3, 2, *[2.5] * 20])
@@ -283,8 +275,6 @@ def test_what_is_no_picture_is_not_shown_and_large_ones_are_made_small() -> None
     assert second.shape == (142, 100, 3)
     assert (abs(second - (np.arange(142) * 7 / 8)[:, None, None]) < 3).all()
 
-
-# ---------------------------------------------------------------------- in a browser
 
 SHOWN = "[...document.querySelectorAll('.pane')].map(p => p.querySelector('h2').textContent).join()"
 ROWS = "[...document.querySelectorAll('.room .row')].map(r => r.children[0].textContent).join()"

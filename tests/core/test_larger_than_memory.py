@@ -1,7 +1,5 @@
 """Rows that do not fit in the memory that there is: the same batches, and little is read for them."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Sealed files of many small record batches: the same rows, read and held against checksums one by one."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 from typing import Any

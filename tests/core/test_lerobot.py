@@ -1,7 +1,5 @@
 """LeRobotDataset v3: files made to the published layout, and what a reader makes of them, frame by frame."""
 
-from __future__ import annotations
-
 import io
 import json
 import shutil
@@ -329,9 +327,6 @@ def test_episodes_may_stand_in_any_order_in_the_videos(tmp_path: Path) -> None:
     assert np.abs(np.array(found[:8]) - np.array(wanted)).max() <= 4
 
 
-# ---------------------------------------------------------------------- what is wrong
-
-
 IMAGE = "observation.images.top"
 
 
@@ -389,9 +384,6 @@ def test_frames_out_of_order_are_found(tmp_path: Path) -> None:
         DataError, match=r"file-000\.parquet: expected frame 2 of episode 0, found frame 3 of episode 0"
     ):
         rows_again(read_lerobot(robot.write(tmp_path / "set"), final="drop"))
-
-
-# ---------------------------------------------------------------------- depth and language
 
 
 class DepthRobot(Robot):

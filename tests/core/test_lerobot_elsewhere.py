@@ -1,7 +1,5 @@
 """LeRobotDatasets elsewhere hold what their folders do: rows, batches, fingerprints, and what these say."""
 
-from __future__ import annotations
-
 import gc
 import pickle
 

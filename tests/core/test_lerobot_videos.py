@@ -1,7 +1,5 @@
 """LeRobotDatasets whose videos stay where they are: batches beside the pixels that decoding them in turn gives."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """Datasets that are written for LeRobot: every frame beside a plain loop over the rows, and read back."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -293,9 +291,6 @@ def test_statistics_are_those_of_all_frames(rows: Rows, root: Path) -> None:
     assert "place" not in stats
 
 
-# ---------------------------------------------------------------------- other rows
-
-
 def test_pictures_may_lie_in_the_files_of_frames(rows: Rows, tmp_path: Path) -> None:
     done = write_lerobot(rows.table(), tmp_path / "robot", images=["jpeg:90", f"{TOP}=png"])
     assert done.pictures[:2] == (
@@ -347,9 +342,6 @@ def test_depth_keeps_its_numbers(tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.array(found.to_pylist())[seen], rows.columns["observation.images.depth"][seen])
     stats = json.loads((tmp_path / "robot" / "meta" / "stats.json").read_text())["observation.images.depth"]
     assert stats["max"] == [[[float(rows.columns["observation.images.depth"][seen].max())]]]
-
-
-# ---------------------------------------------------------------------- what is refused
 
 
 def uneven(rows: Rows) -> pa.Table:

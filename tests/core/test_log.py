@@ -1,7 +1,5 @@
 """Durable logs: what was appended is there after a process was killed, nothing else ever is, and damage is an error."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import random
@@ -116,9 +114,6 @@ def test_records_from_before_a_clear_do_not_come_back(tmp_path: Path) -> None:
     page = FIRST + records * (HEAD + 50)
     path.write_bytes(newer[:8] + bytes(8) + newer[16:page] + older[page:])
     assert read_mapped_log(path) == [b"newer" * 10] * records
-
-
-# ---------------------------------------------------------------------- kills and damage
 
 
 def record_of(number: int) -> bytes:

@@ -1,7 +1,5 @@
 """A function of one's own over batches: the same wherever it runs, checked against what it says of itself."""
 
-from __future__ import annotations
-
 import multiprocessing
 import pickle
 from collections.abc import Mapping
@@ -94,9 +92,6 @@ class TestWindows(SourceConformance):
 class TestRowsOfAnchors(SourceConformance):
     def make(self) -> Any:
         return mapped("rows", sequence_length=None, windows={"obs_continuous": [-1, 0]})
-
-
-# ---------------------------------------------------------------------- what it makes
 
 
 def test_a_whole_batch_is_given_with_a_generator_of_its_number() -> None:
@@ -218,9 +213,6 @@ def test_it_gets_augmented_images_as_they_are_delivered_however_they_are_moved()
     assert seen[0] == seen[1]
 
 
-# ---------------------------------------------------------------------- who runs it
-
-
 @pytest.mark.parametrize("per", ["batch", "window", "rows"])
 def test_workers_and_resumption_change_nothing(per: str) -> None:
     source = mapped(per)
@@ -267,9 +259,6 @@ def test_whoever_pickles_functions_by_value_may_take_any() -> None:
     chosen = Map(lambda fields: {"odd": fields["action"] > 2}, "large/1", ODD, per="rows")
     again = pickle.loads(cloudpickle.dumps(chosen))
     assert (again.version, again.spec, again.per) == (chosen.version, chosen.spec, chosen.per)
-
-
-# ---------------------------------------------------------------------- what it is called, and what is wrong with it
 
 
 def test_versions_are_in_the_fingerprint() -> None:

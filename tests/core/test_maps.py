@@ -1,7 +1,5 @@
 """Maps whose keys are rows, against a plain dict of the rows' bytes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Where the rows of maps lie, and how they are saved; hashes and codes."""
 
-from __future__ import annotations
-
 import copy
 import os
 

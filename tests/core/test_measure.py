@@ -1,7 +1,5 @@
 """Measuring by turns: who takes part when, what is charged, and what is compared with what."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 

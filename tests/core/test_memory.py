@@ -1,7 +1,5 @@
 """Memory: a dataset on disk stays there, and private memory does not grow with what was read."""
 
-from __future__ import annotations
-
 import signal
 import sys
 from pathlib import Path

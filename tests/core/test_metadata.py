@@ -1,7 +1,5 @@
 """What a dataset says of itself, and what becomes of it on its way."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What a dataset says of itself arrives wherever rows do: in stores, files, other formats, the command line."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from collections.abc import Sequence
@@ -59,9 +57,6 @@ def refused(rows: Any) -> None:
 
 def parquet(path: Path, cache: Path) -> datasets.Dataset:
     return datasets.load_dataset("parquet", data_files=str(path), split="train", cache_dir=str(cache))
-
-
-# ---------------------------------------------------------------------- stores
 
 
 @pytest.mark.parametrize("target", ["rows", "rows.parquet", "parts"])
@@ -190,9 +185,6 @@ def test_what_nobody_said_of_appended_rows_stays_unsaid(tmp_path: Path) -> None:
         DatasetStore.open(tmp_path / "told", alignment="outgoing")
 
 
-# ---------------------------------------------------------------------- what the rows say
-
-
 @pytest.mark.parametrize("by", ["episode_step", "done"])
 def test_rewards_where_episodes_begin_are_a_warning(by: str, tmp_path: Path) -> None:
     dropped = ["episode_step"] if by == "done" else []
@@ -248,9 +240,6 @@ def test_rewards_where_episodes_begin_are_a_warning(by: str, tmp_path: Path) -> 
         convert(formats.open(tmp_path / "wrong.parquet", alignment="outgoing"), tmp_path / "said")
 
 
-# ---------------------------------------------------------------------- flags beside done codes
-
-
 def ended(names: Sequence[str], *, right: bool, rows: int = 5000) -> dict[str, Any]:
     """Rows that end an episode every 20, truncated in row 4999 alone, and flags that say so."""
     cut = np.arange(rows) == 4999
@@ -295,9 +284,6 @@ def test_flags_that_say_nothing_contradict_nothing() -> None:
     assert len(store) == 8
     other = DatasetStore()
     other.extend(columns(4) | {"done": np.array([0, 1, 2, 1]), "truncated": [False, True, True, True]})
-
-
-# ---------------------------------------------------------------------- the command line
 
 
 def test_convert_keeps_what_is_assumed_and_writes_what_is_said(
@@ -350,9 +336,6 @@ def test_bench_takes_rows_as_they_say(tmp_path: Path) -> None:
     assert cli.main(["bench", str(tmp_path / "saved"), *arguments]) == 0
 
 
-# ---------------------------------------------------------------------- files
-
-
 def test_files_of_one_folder_say_one_thing(tmp_path: Path) -> None:
     one, other = with_metadata(table(), DatasetMetadata("outgoing")), table()
     pq.write_table(one, tmp_path / "a.parquet")
@@ -390,9 +373,6 @@ def test_a_stream_has_the_alignment_of_its_metadata() -> None:
     said = stream.replace(metadata=DatasetMetadata("outgoing"))
     assert (stream.alignment, said.alignment) == ("arrived", "outgoing")
     assert read_metadata(said.to_table()) == DatasetMetadata("outgoing")
-
-
-# ---------------------------------------------------------------------- others that take rows
 
 
 def test_writers_of_other_formats_refuse_rows_of_the_other_alignment(tmp_path: Path) -> None:

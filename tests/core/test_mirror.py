@@ -1,7 +1,5 @@
 """The mirror of objects elsewhere: what is read of it is what they have, whatever becomes of file and network."""
 
-from __future__ import annotations
-
 import errno
 import multiprocessing
 import os
@@ -307,9 +305,6 @@ def test_what_is_read_later_is_begun_with_several_batches_at_a_time(
     for batch in range(64):
         there[0].backing.wait(*ranges(there, places(objects, 1, batch)))
     assert mirror.counters()["fetched"] == fetched
-
-
-# ---------------------------------------------------------------------- processes that share a mirror
 
 
 SPAWN = multiprocessing.get_context("spawn")

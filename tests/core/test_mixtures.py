@@ -1,7 +1,5 @@
 """Mixtures of stores: whose window comes when, that every window is one of its member's, and what becomes of growth."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from collections.abc import Mapping
@@ -77,9 +75,6 @@ def numbers_of(source: BatchSource, batches: int) -> np.ndarray:
     return np.concatenate([source[index]["reward"] for index in range(batches)]).astype(np.int64)
 
 
-# ------------------------------------------------------------------ shares
-
-
 @given(WEIGHTS, st.integers(0, 300), st.integers(0, 300))
 def test_windows_come_in_the_order_of_the_oracle(weights: list[int], begin: int, n: int) -> None:
     shares = Shares.of([Fraction(weight) for weight in weights])
@@ -120,8 +115,6 @@ def test_shares_that_no_round_holds_exactly_are_rounded_and_none_is_lost() -> No
     wanted = np.array([1 / 3, 2**0.5, np.pi])
     np.testing.assert_allclose(np.array(shares.windows) / sum(shares.windows), wanted / wanted.sum(), atol=1e-7)
 
-
-# ------------------------------------------------------------------ windows
 
 SAMPLED = (
     {},
@@ -258,9 +251,6 @@ def test_mixtures_may_be_members() -> None:
         assert source.snapshot.store_rows == {"both": {"a": 100, "b": 100}, "c": 100}
 
 
-# ------------------------------------------------------------------ weights
-
-
 def shares_of(mixture: Mixture) -> list[Fraction]:
     windows = mixture.snapshot().shares_of(0).windows
     return [Fraction(some, sum(windows)) for some in windows]
@@ -389,9 +379,6 @@ def test_a_member_without_weight_never_comes_and_may_be_empty() -> None:
     assert Mixture({"a": numbered(0, 50), "b": DatasetStore()}, per="step").shares_at() == {"a": 1.0, "b": 0.0}
 
 
-# ------------------------------------------------------------------ members that grow
-
-
 def test_a_view_that_is_empty_for_now_may_be_a_member() -> None:
     whole = numbered(0, 60)
     nothing = whole.where(length=(1000, None))
@@ -473,9 +460,6 @@ def test_states_of_others_are_refused() -> None:
         PrefetchBatchifier(Mixture(stores, [2, 1]), 8, 16).load_state_dict({**state, "rows": deep})
     with pytest.raises(StateError, match="'a': 2, 'b': 1"):
         PrefetchBatchifier(Mixture(stores, [2, 2]), 8, 16).load_state_dict(state)
-
-
-# ------------------------------------------------------------------ members that are read in other ways
 
 
 def on_disk(store: DatasetStore, folder: Path) -> datasets.Dataset:
@@ -607,9 +591,6 @@ def test_a_mixture_is_taken_where_a_store_is() -> None:
     buffer = ReplayBuffer(mixture, batch_size=64)
     rows = buffer.sample()
     np.testing.assert_array_equal(np.asarray(rows["reward"]) // FAR, rows["member"])
-
-
-# ------------------------------------------------------------------ with views, derived fields, windows by field
 
 
 def test_views_of_members_keep_the_shares() -> None:

@@ -1,7 +1,5 @@
 """Mixtures of sources: whole windows of each, in its own order, as many as its share says."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from typing import Any

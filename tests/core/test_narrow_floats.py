@@ -1,7 +1,5 @@
 """bfloat16 and 8-bit floats, which NumPy has from ml_dtypes: kept, delivered and saved as they are."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

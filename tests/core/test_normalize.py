@@ -1,7 +1,5 @@
 """Normalised batches: LeRobot's formulas, the same bits however they are made, and back again."""
 
-from __future__ import annotations
-
 import pickle
 from typing import Any
 
@@ -62,9 +60,6 @@ def lerobot(kind: str, values: npt.NDArray[Any], rows: npt.NDArray[Any]) -> npt.
     if kind == "quantiles":
         low, high = np.quantile(rows, 0.01, axis=0), np.quantile(rows, 0.99, axis=0)
     return 2 * (values - low) / (high - low) - 1
-
-
-# ---------------------------------------------------------------------- what a source delivers
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -191,9 +186,6 @@ def test_what_is_normalised_is_augmented_and_images_the_other_way_round() -> Non
     ratio = both[1][0]["obs_continuous"][..., :2] / normalized[..., :2]
     assert np.allclose(ratio, 0.5, rtol=1e-6)
     assert both[1][0]["obs_continuous"] is not both[1][1]["obs_continuous"]
-
-
-# ---------------------------------------------------------------------- whose numbers
 
 
 def test_numbers_are_those_of_the_snapshot_or_stay() -> None:
@@ -326,9 +318,6 @@ class TestNormalized(SourceConformance):
         return source_of(store_of(columns(100)), normalize=KINDS)
 
 
-# ---------------------------------------------------------------------- back again
-
-
 @given(
     centre=st.floats(-1e6, 1e6),
     spread=st.floats(1e-6, 1e6),
@@ -361,9 +350,6 @@ def test_one_step_or_many_and_pixels_of_any_layout() -> None:
     flat = normalizer["obs_image"].apply(image.reshape(ROWS, -1))
     assert normalizer["obs_image"].apply(image).tobytes() == flat.tobytes()
     assert normalizer["reward"].apply(np.float32([1, 2])).shape == (2,)
-
-
-# ---------------------------------------------------------------------- what is refused
 
 
 @pytest.mark.parametrize(

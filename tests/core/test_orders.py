@@ -1,7 +1,5 @@
 """In whatever order batches are asked for, and by however many threads, they are what the oracle says."""
 
-from __future__ import annotations
-
 import tempfile
 import threading
 from pathlib import Path

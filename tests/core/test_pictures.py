@@ -1,7 +1,5 @@
 """Pictures of rows as pixels, image files or frames of videos, and changed from each to each."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -96,9 +94,6 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mouse_core.formats.pictures._PIECE_BYTES", 6 * SIDE[0] * SIDE[1] * 3)
 
 
-# ---------------------------------------------------------------------- without loss
-
-
 @given(st.data())
 @settings(max_examples=6)
 def test_pixels_and_png_are_the_same_pictures(data: Any) -> None:
@@ -146,9 +141,6 @@ def test_lossless_videos_are_the_same_pictures(pixels: npt.NDArray[Any], way: st
     at = batch.plan(0).starts[:, None] + np.arange(5)
     np.testing.assert_array_equal(batch[0][TOP].reshape(3, 5, *pixels.shape[1:]), pixels[at])
     assert batch[0][TOP].dtype == pixels.dtype
-
-
-# ---------------------------------------------------------------------- with loss
 
 
 def test_jpeg_is_what_pillow_makes_of_it(tmp_path: Path) -> None:
@@ -229,9 +221,6 @@ def test_cameras_are_kept_each_in_its_own_way(tmp_path: Path) -> None:
     assert batches[1]["obs_image"].dtype == np.int64
 
 
-# ---------------------------------------------------------------------- what is not kept so
-
-
 @pytest.mark.parametrize(
     ("way", "message"),
     [
@@ -293,9 +282,6 @@ def test_fields_that_crop_or_resize_frames_are_not_fields_of_pixels(tmp_path: Pa
         assert kept(cropped, tmp_path / f"{field.crop}", "video").metadata.fields == (field,)
 
 
-# ---------------------------------------------------------------------- videos go along
-
-
 def test_videos_go_along_with_rows(tmp_path: Path) -> None:
     pixels = colours()
     first = kept(rows_of({TOP: pixels}), tmp_path / "first", "video")
@@ -354,9 +340,6 @@ def test_frames_are_not_sent_elsewhere(tmp_path: Path) -> None:
         push_to_hub({"train": DatasetStore.open(tmp_path / "video")}, repo_id="a/b", dry_run=True)
     with pytest.raises(ConfigError, match="expected rows with their pictures, found frames of videos"):
         upload(tmp_path / "video", (tmp_path / "there").as_uri())
-
-
-# ---------------------------------------------------------------------- interruptions
 
 
 def encode(source: RowStream, target: Path) -> Conversion:
@@ -512,9 +495,6 @@ def test_narrow_frames_are_encoded_without_a_tree(width: int, tmp_path: Path) ->
 def test_codecs_are_texts() -> None:
     for codec in (VideoCodec(), VideoCodec("av1", gop=7, crf=20.5), VideoCodec("hevc", lossless=True, pix_fmt="gbrp")):
         assert VideoCodec.parse(str(codec)) == codec
-
-
-# ---------------------------------------------------------------------- the command
 
 
 def test_the_command_says_what_was_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,5 @@
 """Planning many batches together and copying several at a time: nothing of it shows."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

@@ -1,7 +1,5 @@
 """PNG files taken apart here and decoded by Pillow: the same pixels and errors as if Pillow reads the file."""
 
-from __future__ import annotations
-
 import io
 import struct
 import warnings

@@ -1,7 +1,5 @@
 """What was promised is there after a power cut at any moment, and nothing that is there is torn."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

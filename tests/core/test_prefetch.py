@@ -1,7 +1,5 @@
 """The loader: order, errors that stay, closing, being abandoned, forking, and leaving the interpreter."""
 
-from __future__ import annotations
-
 import gc
 import subprocess
 import sys
@@ -82,9 +80,6 @@ class Held:
             gate.set()
 
 
-# ---------------------------------------------------------------------- order and look-ahead
-
-
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_batches_come_in_order_whoever_is_slow(workers: int) -> None:
     source = BatchSource(store_of(), 5, 4)
@@ -162,9 +157,6 @@ def test_a_for_loop_is_an_epoch(sampling: str, workers: int) -> None:
         for batch in rest:
             assert_same(batch, source[index])
             index += 1
-
-
-# ---------------------------------------------------------------------- errors
 
 
 def failing(source: BatchSource, at: int, error: Exception) -> Callable[[BatchSource], Callable[[int], Any]]:
@@ -277,9 +269,6 @@ def test_rows_that_come_in_turn(workers: int) -> None:
             assert loader.source.snapshot.num_rows == len(store)
 
 
-# ---------------------------------------------------------------------- closing
-
-
 def test_close_while_a_batch_is_being_computed() -> None:
     source = BatchSource(store_of(), 5, 4)
     held = Held(source, {1})
@@ -349,9 +338,6 @@ def test_closed_loaders_hold_no_batches() -> None:
     assert wait_until(lambda: gc.collect() is not None and not any(reference() for reference in references))
 
 
-# ---------------------------------------------------------------------- being abandoned
-
-
 def test_an_abandoned_loader_leaks_no_thread() -> None:
     for _ in range(2):
         loader = PrefetchBatchifier(store_of(), 5, 4, num_workers=3)
@@ -411,9 +397,6 @@ else:
 def test_the_interpreter_leaves_quietly() -> None:
     ran = subprocess.run([sys.executable, "-c", LEAVING], capture_output=True, text=True, timeout=300)
     assert (ran.returncode, ran.stdout.strip(), ran.stderr) == (0, str(list(PROGRAMS.values())), "")
-
-
-# ---------------------------------------------------------------------- sources that are slow, and that fail
 
 
 class Made:

@@ -1,7 +1,5 @@
 """Windows of lengths of their own, padded and packed: which rows they are, by an oracle in plain Python."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import re
@@ -103,9 +101,6 @@ def packed_from(batch: Fields, capacity: int | None = None) -> Fields:
     return made | described(lengths, capacity)
 
 
-# ---------------------------------------------------------------------- which rows
-
-
 @settings(max_examples=8)
 @given(chosen=CHOSEN, world=worlds(), wanted=parts(max_parts=3), whole=st.booleans())
 def test_any_store_gives_what_the_oracle_says(
@@ -184,9 +179,6 @@ def test_padded_steps_repeat_the_last_one_or_are_a_number() -> None:
                 missing = [steps[length - 1] if pad in (None, True) else -7] * (6 - length)
                 assert steps[length:] == missing
                 assert batch["mask"][window].tolist() == [True] * length + [False] * (6 - length)
-
-
-# ---------------------------------------------------------------------- laws
 
 
 def noisy(fields: Fields, generator: np.random.Generator) -> Fields:
@@ -390,9 +382,6 @@ def test_members_of_a_mixture_and_views_of_a_store() -> None:
             assert_same(packed[index], packed_from(padded[index]), index)
 
 
-# ---------------------------------------------------------------------- refused
-
-
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -448,9 +437,6 @@ def test_sources_that_are_packed_are_not_mixed() -> None:
     members: Any = {name: BatchSource(STORE, 8, 4, packed=True) for name in "ab"}
     with pytest.raises(SchemaError, match="mixture: expected members that are not packed"):
         MixtureSource(members, [1, 1])
-
-
-# ---------------------------------------------------------------------- sequences
 
 
 class TestPacked(SourceConformance):

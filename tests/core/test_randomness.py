@@ -1,7 +1,5 @@
 """Random numbers as a function of their key: the same everywhere, for ever, and unlike under any other key."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """Which of several processes this is: ``shard="auto"``."""
 
-from __future__ import annotations
-
 import pickle
 import sys
 from collections.abc import Iterator
@@ -171,9 +169,6 @@ def test_a_shard_is_not_split_again_by_nodes(shard: Any) -> None:
     split = split_dataset_by_node(datasets.IterableDataset.from_generator(batches), 0, 2)
     with pytest.raises(ConfigError, match="shard: expected a source that is sharded once, found shard"):
         next(iter(split))
-
-
-# ---------------------------------------------------------------------- batches that shards do not divide
 
 
 @pytest.mark.parametrize("options", [{}, {"boundary": "episode", "pad": True}, {"boundary": "episode", "pad": 0.0}])

@@ -1,7 +1,5 @@
 """Recorders against logs kept by hand beside the environment; see `record_cases`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -403,9 +401,6 @@ def test_parts_of_nested_spaces_are_fields() -> None:
     assert BatchSource(again, sequence_length=5, batch_size=2)[0].keys() == batch.keys()
 
 
-# ---------------------------------------------------------------------- what the store says
-
-
 def test_what_was_recorded_travels(tmp_path: Path) -> None:
     store = record("CartPole-v1", episodes=2, seed=0)
     (said,) = store.metadata.recordings
@@ -442,9 +437,6 @@ def test_seeds_give_the_episodes_again() -> None:
     again = record("CartPole-v1", lambda observation: int(observation[2] > 0), episodes=1, seed=13)
     assert again[:] == store.where(metadata_episode_seed=13)[:]
     assert record("CartPole-v1", episodes=3, seed=4)[:] == record("CartPole-v1", episodes=3, seed=4)[:]
-
-
-# ---------------------------------------------------------------------- episodes that are broken off
 
 
 @pytest.mark.parametrize("alignment", ["arrived", "outgoing"])
@@ -589,9 +581,6 @@ def test_what_a_policy_raises_leaves_whole_episodes() -> None:
     assert store.episodes["done"].to_pylist()[-1] == 2
 
 
-# ---------------------------------------------------------------------- what is refused, and what becomes of it
-
-
 def test_what_cannot_be_recorded_is_refused() -> None:
     cart, deep, twice = gym.make("CartPole-v1"), Counting(), Counting()
     deep.observation_space = gym.spaces.Dict({"a": gym.spaces.Sequence(gym.spaces.Discrete(3))})
@@ -704,9 +693,6 @@ def test_rows_wait_while_the_store_cannot_be_written(on_interrupted: str, monkey
     sink.close()
     assert full
     check_rows(store, all_rows(logs))
-
-
-# ---------------------------------------------------------------------- dm_env
 
 
 def test_an_environment_of_dm_env() -> None:

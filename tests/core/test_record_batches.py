@@ -1,7 +1,5 @@
 """Where record batches and their columns lie in Arrow files, held against Arrow's own reader."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 

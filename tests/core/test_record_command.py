@@ -1,7 +1,5 @@
 """``mouse record``: episodes into the folder of a store, from the command line."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from pathlib import Path

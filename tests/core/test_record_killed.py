@@ -1,7 +1,5 @@
 """Recordings that are killed at any moment: what was recorded is there once, whole or marked, and goes on."""
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

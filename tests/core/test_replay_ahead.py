@@ -1,7 +1,5 @@
 """Single transitions of rows that store observations once, in rings that wrap, against plain lists."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

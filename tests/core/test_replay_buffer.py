@@ -1,7 +1,5 @@
 """ReplayBuffer: what its parts make of rows, batches and errors."""
 
-from __future__ import annotations
-
 import copy
 import os
 import pickle
@@ -50,9 +48,6 @@ def numbered(n: int, size: int | None = None, **options: Any) -> ReplayBuffer:
     buffer = ReplayBuffer(ArrayStorage(size or n), **options)
     buffer.extend({"a": np.arange(n), "deep": {"b": np.arange(n, dtype=np.float32)}})
     return buffer
-
-
-# ---------------------------------------------------------------------- batches
 
 
 def test_a_batch_is_nested_as_the_rows_are() -> None:
@@ -148,9 +143,6 @@ def test_an_ensemble_refuses_rows_that_have_the_numbers_of_its_members() -> None
     inner = ReplayBuffer(ArrayStorage(4))
     inner.extend({"a": np.arange(4)})
     assert ReplayBufferEnsemble(ReplayBufferEnsemble(inner)).sample(2)["buffer_ids"].tolist() == [0, 0]
-
-
-# ---------------------------------------------------------------------- rows
 
 
 def test_rows_by_index() -> None:
@@ -413,9 +405,6 @@ def test_returns_of_single_transitions_say_where_they_are_summed() -> None:
         buffer.sample(2)
 
 
-# ---------------------------------------------------------------------- writers
-
-
 def test_a_row_that_was_not_kept_reads_no_other() -> None:
     buffer = ReplayBuffer(ArrayStorage(3), writer=MaxValueWriter("reward"))
     index = buffer.extend({"reward": np.array([5.0, 1.0, 4.0, 3.0, 2.0])})
@@ -478,9 +467,6 @@ def test_nothing_is_written_to_an_immutable_buffer() -> None:
             ReplayBuffer(ArrayStorage(arrays={"a": fixed}), writer=writer)
 
 
-# ---------------------------------------------------------------------- priorities
-
-
 def test_priorities_are_read_from_a_batch() -> None:
     buffer = PrioritizedReplayBuffer(storage=ArrayStorage(10), batch_size=4, priority_key=("loss", "td"))
     buffer.extend({"a": np.arange(4)})
@@ -536,9 +522,6 @@ def test_priorities_of_some_rows_only_are_refused() -> None:
     assert len(buffer) == 0
 
 
-# ---------------------------------------------------------------------- transforms
-
-
 class Scale:
     def __init__(self, factor: float) -> None:
         self.factor = factor
@@ -584,9 +567,6 @@ def test_a_transform_may_change_the_dict_it_is_given() -> None:
     buffer = numbered(5, transform=change)
     drawn = buffer.draw(3)
     assert list(buffer.finish(drawn)) == list(buffer.finish(drawn)) == ["deep", "index"]
-
-
-# ---------------------------------------------------------------------- checkpoints
 
 
 def test_what_a_state_is_taken_from_may_go_on() -> None:
@@ -691,9 +671,6 @@ def _no_space(*arguments: Any) -> None:
     raise OSError(28, "No space left on device")
 
 
-# ---------------------------------------------------------------------- the rest
-
-
 def test_trajectories_are_observed() -> None:
     class Trajectory(NamedTuple):
         observation: Any
@@ -786,9 +763,6 @@ def test_parts_must_be_what_they_are_called() -> None:
     assert "ArrayStorage(0 of 3 rows" in text
     assert "RandomSampler()" in text
     assert "RoundRobinWriter()" in text
-
-
-# ---------------------------------------------------------------------- rows in order
 
 
 @pytest.mark.parametrize("envs", [1, 2])

@@ -1,7 +1,5 @@
 """Rows that are consumed, read backwards or drawn by policy version, and slices that are thinned out or marked."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -31,9 +29,6 @@ STEPS = st.lists(st.tuples(st.sampled_from(["write", "draw"]), st.integers(1, 7)
 
 def buffer_of(sampler: Any, capacity: int = 10, **options: Any) -> ReplayBuffer:
     return ReplayBuffer(ArrayStorage(capacity), sampler, **{"batch_size": 4, **options})
-
-
-# ---------------------------------------------------------------------- consuming
 
 
 @given(STEPS, st.integers(1, 3), st.booleans())
@@ -104,9 +99,6 @@ def test_what_was_consumed_is_iterated_prefetched_and_saved() -> None:
         ConsumingSampler(2).load_state_dict({"config": repr(buffer.sampler), "left": np.array([3]), "ran_out": 0})
 
 
-# ---------------------------------------------------------------------- backwards
-
-
 @given(STEPS, st.integers(1, 4))
 def test_rows_come_backwards(steps: list[tuple[str, int]], stride: int) -> None:
     buffer = buffer_of(ReverseSampler(stride), 9)
@@ -147,9 +139,6 @@ def test_a_loader_delivers_all_that_is_left_and_goes_on_when_there_is_more(worke
         assert len(loader.next_batch()["row"]) == 4
         buffer.extend({"row": np.arange(5, 9)})  # where one was drawn ahead, and the next one could not be
         assert [loader.next_batch()["row"].tolist() for _ in range(2)] == [[4], [5, 6, 7, 8]]
-
-
-# ---------------------------------------------------------------------- by version
 
 
 def test_rows_that_are_too_old_do_not_come_and_newer_ones_come_more_often() -> None:
@@ -207,9 +196,6 @@ def test_versions_and_weights_that_are_none() -> None:
             StalenessSampler(**wrong)
     with pytest.raises(SchemaError, match="staleness"):
         buffer.extend({"policy_version": np.arange(3), "staleness": np.arange(3)})
-
-
-# ---------------------------------------------------------------------- slices
 
 
 def expected_slices(lengths: list[int], alive: int, length: int, period: int, dilation: int) -> set[tuple[int, ...]]:
@@ -364,9 +350,6 @@ def test_marks_that_cannot_be() -> None:
     codes.extend({"done": np.array([0, 0, 2, 0, 0, 1])})
     with pytest.raises(SchemaError, match="'done': expected one bool for each step"):
         codes.sample()
-
-
-# ---------------------------------------------------------------------- the largest priority there is
 
 
 def test_an_outlier_that_was_corrected_is_forgotten() -> None:

@@ -1,7 +1,5 @@
 """Ensembles of replay buffers: exact sizes, shares, and what each member does by itself."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

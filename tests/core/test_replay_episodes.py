@@ -1,7 +1,5 @@
 """The index of episodes against a list of rows that is looked through."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Transforms of what is in fields, and of frames that are stored once, against plain loops."""
 
-from __future__ import annotations
-
 import pickle
 from typing import Any
 
@@ -39,9 +37,6 @@ from mouse_core.replay import (
 
 def as_torch(batch: Any) -> Any:
     return map_tree(torch.from_numpy, batch)
-
-
-# ---------------------------------------------------------------------- frames
 
 
 def wanted_stack(row: int, first: int, frames: int) -> list[int]:
@@ -154,9 +149,6 @@ def test_what_reads_other_rows_stands_first_and_needs_their_order() -> None:
     assert (batch["obs"][:, 0] == np.maximum(batch["obs"][:, 1] - 1, begin)).all()
 
 
-# ---------------------------------------------------------------------- fields
-
-
 def test_functions_of_fields_on_the_way_out_and_in() -> None:
     clip = Apply({("next", "reward"): lambda reward: reward.clip(-1, 1)}, stored={"obs": lambda obs: obs / 10})
     buffer = ReplayBuffer(ArrayStorage(10), transform=clip, batch_size=40)
@@ -234,9 +226,6 @@ def test_burn_in_gives_a_state_and_the_steps_behind() -> None:
         BurnIn(network, 0)
 
 
-# ---------------------------------------------------------------------- images
-
-
 @pytest.mark.parametrize("change", [lambda tree: tree, as_torch])
 def test_gray_is_what_the_eye_sees_and_crops_are_in_the_middle(change: Any) -> None:
     image = np.random.default_rng(0).integers(0, 256, (2, 3, 7, 6, 3)).astype(np.uint8)
@@ -255,9 +244,6 @@ def test_gray_is_what_the_eye_sees_and_crops_are_in_the_middle(change: Any) -> N
         CenterCrop("image", size=(8, 3))(change({"image": image}))
     with pytest.raises(SchemaError, match="3 channels"):
         GrayScale("image")(change({"image": image[..., :1]}))
-
-
-# ---------------------------------------------------------------------- bytes
 
 
 def test_rows_are_stored_as_bytes_in_every_storage(tmp_path: Any) -> None:

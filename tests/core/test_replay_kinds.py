@@ -1,7 +1,5 @@
 """Rows that differ in length: text, bytes and ragged arrays, in every storage, beside fields of one shape."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import random
@@ -114,9 +112,6 @@ def test_a_ring_is_made_smaller_again_and_holes_are_filled(tmp_path: Path) -> No
         assert buffer.storage.nbytes < 40_000
 
 
-# ---------------------------------------------------------------------- the type of a field does not depend on the draw
-
-
 MIXTURES: list[tuple[list[Any], Any]] = [
     ([1, 2.5], np.float64),
     ([np.float32(1), 2], np.float32),
@@ -165,9 +160,6 @@ def test_overwritten_objects_do_not_count() -> None:
     assert buffer.sample()["x"].dtype == np.float64
     buffer[1] = {"x": np.zeros(3)}
     assert isinstance(buffer.sample()["x"], list)
-
-
-# ---------------------------------------------------------------------- what they go through
 
 
 def episodes(count: int) -> list[dict[str, Any]]:
@@ -233,9 +225,6 @@ def test_checkpoints(tmp_path: Path) -> None:
         buffer.loads(tmp_path / "c")
 
 
-# ---------------------------------------------------------------------- padding
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_pad_fills_up_and_says_what_was_there(kind: str, tmp_path: Path) -> None:
     buffer = ReplayBuffer(made(kind, 9, tmp_path, ragged=["x"]), transform=Pad(length=4, value=-1), batch_size=6)
@@ -264,9 +253,6 @@ def test_pad_left_truncated_in_slices_and_refused() -> None:
     with pytest.raises(ConfigError, match="length"):
         Pad(length=0)
     assert Pad()(batch)["next"]["x"].shape == (1, 2, 5)
-
-
-# ---------------------------------------------------------------------- what is refused
 
 
 @pytest.mark.parametrize("kind", ["array", "memmap"])

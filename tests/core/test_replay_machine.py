@@ -1,7 +1,5 @@
 """Replay buffers beside a model of plain Python: every storage, writer and sampler, with a checkpoint at any step."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -129,8 +127,6 @@ class BufferMachine(RuleBasedStateMachine):
         self.episode += done
         return row
 
-    # ------------------------------------------------------------------ writing
-
     @rule(rank=st.integers(0, 4), done=st.booleans())
     def add(self, rank: int, done: bool) -> None:
         row = self._row(rank, done)
@@ -188,8 +184,6 @@ class BufferMachine(RuleBasedStateMachine):
         with pytest.raises(IndexError):
             self.buffer[len(self.model.slots)]
 
-    # ------------------------------------------------------------------ sampling
-
     def _sample(self, buffer: ReplayBuffer, size: int) -> dict[str, Any] | None:
         try:
             return buffer.sample(size)  # type: ignore[no-any-return]
@@ -241,8 +235,6 @@ class BufferMachine(RuleBasedStateMachine):
             self.buffer.update_priority(slots, np.full(len(slots), np.nan))
         with pytest.raises(IndexError):
             self.buffer.update_priority([len(self.model.slots)], [1.0])
-
-    # ------------------------------------------------------------------ checkpoints
 
     @rule(to_file=st.booleans(), size=st.integers(1, 3))
     def go_on_elsewhere(self, to_file: bool, size: int) -> None:

@@ -1,7 +1,5 @@
 """Mapped buffers that several processes write and read, and processes that are killed while they do."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle
@@ -176,9 +174,6 @@ def lives_through(lines: int, storage: MemmapStorage, method: str, *arguments: A
     return True
 
 
-# ---------------------------------------------------------------------- several at once
-
-
 def test_each_sees_what_the_other_writes(tmp_path: Path) -> None:
     one = PrioritizedReplayBuffer(storage=MemmapStorage(10, tmp_path / "m"), batch_size=50)
     other = PrioritizedReplayBuffer(storage=MemmapStorage(10, tmp_path / "m"), batch_size=50)
@@ -290,9 +285,6 @@ def test_the_best_rows_are_kept_in_mapped_files(tmp_path: Path) -> None:
     assert sorted(again[:]["r"].tolist()) == [3, 4, 5, 9]
     assert again.append({"r": 3.5}) == 0
     assert again.append({"r": 3.5}) == -1
-
-
-# ---------------------------------------------------------------------- files
 
 
 def row_files(folder: Path) -> list[Path]:
@@ -474,9 +466,6 @@ def test_a_checkpoint_of_more_rows_than_anybody_writes_is_refused(tmp_path: Path
     with pytest.raises(StateError, match="expected sizes up to 8, found 8 rows of 4611686018427387904"):
         buffer.load_state_dict(state)
     assert len(buffer) == 8
-
-
-# ---------------------------------------------------------------------- episodes whose begin is overwritten
 
 
 def places_of(buffer: ReplayBuffer) -> list[int] | str:

@@ -1,7 +1,5 @@
 """Buffers whose parts, rows and fields change: generations, other parts, new fields, routed writes, odd capacities."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from pathlib import Path
@@ -54,9 +52,6 @@ def prioritized(capacity: int = 10, n: int = 10, **options: Any) -> ReplayBuffer
 
 def weights(buffer: Any) -> list[float]:
     return buffer.sampler.weights_at(buffer.storage, np.arange(len(buffer))).tolist()
-
-
-# ---------------------------------------------------------------------- generations
 
 
 @given(st.lists(st.integers(0, 12), max_size=8), st.data())
@@ -223,9 +218,6 @@ def test_a_loader_hands_generations_on() -> None:
     assert batch["generation"].tolist() == [0] * 8
 
 
-# ---------------------------------------------------------------------- other parts
-
-
 def test_other_parts_and_all_the_rest_as_it_was() -> None:
     buffer = prioritized(8, 12, generations=True, seed=5, transform=lambda batch: {**batch, "mine": batch["row"] * 2})
     buffer.update_priority(np.arange(8), np.arange(8) + 1.0)
@@ -291,9 +283,6 @@ def test_parts_that_do_not_go_together_change_nothing() -> None:
     assert buffer.sample()["row"].shape == (4, 2)
 
 
-# ---------------------------------------------------------------------- fields, axes, capacities
-
-
 @pytest.mark.parametrize("n", [5, 9])
 def test_all_rows_get_a_new_field(n: int) -> None:
     buffer = prioritized(6, n)
@@ -351,9 +340,6 @@ def test_a_capacity_of_100_for_3_environments() -> None:
         smaller.load_state_dict({**state, "storage": {**state["storage"], "schema": None}})
 
 
-# ---------------------------------------------------------------------- priorities of trajectories
-
-
 @pytest.mark.parametrize(("reduction", "expected"), [("max", [3.0, 5.0]), ("mean", [2.0, 5.0]), ("sum", [6.0, 15.0])])
 def test_one_priority_of_several(reduction: str, expected: list[float]) -> None:
     buffer = PrioritizedReplayBuffer(1.0, eps=0.0, storage=ArrayStorage(4), priority_reduction=reduction)
@@ -370,9 +356,6 @@ def test_one_priority_of_several(reduction: str, expected: list[float]) -> None:
     assert weights(buffer) == [*expected[::-1], 1.0]
     with pytest.raises(ConfigError, match="priority_reduction"):
         ReplayBuffer(priority_reduction="most")
-
-
-# ---------------------------------------------------------------------- ensembles
 
 
 def test_rows_go_to_the_members_they_name() -> None:

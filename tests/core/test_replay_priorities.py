@@ -1,7 +1,5 @@
 """Sum trees and prioritised samplers against sums and loops in plain Python."""
 
-from __future__ import annotations
-
 import hashlib
 from decimal import Decimal, localcontext
 from typing import Any
@@ -34,9 +32,6 @@ from tests.core.statistics import check_frequencies
 
 def key(number: int, seed: int = 5) -> Key:
     return Key(seed, Purpose.REPLAY, number)
-
-
-# ---------------------------------------------------------------------- the tree
 
 
 @given(
@@ -78,9 +73,6 @@ def test_a_tree_is_the_sum_of_its_weights(size: int, seed: int, steps: int) -> N
         # Where the running sum passes what was asked for, to the unit.
         wanted = [word * tree.total >> 64 for word in words.tolist()]
         assert drawn.tolist() == np.cumsum(weights).searchsorted(wanted, side="right").tolist()
-
-
-# ---------------------------------------------------------------------- what rows weigh
 
 
 def test_weights_are_the_powers_of_float32_numbers() -> None:
@@ -147,9 +139,6 @@ def test_all_rows_together_weigh_less_than_63_bits() -> None:
     buffer.update_priority(np.arange(4), np.array([2.0**36, 2.0**36, 2.0**-24, 2.0**-30]))
     assert set(buffer.sample()["index"].tolist()) == {0, 1}
     assert weights_in(buffer).tolist() == [2.0**36, 2.0**36, 2.0**-24, 2.0**-24]
-
-
-# ---------------------------------------------------------------------- the sampler
 
 
 class Model:
@@ -372,9 +361,6 @@ def test_masks_of_single_rows_and_those_that_rows_have_themselves() -> None:
     batch = own.sample()
     own.update_priority({**batch, "td_error": np.full(50, 3.0)})
     assert set(weights_in(own)[np.unique(batch["index"])].tolist()) == {3.0}
-
-
-# ---------------------------------------------------------------------- slices
 
 
 def test_slices_come_in_proportion_to_their_first_rows() -> None:

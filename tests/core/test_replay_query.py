@@ -1,7 +1,5 @@
 """Episodes of buffers by what is in them, against a loop over rows."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

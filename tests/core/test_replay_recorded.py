@@ -1,7 +1,5 @@
 """Buffers over recorded data: they draw and read what a buffer in memory with the same rows does."""
 
-from __future__ import annotations
-
 import pickle
 from typing import Any
 

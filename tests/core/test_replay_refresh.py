@@ -1,7 +1,5 @@
 """Buffers over a store that grows: after ``refresh()`` they are as buffers that rows were written to."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from itertools import pairwise

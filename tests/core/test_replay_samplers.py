@@ -1,7 +1,5 @@
 """Samplers of single rows, with and without replacement."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

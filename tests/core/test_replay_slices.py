@@ -1,7 +1,5 @@
 """Slices against rows that say themselves where they belong."""
 
-from __future__ import annotations
-
 import warnings
 from collections import Counter
 from pathlib import Path
@@ -204,9 +202,6 @@ def test_slices_lie_in_one_episode_whatever_happens(
         assert len(slices_of(batch)) <= 3
 
 
-# ---------------------------------------------------------------------- how often
-
-
 def episodes_buffer(lengths: list[int], sampler: Any, batch_size: int, *, overwritten: int = 0) -> ReplayBuffer:
     """One episode of each length, in a ring of which ``overwritten`` rows are gone."""
     number = np.repeat(np.arange(len(lengths)), lengths)
@@ -250,9 +245,6 @@ def test_every_environment_comes_as_often_as_it_has_slices() -> None:
     there = [(0, t) for t in range(36)] + [(1, t) for t in range(40) if t % 10 <= 5]
     assert set(counts) == set(there)
     check_frequencies(np.array([counts[place] for place in there]), np.full(len(there), 1 / len(there)))
-
-
-# ---------------------------------------------------------------------- shapes
 
 
 def test_the_ways_to_treat_short_episodes() -> None:
@@ -345,9 +337,6 @@ def test_traj_ids_stay_with_their_episodes() -> None:
     assert len(set(known.values())) == len(known)
 
 
-# ---------------------------------------------------------------------- without replacement
-
-
 @given(
     lengths=st.lists(st.integers(1, 12), min_size=1, max_size=8),
     length=st.integers(1, 5),
@@ -399,9 +388,6 @@ def test_a_write_begins_an_epoch() -> None:
     assert buffer.sample()["row"].tolist() == [[0, 1], [2, 3]]
     buffer.extend({"row": [8], "number": [9], "done": [False]})  # over row 0
     assert buffer.sample()["row"].tolist() == [[1, 2], [4, 5]]
-
-
-# ---------------------------------------------------------------------- fields
 
 
 @pytest.mark.parametrize(

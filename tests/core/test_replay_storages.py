@@ -1,7 +1,5 @@
 """Storages of replay buffers: the suite that everybody's can be run through, and what only some of ours do."""
 
-from __future__ import annotations
-
 import tracemalloc
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -145,9 +143,6 @@ def test_the_suite_can_fail(kind: Any, test: str, tmp_path: Path) -> None:
         getattr(Suite(), test)(tmp_path)
 
 
-# ---------------------------------------------------------------------- arrays
-
-
 class Step(NamedTuple):
     obs: Any
     reward: Any
@@ -259,9 +254,6 @@ def test_arguments_out_of_range(arguments: dict[str, Any], message: str, tmp_pat
             MemmapStorage(path=tmp_path / "m", **arguments)
 
 
-# ---------------------------------------------------------------------- what a row may be
-
-
 @pytest.mark.parametrize("kind", ["array", "memmap"])
 def test_python_numbers_take_the_dtype_of_their_field(kind: str, tmp_path: Path) -> None:
     storage = ArrayStorage(9) if kind == "array" else MemmapStorage(9, tmp_path / "m")
@@ -335,9 +327,6 @@ def test_the_message_names_field_and_item() -> None:
     other.append({"a": np.zeros((1, 2))})
     with pytest.raises(SchemaError, match=r"'a'.* in item 1; a field whose rows differ in length is declared"):
         other.append([{"a": np.zeros(2)}, {"a": np.zeros(3)}])
-
-
-# ---------------------------------------------------------------------- recorded data
 
 
 def test_a_store_is_a_storage_as_it_stands() -> None:

@@ -1,7 +1,5 @@
 """What mapped rows promise: checksums find damage, ``sync`` says what a crash of the machine leaves."""
 
-from __future__ import annotations
-
 import os
 import random
 import shutil
@@ -61,9 +59,6 @@ def restarted(folder: Path) -> None:
         boot = int.from_bytes(file.read(8), "little")
         file.seek(BOOT)
         file.write(struct.pack("<q", boot + 1))
-
-
-# ---------------------------------------------------------------------- damage
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -129,9 +124,6 @@ def test_a_row_with_its_checksum_in_the_place_of_another_is_an_error(kind: str, 
             path.write_bytes(content[:size] * 2 + content[2 * size :])
     with pytest.raises(StateError, match="expected row 1 as it was written"):
         MemmapStorage(None, tmp_path / "m").verify()
-
-
-# ---------------------------------------------------------------------- what a crash of the machine leaves
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -275,9 +267,6 @@ def test_flush_waits_for_every_file(what: str, tmp_path: Path, monkeypatch: pyte
     assert synced[-1] == "head"  # which says so when all others are there
 
 
-# ---------------------------------------------------------------------- what a crash of a process leaves
-
-
 def die_making_files(folder: Path, files: int) -> None:
     """Be killed when so many files have been made or lengthened."""
     room, calls = os.posix_fallocate, iter(range(files))
@@ -316,9 +305,6 @@ def test_who_goes_on_removes_what_a_killed_one_left(tmp_path: Path) -> None:
         assert len(list(folder.iterdir())) < 7
         numbers_of(storage, ragged)
     assert left > 3
-
-
-# ---------------------------------------------------------------------- versions
 
 
 def of_format(folder: Path, number: int) -> None:

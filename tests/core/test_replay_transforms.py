@@ -1,7 +1,5 @@
 """Transforms of replay batches against plain loops."""
 
-from __future__ import annotations
-
 import pickle
 from typing import Any
 
@@ -80,9 +78,6 @@ def episodes(batch: dict[str, np.ndarray]) -> list[list[tuple[int, int]]]:
         if current:
             found.append(current)
     return found
-
-
-# ---------------------------------------------------------------------- n steps
 
 
 @given(batch=slices(), n=st.integers(1, 9), discount=st.sampled_from([0.0, 0.5, 0.97, 1.0]))
@@ -285,9 +280,6 @@ def test_batches_that_n_step_refuses() -> None:
         NStep(1, 0.5)({**good, "discount": np.zeros((1, 2))})
 
 
-# ---------------------------------------------------------------------- returns
-
-
 @given(batch=slices(), discount=st.sampled_from([0.0, 0.5, 1.0]))
 def test_returns_are_the_loop(batch: dict[str, Any], discount: float) -> None:
     wanted = np.zeros_like(batch["reward"])
@@ -319,9 +311,6 @@ def test_returns_of_episodes_as_they_are_written() -> None:
     with pytest.raises(SchemaError, match="as many rows as it takes"):
         OnWrite(NextView(takes="arrived")).inverse({**rows, "action": np.zeros(3)})
     assert OnWrite(Cast({"obs": "float16"})).inverse({"obs": np.ones(3)})["obs"].dtype == np.float16
-
-
-# ---------------------------------------------------------------------- next entries
 
 
 def episode_rows(random: np.random.Generator, length: int, code: int) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -412,9 +401,6 @@ def test_n_steps_of_arrived_rows_are_those_of_their_transitions() -> None:
     direct.pop("mask")
     assert_equal(direct, wanted)
     assert direct["next"]["done"].tolist() == [[0, 0, 0, 1, 1, 1]]
-
-
-# ---------------------------------------------------------------------- hindsight
 
 
 def goal_batch(random: np.random.Generator) -> dict[str, Any]:
@@ -549,9 +535,6 @@ def test_rewards_of_another_shape() -> None:
         HindsightRelabel(compute_reward=lambda achieved, goal, batch: achieved, **GOALS)(batch, KEY)
 
 
-# ---------------------------------------------------------------------- crops
-
-
 def test_crops_are_uniform_over_what_is_there() -> None:
     count, length = 3000, 6
     step = np.broadcast_to(np.arange(length), (count, length))
@@ -586,9 +569,6 @@ def test_crops_of_slices_that_are_too_short() -> None:
         RandomTimeCrop(2)({**batch, "mask": np.array([[True, False, True, False]])}, KEY)
     with pytest.raises(SchemaError, match="expected slices"):
         RandomTimeCrop(2)({"step": batch["step"], "index": np.zeros(3, int)}, KEY)
-
-
-# ---------------------------------------------------------------------- fields
 
 
 BATCH = {"obs": np.zeros((2, 3)), "next": {"obs": np.ones((2, 3)), "reward": np.zeros(2)}, "index": np.arange(2)}
@@ -638,9 +618,6 @@ def test_casting() -> None:
     assert cast.inverse({"obs": torch.ones(2)})["obs"].dtype == torch.float16
     with pytest.raises(DataError, match=r"Cast: 'x': expected values 0..255 that fit uint8, found 256"):
         Cast({"x": "uint8"})({"x": np.array([1, 256])})
-
-
-# ---------------------------------------------------------------------- images
 
 
 @pytest.mark.parametrize("shape", [(84, 84, 1), (30, 41, 3), (7, 5, 4)])
@@ -744,9 +721,6 @@ def test_what_is_no_image() -> None:
         Resize("image", size=(2, 2), image_shape=(2, 2, 1))({"image": np.zeros((3, 3))})
     with pytest.raises(SchemaError, match=r"expected whole numbers 0\.\.255, found float64"):
         ToFloatImage("image")({"image": np.zeros((3, 3, 1))})
-
-
-# ---------------------------------------------------------------------- composing
 
 
 def test_composing() -> None:

@@ -1,7 +1,5 @@
 """Running normalisation against plain loops, and what all transforms must do."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

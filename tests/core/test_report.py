@@ -1,7 +1,5 @@
 """What a loader says it waits for."""
 
-from __future__ import annotations
-
 import copy
 import io
 import threading

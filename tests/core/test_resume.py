@@ -1,7 +1,5 @@
 """Going on where a state was taken: anywhere, later, elsewhere, in other processes and with other shards."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import pickle

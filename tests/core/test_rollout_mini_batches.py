@@ -1,7 +1,5 @@
 """Mini-batches, trajectories and previous states, against plain loops over rows."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -50,9 +48,6 @@ def numbered(steps: int, envs: int, dones: Any = None, **options: Any) -> Rollou
             {"number": row * envs + np.arange(envs), "rewards": np.zeros(envs), "dones": dones[row]}
         )
     return storage
-
-
-# ---------------------------------------------------------------------- which rows
 
 
 @given(
@@ -133,9 +128,6 @@ def test_a_run_that_is_resumed_has_the_same_orders() -> None:
     assert other.state_dict() == storage.state_dict()
 
 
-# ---------------------------------------------------------------------- what they hold
-
-
 def test_the_tuple_has_the_known_order() -> None:
     storage = motion(apply_dagger_actions=True, rnd_state_shape=(6,), amp_cfg=AMP)
     flat = {name: storage[name].reshape(STEPS * ENVS, *storage[name].shape[2:]) for name in storage.spec}
@@ -195,9 +187,6 @@ def test_mini_batches_are_copies() -> None:
     before = batch.obs.copy()
     storage.observations[:] = 7.0
     np.testing.assert_array_equal(batch.obs, before)
-
-
-# ---------------------------------------------------------------------- previous states
 
 
 def obs_state(obs: np.ndarray) -> np.ndarray:
@@ -285,9 +274,6 @@ def test_histories_never_cross_an_episode(length: int) -> None:
                 np.testing.assert_array_equal(frames[place, length - 1 - back], expected * np.ones(5))
                 expected_mask = there and storage.reference_observations_mask[row - back, env]
                 assert available[place, length - 1 - back] == expected_mask
-
-
-# ---------------------------------------------------------------------- trajectories
 
 
 @given(
@@ -474,9 +460,6 @@ def test_environments_that_remain(drop_last: bool) -> None:
     assert [batch.rows.shape[1] for batch in batches] == ([2, 2] if drop_last else [3, 2])
 
 
-# ---------------------------------------------------------------------- distillation
-
-
 @pytest.mark.parametrize("privileged_references", [True, False])
 @pytest.mark.parametrize("references", [True, False])
 @pytest.mark.parametrize("privileged", [True, False])
@@ -514,9 +497,6 @@ def test_the_generator_for_distillation(privileged: bool, references: bool, priv
             reader(1)
     with pytest.raises(ConfigError, match="generator: expected a storage for distillation"):
         motion().generator()
-
-
-# ---------------------------------------------------------------------- out of turn
 
 
 def test_reading_out_of_turn() -> None:

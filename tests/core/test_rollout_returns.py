@@ -1,7 +1,5 @@
 """Returns and advantages against plain loops in double precision."""
 
-from __future__ import annotations
-
 from functools import partial
 from itertools import product
 from typing import Any
@@ -140,9 +138,6 @@ def test_given_arrays_are_not_written_to() -> None:
         np.testing.assert_array_equal(values, before[name])
 
 
-# ---------------------------------------------------------------------- normalisation
-
-
 @given(seed=st.integers(0, 2**32), size=st.integers(2, 200), dtype=st.sampled_from(["float32", "float64"]))
 def test_normalized(seed: int, size: int, dtype: str) -> None:
     advantages = (5.0 + 3.0 * np.random.default_rng(seed).normal(size=(size, 1))).astype(dtype)
@@ -164,9 +159,6 @@ def test_components_are_normalized_by_themselves() -> None:
 @pytest.mark.parametrize("shape", [(1, 1), (3, 2, 1)])
 def test_equal_advantages_become_zero(shape: tuple[int, ...]) -> None:
     np.testing.assert_array_equal(normalized(np.full(shape, 0.1, np.float32)), np.zeros(shape))
-
-
-# ---------------------------------------------------------------------- arrived rows
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -229,9 +221,6 @@ def test_agents_of_a_store_have_the_advantages_of_their_own_rows(seed: int) -> N
         alone = outgoing(*own)._asdict()
         del alone["valid"]
         np.testing.assert_allclose(found[: end + 1, agent], gae(**alone, discount=0.9, lam=0.8)[0], rtol=1e-12)
-
-
-# ---------------------------------------------------------------------- bad input
 
 
 def test_shapes_that_would_broadcast_are_refused() -> None:

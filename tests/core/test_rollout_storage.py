@@ -1,7 +1,5 @@
 """What a rollout storage holds, and how it is filled."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Callable
@@ -47,9 +45,6 @@ def filled(**options: Any) -> tuple[RolloutStorage, list[Transition]]:
 
 def contents(storage: RolloutStorage) -> dict[str, Any]:
     return {name: storage[name].copy() for name in storage.spec if name in storage} | {"step": storage.step}
-
-
-# ---------------------------------------------------------------------- what is allocated
 
 
 @pytest.mark.parametrize("rnd_state_shape", [None, (6,)])
@@ -189,9 +184,6 @@ def test_arguments_that_cannot_be(change: dict[str, Any], message: str) -> None:
     for wrong in ("flaot32", "datetime64[s]"):
         with pytest.raises(ConfigError, match="RolloutField: expected a"):
             RolloutField((), wrong)
-
-
-# ---------------------------------------------------------------------- adding rows
 
 
 def test_rows_are_copied_where_they_belong() -> None:
@@ -395,9 +387,6 @@ def test_a_replay_buffer_draws_from_the_same_arrays() -> None:
     assert {(step, env) for step, env in zip(step[:, 0], env[:, 0], strict=True) if env == 1} == {(0, 1)}
 
 
-# ---------------------------------------------------------------------- statistics
-
-
 @pytest.mark.parametrize("rows", [1, 3, STEPS])
 def test_statistics(rows: int) -> None:
     random = np.random.default_rng(rows)
@@ -416,9 +405,6 @@ def test_statistics(rows: int) -> None:
 def test_statistics_of_nothing() -> None:
     with pytest.raises(RolloutError, match="expected at least one row"):
         storage_of().get_statistics()
-
-
-# ---------------------------------------------------------------------- returns
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 3), (4, 4), (24, 6)])

@@ -1,7 +1,5 @@
 """The digest that runs along: what it sees, and that it adds up."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import threading
@@ -471,9 +469,6 @@ def test_threads_that_sample_at_the_same_time_are_all_counted() -> None:
     for _ in range(200):
         other.sample()
     assert buffer.digest == other.digest
-
-
-# ---------------------------------------------------------------------- rollouts
 
 
 def rollout(steps: int = 5, *, hidden: float | None = None, ends: bool = True, **options: Any) -> RolloutStorage:

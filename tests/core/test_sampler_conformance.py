@@ -1,7 +1,5 @@
 """The samplers there are do what is asked of samplers; and samplers that do not are found out."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -76,9 +74,6 @@ for _name, _make in REPLAY.items():
         (ReplaySamplerConformance,),
         {"make": lambda self, make=_make: make(), "draws": _name != "Reverse", "__module__": __name__, **_rows},
     )
-
-
-# ---------------------------------------------------------------------- samplers of windows that do not
 
 
 class Base:
@@ -199,9 +194,6 @@ def test_what_is_right_with_windows_passes() -> None:
         getattr(suite, test)()
 
 
-# ---------------------------------------------------------------------- samplers of buffers that do not
-
-
 class Replay(RandomSampler):
     """Right: draws around the last slot written to, which it keeps."""
 
@@ -317,9 +309,6 @@ def test_every_demand_is_put_to_the_test() -> None:
     """Each test of the suites has a sampler above that fails it."""
     assert _tests(WindowSamplerConformance) == {test for test, _ in WRONG_WINDOWS}
     assert _tests(ReplaySamplerConformance) == {test for test, _ in WRONG_REPLAY}
-
-
-# ---------------------------------------------------------------------- fingerprints
 
 
 class Unnamed:

@@ -1,7 +1,5 @@
 """Which windows a batch consists of: laws for every mode, and streams that must never change."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import tracemalloc
@@ -40,9 +38,6 @@ def epoch_of(source: BatchSource, epoch: int) -> list[int]:
 shapes = st.tuples(st.integers(1, 300), st.integers(1, 12), st.integers(1, 9)).filter(lambda s: s[0] // s[1] >= 1)
 
 
-# ---------------------------------------------------------------------- sequential
-
-
 @given(shape=shapes, seed=st.integers(0, 2**64 - 1), epoch=st.integers(0, 5))
 def test_sequential_sees_every_window_once_an_epoch(shape: tuple[int, int, int], seed: int, epoch: int) -> None:
     rows, length, batch_size = shape
@@ -74,9 +69,6 @@ def test_what_sequential_drops_differs_between_epochs() -> None:
     assert len(dropped) > 10
 
 
-# ---------------------------------------------------------------------- batch
-
-
 @given(shape=shapes, seed=st.integers(0, 2**64 - 1))
 def test_batch_is_one_endless_sequence_of_epochs(shape: tuple[int, int, int], seed: int) -> None:
     rows, length, batch_size = shape
@@ -101,9 +93,6 @@ def test_batch_and_sequential_have_the_same_epochs(shape: tuple[int, int, int], 
     cyclic = source_of(rows, length, 1, "batch", seed=seed)
     for epoch in (0, 1, 2):
         assert epoch_of(sequential, epoch) == [starts_of(cyclic, epoch * count + number)[0] for number in range(count)]
-
-
-# ---------------------------------------------------------------------- both
 
 
 @pytest.mark.parametrize("sampling", ["sequential", "batch"])
@@ -136,9 +125,6 @@ def test_small_orders_are_uniform() -> None:
     assert len(counts) == 24
     expected = epochs / 24
     assert sum((count - expected) ** 2 / expected for count in counts.values()) < 49.7
-
-
-# ---------------------------------------------------------------------- random
 
 
 def test_random_starts_are_uniform() -> None:
@@ -177,9 +163,6 @@ def test_random_does_not_depend_on_the_seed_only_through_low_bits() -> None:
     assert len(set(plans)) == len(seeds)
 
 
-# ---------------------------------------------------------------------- last
-
-
 @given(data=st.data(), shape=shapes)
 def test_last_is_the_end_in_order(data: st.DataObject, shape: tuple[int, int, int]) -> None:
     rows, length, batch_size = shape
@@ -192,9 +175,6 @@ def test_last_is_the_end_in_order(data: st.DataObject, shape: tuple[int, int, in
     for index in (0, 1, data.draw(st.integers(0, 2**40))):
         assert starts_of(source, index) == last_starts(rows, length, batch_size)
     assert starts_of(source, 0)[-1] == rows - length
-
-
-# ---------------------------------------------------------------------- any mode
 
 
 @pytest.mark.parametrize("sampling", ["random", "last", "sequential", "batch"])
@@ -264,9 +244,6 @@ def test_an_epoch_of_a_billion_windows_starts_at_once() -> None:
     assert peak < 4_000_000
 
 
-# ---------------------------------------------------------------------- the order itself
-
-
 @given(n=st.one_of(st.integers(1, 300), st.sampled_from([16_383, 16_384, 16_385, 16_641, 30_000, 65_537])))
 def test_an_order_is_a_permutation(n: int) -> None:
     order = Order(Key(1, Purpose.EPOCH, n), n)
@@ -291,8 +268,6 @@ def test_an_order_mixes(n: int) -> None:
     # The mean distance of two random places is n / 3.
     assert abs(steps.mean() / n - 1 / 3) < 0.02
 
-
-# ---------------------------------------------------------------------- streams that must never change
 
 # (sampling, rows, length, batch size, seed): starts of batches 0, 1 and 1,000,003
 GOLDEN = {

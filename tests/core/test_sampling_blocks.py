@@ -1,7 +1,5 @@
 """Windows drawn from blocks: against a plain-Python telling of how it is done, and the laws that follow."""
 
-from __future__ import annotations
-
 import io
 from collections import Counter
 from types import SimpleNamespace
@@ -33,9 +31,6 @@ class Rows:
 
 def rows(count: int) -> Any:
     return Rows(count)
-
-
-# ---------------------------------------------------------------------- told in plain Python
 
 
 def mix(word: int, key: int) -> int:
@@ -203,9 +198,6 @@ def test_whoever_goes_on_reads_what_is_open(
             assert (bounds[0], bounds[-1]) == (0, len(found.starts))
 
 
-# ---------------------------------------------------------------------- how random it is
-
-
 def test_permutations_by_number_are_uniform() -> None:
     """Of 4 elements all 24 orders come, each place has every element of 7 as often, and each is a permutation."""
     drawn = Orders(Key(0, Purpose.BLOCKS))
@@ -256,9 +248,6 @@ def test_the_default_pool_is_large_enough() -> None:
     assert large.variance(64) < 2.5
     small = Pool(windows=218_750, batch_size=32, lanes=2, block=312, window_rows=64, window_bytes=12_800)
     assert small.variance(64) > 25
-
-
-# ---------------------------------------------------------------------- through sources and samplers
 
 
 class TestBlockWindows(WindowSamplerConformance):

@@ -1,7 +1,5 @@
 """Windows within episodes: laws against a list of rows, how often each comes, and streams that must never change."""
 
-from __future__ import annotations
-
 import pickle
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`Store.save`: a folder that is whole or not there, that others may map, and that is never written over."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import datasets

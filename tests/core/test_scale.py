@@ -1,7 +1,5 @@
 """The rows that benchmarks make: the same wherever they are asked for, in episodes."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from tests.bench import generate

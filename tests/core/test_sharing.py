@@ -1,7 +1,5 @@
 """One store, many readers: threads that share a source, processes that inherit one, columns of gigabytes."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import signal

@@ -1,7 +1,5 @@
 """Sources of one's own: what a loader does with them, and that the conformance suite finds those that are wrong."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a batch is said to hold before it is made: fields, specs, alignment."""
 
-from __future__ import annotations
-
 import dataclasses
 import pickle
 from typing import Any

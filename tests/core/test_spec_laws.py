@@ -1,7 +1,5 @@
 """Laws that every spec of values keeps."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from typing import Any

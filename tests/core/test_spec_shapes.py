@@ -1,7 +1,5 @@
 """Axes of specs: added, taken, repeated, dynamic, stacked of what differs; arrays of the same shape say what comes."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Specs from the spaces of gymnasium and the specs of dm_env, and back: both have the same values."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

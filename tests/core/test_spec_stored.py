@@ -1,7 +1,5 @@
 """Which values columns may have: said by a store, checked where rows are appended, kept where rows go."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

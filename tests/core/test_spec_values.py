@@ -1,7 +1,5 @@
 """Which values specs allow, draw and make of others; held against plain Python."""
 
-from __future__ import annotations
-
 import json
 import math
 import pickle

@@ -1,7 +1,5 @@
 """Statistics against NumPy in float64 over all data, in parts, in files, and as rows come."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -68,9 +66,6 @@ def assert_same(one: Statistics, other: Statistics) -> None:
         assert found.rank_error == like.rank_error
         for share, values in found.quantiles.items():
             assert values.tobytes() == like.quantiles[share].tobytes()
-
-
-# ---------------------------------------------------------------------- of a store
 
 
 def test_are_those_of_numpy_by_dimension() -> None:
@@ -221,9 +216,6 @@ def test_what_cannot_be_counted_is_said() -> None:
         _ = statistics(store, "time")["reward"]
 
 
-# ---------------------------------------------------------------------- as rows come
-
-
 def wide_rows(n: int) -> dict[str, npt.NDArray[Any]]:
     """Rows with a field of 1,024 numbers, of which 1,024 rows make a block."""
     seen = np.random.default_rng(0).normal(size=(n, 1024)).astype(np.float32)
@@ -281,8 +273,6 @@ def test_other_rows_are_not_counted_on() -> None:
     with pytest.raises(ConfigError, match="found statistics without what is needed"):
         found.merge(found).update(store_of(rows(200)))
 
-
-# ---------------------------------------------------------------------- laws
 
 floats = st.floats(-1e6, 1e6, width=32)
 matrices = hnp.arrays(np.float32, st.tuples(st.integers(1, 40), st.just(2)), elements=floats)
@@ -398,9 +388,6 @@ def test_the_rank_error_of_many_numbers_is_small() -> None:
     assert sum(map(len, sketch.levels)) < 9 * 8192
     (found,) = sketch.quantiles([0.25], 0, block[-1])
     assert abs(found / len(block) - 0.25) <= sketch.rank_error
-
-
-# ---------------------------------------------------------------------- files
 
 
 def entry_of(*mean: float, count: int | None = 50) -> dict[str, Any]:
@@ -548,9 +535,6 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
         Statistics.load(tmp_path)
 
 
-# ---------------------------------------------------------------------- of whatever is a store, and of others' data
-
-
 def test_frames_of_lerobot_have_the_statistics_of_lerobot(tmp_path: Path) -> None:
     """Which are those of all frames; rows begin with one that has no action, and end with one that has no state."""
     robot = Robot(lengths=(5, 3, 7, 4))
@@ -625,9 +609,6 @@ def test_shares_of_nested_mixtures_multiply_and_those_that_change_are_refused(tm
         BatchSource(staged, 8, 4, normalize=kinds)
     normalizer = Normalizer.of(statistics(stores[0]), kinds)
     assert BatchSource(staged, 8, 4, normalize=normalizer)[0]["obs_continuous"].dtype == np.float32
-
-
-# ---------------------------------------------------------------------- the command
 
 
 def test_the_command_prints_and_saves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

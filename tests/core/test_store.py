@@ -1,7 +1,5 @@
 """Appending to a store, what its snapshots see, and that nothing half-happens."""
 
-from __future__ import annotations
-
 import tempfile
 import threading
 from pathlib import Path
@@ -48,9 +46,6 @@ def everything(store: DatasetStore | Snapshot) -> dict[str, np.ndarray]:
     """All rows, ``[N, ...]``."""
     rows = len(store)
     return {name: array[0] for name, array in BatchSource(store, rows, 1, sampling="last")[0].items()}
-
-
-# ---------------------------------------------------------------------- appending
 
 
 def test_a_column_of_maps_is_beside_the_fields_and_no_dataset_has_it() -> None:
@@ -212,9 +207,6 @@ def test_extending_by_nothing() -> None:
     assert len(store) == 1
 
 
-# ---------------------------------------------------------------------- null and NaN
-
-
 def test_nulls_are_filled_as_documented() -> None:
     store = DatasetStore()
     rows = [
@@ -245,9 +237,6 @@ def test_nan_infinities_and_signed_zero_are_data() -> None:
         np.testing.assert_array_equal(values, wanted)
         np.testing.assert_array_equal(np.signbit(values[wanted == 0]), True)
     assert found["obs_continuous"][:, 1].tolist() == [1.0] * 16
-
-
-# ---------------------------------------------------------------------- snapshots
 
 
 @given(world=worlds(), wanted=parts(max_parts=2), more=parts(max_parts=2))
@@ -386,9 +375,6 @@ def test_one_thread_appends_while_others_read() -> None:
     assert len(store) == 2500
 
 
-# ---------------------------------------------------------------------- a model of the store
-
-
 class StoreMachine(RuleBasedStateMachine):
     """Any sequence of good and bad input: the store is always what the model says, and refusals leave no trace."""
 
@@ -513,9 +499,6 @@ TestStoreMachine = StoreMachine.TestCase
 TestStoreMachine.settings = settings(max_examples=7, stateful_step_count=20)
 
 
-# ---------------------------------------------------------------------- encode_hf_rows
-
-
 @given(world=worlds(), wanted=parts(max_parts=1), begin=st.integers(0, 5))
 def test_encoded_rows_are_rows_of_batches(world: World, wanted: list[Part], begin: int) -> None:
     """What a dataset yields, encoded, is what the fields of a batch hold for these rows."""
@@ -560,9 +543,6 @@ def test_encode_hf_rows_knows_the_widths_of_the_store() -> None:
     store = DatasetStore().from_dataset(pa.table(columns | {"observation": [[1.0, 2.0, 3.0], [4.0]]}))
     encoded = store.encode_hf_rows(columns | {"observation": [[4.0], [1.0, 2.0, 3.0]]})
     assert encoded["obs_continuous"].tolist() == [[4.0, 0.0, 0.0], [1.0, 2.0, 3.0]]
-
-
-# ---------------------------------------------------------------------- what a store says about itself
 
 
 def test_properties_and_repr() -> None:

@@ -1,7 +1,5 @@
 """A store on disk keeps what it promised: killed, without power, with damaged files, while others read it."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -34,16 +32,10 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fdatasync", lambda file: None)
 
 
-# ---------------------------------------------------------------------- kills
-
-
 @pytest.mark.slow
 def test_kills() -> None:
     found = json.loads(run_module("tests.core.store_crash", "--kills", 25, "--seed", 1).splitlines()[-1])
     assert found["kills"] == 25
-
-
-# ---------------------------------------------------------------------- power cuts
 
 
 def life(folder: Path, kind: str, sync: str, disk: Disk) -> None:
@@ -121,8 +113,6 @@ def test_power_cuts(kind: str, sync: str, tmp_path: Path) -> None:
         seen += 1
     assert seen > 30
 
-
-# ---------------------------------------------------------------------- a full disk
 
 # Calls that need room.
 NEED_ROOM = ("write", "pwrite", "replace", "fsync", "fdatasync", "posix_fallocate", "mkdir", "open", "link")
@@ -217,8 +207,6 @@ def test_a_disk_that_is_full_for_a_while(kind: str, sync: str, tmp_path: Path, m
         assert not leftovers(folder), f"step {step}"
     assert step > 15
 
-
-# ---------------------------------------------------------------------- damage
 
 READER = """
 import json, sys, warnings
@@ -328,9 +316,6 @@ def test_damaged_copies(kind: str, closed: bool, tmp_path: Path) -> None:
     assert counts["refused"] > 40
     read_copies(copies, "a", rows)
     assert read_copies(copies[::2], "repair", rows)["read"] > 30
-
-
-# ---------------------------------------------------------------------- a writer and readers
 
 
 @pytest.mark.long

@@ -1,7 +1,5 @@
 """`mouse verify` and `mouse repair` of a store's folder: which file is damaged, and what is whole without it."""
 
-from __future__ import annotations
-
 import os
 import re
 from itertools import accumulate

@@ -1,7 +1,5 @@
 """Old rows are dropped, small files are put together, and readers keep what they look at."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle
@@ -95,9 +93,6 @@ def test_a_reader_that_looks_at_a_state_keeps_its_files(tmp_path: Path) -> None:
     assert type(pickle.loads(pickle.dumps(later))) is Lease
     del later
     assert asked.is_free(0, 9)
-
-
-# ---------------------------------------------------------------------- through DatasetStore.open
 
 
 def test_files_of_many_short_runs_are_put_together(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """The file that appended rows lie in: whole after a kill, after a power cut as far as it was synced, never wrong."""
 
-from __future__ import annotations
-
 import errno
 import mmap
 import os
@@ -255,9 +253,6 @@ def test_what_is_no_tail(tmp_path: Path) -> None:
         TailReader(tmp_path / "tail")
 
 
-# ---------------------------------------------------------------------- kills
-
-
 def lives(path: Path, told: mmap.mmap, random: np.random.Generator) -> None:
     """Append rows, commit now and then, and say after every row how many there are, until there is no room."""
     tail = made(path, 300, waits=random.random() < 0.3)
@@ -321,8 +316,6 @@ def is_whole(path: Path) -> bool:
 def test_kills_at_random_moments(count: int, tmp_path: Path) -> None:
     kills(tmp_path, count)
 
-
-# ---------------------------------------------------------------------- power cuts
 
 Files = dict[str, bytes]
 SECTOR = 512
@@ -425,9 +418,6 @@ def test_power_cuts(count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     cuts(tmp_path, count, monkeypatch)
 
 
-# ---------------------------------------------------------------------- damage
-
-
 def damaged_copies(path: Path, folder: Path, random: np.random.Generator, count: int) -> Iterator[tuple[str, Path]]:
     """Copies of a file, and of its objects, each of which something is wrong with; and what."""
     folder.mkdir()
@@ -501,9 +491,6 @@ def damages(folder: Path, count: int) -> None:
 @pytest.mark.parametrize("count", [12, pytest.param(100, marks=pytest.mark.slow)])
 def test_damage_is_refused_or_has_not_met_a_row(count: int, tmp_path: Path) -> None:
     damages(tmp_path, count)
-
-
-# ---------------------------------------------------------------------- disks that are full, and others' systems
 
 
 @contextmanager

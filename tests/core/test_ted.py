@@ -1,7 +1,5 @@
 """TED: its layouts into one another without loss, and its files, read and written."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,9 +75,6 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> None:
     for name, values in ours.items():
         assert np.asarray(values).dtype == np.asarray(theirs[name]).dtype, name
         assert np.array_equal(values, theirs[name]), name
-
-
-# ---------------------------------------------------------------------- layouts
 
 
 @given(lengths=st.lists(st.integers(1, 6), min_size=1, max_size=6), shift=st.integers(0, 30), open_end=st.booleans())
@@ -160,9 +155,6 @@ def test_what_a_layout_cannot_hold_is_refused() -> None:
     flat["observation"] = flat["observation"][:-1]
     with pytest.raises(SchemaError, match="observation: expected 7 entries, one a step, or 9"):
         Flat2TED(flat)
-
-
-# ---------------------------------------------------------------------- files
 
 
 def expected(lengths: list[int], data: dict[str, Any]) -> dict[str, list[Any]]:

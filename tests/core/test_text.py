@@ -1,7 +1,5 @@
 """Texts become rows of tokens: held to the tokenizer's own truncation and padding, and to plain Python."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os
@@ -133,9 +131,6 @@ def test_tokens_are_rows_and_texts_episodes(tmp_path: Path) -> None:
 
 def drawn(source: BatchSource, index: int) -> Any:
     return zip(source.plan(index).starts, source[index]["input_ids"], strict=True)
-
-
-# ---------------------------------------------------------------------- where texts come from
 
 
 def test_texts_are_the_same_wherever_they_lie(tmp_path: Path) -> None:
@@ -272,9 +267,6 @@ def test_options_and_tokenizers_that_are_none(tmp_path: Path) -> None:
             text.tokenize(source, wrong, tmp_path, **{"recipe": text.Texts(max_length=4, pad_id=1), **more})
     with pytest.raises(DataError, match="line 2"):
         text.tokenize(tmp_path / "lines.jsonl", tokenizer(), tmp_path, text.Texts(max_length=4, pad_id=1))
-
-
-# ---------------------------------------------------------------------- once, and again where something changed
 
 
 def test_the_same_is_made_once_and_another_beside_it(tmp_path: Path) -> None:
@@ -582,9 +574,6 @@ def test_processes_make_what_a_thread_makes(tmp_path: Path) -> None:
         np.testing.assert_array_equal(stored(many)[name], values)
     with pytest.raises(ConfigError, match="pickled"):
         text.tokenize(DATA, lambda texts, **_: {}, tmp_path, recipe, num_workers=1)
-
-
-# ---------------------------------------------------------------------- one's own, and the command
 
 
 def test_a_store_says_its_fields_by_itself(tmp_path: Path) -> None:

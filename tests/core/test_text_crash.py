@@ -1,7 +1,5 @@
 """A store of tokens is whole or not there, wherever the process that makes it is killed, and however many make it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

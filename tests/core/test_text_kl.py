@@ -1,7 +1,5 @@
 """Divergences, penalties and controllers against plain Python, and against the distributions they are of."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import asdict
 from typing import Any

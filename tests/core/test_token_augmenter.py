@@ -1,7 +1,5 @@
 """TokenAugmenter over NumPy batches: what its updates and calls draw, and its state."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Batches of transitions, of stores and buffers, against plain Python that knows every transition of every episode."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass

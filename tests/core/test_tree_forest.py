@@ -1,7 +1,5 @@
 """Forests of rollouts, and their trees: TorchRL's cases of its forest, and random worlds against dicts of dicts."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,9 +58,6 @@ def forest() -> Forest:
 def rebranching(forest: Forest) -> Forest:
     forest.extend(ted([24, 19, 26], 5))
     return forest
-
-
-# ---------------------------------------------------------------------- TorchRL's cases
 
 
 def test_vertices(forest: Forest) -> None:
@@ -167,9 +162,6 @@ def test_lines_of_text() -> None:
     assert tree.select_by(lambda tree: -tree.counts) == (2,)
 
 
-# ---------------------------------------------------------------------- layouts
-
-
 def test_layouts_give_the_same_forest() -> None:
     states, dones = np.array([0, 1, 2, 0, 3, 2]), np.array([0, 0, 1, 0, 0, 2])
     arrived = {
@@ -250,9 +242,6 @@ def test_fields_of_any_names_and_further_ones() -> None:
     forest.extend(rows | {"policy": np.array([1, 2, 3])})
     assert forest.get_tree(root).rows()["policy"].tolist() == [2, 3]
     assert forest.get_tree(root).rows()["count"].tolist() == [2, 2]
-
-
-# ---------------------------------------------------------------------- random worlds
 
 
 class PlainForest:
@@ -477,9 +466,6 @@ def test_shorter_paths_come_first() -> None:
     forest.extend(ted([0, 2], 1))
     tree = forest.get_tree(ROOT, compact=False)
     assert list(tree.valid_paths()) == [(1,), (0, 0)]
-
-
-# ---------------------------------------------------------------------- kept, shown, refused
 
 
 def test_what_was_saved_is_there_again(rebranching: Forest, tmp_path: Path) -> None:

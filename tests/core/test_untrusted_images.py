@@ -1,7 +1,5 @@
 """Images that somebody else wrote: what they name, claim and hide; and values of every mode, as they are or refused."""
 
-from __future__ import annotations
-
 import io
 import os
 import pickle
@@ -56,9 +54,6 @@ def pixels(store: DatasetStore) -> list[Any]:
     return BatchSource(store, len(store), 1, sampling="last")[0]["obs_image"][0].tolist()
 
 
-# ---------------------------------------------------------------------- formats
-
-
 ALLOWED = {"PNG": {}, "JPEG": {}, "WEBP": {"lossless": True}, "GIF": {}, "BMP": {}, "TIFF": {}}
 
 
@@ -89,9 +84,6 @@ def test_other_formats_are_not_tried(format: str, tmp_path: Path, monkeypatch: p
         with pytest.raises(DataError, match="expected a readable image"):
             attempt()
     assert not (tmp_path / "ran").exists()
-
-
-# ---------------------------------------------------------------------- sizes
 
 
 def chunk(kind: bytes, data: bytes) -> bytes:
@@ -194,9 +186,6 @@ def test_frames_are_not_dropped(format: str) -> None:
     encoded = saved(frames[0], format, save_all=True, append_images=frames[1:])
     with pytest.raises(DataError, match=f"expected a single image, found {format} of several frames"):
         decode_image(encoded)
-
-
-# ---------------------------------------------------------------------- paths
 
 
 @pytest.fixture
@@ -321,9 +310,6 @@ def test_the_image_folder_of_datasets(tmp_path: Path) -> None:
     assert sorted(found) == [(GREY + np.uint8(number)).ravel().tolist() for number in range(3)]
 
 
-# ---------------------------------------------------------------------- values
-
-
 def exact(values: Any, dtype: Any) -> bytes:
     return saved(Image.fromarray(np.asarray(values, dtype)))
 
@@ -432,9 +418,6 @@ def test_images_are_turned_as_they_say(format: str, turn: int) -> None:
     assert wanted.shape == ((16, 8, 3) if turn >= 5 else (8, 16, 3))
     assert np.array_equal(decode_image(encoded), wanted)
     assert image_shape({"bytes": encoded, "path": None}) == wanted.shape
-
-
-# ---------------------------------------------------------------------- depth
 
 
 DEPTH = Field("depth", column="observation_depth", bounds=(0, 4095), image=True)

@@ -1,7 +1,5 @@
 """Frames of videos, wherever in the file they are, beside the same files decoded from their beginning."""
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import pickle
@@ -50,9 +48,6 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Two videos of a kind."""
     folder = tmp_path_factory.mktemp("two")
     return [write_video(folder / f"{k}.mp4", options={"g": "6"}, count=20, seed=k) for k in range(2)]
-
-
-# ---------------------------------------------------------------------- the right frame
 
 
 @pytest.mark.parametrize("kind", _COMMON)
@@ -136,9 +131,6 @@ def test_numbers_of_depth_arrive_as_they_are(tmp_path: Path) -> None:
     np.testing.assert_array_equal(out, written[[5, 0, 4]])
     with pytest.raises(DataError, match=r"depth\.mp4: expected 8 bits a channel, or uint16 for depth, found gray12le"):
         read([index_video(file)], [0], [0])
-
-
-# ---------------------------------------------------------------------- the index
 
 
 def test_an_index_is_kept_beside_the_video(two: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,9 +237,6 @@ def test_what_the_last_bits_of_pixels_depend_on_is_told(monkeypatch: pytest.Monk
     finally:
         library.av_force_cpu_flags(-1)
     assert decoder_version() == here
-
-
-# ---------------------------------------------------------------------- what is refused
 
 
 def test_bytes_that_changed_are_found(two: list[Path], tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """Frames of videos as fields of batches, beside those that decoding each file in turn gives."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import shutil
@@ -46,9 +44,6 @@ def rows(folder: Path) -> pa.Table:
 
 def store_of(rows: Any, folder: Path, **options: Any) -> DatasetStore:
     return DatasetStore(image_roots=[folder], **options).from_dataset(rows)
-
-
-# ---------------------------------------------------------------------- the right frames
 
 
 def test_windows_have_the_frames_that_their_rows_name(rows: pa.Table, folder: Path, truth: np.ndarray) -> None:
@@ -156,9 +151,6 @@ def test_datasets_of_their_own_videos_are_mixed(rows: pa.Table, folder: Path, tm
     np.testing.assert_array_equal(batch[TOP], wanted[starts[:, None] + [0, 1]])
 
 
-# ---------------------------------------------------------------------- fingerprints and states
-
-
 def test_the_fingerprint_goes_with_the_videos_and_not_with_their_place(
     rows: pa.Table, folder: Path, tmp_path: Path
 ) -> None:
@@ -220,9 +212,6 @@ def test_a_field_may_have_another_decoder(rows: pa.Table, folder: Path, truth: n
 def state_of(store: DatasetStore) -> dict[str, Any]:
     with PrefetchBatchifier(store, 2, 4) as loader:
         return dict(loader.state_dict())
-
-
-# ---------------------------------------------------------------------- what is refused
 
 
 def test_videos_outside_of_the_folder_or_others_are_refused(rows: pa.Table, folder: Path, tmp_path: Path) -> None:

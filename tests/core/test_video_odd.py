@@ -1,7 +1,5 @@
 """Videos that are odd on purpose, beside the same files decoded in turn: what boxes, packets and sets may say."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -15,8 +13,6 @@ from mouse_core.errors import DataError
 from mouse_core.video import FrameDecoder, index_video
 from tests.core.test_video import compare
 from tests.core.video_cases import KINDS, copy_packets, decoded, joined, packets_and_sets, with_content, write_video
-
-# ---------------------------------------------------------------------- boxes
 
 
 def boxes(data: bytes) -> list[tuple[bytes, bytes]]:
@@ -124,9 +120,6 @@ def test_a_rotated_video_stays_as_it_is_stored(tmp_path: Path) -> None:
     compare(file, 4)
 
 
-# ---------------------------------------------------------------------- several streams, other containers
-
-
 def test_sound_and_other_videos_beside(tmp_path: Path) -> None:
     """The first of two videos counts, and packets of others lie between its packets."""
     av = pytest.importorskip("av")
@@ -172,9 +165,6 @@ def test_a_size_that_changes_is_refused(tmp_path: Path) -> None:
     np.testing.assert_array_equal(out[0], decoded(file)[0][3])
     with pytest.raises(DataError, match=r"both\.mp4, frame 1\d: expected frames of 48x64, found 32x64"):
         FrameDecoder().decode([index], [0], [14], out)
-
-
-# ---------------------------------------------------------------------- packets and sets
 
 
 @pytest.mark.parametrize("brought", [0, 1, 3])

@@ -1,7 +1,5 @@
 """The viewer: what its server tells to whom, the list of episodes, and curves that lose no spike."""
 
-from __future__ import annotations
-
 import http.client
 import io
 import json
@@ -110,9 +108,6 @@ def viewer() -> Iterator[Viewer]:
 @pytest.fixture(scope="module")
 def client(viewer: Viewer) -> Client:
     return Client(viewer)
-
-
-# ---------------------------------------------------------------------- who is told what
 
 
 def status(viewer: Viewer, path: str, *, method: str = "GET", host: str | None = None) -> tuple[int, str, Any]:
@@ -224,9 +219,6 @@ def test_who_shows_something_else_is_told() -> None:
         view()
 
 
-# ---------------------------------------------------------------------- episodes
-
-
 def test_the_list_has_what_the_store_says_of_its_episodes(client: Client) -> None:
     found = client("episodes")
     assert found["matched"] == found["total"] == 4
@@ -325,9 +317,6 @@ def test_the_texts_of_tasks_stand_for_their_numbers() -> None:
         found = client("episodes", has__task="pl")
         place = found["columns"].index("task")
         assert [(values[0], values[place]) for values in found["episodes"]] == [(2, "place"), (3, "place")]
-
-
-# ---------------------------------------------------------------------- steps
 
 
 def test_curves_are_those_of_the_rows_by_dimension_and_gaps_are_gaps(client: Client) -> None:
@@ -441,9 +430,6 @@ def test_thinned_curves_keep_the_ends_of_every_stretch(rows: list[Any], buckets:
                 assert np.nanmax(points) == there.max()
 
 
-# ---------------------------------------------------------------------- what is wrong
-
-
 def inspected(client: Client, **asked: Any) -> Any:
     """What an inspection found, once it is there."""
     found = client("findings", start=1, **asked)
@@ -547,9 +533,6 @@ def test_a_viewer_that_is_closed_ends_what_is_looked_for() -> None:
     assert len(seen) == count
 
 
-# ---------------------------------------------------------------------- batches
-
-
 def test_a_window_is_what_the_batch_has(client: Client) -> None:
     store = DatasetStore().from_dataset(recording())
     mask = AugmentTokensConfig(mask_prob=AugmentMaskProbConfig(reward=0.5), deliver_masks=True)
@@ -602,9 +585,6 @@ def test_a_page_asks_for_batches_of_its_own(client: Client) -> None:
     assert fields["reward"]["values"] == [source[1]["reward"][1].tolist()]
     masked = client("window", length=4, size=2, mask=0.9)["fields"]
     assert any(any(one["masked"] or []) for one in masked)
-
-
-# ---------------------------------------------------------------------- the command, and a notebook
 
 
 def test_the_command_serves_until_it_is_interrupted(

@@ -1,7 +1,5 @@
 """The page of the viewer in a real browser: clicked through from the list to a step, and beside another source."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Stores that are views of others: which episodes they have, and that a loader takes them as it takes any store."""
 
-from __future__ import annotations
-
 import math
 import pickle
 from collections.abc import Callable
@@ -111,9 +109,6 @@ def oracle(store: Store) -> list[Row]:
 LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=12)
 
 
-# ---------------------------------------------------------------------- stores of one's own
-
-
 class TestStoreOfOnesOwn(SourceConformance):
     def make(self) -> BatchSource:
         return BatchSource(Later(two_parts()), 8, 4)
@@ -147,9 +142,6 @@ def test_a_loader_over_a_store_of_ones_own_resumes_and_refreshes() -> None:
         assert_same(loader.next_batch(), wanted)
         loader.refresh()
         assert loader.source.snapshot.num_rows == 110
-
-
-# ---------------------------------------------------------------------- the table of episodes
 
 
 @given(first=LENGTHS, second=LENGTHS, times=st.booleans(), alignment=st.sampled_from(["arrived", "outgoing"]))
@@ -240,9 +232,6 @@ def test_rows_in_another_order_have_the_episodes_of_that_order() -> None:
 def test_an_empty_store_has_no_episodes() -> None:
     assert DatasetStore().episodes.num_rows == 0
     assert len(DatasetStore().best(0.5)) == 0
-
-
-# ---------------------------------------------------------------------- which episodes a view has
 
 
 CONDITIONS: dict[str, tuple[Callable[[Store], Store], Callable[[Row], bool]]] = {
@@ -379,9 +368,6 @@ def test_a_function_is_asked_once_for_each_episode() -> None:
     store.extend(columns_of([9], 9))
     assert len(nested) == 22
     assert asked[9:] == [5]
-
-
-# ---------------------------------------------------------------------- views are stores
 
 
 class TestView(SourceConformance):
@@ -522,9 +508,6 @@ def test_a_view_of_a_dataset_and_appended_rows_is_written_to_disk(tmp_path: Any)
     assert again["observation_discrete"][:] == [row["observation_discrete"] for row in view[:]]
 
 
-# ---------------------------------------------------------------------- with mixtures and derived fields
-
-
 class TestMixtureOfViews(SourceConformance):
     def make(self) -> BatchSource:
         store = example_store(400)
@@ -575,9 +558,6 @@ def test_a_view_that_is_empty_for_now_waits_for_rows() -> None:
         with pytest.raises(ConfigError, match="expected some of the store's 0 episodes, found none"):
             loader.refresh()
         loader.next_batch()
-
-
-# ---------------------------------------------------------------------- what is refused
 
 
 @pytest.mark.parametrize(

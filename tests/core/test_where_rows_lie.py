@@ -5,8 +5,6 @@ chunk is looked up, in how few pieces windows come, what is copied once. No batc
 rooms that do it.
 """
 
-from __future__ import annotations
-
 import gc
 import sys
 import time
@@ -178,15 +176,9 @@ def test_memory_that_is_no_file_is_like_nothing() -> None:
     assert not alike.any()
 
 
-# ---------------------------------------------------------------------- windows, in pieces of chunks
-
-
 @given(st.lists(st.integers(0, 40)), st.sampled_from([41, 400]))
 def test_distinct_numbers(numbers: list[int], count: int) -> None:
     assert distinct(np.array(numbers, np.int64), count).tolist() == sorted(set(numbers))
-
-
-# ---------------------------------------------------------------------- runs of row numbers
 
 
 @given(data=st.data(), looked_at=st.sampled_from([3, 16, 1 << 16]), most=st.sampled_from([5, 1000]))
@@ -223,9 +215,6 @@ def test_row_numbers_beyond_the_table_are_an_error() -> None:
         assert segment.runs is None
         with pytest.raises(DataError, match=r"expected row numbers 0\.\.89 among its indices"):
             segment.row_numbers(np.arange(70))
-
-
-# ---------------------------------------------------------------------- copying
 
 
 def test_what_threads_ask_for_at_once_is_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,5 @@
 """Fields at offsets around an anchor: which rows they are, which of them are there, and what the others become."""
 
-from __future__ import annotations
-
 import re
 import tracemalloc
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Offsets in seconds, and LeRobot's delta timestamps, value by value."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -198,9 +196,6 @@ def source_of(seconds: Seconds, **options: Any) -> BatchSource:
 def test_what_seconds_cannot_be(make: Any, says: str) -> None:
     with pytest.raises((ConfigError, MissingFieldError), match=says):
         make()
-
-
-# ---------------------------------------------------------------------- LeRobot's rule
 
 
 def lerobot_rows(frame: int, deltas: list[float], first: int, end: int) -> tuple[list[int], list[bool]]:

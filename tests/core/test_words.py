@@ -1,7 +1,5 @@
 """What the guides count and list is what there is."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import tomllib

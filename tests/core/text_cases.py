@@ -1,7 +1,5 @@
 """What tests of texts share: a small tokenizer, trained here, and texts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path

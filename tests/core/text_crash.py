@@ -6,8 +6,6 @@ Every run is a forked child that kills itself at one of the calls that change fi
 must find a whole store or make one, and have the rows that an undisturbed run has.
 """
 
-from __future__ import annotations
-
 import shutil
 import sys
 from pathlib import Path

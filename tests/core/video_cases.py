@@ -1,7 +1,5 @@
 """Videos of many kinds, and what decoding each from its beginning gives."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path

@@ -4,8 +4,6 @@ A `World` says which columns there are and of which types. A store is made of pa
 way of being stored (`KINDS`); `build` makes them and returns the rows as plain Python, which the oracle reads.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -260,9 +258,6 @@ def _appends_as_it_is(world: World, store: DatasetStore) -> bool:
     return True
 
 
-# ---------------------------------------------------------------------- Arrow encodings
-
-
 def encode(column: Column, values: list[Any], rng: random.Random, *, plain: bool) -> pa.Array:
     """The values in one of the encodings that a store takes as the same type."""
     if not column.shape:
@@ -345,8 +340,6 @@ def _with_state(state: Any) -> random.Random:
     rng.setstate(state)
     return rng
 
-
-# ---------------------------------------------------------------------- the ways steps come to a store
 
 Rows = list[dict[str, Any]]
 Maker = Callable[[DatasetStore, Sequence[Column], Rows, random.Random, Path], Rows]

@@ -1,7 +1,5 @@
 """What tests of examples share: an example as a module."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from types import ModuleType

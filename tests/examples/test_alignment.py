@@ -6,8 +6,6 @@ alignment. An oracle gives the block a batch whose observations name the action 
 that action: the block finds no mistake, and finds many where each action stands beside the observation it leaves.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 from collections.abc import Callable, Iterator
@@ -67,9 +65,6 @@ class Policy(torch.nn.Module):
 
 
 policy = Policy()
-
-
-# ---------------------------------------------------------------------- oracles: a number, 0 where nothing is mistaken
 
 
 def paired(*names: str, function: str = "") -> Callable[[str, Batch], float]:
@@ -146,9 +141,6 @@ SETTLED: dict[tuple[str, str], str] = {
     ("examples/ppo_cartpole.py", "update"): OUTGOING,
     ("examples/sac_on_device.py", "critic_loss"): OUTGOING,
 }
-
-
-# ---------------------------------------------------------------------- which blocks there are
 
 
 def reads(tree: ast.AST) -> set[str]:

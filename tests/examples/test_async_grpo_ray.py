@@ -1,7 +1,5 @@
 """The asynchronous example, killed in the middle and started again: no rollout is lost, none is trained on twice."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The picture of augmentation: what it shows is a real window, changed as its titles say."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

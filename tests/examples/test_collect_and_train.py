@@ -1,7 +1,5 @@
 """The example of a collector and a trainer, as a user runs it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

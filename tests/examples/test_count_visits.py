@@ -1,7 +1,5 @@
 """Counting visits reaches what actions at random do not."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest.importorskip("gymnasium")

@@ -1,7 +1,5 @@
 """Learning from a store in object storage: what is learnt, and what is read of the storage."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

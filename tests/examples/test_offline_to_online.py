@@ -1,7 +1,5 @@
 """A Q-network that learns from recorded transitions, then from fresh ones, too: what it is given, and how it does."""
 
-from __future__ import annotations
-
 from types import ModuleType
 
 import gymnasium as gym

@@ -1,7 +1,5 @@
 """PPO on CartPole: as a user runs it, and what could go wrong in it unseen."""
 
-from __future__ import annotations
-
 from types import ModuleType
 
 import gymnasium as gym

@@ -1,7 +1,5 @@
 """SAC whose environments and replay lie on one device: its draws are the host's, and it learns."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from types import ModuleType

@@ -3,8 +3,6 @@
 Run by test_ranks.py: one_of_several.py RANK COUNT PORT FOLDER
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -3,8 +3,6 @@
 Run by test_processes.py: one_of_two.py RANK PORT FOLDER
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

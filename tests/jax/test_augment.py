@@ -1,7 +1,5 @@
 """Augmentation in JAX, eager and compiled: the bits of NumPy."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the JAX loader delivers: dtypes, places, and memory that nobody touches again."""
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 import sys
@@ -29,9 +27,6 @@ def store_of(**columns: Any) -> DatasetStore:
     store = DatasetStore()
     store.extend({**example_columns(64), **columns})
     return store
-
-
-# ---------------------------------------------------------------------- dtypes
 
 
 def test_what_is_asked_for_is_narrowed_too() -> None:
@@ -110,9 +105,6 @@ def test_fields_that_appear_later_are_narrowed_too() -> None:
         loader.refresh()
         assert loader.spec["time"].dtype == np.int32
         assert loader.next_batch()["time"].dtype == np.int32
-
-
-# ---------------------------------------------------------------------- places
 
 
 def test_devices() -> None:
@@ -314,9 +306,6 @@ def test_donating_a_view_leaves_the_others(size: int) -> None:
         assert all(not values.is_deleted() for values in jax.tree.leaves(views[number:]))
         np.testing.assert_array_equal(view["obs_image"], expected["obs_image"])
         jax.block_until_ready({name: donated({name: view[name]}) for name in ("reward", "obs_image")})
-
-
-# ---------------------------------------------------------------------- memory
 
 
 @pytest.mark.parametrize("batch_size", [8, 256])

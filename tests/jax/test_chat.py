@@ -1,7 +1,5 @@
 """Batches of pairs in JAX: laid out over devices, and refused where a number does not fit."""
 
-from __future__ import annotations
-
 import jax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec

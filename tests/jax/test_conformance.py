@@ -1,7 +1,5 @@
 """The JAX adapter does what an adapter must do."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar

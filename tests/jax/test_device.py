@@ -1,7 +1,5 @@
 """Replay on the device: the draws of the host, under jit, scan and vmap, and written in place."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Replays within what JAX compiles: shards, modules of Flax, and loops that write in place."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The buffer tests of flashbax 0.1.3, for replays on the device; docs/reference/coming-from.md lists the names."""
 
-from __future__ import annotations
-
 from functools import cache, partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Rows of a compiled loop in a store: each of them once, in order, episode by episode."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Padding and packing in JAX: the same values, types and errors as in NumPy."""
 
-from __future__ import annotations
-
 from itertools import islice
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """``global_mean`` over devices: loss and gradient are those of one device that has the whole batch."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

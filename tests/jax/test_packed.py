@@ -1,7 +1,5 @@
 """Packed batches in JAX: filled up to one size, so that a step is compiled once."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

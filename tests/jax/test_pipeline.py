@@ -1,7 +1,5 @@
 """The pipeline under the JAX loader: failure that stays, closing, ends without noise, and how much it holds."""
 
-from __future__ import annotations
-
 import gc
 import subprocess
 import sys
@@ -32,9 +30,6 @@ def no_thread_is_left() -> Any:
     if not wait_until(lambda: set(threading.enumerate()) <= before, 0.5):
         gc.collect()
     assert wait_until(lambda: set(threading.enumerate()) <= before), set(threading.enumerate()) - before
-
-
-# ---------------------------------------------------------------------- order and failure
 
 
 @pytest.mark.parametrize("workers", [1, 2, 8])
@@ -88,9 +83,6 @@ def test_none_is_an_item() -> None:
     prefetcher = GrainPrefetcher(lambda index: None, 0, workers=2, ahead=4)
     assert [prefetcher.get() for _ in range(3)] == [None] * 3
     prefetcher.close()
-
-
-# ---------------------------------------------------------------------- how much it holds
 
 
 class Item:
@@ -163,9 +155,6 @@ def test_so_many_batches_are_alive_and_no_more(prefetch: int, monkeypatch: pytes
             del batch
         time.sleep(0.05)
         assert 0 < most <= prefetch + 2
-
-
-# ---------------------------------------------------------------------- the end
 
 
 @pytest.mark.parametrize("ahead", [1, 4])

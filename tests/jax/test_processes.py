@@ -1,7 +1,5 @@
 """Global batches over two processes of two devices each, started here; and checkpoints between one and two."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

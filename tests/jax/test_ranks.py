@@ -1,7 +1,5 @@
 """Several processes that train with Flax on parts of the same batches end where one process does."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Replay buffers of JAX: pytrees in and out, narrowed with a check, in memory of their own."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import jax

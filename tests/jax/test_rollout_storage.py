@@ -1,7 +1,5 @@
 """Rollouts as a pytree: the numbers and orders of NumPy, step by step and under jit."""
 
-from __future__ import annotations
-
 from functools import cache, partial
 from typing import Any
 
@@ -101,9 +99,6 @@ def same(found: Any, expected: Any, where: str = "") -> None:
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5, err_msg=where)
 
 
-# ---------------------------------------------------------------------- the order of rows
-
-
 def test_random_words_are_those_of_numpy() -> None:
     bits = jax.jit(JAX.words, static_argnums=1)
     for seed, number, n in ((0, 0, 1), (2**64 - 1, 7, 10), (12345678901234567890, 2**31 + 5, 101)):
@@ -135,9 +130,6 @@ def test_orders_are_those_of_numpy() -> None:
     for seed, epoch, n in ((0, 0, 1), (1, 2, 2), (2**63 + 1, 3, 5), (7, 9, 1000), (5, 0, 20_000)):
         rollout = rollout_storage.advance(rollout_storage.init(n, 1, {}, seed), epoch)
         np.testing.assert_array_equal(order(rollout), core.permutation(seed, epoch, n))
-
-
-# ---------------------------------------------------------------------- the storage
 
 
 def test_a_rollout_is_that_of_numpy() -> None:
@@ -252,9 +244,6 @@ def test_masks_dtypes_and_optional_fields() -> None:
         rollout["nonsense"]
 
 
-# ---------------------------------------------------------------------- bad input
-
-
 @pytest.mark.parametrize(
     ("change", "kind", "message"),
     [
@@ -366,9 +355,6 @@ def test_out_of_turn() -> None:
         rollout_storage.mini_batches(again, 2)
 
 
-# ---------------------------------------------------------------------- the functions
-
-
 @pytest.mark.parametrize("name", ["gae", "lambda_returns", "n_step_returns", "vtrace", "discounted_returns"])
 def test_code_2_is_no_termination(name: str) -> None:
     """It is refused where values are known; under jit, which cannot refuse, what would need its value is NaN."""
@@ -398,9 +384,6 @@ def test_split_and_pad_under_jit_need_numbers() -> None:
         split(values=jnp.asarray(values), dones=jnp.asarray(dones))
     with pytest.raises(ConfigError, match=r"num_envs: expected a number under jax\.jit"):
         jax.jit(core.unpad_trajectories)(*found)
-
-
-# ---------------------------------------------------------------------- rlax
 
 
 def test_formulas_agree_with_rlax() -> None:

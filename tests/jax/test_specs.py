@@ -1,7 +1,5 @@
 """Specs as JAX's arrays, and as shapes and dtypes."""
 
-from __future__ import annotations
-
 import jax
 import numpy as np
 import pytest

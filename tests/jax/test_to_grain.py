@@ -1,7 +1,5 @@
 """A batch source as a dataset of grain's own."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What has a memory of its own is not called while JAX traces, where its result would be a constant."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

@@ -6,8 +6,6 @@ links the libraries of FFmpeg that PyAV's wheel holds under the names that torch
 the folder then.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from importlib.util import find_spec

@@ -8,8 +8,6 @@ frames from all files, those of one file asked for together. "memory" is answere
 LeRobot's reader takes while it reads 3,200 windows of 2 frames of each camera, beyond those after the first.
 """
 
-from __future__ import annotations
-
 import gc
 import sys
 import time

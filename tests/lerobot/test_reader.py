@@ -3,8 +3,6 @@
 `make test-lerobot` makes the environment in which it runs; elsewhere the tests are skipped.
 """
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

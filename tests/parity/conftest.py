@@ -1,7 +1,5 @@
 """What tests of parity share."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import nullcontext
 

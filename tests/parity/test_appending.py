@@ -1,7 +1,5 @@
 """Rows of a framework's arrays in a store."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax.numpy as jnp

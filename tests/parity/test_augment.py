@@ -1,7 +1,5 @@
 """Augmentation by field name has the same bits in NumPy, PyTorch and JAX, with windows by field, too."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import nullcontext
 from importlib import import_module
@@ -74,9 +72,6 @@ def test_cameras_by_name_are_cut_alike(x64: bool) -> None:
         draws = draw(CAMERAS, Key(4, Purpose.AUGMENT, 0), (5, 3), image_shape=SHAPES)
         jitted = jax.jit(apply)(given["jax"], draws)
         assert_same({name: np.asarray(values) for name, values in jitted.items()}, found["numpy"])
-
-
-# ------------------------------------------------------------------ whole tokens
 
 
 class Framework(NamedTuple):

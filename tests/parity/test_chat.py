@@ -1,7 +1,5 @@
 """Batches of chats, of pairs for DPO and for reward models: in torch and in JAX those of NumPy."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 

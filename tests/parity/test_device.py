@@ -1,7 +1,5 @@
 """Replays on devices of torch and JAX: the numbers of the host, and what both refuse."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,9 +113,6 @@ def same(found: Any, expected: Any) -> None:
         )
 
 
-# ------------------------------------------------------------------ the numbers of the host
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("key", "ends"), [("traj_id", False), ("episode", True), ("mine", True)])
 def test_numbers_of_trajectories_end_episodes_as_on_the_host(make: Make, key: str, ends: bool) -> None:
@@ -211,9 +206,6 @@ def test_a_queue_says_when_it_would_write_over_what_has_not_come(make: Make) -> 
     assert replay.sample()["x"].tolist() == [10, 11, 12, 13, 14]
 
 
-# ------------------------------------------------------------------ several replays
-
-
 SCHEDULE = Schedule({0: [7, 3], 4: [3, 7], 8: [1, 0]})
 
 
@@ -239,9 +231,6 @@ def test_batches_of_several_replays_are_those_of_the_host(make: Make) -> None:
         same({name: found[name] for name in wanted}, wanted)  # the host has no field of a member that gives no rows
         of_first.append(int((wanted["buffer_ids"][:, 0] == 0).sum()))
     assert [{*of_first[:4]}, {*of_first[4:8]}, of_first[8]] == [{3, 4}, {1, 2}, 5]
-
-
-# ------------------------------------------------------------------ what is refused
 
 
 @pytest.mark.parametrize(

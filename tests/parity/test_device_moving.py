@@ -1,7 +1,5 @@
 """Replays move between the device and buffers of NumPy, torch and JAX, and go on with the same draws."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

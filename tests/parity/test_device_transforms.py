@@ -1,7 +1,5 @@
 """Every transform of the core runs on a device, inside of what JAX and torch compile, or is refused at once."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,7 +1,5 @@
 """Episodes of any framework and of Minari are the same rows, and every framework delivers them by name."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Padding, packing and streams of rollouts in torch and JAX: the values, types and errors of NumPy."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Divergences and penalties in NumPy, torch and under jax.jit: the same numbers; controllers beside TorchRL's."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

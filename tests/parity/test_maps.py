@@ -1,7 +1,5 @@
 """NumPy, PyTorch and JAX have the same maps of rows."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

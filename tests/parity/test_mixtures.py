@@ -1,7 +1,5 @@
 """Mixtures share windows out as grain and TorchRL do, but exactly, and go into the datasets of both."""
 
-from __future__ import annotations
-
 import grain
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """Normalised batches have the same bits however they are moved, and a policy's output is undone in each framework."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

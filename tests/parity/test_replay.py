@@ -1,7 +1,5 @@
 """NumPy, PyTorch and JAX draw the same batches from replay buffers, at once or ahead of time, with any threads."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any

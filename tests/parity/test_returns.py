@@ -1,7 +1,5 @@
 """Returns and means of torch and JAX: the numbers of NumPy, and what both refuse."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

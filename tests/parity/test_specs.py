@@ -1,7 +1,5 @@
 """Specs of values take arrays of torch and JAX as they take NumPy's, and say the same of them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax.numpy as jnp

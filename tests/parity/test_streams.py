@@ -4,8 +4,6 @@ Only here all frameworks are in one process. JAX without x64 narrows numbers of 
 float32 here; with x64 nothing is narrowed at all.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from functools import cache
@@ -94,9 +92,6 @@ def mixed_in(folder: Path) -> DatasetStore:
 @pytest.fixture
 def mixed(folder: Path) -> DatasetStore:
     return mixed_in(folder)
-
-
-# ---------------------------------------------------------------------- the matrix
 
 
 WINDOWS = {"action": range(6), "obs_image": [-3, -1, 0], "obs_continuous": [-1, 0], "done": [0]}
@@ -311,9 +306,6 @@ def test_with_x64_nothing_is_narrowed(mixed: DatasetStore, sampling: str) -> Non
             assert values.dtype == found.spec[name].dtype
     with jax.enable_x64(True):
         assert digest("jax", mixed, sampling=sampling, num_workers=2) == expected
-
-
-# ---------------------------------------------------------------------- proof that it can fail
 
 
 def perturbed(kind: str, field: str, byte: int) -> Callable[..., Any]:

@@ -1,7 +1,5 @@
 """Pairs and prompts of tokens have the arrays of their framework."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Pictures are the same in NumPy, PyTorch and JAX, however they were converted."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import mouse_core

@@ -1,7 +1,5 @@
 """Killing actors in tests."""
 
-from __future__ import annotations
-
 import os
 import time
 from typing import Any

@@ -1,7 +1,5 @@
 """One small local Ray for all tests here."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Stores as Ray Datasets: every step once, in order, episodes whole."""
 
-from __future__ import annotations
-
 import os
 from itertools import pairwise
 from pathlib import Path

@@ -1,7 +1,5 @@
 """ReplayBuffer as an actor."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

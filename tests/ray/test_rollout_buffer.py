@@ -1,7 +1,5 @@
 """RolloutBuffer as an actor: what was acknowledged outlives it."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from itertools import islice

@@ -1,7 +1,5 @@
 """A store that an actor writes: each row once, whatever dies."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -4,8 +4,6 @@ The cases are those of TF-Agents' tests of its `rlds_to_reverb`, and what its ob
 `make test-reverb` makes the environment in which these packages run; elsewhere the tests are skipped.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -148,9 +146,6 @@ def info(step: Any, following: Any) -> dict[str, Any]:
     return {"action": step["action"]}
 
 
-# ---------------------------------------------------------------------- specs
-
-
 @NAMES
 @FORMS
 def test_the_spec_is_that_of_tf_agents(name: str, form: Form) -> None:
@@ -183,9 +178,6 @@ def test_what_has_no_steps(name: str, function: Any) -> None:
     data, kind, message = ENDLESS[name]
     with pytest.raises(kind, match=message):
         function(data)
-
-
-# ---------------------------------------------------------------------- trajectories
 
 
 @NAMES
@@ -221,9 +213,6 @@ def test_contradicting_steps_are_not_converted(name: str, form: Form) -> None:
     episode, message = CONTRADICTING[name]
     with pytest.raises(EpisodeError, match=message):
         list(rlds.convert_rlds_to_trajectories(form([episode])))
-
-
-# ---------------------------------------------------------------------- pushing
 
 
 @NAMES
@@ -313,9 +302,6 @@ def test_a_table_without_a_signature_takes_anything(live: Callable[..., Live]) -
 def test_a_signature_lacks_the_axis_of_the_sequence(live: Callable[..., Live]) -> None:
     with pytest.raises(SchemaError, match=r"expected a table signature whose shapes begin with the axis of the seq"):
         rlds.push_rlds_to_reverb(as_lists([steps("fmL")]), live(SPEC).observer)
-
-
-# ---------------------------------------------------------------------- what TF-Agents does with it
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Two implementations of one small model, and what can be different in them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -3,8 +3,6 @@
 python -m tests.study.killing OUT [STEPS]
 """
 
-from __future__ import annotations
-
 import os
 import random
 import signal

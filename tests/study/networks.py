@@ -3,8 +3,6 @@
 python -m tests.study.networks OUT [STEPS]
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Studies as files would hold them, made up: what each number of theirs is, is known."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`mouse study`, which the core finds by its entry point; and commands of packages that are not there."""
 
-from __future__ import annotations
-
 import sys
 import tomllib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Which runs are compared, and what their record proves."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Studies in PyTorch and JAX: killed whenever, and those of the guide."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

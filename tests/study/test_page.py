@@ -1,7 +1,5 @@
 """The page of a study: what it says of results that are known, and what hostile ones make of it."""
 
-from __future__ import annotations
-
 import dataclasses
 import html
 import json
@@ -81,9 +79,6 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> Known:
         return results, *shown(results, tmp_path_factory.mktemp("page"))
 
     return made
-
-
-# ---------------------------------------------------------------------- what it says
 
 
 def test_the_page_says_what_is_known(known: Known) -> None:
@@ -171,9 +166,6 @@ def test_a_run_that_went_astray_is_not_averaged_away(tmp_path: Path) -> None:
     assert page.row("parting", "default", "3")[4:6] == ["∞", "0"]
 
 
-# ---------------------------------------------------------------------- what it is
-
-
 def test_the_page_needs_nothing_besides_itself(known: Known) -> None:
     _, text, page = known()
     for tag, attributes in page.found:
@@ -216,9 +208,6 @@ def test_colours_follow_the_style(known: Known) -> None:
     assert "var(--c1)" in pictures
     assert not re.findall(r"(?:fill|stroke): ?#", pictures)
     assert not re.findall(r"\$", pictures)
-
-
-# ---------------------------------------------------------------------- hostile results
 
 
 def hostile() -> Results:
@@ -285,8 +274,6 @@ def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> Non
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
     assert (tmp_path / "page.html").read_bytes() == before
 
-
-# ---------------------------------------------------------------------- in a browser
 
 HARNESS = """<!doctype html><body style="margin:0"><iframe id="f" style="border:0;width:WIDTHpx;height:900px"></iframe>
 <script>

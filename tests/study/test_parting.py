@@ -1,7 +1,5 @@
 """Where two implementations part: each difference is planted, found, and named."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

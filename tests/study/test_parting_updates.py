@@ -1,7 +1,5 @@
 """Where two optimizers part: each setting is planted, found, and named; and those that are the same name nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a study recorded comes back as it was written."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a training must remember comes back through a file, for every kind of part."""
 
-from __future__ import annotations
-
 import random
 import sys
 from pathlib import Path

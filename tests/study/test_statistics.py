@@ -1,7 +1,5 @@
 """The statistics of studies, against plain Python and against rliable."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from types import ModuleType
@@ -40,9 +38,6 @@ def metrics() -> ModuleType:
     return pytest.importorskip("rliable.metrics")
 
 
-# ---------------------------------------------------------------------- interquartile means
-
-
 @given(st.lists(NUMBERS, min_size=1, max_size=30))
 def test_the_mean_of_what_lies_between_the_quarters(values: list[float]) -> None:
     cut = len(values) // 4
@@ -63,9 +58,6 @@ def test_what_is_not_a_number_is_not_left_out_in_silence() -> None:
     np.testing.assert_array_equal(iqm([[1.0, math.nan], [3.0, 2.0]]), [2.0, math.nan])
     with pytest.raises(DataError, match="expected at least one value"):
         iqm([])
-
-
-# ---------------------------------------------------------------------- bands
 
 
 def resamples(strata: list[list[float]]) -> list[float]:
@@ -193,9 +185,6 @@ def test_the_band_holds_the_truth_as_often_as_is_said(runs: int) -> None:
 def test_what_cannot_have_a_band_is_refused(strata: Any, options: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error):
         band(strata, **options)
-
-
-# ---------------------------------------------------------------------- pairs
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=8), st.lists(st.integers(0, 9), min_size=1, max_size=8))

@@ -1,7 +1,5 @@
 """Studies that are declared, run, killed, and go on."""
 
-from __future__ import annotations
-
 import re
 import signal
 import subprocess
@@ -46,9 +44,6 @@ def whole(folder: Path) -> Results:
     return study(seeds=[0, 1], **OF_STORE).run(folder, jobs=2)
 
 
-# ---------------------------------------------------------------------- what is recorded
-
-
 def test_a_run_records_every_step(whole: Results) -> None:
     assert [(run.run, run.status, run.steps, run.error) for run in whole.runs] == [
         ("default/numpy/0", "done", 20, None),
@@ -87,8 +82,6 @@ def test_a_run_trains_on_what_a_loader_gives(whole: Results) -> None:
     assert run.seconds > run.first_step_seconds > 0
     assert run.peak_memory > 10e6
 
-
-# ---------------------------------------------------------------------- going on
 
 ENDS: dict[str, dict[str, Any]] = {
     "early": {"killed_at": 3},
@@ -219,9 +212,6 @@ def test_runs_end_with_a_study_that_is_killed(tmp_path: Path) -> None:
     while is_alive(int(children[0])) and time.monotonic() < until:
         time.sleep(0.05)
     assert not is_alive(int(children[0]))
-
-
-# ---------------------------------------------------------------------- declaring
 
 
 def test_another_study_in_the_folder_is_refused_by_name(whole: Results, folder: Path) -> None:

@@ -1,7 +1,5 @@
 """Weights from PyTorch to Flax and back."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import flax.nnx as nnx

@@ -1,7 +1,5 @@
 """Trainings that tests of studies run: with NumPy alone, which takes no second to import."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

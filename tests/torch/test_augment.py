@@ -1,7 +1,5 @@
 """TokenAugmenter and augmented loaders in torch: the same values as in NumPy, to the bit."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The PyTorch adapter does what an adapter must do."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """Batches that arrive on a CUDA device. Skipped where there is none."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """A DataLoader of ours gives what a PrefetchBatchifier gives, and is to others what they expect of a DataLoader."""
 
-from __future__ import annotations
-
 import gc
 import inspect
 import pickle
@@ -291,8 +289,6 @@ def test_one_that_is_forgotten_is_freed_at_once() -> None:
     finally:
         gc.enable()
 
-
-# ---------------------------------------------------------------------- single windows
 
 BY_OPTIONS: list[dict[str, Any]] = [
     {"sequence_length": 5},

@@ -1,7 +1,5 @@
 """Replay on the device in torch: the draws of the host, compiled too, and nothing that waits for the device."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Replays on the device within one graph: a step that writes, draws and sets priorities, compiled or captured."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Batches of several replays on the device are those of an ensemble on the host."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

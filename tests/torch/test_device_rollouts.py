@@ -1,7 +1,5 @@
 """Rollouts on the device: the rows, returns and orders of the host, compiled too, and nothing that waits."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Padding and packing in torch: the same values, types and errors as in NumPy."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

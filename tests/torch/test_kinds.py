@@ -1,7 +1,5 @@
 """Text and rows of differing length in TensorDicts."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """``global_mean`` over processes: loss and gradient are those of one process that has the whole batch."""
 
-from __future__ import annotations
-
 import math
 from contextlib import nullcontext
 from typing import Any

@@ -1,7 +1,5 @@
 """Packed batches in torch: as variable-length attention takes them, and as nested tensors."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

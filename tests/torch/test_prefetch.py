@@ -1,7 +1,5 @@
 """TensorDict batches are the NumPy batches, and nothing else."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 from typing import Any
@@ -71,9 +69,6 @@ def test_a_batch_is_a_tensordict_of_the_documented_fields(workers: int) -> None:
     batch["reward"] += 1
 
 
-# ---------------------------------------------------------------------- devices and pinned memory
-
-
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator")
 def test_pinned_memory_without_an_accelerator() -> None:
     with (
@@ -109,9 +104,6 @@ def test_cuda_where_there_is_none(device: Any) -> None:
 def test_what_is_no_device(device: Any) -> None:
     with pytest.raises(ConfigError, match="device: expected a torch device, found"):
         PrefetchBatchifier(store_of(), 5, 4, device=device)
-
-
-# ---------------------------------------------------------------------- what torch's own tools do with a source
 
 
 class AsTensors:
@@ -192,9 +184,6 @@ def test_a_second_pass_of_torchs_data_loader_is_warned(options: dict[str, Any]) 
 def test_a_source_pickles_without_torch() -> None:
     source = BatchSource(store_of(), 7, 3)
     assert b"torch" not in pickle.dumps(source)
-
-
-# ---------------------------------------------------------------------- dtypes that are stored
 
 
 @pytest.mark.parametrize("name", ["uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "bool"])

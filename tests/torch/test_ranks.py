@@ -1,7 +1,5 @@
 """Loaders of several processes that find their ranks by themselves."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

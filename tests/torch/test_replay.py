@@ -1,7 +1,5 @@
 """Replay buffers of torch: TensorDicts in and out, rows kept as tensors, and CUDA where there is some."""
 
-from __future__ import annotations
-
 import copy
 from collections import namedtuple
 from functools import partial

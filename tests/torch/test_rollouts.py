@@ -1,7 +1,5 @@
 """Rollouts as torch tensors: the numbers and orders of NumPy, on the tensors' device."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -213,9 +211,6 @@ def test_dtypes_and_devices() -> None:
     assert storage.device == torch.device("cpu")
     with pytest.raises(ConfigError, match="device: expected a torch device that is there, found 'nowhere'"):
         RolloutStorage(2, 1, {}, device="nowhere")
-
-
-# ---------------------------------------------------------------------- the functions
 
 
 def test_code_2_is_no_termination() -> None:

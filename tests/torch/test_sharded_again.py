@@ -3,8 +3,6 @@
 The libraries themselves are tried in `tests/trainers`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Specs as tensors; those of TorchRL, there and back."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

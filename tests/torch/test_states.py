@@ -1,7 +1,5 @@
 """What torch saves and loads with its defaults, and rows in the containers that users of torch have."""
 
-from __future__ import annotations
-
 import io
 from collections import namedtuple
 from collections.abc import Callable
@@ -89,9 +87,6 @@ def test_arrays_that_torch_has_no_dtype_for_are_saved_too() -> None:
     buffer.extend({"when": when, "x": np.arange(2, dtype=np.uint16)})
     other.load_state_dict(_saved(buffer.state_dict()))
     np.testing.assert_array_equal(other.storage.get(np.arange(2))["when"], when, strict=True)
-
-
-# ---------------------------------------------------------------------- rows
 
 
 @tensorclass

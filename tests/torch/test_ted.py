@@ -1,7 +1,5 @@
 """TED's files against tensordict: what it writes is read, and what we write it loads."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Prompts and pairs beside TorchRL's own: the same tokens, masks and indices of the same texts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

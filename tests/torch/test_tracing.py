@@ -1,7 +1,5 @@
 """Compiled training steps that draw: the draws of an eager one, or an error that says what to do."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any

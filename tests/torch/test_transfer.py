@@ -1,7 +1,5 @@
 """The way to a device, taken with the CPU for a device: one slab, stored dtypes, widened at the end."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Transforms give what TorchRL's do, where theirs is installed (the bench extra)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

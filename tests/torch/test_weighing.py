@@ -1,7 +1,5 @@
 """What rows weigh is the same in torch, to the last bit."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

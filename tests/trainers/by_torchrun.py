@@ -1,7 +1,5 @@
 """What torchrun runs: DistributedDataParallel, in which rank 1 is killed before step 5 of the first attempt."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

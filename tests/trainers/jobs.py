@@ -4,8 +4,6 @@ Every job takes a checkpoint of some folder if there is one, trains up to step `
 returns the rows that its rank saw, step by step, and the weights in the end.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -70,9 +68,6 @@ def die(rank: int, kill: list[int] | None, step: int) -> None:
     """Kill this process where a job is told that its rank is killed before a step."""
     if kill == [rank, step]:
         os.kill(os.getpid(), signal.SIGKILL)
-
-
-# ------------------------------------------------------------------------------------------------------- plain PyTorch
 
 
 def ddp(rank: int, folder: str, stop: int, kill: list[int] | None = None, every: int = 2) -> Any:
@@ -144,9 +139,6 @@ def fsdp(rank: int, folder: str, stop: int) -> Any:
     return {"begin": begin, "rows": net.seen, "weights": weights}
 
 
-# ---------------------------------------------------------------------------------------------------------- Accelerate
-
-
 def accelerate(rank: int, folder: str, stop: int, config: dict[str, bool] | None = None) -> Any:
     from accelerate import Accelerator, DataLoaderConfiguration
 
@@ -166,9 +158,6 @@ def accelerate(rank: int, folder: str, stop: int, config: dict[str, bool] | None
                 break
     accelerator.save_state(folder)
     return {"begin": begin, "rows": net.seen, "weights": net.weights()}
-
-
-# ----------------------------------------------------------------------------------------------------------- Lightning
 
 
 def fabric(rank: int, folder: str, stop: int) -> Any:
@@ -241,9 +230,6 @@ def lightning(rank: int, folder: str, stop: int) -> Any:
     return {"begin": stop - len(module.net.seen), "rows": module.net.seen, "weights": module.net.weights()}
 
 
-# -------------------------------------------------------------------------------------------------------- Transformers
-
-
 def transformers(rank: int, folder: str, stop: int, as_dict: bool = True) -> Any:
     from transformers import Trainer, TrainingArguments
 
@@ -266,9 +252,6 @@ def transformers(rank: int, folder: str, stop: int, as_dict: bool = True) -> Any
     trainer = OurTrainer(model=net, args=arguments, optimizers=(sgd(net), None))
     trainer.train(resume_from_checkpoint=any(Path(folder).glob("checkpoint-*")))
     return {"begin": stop - len(net.seen), "rows": net.seen, "weights": net.weights()}
-
-
-# ----------------------------------------------------------------------------------------------------------------- Ray
 
 
 def by_ray(config: dict[str, Any]) -> None:
@@ -311,9 +294,6 @@ def by_ray(config: dict[str, Any]) -> None:
                 break
     found = {"begin": begin, "rows": net.seen, "weights": net.weights()}
     (folder / f"found-{rank}").write_text(json.dumps(found))
-
-
-# --------------------------------------------------------------------------------------- what others do with a loader
 
 
 def prepared(rank: int, steps: int) -> Any:

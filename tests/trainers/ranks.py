@@ -1,7 +1,5 @@
 """Some ranks of a job, forked from one interpreter that has imported every trainer: a start costs them no imports."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -1,7 +1,5 @@
 """Each trainer sees the one global stream, every rank its rows; killed and resumed by other ranks, it goes on there."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """TRL's losses and advantages on our batches against those on its own: the same answers, collated by each."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Batches of chats and of pairs beside those that TRL's collators make of the same."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

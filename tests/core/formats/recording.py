@@ -1,7 +1,5 @@
 """Worlds whose every value is known, and logs of what they returned: what readers are compared with, step by step."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Recordings of robots, written by the writers of MCAP and rosbags from messages whose every value is known."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path

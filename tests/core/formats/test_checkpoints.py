@@ -1,7 +1,5 @@
 """Checkpoints of TorchRL's buffers: what is written is read, each observation lies there once, and TorchRL agrees."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from tempfile import TemporaryDirectory

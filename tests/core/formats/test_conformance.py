@@ -1,7 +1,5 @@
 """The readers pass the tests that ship for those who write one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path

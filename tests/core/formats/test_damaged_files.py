@@ -1,7 +1,5 @@
 """A hundred damaged files of each of: Minari, TFDS, OGBench, Dopamine; of HDF5 ten."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

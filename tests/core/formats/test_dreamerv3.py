@@ -1,7 +1,5 @@
 """DreamerV3's replay, written as its Chunk and Driver do (embodied/core, 2025), against what environments returned."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Images that rows name by path go with the rows that are written, or nothing is."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """D4RL, OGBench and Dopamine files, made to their published description from logs of what an environment returned."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import os
@@ -38,9 +36,6 @@ def flat(logs: Sequence[Episode]) -> dict[str, Any]:
         "speed": np.array([value["speed"] for log in logs for value in log.infos[:-1]]),
         "log_prob": np.array([-value for log in logs for value in log.rewards]),
     }
-
-
-# ---------------------------------------------------------------------------------------------------------- D4RL
 
 
 def write_d4rl(path: Path, arrays: dict[str, Any], leave: Sequence[str] = (), **options: Any) -> Path:
@@ -111,9 +106,6 @@ def test_d4rl_asks_for_final(tmp_path: Path) -> None:
             read_layouts(lacking, layout="d4rl", final="drop")
 
 
-# ------------------------------------------------------------------------------------------------------- OGBench
-
-
 def write_ogbench(path: Path, layout: str, logs: Sequence[Episode], **more: Any) -> Path:
     """The layouts as OGBench's documentation draws them; T+1 rows have an action that leads nowhere at their end."""
     observations = np.array([value for log in logs for value in log.observations])
@@ -172,9 +164,6 @@ def test_ogbench_without_rewards_and_masks(layout: str, tmp_path: Path) -> None:
         assert not stream.to_table().column("reward").to_numpy().any()
     with pytest.raises(ConfigError, match="ending: expected 'truncated' or 'terminal', found 'over'"):
         read_layouts(path, layout="ogbench", ending="over")
-
-
-# ------------------------------------------------------------------------------------------------------ Dopamine
 
 
 def write_dopamine(
@@ -284,9 +273,6 @@ def test_dopamine_checkpoints_that_follow_each_other(tmp_path: Path) -> None:
         read_dopamine(tmp_path / "log", final="drop", checkpoints=[5])
     with pytest.raises(ConfigError, match="found none"):
         read_dopamine(tmp_path, final="drop")
-
-
-# ------------------------------------------------------------------------------------------------------- damage
 
 
 def lying(shape: str) -> bytes:

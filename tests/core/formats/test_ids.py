@@ -1,7 +1,5 @@
 """Datasets by the ids of other libraries: found in their caches, fetched by them, or refused in a line."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path

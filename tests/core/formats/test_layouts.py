@@ -4,8 +4,6 @@ robomimic 0.3.0 (scripts/dataset_states_to_obs.py), ManiSkill 3 (utils/wrappers/
 (record_sim_episodes.py), d3rlpy 2.8.1 (dataset/io.py), tianshou 2.0.1 (data/utils/converter.py).
 """
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Callable, Sequence
@@ -335,9 +333,6 @@ def test_several_rings_in_one(tmp_path: Path) -> None:
         formats.open(path, format="tianshou").to_table()
 
 
-# ---------------------------------------------------------------------------------------------------------------- zarr
-
-
 def write_zarr(path: Path, logs: Sequence[Episode], version: int = 3) -> Path:
     """As Diffusion Policy's ReplayBuffer does, in chunks that begin and end anywhere."""
     zarr = pytest.importorskip("zarr")
@@ -413,9 +408,6 @@ def test_chunks_that_are_not_there_are_spoken_of(tmp_path: Path) -> None:
     (path / CHUNK).unlink()
     note = "data/action: 1 of 3 chunks are not there and are read as the fill value."
     assert note in formats.open(path, final="mark").notes
-
-
-# ------------------------------------------------------------------------------------------------------------ npz, jpeg
 
 
 @pytest.mark.parametrize("name", ["drqv2", "dreamer"])
@@ -527,8 +519,6 @@ def test_episodes_of_other_shapes_are_named(tmp_path: Path) -> None:
         read_layouts(tmp_path, layout=layout, final="drop").to_table()
 
 
-# ------------------------------------------------------------------------------------------------- layouts of one's own
-
 ARRIVED = TreeLayout(
     observation="seen",
     action="act",
@@ -632,9 +622,6 @@ def test_layout_files_of_no_use(tmp_path: Path) -> None:
             load_layout(file)
     with pytest.raises(ConfigError, match="expected one of"):
         read_layouts(tmp_path, layout="robosuite")
-
-
-# -------------------------------------------------------------------------------------------------- hostile and damaged
 
 
 def outside(folder: Path) -> Path:

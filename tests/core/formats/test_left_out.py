@@ -1,7 +1,5 @@
 """No column vanishes: what lies beside the columns and cannot be read as one is an error, or a note says so."""
 
-from __future__ import annotations
-
 import json
 import warnings
 import zipfile

@@ -1,7 +1,5 @@
 """What does not fit into memory is converted in little of it."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Minari datasets as Minari writes them, compared with what the environment returned; and ours, loaded by Minari."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What lies in a folder is read whole or refused; files that end too soon are told from whole ones."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -58,9 +56,6 @@ def end_early(file: Path, batch: int) -> None:
         place = data.index(b"\xff\xff\xff\xff", place + 1)
     data[place : place + 8] = bytes(8)
     file.write_bytes(data)
-
-
-# ---------------------------------------------------------------------- folders of more than one thing
 
 
 def splits_and_another(root: Path) -> None:
@@ -137,9 +132,6 @@ def test_what_is_no_data_does_not_matter(tmp_path: Path) -> None:
     parquet(tmp_path / "loose" / "b.parquet", 6)
     (tmp_path / "loose" / "notes.csv").write_text("1,2")
     assert formats.open(tmp_path / "loose").to_table().num_rows == 11
-
-
-# ---------------------------------------------------------------------- files that end too soon
 
 
 @pytest.mark.parametrize("batch", [0, 1, 5, 6])
@@ -223,9 +215,6 @@ def test_batches_that_the_footer_leaves_out_are_missed(tmp_path: Path) -> None:
         formats.open(file)
 
 
-# ---------------------------------------------------------------------- folders that reach elsewhere
-
-
 def state_of(root: Path, **changed: Any) -> None:
     state = json.loads((root / "state.json").read_text())
     (root / "state.json").write_text(json.dumps(state | changed))
@@ -298,9 +287,6 @@ def test_a_split_without_rows_is_one_too(tmp_path: Path) -> None:
     for path, splits in ((tmp_path / "root", ["eval"]), (tmp_path / "root" / "eval", None)):
         with pytest.raises(DataError, match="expected files of rows"):
             formats.open(path, splits=splits)
-
-
-# ---------------------------------------------------------------------- by reference
 
 
 def test_stores_of_datasets_on_disk_stay_there(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """`formats.open` and the commands on what the real writers of every format wrote."""
 
-from __future__ import annotations
-
 import json
 import os
 import threading

@@ -1,7 +1,5 @@
 """preprocess: a function over all rows, in processes or here, interrupted and taken up again, opened when done."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -117,9 +115,6 @@ def test_encoded_images_are_given_as_pixels(tmp_path: Path) -> None:
     np.testing.assert_array_equal(columns_of(done.path)["observation_image"], pixels[:, ::2])
     kept = preprocess(table, sums, tmp_path / "kept", columns=["reward", "episode_step"])
     assert columns_of(kept.path)["observation_image"] == encoded
-
-
-# ---------------------------------------------------------------------- again
 
 
 def test_nothing_is_done_twice(tmp_path: Path) -> None:
@@ -363,9 +358,6 @@ def test_a_full_disk_is_a_storage_error(tmp_path: Path, monkeypatch: pytest.Monk
         preprocess(example_store(ROWS), sums, tmp_path / "new", columns=["reward", "episode_step"])
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)  # as it comes through processes
     assert os.listdir(tmp_path) == []
-
-
-# ---------------------------------------------------------------------- refusals
 
 
 def fewer(rows: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """RLDS episodes as rows and back."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Lines of RLlib, written as its JsonWriter does (ray 2.60, json_writer.py), against what environments returned."""
 
-from __future__ import annotations
-
 import base64
 import json
 import pickle

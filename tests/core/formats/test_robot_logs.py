@@ -1,7 +1,5 @@
 """Recordings of robots, by the writers of MCAP and rosbags, against plain Python over the same logs."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import io
@@ -61,9 +59,6 @@ def nearest(times: list[int], tick: int, match: str, tolerance: float) -> int | 
 
 def column(rows: Any, name: str) -> list[Any]:
     return rows.to_table().column(name).to_pylist()
-
-
-# ---------------------------------------------------------------------- clocks
 
 
 @given(
@@ -130,9 +125,6 @@ def test_pieces_make_no_difference(tmp_path: Path) -> None:
     assert reward[1:-1] == [one[0] for one in action[2:]]  # what arrived at a tick, and what left it
 
 
-# ---------------------------------------------------------------------- out of tolerance
-
-
 def with_a_hole(topic: str = "/joints", first: int = 150, last: int = 300) -> Log:
     return [one for one in log_of() if one[0] != topic or not T0 + first * MS < one[1] < T0 + last * MS]
 
@@ -188,9 +180,6 @@ def test_a_message_that_came_once_is_held_where_that_is_said(tmp_path: Path) -> 
     assert set(column(formats.open(path, format=held | {"trim": 2}), "metadata_task")) == {"pick"}
 
 
-# ---------------------------------------------------------------------- episodes
-
-
 def test_a_topic_says_when_episodes_run_and_how_they_end(tmp_path: Path) -> None:
     log: Log = []
     for n in range(30):
@@ -238,9 +227,6 @@ def test_bags_are_what_the_mcap_file_is(bag: dict[str, Any], tmp_path: Path) -> 
         path = write_mcap(tmp_path / f"{number}.mcap", messages, **options)
         assert formats.open(path, format=layout).digest() == wanted, options
         assert topics_in(tmp_path / "bag") == topics_in(path)
-
-
-# ---------------------------------------------------------------------- messages
 
 
 def of_values(kind: str, rng: np.random.Generator) -> Any:
@@ -480,9 +466,6 @@ def test_paths_lead_into_messages(tmp_path: Path) -> None:
         open_one(tmp_path, [joints(0, [1, 2])] * 2, "/x.position", stamps="header")
 
 
-# ---------------------------------------------------------------------- layouts
-
-
 @pytest.mark.parametrize(
     ("changes", "found"),
     [
@@ -552,9 +535,6 @@ def write_topics(folder: Path) -> Path:
 
 
 TestTopics = suite(TOPICS, write_topics, partial(read_robot_logs, layout=STATE | {"clock": "/joints"}))
-
-
-# ---------------------------------------------------------------------- damage
 
 
 def test_a_damaged_mcap_file_is_refused_or_gives_the_same_rows(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """RLDS datasets as TFDS writes them (without TensorFlow), compared with what the environment returned."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -324,9 +322,6 @@ def test_nothing_there(tmp_path: Path) -> None:
         read_tfds(tmp_path)
     with pytest.raises(ConfigError, match=r"splits: expected some of \['train'\], found 'test'"):
         read_tfds(path, splits="test")
-
-
-# ---------------------------------------------------------------------- stores that read their shards in place
 
 
 WINDOWS: dict[str, Any] = {"sequence_length": 3, "batch_size": 4, "seed": 1}

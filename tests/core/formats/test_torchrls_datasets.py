@@ -1,7 +1,5 @@
 """RoboSet, Gen-DGRL and OpenML: files made to their published layouts, and what the readers make of them."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json
@@ -22,8 +20,6 @@ from mouse_core.formats.layouts import read_layouts
 from mouse_core.formats.openml import read_openml
 from tests.core.formats.recording import Episode, Trap, check_rows, ends_of, suite
 from tests.core.formats.test_flat_files import LENGTHS, logged
-
-# ---------------------------------------------------------------------- RoboSet
 
 
 def write_roboset(path: Path, logs: Sequence[Episode], *, closed: bool, first: int = 0) -> Path:
@@ -128,9 +124,6 @@ TestRoboset = suite(
     partial(read_layouts, layout="roboset"),
     pytestmark=pytest.mark.slow,
 )
-
-
-# ---------------------------------------------------------------------- Gen-DGRL
 
 
 def episode(length: int, seed: int, *, done: bool = True) -> tuple[str, dict[str, Any]]:
@@ -287,8 +280,6 @@ TestGenDGRL = suite(
     partial(read_layouts, layout="gen_dgrl"),
 )
 
-
-# ---------------------------------------------------------------------- OpenML
 
 ARFF = """% a comment
 @RELATION mushroom

@@ -1,7 +1,5 @@
 """RLDS to trajectories, on the cases that the users of TF-Agents know, and on those that it lets pass."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -226,9 +224,6 @@ def test_replay_buffers_take_trajectories() -> None:
     assert rows["step_type"].tolist() == [0, 1, 2, 2]
     assert rows["observation"]["ear"].tolist() == [0, 1, 2, 20]
     assert rows["discount"].tolist() == [0.5, 0.5, 0.0, 0.0]
-
-
-# ---------------------------------------------------------------------- observers of TF-Agents
 
 
 class Shape(tuple):  # type: ignore[type-arg]

@@ -1,7 +1,5 @@
 """From T transitions to T+1 rows, against an oracle in plain Python; and the digest that does not see batches."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What is written says how many rows it holds and what its bytes are; opening and `mouse verify` compare."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil
