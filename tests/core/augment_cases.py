@@ -18,17 +18,7 @@ from mouse_core.augment import (
 
 Batch = dict[str, np.ndarray]
 
-FIELDS = (
-    "action",
-    "reward",
-    "xformed_reward",
-    "done",
-    "time",
-    "q_star",
-    "obs_continuous",
-    "obs_discrete",
-    "obs_image",
-)
+FIELDS = ("action", "reward", "xformed_reward", "done", "time", "q_star", "obs_continuous", "obs_discrete", "obs_image")
 IMAGE = (6, 5, 2)
 ACTIONS, STATES = 5, 7
 

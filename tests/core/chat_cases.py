@@ -7,18 +7,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from mouse_core.text.chat import ChatTemplate, Message, ToolCall
 
-SPECIAL = [
-    "<pad>",
-    "<s>",
-    "</s>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|start|>",
-    "<|end|>",
-    "<|eot|>",
-    "[INST]",
-    "[/INST]",
-]
+SPECIAL = ["<pad>", "<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|start|>", "<|end|>", "<|eot|>", "[INST]", "[/INST]"]
 
 # Headers of roles, and a line's end behind every message.
 CHATML = """{%- for message in messages %}

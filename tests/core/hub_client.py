@@ -49,12 +49,7 @@ def checked_hub() -> Iterator[HubServer]:
 
 
 def push(hub: HubServer, splits: dict[str, Any], **options: Any) -> PushResult:
-    defaults: dict[str, Any] = {
-        "repo_id": REPO,
-        "token": WRITE_TOKEN,
-        "endpoint": hub.endpoint,
-        "progress": False,
-    }
+    defaults: dict[str, Any] = {"repo_id": REPO, "token": WRITE_TOKEN, "endpoint": hub.endpoint, "progress": False}
     return push_to_hub(splits, **(defaults | options))
 
 

@@ -83,9 +83,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _json(self, value: object, *, status: int = 200, headers: Mapping[str, str] | None = None) -> None:
         self._send(
-            json.dumps(value).encode(),
-            status=status,
-            headers={"Content-Type": "application/json", **(headers or {})},
+            json.dumps(value).encode(), status=status, headers={"Content-Type": "application/json", **(headers or {})}
         )
 
     # Who may do what.

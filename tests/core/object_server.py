@@ -130,12 +130,7 @@ class ObjectServer:
     @property
     def options(self) -> dict[str, Any]:
         """What a client of S3 needs to be told."""
-        return {
-            "aws_endpoint": self.url,
-            "aws_region": "none",
-            "aws_skip_signature": "true",
-            "aws_allow_http": "true",
-        }
+        return {"aws_endpoint": self.url, "aws_region": "none", "aws_skip_signature": "true", "aws_allow_http": "true"}
 
     def put(self, path: str, data: bytes | Object) -> None:
         """Have bytes under a name, bucket first; others of that name are gone."""
@@ -240,13 +235,7 @@ class Connection(asyncio.Protocol):
         return None
 
     def _answer(
-        self,
-        method: str,
-        path: str,
-        query: dict[str, str],
-        headers: dict[str, str],
-        body: bytes,
-        fault: Fault | None,
+        self, method: str, path: str, query: dict[str, str], headers: dict[str, str], body: bytes, fault: Fault | None
     ) -> None:
         if self.transport.is_closing():
             return

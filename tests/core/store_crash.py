@@ -165,8 +165,7 @@ class Program:
         life, rng, say, store = self.life, self.rng, self.say, self._open()
         for _ in range(calls):
             what = rng.choices(
-                ("append", "extend", "flush", "reopen", "dataset", "clear", "save", "read"),
-                (40, 30, 12, 5, 4, 1, 1, 3),
+                ("append", "extend", "flush", "reopen", "dataset", "clear", "save", "read"), (40, 30, 12, 5, 4, 1, 1, 3)
             )[0]
             if what == "append" and not store.columns:
                 what = "extend"  # a single row may have a null or nothing in it, which says nothing of types

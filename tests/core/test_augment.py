@@ -10,15 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mouse_core import DataError, SchemaError
-from mouse_core.augment import (
-    AugmentMaskProbConfig,
-    AugmentScalarSpec,
-    AugmentTokensConfig,
-    Draws,
-    apply,
-    cut,
-    draw,
-)
+from mouse_core.augment import AugmentMaskProbConfig, AugmentScalarSpec, AugmentTokensConfig, Draws, apply, cut, draw
 from mouse_core.randomness import Key, Purpose
 from tests.core.augment_cases import (
     ACTIONS,

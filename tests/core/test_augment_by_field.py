@@ -256,9 +256,7 @@ def test_views_shards_and_stored_dtypes(options: dict[str, Any]) -> None:
 def test_offsets_of_an_anchor_share_a_permutation_a_mask_and_a_crop() -> None:
     store = make_store()
     config = AugmentTokensConfig(
-        permute_action="both",
-        crop_obs_image=RandomCrop(3, 2),
-        by_field=[MaskFields("room", 0.5, 9)],
+        permute_action="both", crop_obs_image=RandomCrop(3, 2), by_field=[MaskFields("room", 0.5, 9)]
     )
     asked = {
         "sequence_length": None,

@@ -21,16 +21,7 @@ from mouse_core.augment import (
     draw,
 )
 from mouse_core.randomness import Key, Purpose
-from tests.core.augment_cases import (
-    FIELDS,
-    IMAGE,
-    STATES,
-    UNIFORM,
-    assert_same,
-    configs,
-    full_config,
-    make_store,
-)
+from tests.core.augment_cases import FIELDS, IMAGE, STATES, UNIFORM, assert_same, configs, full_config, make_store
 
 STORE = make_store()
 

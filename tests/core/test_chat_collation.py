@@ -49,12 +49,7 @@ def test_pairs_for_dpo_are_chosen_ones_then_rejected_ones(
     ids = [cut(prompt + answer) for prompt, answer in each]
     masks = [cut([0] * len(prompt) + [1] * len(answer)) for prompt, answer in each]
     found = collate_preferences(
-        pairs,
-        pad_token_id=0,
-        max_length=length,
-        truncation_mode=mode,
-        padding_side=side,
-        pad_to_multiple_of=multiple,
+        pairs, pad_token_id=0, max_length=length, truncation_mode=mode, padding_side=side, pad_to_multiple_of=multiple
     )
     assert all(values.dtype == np.int64 for values in found.values())
     assert {name: values.tolist() for name, values in found.items()} == {

@@ -294,11 +294,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_mistakes_are_told_in_one_line(
-    arguments: tuple[str, ...],
-    message: str,
-    folder: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...], message: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(*(text.format(tmp=tmp_path, folder=folder) for text in arguments)) == 2
     shown = capsys.readouterr().err.strip()

@@ -31,12 +31,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "coming-from.md"
 def rows(n: int, episode: int = 10) -> dict[str, Any]:
     done = np.zeros(n, np.int8)
     done[episode - 1 :: episode] = 1
-    return {
-        "x": np.arange(n),
-        "reward": np.ones(n, np.float32),
-        "done": done,
-        "episode": np.arange(n) // episode,
-    }
+    return {"x": np.arange(n), "reward": np.ones(n, np.float32), "done": done, "episode": np.arange(n) // episode}
 
 
 def filled(n: int = 40, size: int = 100, **options: Any) -> ReplayBuffer:

@@ -236,8 +236,7 @@ WRONG_BUFFERS: list[tuple[str, Any]] = [
     (
         "test_ensembles_are_those_of_the_core",
         wrong(
-            ReplayBufferEnsemble,
-            __init__=lambda self, right, *buffers, p=None, **options: right(*buffers, **options),
+            ReplayBufferEnsemble, __init__=lambda self, right, *buffers, p=None, **options: right(*buffers, **options)
         ),
     ),
 ]

@@ -95,8 +95,7 @@ class Growing(TestOnTheHost):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "test"),
-    [(Unpadded, "test_slices"), (Forgetful, "test_rows_by_priority"), (Elsewhere, "test_rows")],
+    ("wrong", "test"), [(Unpadded, "test_slices"), (Forgetful, "test_rows_by_priority"), (Elsewhere, "test_rows")]
 )
 def test_what_is_wrong_is_found(wrong: type[DeviceReplayConformance], test: str, tmp_path: Path) -> None:
     with pytest.raises(AssertionError):

@@ -16,15 +16,7 @@ import pyarrow as pa
 import pytest
 
 from mouse_core import BatchSource, DatasetStore, Field, formats
-from mouse_core.errors import (
-    ClosedError,
-    ConfigError,
-    DataError,
-    ForkError,
-    SchemaError,
-    StorageError,
-    StoreWarning,
-)
+from mouse_core.errors import ClosedError, ConfigError, DataError, ForkError, SchemaError, StorageError, StoreWarning
 from mouse_core.files.writing import sync_folders
 from mouse_core.mixtures import Mixture
 from mouse_core.store.derived import DerivedStore, Return
@@ -612,8 +604,7 @@ def test_interrupts_at_any_moment_leave_what_was_acknowledged(folder: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("objects", "stride"),
-    [(True, 7), *(pytest.param(objects, 1, marks=pytest.mark.long) for objects in (False, True))],
+    ("objects", "stride"), [(True, 7), *(pytest.param(objects, 1, marks=pytest.mark.long) for objects in (False, True))]
 )
 def test_an_interrupt_between_any_two_lines_leaves_what_is_counted(folder: Path, objects: bool, stride: int) -> None:
     """Of what writes rows: what the store says that it has is there for whoever opens the folder next."""

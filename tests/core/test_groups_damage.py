@@ -12,14 +12,7 @@ import numpy as np
 import pytest
 
 from mouse_core.errors import MouseError, StoreWarning
-from mouse_core.groups import (
-    GrpoBatchMaker,
-    RolloutBuffer,
-    RolloutColumn,
-    RolloutRecord,
-    Turn,
-    open_rollouts,
-)
+from mouse_core.groups import GrpoBatchMaker, RolloutBuffer, RolloutColumn, RolloutRecord, Turn, open_rollouts
 
 COLUMNS = [
     RolloutColumn("temperature", "example"),

@@ -95,11 +95,7 @@ def test_advantages_are_those_of_a_loop(
     order = list(range(len(rows)))
     random.shuffle(order)
     found = advantages(
-        [rows[i][0] for i in order],
-        [rows[i][1] * 7 for i in order],
-        normalize_std=std,
-        std_floor=floor,
-        **options,
+        [rows[i][0] for i in order], [rows[i][1] * 7 for i in order], normalize_std=std, std_floor=floor, **options
     )
     assert found.dtype == np.float64
     np.testing.assert_allclose(found, [expected[i] for i in order], rtol=1e-9, atol=1e-9)
@@ -201,11 +197,7 @@ def test_groups_that_earned_the_same_are_left_out_and_replaced() -> None:
 
 @pytest.mark.parametrize(
     ("sealed", "turn"),
-    [
-        (False, Turn("4", "assistant", [1])),
-        (True, Turn("4", "assistant", [], [])),
-        (True, Turn("4", "user", [1])),
-    ],
+    [(False, Turn("4", "assistant", [1])), (True, Turn("4", "assistant", [], [])), (True, Turn("4", "user", [1]))],
 )
 def test_rollouts_without_a_token_in_the_loss_are_not_scored(turn: Turn, sealed: bool, tmp_path: Path) -> None:
     maker = GrpoBatchMaker()
@@ -630,8 +622,7 @@ def fail(*arguments: Any, **options: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("versions", "kept"),
-    [(("1", "1.0", "1"), "1"), (("1", "1.0"), "1.0"), (("1.0", "1", "2", "1.5"), "2")],
+    ("versions", "kept"), [(("1", "1.0", "1"), "1"), (("1", "1.0"), "1.0"), (("1.0", "1", "2", "1.5"), "2")]
 )
 def test_a_restart_and_versions_that_replace_each_other(tmp_path: Path, versions: tuple[str, ...], kept: str) -> None:
     """Of versions that are equal as numbers the one that came last is kept."""
@@ -704,8 +695,7 @@ class Queue:
 
 
 @pytest.mark.parametrize(
-    ("says", "kept"),
-    [("examples", "no files"), ("examples", "no log"), ("metadata", "no log"), ("both", "all")],
+    ("says", "kept"), [("examples", "no files"), ("examples", "no log"), ("metadata", "no log"), ("both", "all")]
 )
 def test_any_maker_gets_every_rollout_once(tmp_path: Path, says: str, kept: str) -> None:
     drawn: list[str] = []

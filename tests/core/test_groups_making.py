@@ -306,12 +306,7 @@ Step = tuple[str, int, int]
     st.booleans(),
 )
 def test_every_rollout_that_came_is_held_was_used_or_left_for_one_reason(
-    steps: list[Step],
-    older: str,
-    stale: int | None,
-    retention: Any,
-    max_uses: int,
-    filtered: bool,
+    steps: list[Step], older: str, stale: int | None, retention: Any, max_uses: int, filtered: bool
 ) -> None:
     maker = GrpoBatchMaker(
         "math",

@@ -15,18 +15,7 @@ from mouse_core import DatasetStore
 from mouse_core.errors import ConfigError, SchemaError
 from mouse_core.hub import push_stores_to_hub
 from mouse_core.mixtures import Mixture
-from tests.core.hub_client import (
-    REPO,
-    card_of,
-    from_columns,
-    head,
-    load,
-    make_store,
-    push,
-    shards,
-    steps,
-    table_of,
-)
+from tests.core.hub_client import REPO, card_of, from_columns, head, load, make_store, push, shards, steps, table_of
 from tests.core.hub_server import READ_TOKEN, USER, WRITE_TOKEN, HubServer
 
 # Together they take many seconds.
@@ -138,11 +127,7 @@ def test_a_commit_in_between_is_seen_and_respected(hub: HubServer) -> None:
         """Somebody replaces the data with fewer shards, and writes something into the card."""
         card = head(hub).files["README.md"].data + b"\nWritten meanwhile.\n"
         shard = head(hub).files["data/train-00000-of-00003.parquet"].data
-        new = {
-            "README.md": card,
-            "data/train-00000-of-00001.parquet": shard,
-            "data/test-00000-of-00001.parquet": shard,
-        }
+        new = {"README.md": card, "data/train-00000-of-00001.parquet": shard, "data/test-00000-of-00001.parquet": shard}
         hub.commit(REPO, new, delete=tuple(shards(head(hub))))
 
     hub.before_commit.append(interrupt)

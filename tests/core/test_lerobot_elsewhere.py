@@ -27,8 +27,7 @@ def small(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("version", "most", "final"),
-    [("v3.0", 4, "drop"), ("v3.0", 8192, "mark"), ("v2.1", 2, "mark")],
+    ("version", "most", "final"), [("v3.0", 4, "drop"), ("v3.0", 8192, "mark"), ("v2.1", 2, "mark")]
 )
 def test_rows_and_batches_are_those_of_the_folder(small, server, options, tmp_path, monkeypatch, version, most, final):
     monkeypatch.setattr("mouse_core.formats.lerobot._remote.MOST_FRAMES", most)

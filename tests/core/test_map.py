@@ -36,10 +36,7 @@ STORE = example_store(300)
 def noisy(fields: Fields, generator: np.random.Generator) -> Mapping[str, npt.NDArray[Any]]:
     """Rewards with noise, and how large it was."""
     noise = generator.normal(size=fields["reward"].shape)
-    return {
-        "reward": (fields["reward"] + noise).astype(np.float32),
-        "noise": np.stack([noise, -noise], axis=-1),
-    }
+    return {"reward": (fields["reward"] + noise).astype(np.float32), "noise": np.stack([noise, -noise], axis=-1)}
 
 
 def parity(fields: Fields) -> Mapping[str, npt.NDArray[Any]]:

@@ -106,9 +106,7 @@ def test_ends_of_exponential_numbers() -> None:
 
 @pytest.mark.slow
 def test_streams_are_the_same_on_a_processor_that_can_do_less() -> None:
-    from numpy._core._multiarray_umath import (  # type: ignore[attr-defined]
-        __cpu_dispatch__ as dispatched,
-    )
+    from numpy._core._multiarray_umath import __cpu_dispatch__ as dispatched  # type: ignore[attr-defined]
     from numpy._core._multiarray_umath import __cpu_features__ as features
 
     without = " ".join(name for name in dispatched if features.get(name))

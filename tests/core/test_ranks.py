@@ -125,10 +125,7 @@ def test_shards_of_large_batches_are_their_parts() -> None:
     """Of a batch with 192 or more windows of other shards, the shard's own windows alone are drawn."""
     whole = BatchSource(example_store(), 8, 512)
     for rank in range(2):
-        part, own = (
-            BatchSource(example_store(), 8, 512, shard=(rank, 2)),
-            slice(256 * rank, 256 * (rank + 1)),
-        )
+        part, own = (BatchSource(example_store(), 8, 512, shard=(rank, 2)), slice(256 * rank, 256 * (rank + 1)))
         for index in [*range(20), 300, 299]:
             assert all(values.tobytes() == whole[index][name][own].tobytes() for name, values in part[index].items())
 

@@ -8,12 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mouse_core.episodes import EpisodeIndex, WindowRule
-from mouse_core.replay import (
-    ArrayStorage,
-    HindsightRelabel,
-    ReplayBuffer,
-    SliceSampler,
-)
+from mouse_core.replay import ArrayStorage, HindsightRelabel, ReplayBuffer, SliceSampler
 
 
 class Rows:

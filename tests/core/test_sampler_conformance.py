@@ -261,10 +261,7 @@ WRONG_REPLAY: list[tuple[str, Any]] = [
     ("test_draws_lie_in_the_buffer", drawn_otherwise(lambda draw: Draw(draw.index + 1))),
     ("test_draws_lie_in_the_buffer", drawn_otherwise(lambda draw: Draw(draw.index.astype(np.int32)))),
     ("test_draws_lie_in_the_buffer", drawn_otherwise(lambda draw: replace(draw, mask=np.ones(1, bool)))),
-    (
-        "test_draws_lie_in_the_buffer",
-        drawn_otherwise(lambda draw: replace(draw, priority_weight=draw.index / 1)),
-    ),
+    ("test_draws_lie_in_the_buffer", drawn_otherwise(lambda draw: replace(draw, priority_weight=draw.index / 1))),
     ("test_draws_lie_in_the_buffer", drawn_otherwise(lambda draw: replace(draw, extra={"more": np.ones(3)}))),
     (
         "test_a_draw_depends_on_its_key_and_on_what_was_written",

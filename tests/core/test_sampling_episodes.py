@@ -78,14 +78,7 @@ lengths_of = st.lists(st.integers(1, 12), min_size=1, max_size=10)
     seed=st.integers(0, 2**64 - 1),
 )
 def test_windows_lie_in_one_episode(
-    lengths: list[int],
-    length: int,
-    batch_size: int,
-    sampling: str,
-    trajectory: bool,
-    pad: Any,
-    kind: str,
-    seed: int,
+    lengths: list[int], length: int, batch_size: int, sampling: str, trajectory: bool, pad: Any, kind: str, seed: int
 ) -> None:
     options: dict[str, Any] = {"sampling": sampling, "boundary": "episode", "pad": pad, "seed": seed}
     if trajectory and sampling == "random":

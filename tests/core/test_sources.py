@@ -180,9 +180,7 @@ def test_what_is_no_source(parts: dict[str, Any], pattern: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{"sequence_length": 8}, {"batch_size": 4}, {"sampling": "batch"}, {"seed": 1}, {"views": 2}],
-    ids=str,
+    "options", [{"sequence_length": 8}, {"batch_size": 4}, {"sampling": "batch"}, {"seed": 1}, {"views": 2}], ids=str
 )
 def test_what_only_stores_are_asked_for(options: dict[str, Any]) -> None:
     (name,) = options

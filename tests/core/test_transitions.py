@@ -36,10 +36,7 @@ def episodes(seed: int, count: int = 6, *, final: bool = True) -> list[dict[str,
         end, pixels = rng.integers(3), np.arange(27) + seen[:, None]
         made.append(
             {
-                "observations": {
-                    "place": seen,
-                    "camera": pixels.astype(np.uint8).reshape(-1, 3, 3, 3),
-                },
+                "observations": {"place": seen, "camera": pixels.astype(np.uint8).reshape(-1, 3, 3, 3)},
                 "actions": 10 * seen[:steps],
                 "rewards": seen[:steps] + 0.5,
                 "terminated": bool(end == 1),

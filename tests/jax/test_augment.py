@@ -14,15 +14,7 @@ import mouse_jax
 from mouse_core import ConfigError
 from mouse_core.augment import AugmentTokensConfig, Draws, RandomCrop, RandomShift, apply, draw
 from mouse_core.randomness import Key, Purpose
-from tests.core.augment_cases import (
-    IMAGE,
-    UNIFORM,
-    Batch,
-    assert_same,
-    configs,
-    full_config,
-    make_batch,
-)
+from tests.core.augment_cases import IMAGE, UNIFORM, Batch, assert_same, configs, full_config, make_batch
 
 WIDE = {"int64": "int32", "float64": "float32"}
 

@@ -12,12 +12,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from mouse_core import ConfigError, SchemaError
-from mouse_core.replay import (
-    LinearSchedule,
-    NStep,
-    Priorities,
-    Schedule,
-)
+from mouse_core.replay import LinearSchedule, NStep, Priorities, Schedule
 from mouse_core.testing.replay.devices import Setup
 from mouse_jax import device
 from mouse_jax.device import Slices

@@ -410,8 +410,7 @@ class Varied(Newest):
 
 
 @pytest.mark.parametrize(
-    ("sampler", "slices"),
-    [(Newest(), Slices(sequence_length=3, end_key="done")), (Varied(among=8), None)],
+    ("sampler", "slices"), [(Newest(), Slices(sequence_length=3, end_key="done")), (Varied(among=8), None)]
 )
 def test_a_sampler_of_ones_own_draws_the_same_everywhere(
     sampler: Newest, slices: Slices | None, tmp_path: Path

@@ -26,15 +26,7 @@ from mouse_core.mixtures import Mixture
 from mouse_core.replay import ArrayStorage, ReplayBuffer
 from mouse_core.sampling import Column
 from mouse_core.store import Store
-from mouse_core.store.derived import (
-    DerivedStore,
-    IsFirst,
-    NStepDiscount,
-    NStepReturn,
-    Previous,
-    Return,
-    TimeToEnd,
-)
+from mouse_core.store.derived import DerivedStore, IsFirst, NStepDiscount, NStepReturn, Previous, Return, TimeToEnd
 from mouse_core.testing import as_arrays, example_columns, example_store, stream_digest
 from mouse_core.text import chat
 from mouse_jax import rollout_storage

@@ -14,11 +14,7 @@ def cluster() -> Iterator[None]:
     import ray
 
     ray.init(
-        num_cpus=2,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level="ERROR",
-        object_store_memory=200 * 2**20,
+        num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR", object_store_memory=200 * 2**20
     )
     ray.data.DataContext.get_current().enable_progress_bars = False
     yield

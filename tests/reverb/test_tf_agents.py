@@ -316,10 +316,7 @@ def test_a_signature_lacks_the_axis_of_the_sequence(live: Callable[..., Live]) -
 )
 def test_every_observer(kind: Any, options: dict[str, Any], items: int, live: Callable[..., Live]) -> None:
     """Where an episode ends is known to all: no item of the first two kinds has steps of two episodes."""
-    ours, theirs = (
-        live(SIGNATURE, kind, **options),
-        live(SIGNATURE, kind, **options),
-    )
+    ours, theirs = (live(SIGNATURE, kind, **options), live(SIGNATURE, kind, **options))
     episodes = VALID["several"][0]
     assert rlds.push_rlds_to_reverb(as_lists(episodes), ours.observer) == 7
     assert rlds_to_reverb.push_rlds_to_reverb(as_datasets(episodes), theirs.observer) == 7

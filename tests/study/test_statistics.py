@@ -12,16 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from mouse_core.errors import ConfigError, DataError
-from mouse_study.statistics import (
-    Band,
-    band,
-    iqm,
-    meaning,
-    parting,
-    probability_above,
-    profile,
-    relative_difference,
-)
+from mouse_study.statistics import Band, band, iqm, meaning, parting, probability_above, profile, relative_difference
 
 NUMBERS = st.floats(-1e6, 1e6)
 

@@ -13,16 +13,7 @@ import mouse_torch
 from mouse_core import BatchSource, DataError
 from mouse_core.augment import AugmentTokensConfig, apply, draw
 from mouse_core.randomness import Key, Purpose
-from tests.core.augment_cases import (
-    IMAGE,
-    UNIFORM,
-    Batch,
-    assert_same,
-    configs,
-    full_config,
-    make_batch,
-    make_store,
-)
+from tests.core.augment_cases import IMAGE, UNIFORM, Batch, assert_same, configs, full_config, make_batch, make_store
 
 DTYPES = {
     "action": ["int64", "int32", "int16", "uint8"],

@@ -11,13 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from mouse_core import ConfigError
 from mouse_core.nested import flatten
-from mouse_core.replay import (
-    LinearSchedule,
-    NextView,
-    NStep,
-    Priorities,
-    Slices,
-)
+from mouse_core.replay import LinearSchedule, NextView, NStep, Priorities, Slices
 from mouse_torch import device
 
 SEED = 2**63 + 12345

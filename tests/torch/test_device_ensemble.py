@@ -5,11 +5,7 @@ import pytest
 import torch
 
 from mouse_core import ConfigError, SchemaError
-from mouse_core.replay import (
-    Priorities,
-    ReplayBufferEnsemble,
-    Schedule,
-)
+from mouse_core.replay import Priorities, ReplayBufferEnsemble, Schedule
 from mouse_core.testing.replay.devices import Setup
 from mouse_torch import device
 from tests.torch.test_device import ON, Seen, same

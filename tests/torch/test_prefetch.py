@@ -81,10 +81,7 @@ def test_pinned_memory_without_an_accelerator() -> None:
             assert not loader.next_batch()["reward"].is_pinned()
 
 
-@pytest.mark.parametrize(
-    "device",
-    ["cuda:99", "mps", "xpu", "hpu"],
-)
+@pytest.mark.parametrize("device", ["cuda:99", "mps", "xpu", "hpu"])
 def test_devices_that_are_not_there(device: str) -> None:
     there = torch.accelerator.current_accelerator()
     if there is not None and there.type == device:
@@ -137,11 +134,7 @@ def test_a_source_in_torchs_data_loader(workers: int, context: str | None, tmp_p
     source = BatchSource(store, 7, 3, sampling="sequential", seed=2, drop_last=False)
     source[0]  # used already, which must not matter
     loader = torch.utils.data.DataLoader(
-        source,
-        batch_size=None,
-        num_workers=workers,
-        multiprocessing_context=context,
-        collate_fn=AsTensors(),
+        source, batch_size=None, num_workers=workers, multiprocessing_context=context, collate_fn=AsTensors()
     )
     assert len(loader) == len(source) == 5
     batches = list(loader)

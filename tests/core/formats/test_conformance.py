@@ -51,9 +51,7 @@ TestD4RL = suite(RECORDED, d4rl, partial(read_layouts, layout="d4rl", final="mar
 TestD4RLWithoutEnds = suite(RECORDED, d4rl, partial(read_layouts, layout="d4rl", final="drop"))
 TestOGBench = suite(ONE_FLAG, ogbench, partial(read_layouts, layout="ogbench"))
 TestDopamine = suite(
-    ends_of(LENGTHS, truncated=1),
-    lambda folder: write_dopamine(folder, atari()),
-    partial(read_dopamine, final="mark"),
+    ends_of(LENGTHS, truncated=1), lambda folder: write_dopamine(folder, atari()), partial(read_dopamine, final="mark")
 )
 TestLayouts = suite(
     RECORDED, lambda folder: write_robomimic(folder / "x.npz", logged()), partial(read_layouts, layout="robomimic")
@@ -64,9 +62,7 @@ TestLayoutsWithoutEnds = suite(
     partial(read_layouts, layout="robomimic", final="mark"),
 )
 TestLeRobot = suite(
-    ((6, 1), (4, 1), (8, 1), (5, 1)),
-    lambda folder: Robot().write(folder / "set"),
-    partial(read_lerobot, final="mark"),
+    ((6, 1), (4, 1), (8, 1), (5, 1)), lambda folder: Robot().write(folder / "set"), partial(read_lerobot, final="mark")
 )
 TestMinari = suite(ONE_FLAG, written(write_minari, dataset_id="some/data-v0"), read_minari)
 TestTED = suite(ONE_FLAG, written(write_ted, layout="ted"), read_ted)

@@ -113,12 +113,7 @@ OPTIONS: dict[Any, dict[str, Any]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize(("made", "count", "only", "least"), CASES)
 def test_damage_is_refused_or_reads_as_rows(
-    made: Callable[[Path], Path],
-    count: int,
-    only: str,
-    least: float,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    made: Callable[[Path], Path], count: int, only: str, least: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
     source, copies = made(tmp_path), tmp_path / "copies"

@@ -167,13 +167,7 @@ def test_ogbench_without_rewards_and_masks(layout: str, tmp_path: Path) -> None:
 
 
 def write_dopamine(
-    folder: Path,
-    logs: Sequence[Episode],
-    *,
-    padding: int = 3,
-    capacity: int = 0,
-    cursor: int = 0,
-    number: int = 0,
+    folder: Path, logs: Sequence[Episode], *, padding: int = 3, capacity: int = 0, cursor: int = 0, number: int = 0
 ) -> Path:
     """A ring of transitions as Dopamine writes it: rows of zeros before every episode, the oldest row at the cursor."""
     rows: list[tuple[Any, ...]] = []

@@ -266,10 +266,7 @@ SPOILED: list[tuple[Callable[[Any, dict[str, Any]], Any], str]] = [
     (put("rewards", shape=(3,), dtype=np.float64, chunks=(3,)), "expected 1 chunks for shape"),
     (put("rewards", shape=(10**13,), dtype=np.float64, chunks=(1000,)), "expected 10000000000 chunks"),
     (lambda _, meta: meta.update(total_episodes=9), "expected episodes 0..8, found 2"),
-    (
-        lambda _, meta: meta.update(observation_space='{"type": "Sphere"}'),
-        "expected one of .*, found Sphere",
-    ),
+    (lambda _, meta: meta.update(observation_space='{"type": "Sphere"}'), "expected one of .*, found Sphere"),
     (lambda _, meta: meta.clear(), "metadata.json: cannot be read"),
 ]
 

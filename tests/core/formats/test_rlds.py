@@ -61,10 +61,7 @@ def test_how_rows_are_cut_makes_no_difference() -> None:
 def test_a_generator_is_read_once_and_loses_no_episode() -> None:
     episodes = [rlds_episode(log) for log in record(Counting(LENGTHS), 6)]
     stepwise = [episode | {"steps": iter(episode["steps"])} for episode in episodes]
-    for given_, message in (
-        (iter(episodes), "can be read once"),
-        (stepwise, "episode 0: its steps are a generator"),
-    ):
+    for given_, message in ((iter(episodes), "can be read once"), (stepwise, "episode 0: its steps are a generator")):
         stream = read_rlds(given_)
         assert rows_digest(stream) == read_rlds(episodes).digest()
         with pytest.raises(ConfigError, match=message):

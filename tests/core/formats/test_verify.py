@@ -267,10 +267,7 @@ def test_parquet_of_others_is_verified_as_far_as_its_pages_have_checksums(
         assert (
             run("verify", tmp_path / f"{name}.parquet"),
             run("verify", tmp_path / f"{name}.parquet", "--strict"),
-        ) == (
-            0,
-            1,
-        )
+        ) == (0, 1)
     assert "a CRC-32 for every page; names and footer not" in capsys.readouterr().out
     digest = found["checked"].digest
     assert run("verify", tmp_path / "checked.parquet", "--strict", "--digest", digest) == 0
