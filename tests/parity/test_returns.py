@@ -51,7 +51,7 @@ def same(found: Any, expected: Any, close: float, where: str = "") -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", [(1, 1), (1, 3), (5, 4), (24, 4), "objectives", "agents"])
+@pytest.mark.parametrize("shape", [(1, 1), (24, 4), "objectives", "agents"])
 @pytest.mark.parametrize("of_core", [False, True])
 def test_functions_agree_with_numpy(framework: Framework, shape: Any, of_core: bool) -> None:
     functions = core if of_core else framework.functions
