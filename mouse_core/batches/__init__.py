@@ -1,4 +1,4 @@
-"""Batches: batch i of a snapshot as a pure function. Four steps: plan the windows, locate, copy and deliver them."""
+"""Batch i of a snapshot as a pure function, in four steps: plan the windows, locate, copy and deliver them."""
 
 from typing import TYPE_CHECKING
 

@@ -1,10 +1,10 @@
-"""Windows by field, and transitions: batches in which some fields are delivered at offsets around anchor rows.
+"""Offsets by field, and transitions: batches in which some fields are delivered at offsets around anchor rows.
 
 A sampler draws anchors. With offsets -1, 0, 1 for a field, the batch has the rows before, at and after each anchor. The
 fields with equal offsets share a pipeline. Neighbouring offsets are read as one "run" of rows: anchor 7 with offsets -1
-to 1 is the run of rows 6, 7, 8. A run may reach beyond the episode of its anchor. The rows beyond are masked
-as missing, and the nearest row of the episode is copied to their positions: if the episode ends with row 7, the values
-are those of rows 6, 7, 7.
+to 1 is the run of rows 6, 7, 8. A run may extend beyond the episode of its anchor. Rows outside the episode are masked
+as missing and replaced by the nearest row of the episode: if the episode ends with row 7, the values come from the rows
+6, 7, 7.
 
 Each class here has the same interface as a class without offsets: ``OffsetBlocks`` as ``PlannedBlocks``,
 ``OffsetPipeline`` as ``Pipeline``, ``OffsetReader`` as ``FieldReader``.
@@ -57,14 +57,14 @@ from mouse_core.store.snapshot import Snapshot
 
 
 class OffsetBlocks(PlannedBlocks):
-    """The blocks of the rows around anchors: their windows are the runs of rows.
+    """Blocks whose windows are the runs of rows around anchors.
 
     Args:
         anchors: The blocks of anchors.
         offsets: The offsets of the rows.
         shift: The number of rows from the anchor to the row at offset 0; see ``shift_of``.
-        number: The number of this group of fields, the key in ``block.around``.
-        single: Whether each row is read alone instead of in runs, so that no rows beyond an episode are read.
+        number: The number of this group of fields, which is its key in ``block.around``.
+        single: Whether each row is read individually instead of in runs, so that no row outside an episode is read.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class OffsetBlocks(PlannedBlocks):
         return self.around(self._anchors.behind(block))
 
     def around(self, block: Block, *, single: bool = False) -> Block:
-        """Return the block of rows around the anchors of ``block``, kept in ``block.around``; ``single`` as above."""
+        """Return the block of rows around the anchors of ``block``, which is cached in ``block.around``."""
         key = ~self._number if single else self._number
         known = block.around.get(key)
         if known is None:
@@ -104,7 +104,8 @@ class OffsetBlocks(PlannedBlocks):
             rows = rows_at(anchors, self._offsets, self._shift, times_of(snapshot, self._offsets))
         else:
             rows = rows_of(anchors, self._offsets, self._shift, single=single)
-        # Windows have equally many runs: 20 runs for windows with bounds 0, 2, 4 give 5 each, and bounds 0, 10, 20.
+        # All windows have the same number of runs: with 20 runs and window bounds 0, 2, 4, each window has 5 runs, and
+        # the bounds of runs are 0, 10, 20.
         runs = len(rows.start) // len(windows) if len(windows) else 1
         bounds = [first * runs for first in windows.bounds]
         ends = np.asarray(bounds) * rows.unit
@@ -123,7 +124,7 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 
 
 class OffsetReader:
-    """The reader of a field at K offsets; ``spec`` has the shape ``[K, ...]``, and checks equal those of FieldReader.
+    """The reader of a field at K offsets, with the checks of ``FieldReader``; ``spec`` has the shape ``[K, ...]``.
 
     Args:
         reader: The reader of the field.
@@ -138,7 +139,7 @@ class OffsetReader:
 
     @property
     def identity(self) -> list[Any]:
-        """The values that determine the field's content, without the delivered dtype."""
+        """Return the values that determine the field's content, without the delivered dtype."""
         return [*self.reader.identity, self._identity]
 
 
@@ -147,9 +148,10 @@ class OffsetPipeline:
 
     Args:
         anchors: The pipeline of the fields without offsets.
-        groups: The pipelines of the fields at equal offsets and of their masks, with their blocks of rows.
+        groups: For each group of fields with equal offsets, the pipeline of the fields and their masks, and its blocks
+            of rows.
         readers: The readers of all fields.
-        form: The dtypes and shapes of the fields.
+        form: The dtypes and shapes of all fields.
         windows: The offsets.
     """
 
@@ -169,14 +171,14 @@ class OffsetPipeline:
         """Return the pipeline of ``readers``.
 
         Args:
-            planner: Chooses and locates the anchors.
-            readers: Readers by field; those of fields with offsets are ``OffsetReader``.
-            form: The dtypes and shapes of the fields.
+            planner: The planner that draws and locates the anchors.
+            readers: Readers by field; fields with offsets have an ``OffsetReader``.
+            form: The dtypes and shapes of all fields.
             windows: The offsets.
 
         Raises:
             ConfigError: The dtype of a field cannot hold the padding value.
-            MissingFieldError: Offsets in seconds need time stamps, which the store does not have.
+            MissingFieldError: Offsets in seconds need time stamps, which the store lacks.
         """
         if windows.fill is not None:
             check_fill(windows.fill, {name: form.dtypes[True][name] for name in windows.offsets})
@@ -202,7 +204,7 @@ class OffsetPipeline:
         anchors = Pipeline(planner, plain, part)
         groups = []
         for number, ((offsets, shift), fields) in enumerate(chosen.items()):
-            # Decoding rows that are not delivered costs more than locating each row alone.
+            # Decoding rows that are not delivered takes longer than locating each row individually.
             encoded = any(reader.column.kind.is_encoded for reader in fields.values())
             blocks = OffsetBlocks(anchors.blocks, offsets, shift, number, single=encoded)
             masked: dict[str, FieldReader | MaskReader] = {**fields}
@@ -226,7 +228,7 @@ class OffsetPipeline:
         return type(self)(anchors, groups, readers, self.form, self._windows)
 
     def plan(self, index: int) -> Plan:
-        """See ``Pipeline.plan``: the plan of the anchors."""
+        """Return the plan of the anchors; see ``Pipeline.plan``."""
         return self._anchors.plan(index)
 
     def take(self, index: int) -> Batch:
@@ -251,9 +253,9 @@ class OffsetPipeline:
         return self._batch(*self._anchors.block_of(plan), read)
 
     def _batch(self, block: Block, number: int, read: Callable[[Pipeline, Block, int], Batch]) -> Batch:
-        """Return batch ``number`` of a block of anchors, whose fields ``read`` returns.
+        """Return batch ``number`` of a block of anchors; ``read`` returns the fields.
 
-        If a row of a run that is not delivered raises DataError, each row is read alone instead.
+        If a row that is not delivered raises DataError, the rows are read individually instead of in runs.
         """
         batch = read(self._anchors, block, number)
         for group, blocks in self._groups:
@@ -267,7 +269,7 @@ class OffsetPipeline:
         return self._with_axes(batch, block, number)
 
     def _with_axes(self, batch: Batch, block: Block, number: int) -> Batch:
-        """Return all fields in order; the axes ``[b]`` or ``[b, S]`` replace the axes of windows and runs."""
+        """Return all fields in order, reshaped from the axes of windows and runs to ``[b]`` or ``[b, S]``."""
         bounds = block.windows.bounds
         axes = (bounds[number + 1] - bounds[number], block.windows.length)[: self._windows.batch_dims]
         reshaped = {}
@@ -343,12 +345,13 @@ def anchors_of(
 
 
 def readers_around(readers: Readers, windows: FieldWindows, snapshot: Snapshot) -> dict[str, Any]:
-    """Return the readers of a source whose fields have offsets; each such field is followed by its mask.
+    """Return the readers of a source with offsets; the reader of each field with offsets is followed by the reader of
+    its mask.
 
     Args:
         readers: The readers of all delivered fields.
         windows: The offsets.
-        snapshot: The snapshot; error messages suggest its columns.
+        snapshot: The snapshot, whose columns error messages suggest.
 
     Raises:
         MissingFieldError: A field with offsets is not delivered.
@@ -376,8 +379,8 @@ def readers_around(readers: Readers, windows: FieldWindows, snapshot: Snapshot) 
 def shift_of(snapshot: Snapshot, name: str) -> int:
     """Return the number of rows from an anchor to the row at offset 0 of a field.
 
-    With alignment "arrived" the action that follows the observation in row 7 is stored in row 8: the result is 1 for
-    actions, rewards and done flags. Otherwise it is 0.
+    The result is 1 for actions, rewards and done with alignment "arrived", where the action that follows the
+    observation of row 7 is stored in row 8. Otherwise the result is 0.
     """
     field = snapshot.config.fields.get(name)
     return int(snapshot.alignment == "arrived" and field is not None and field.is_of_transition)
@@ -385,11 +388,11 @@ def shift_of(snapshot: Snapshot, name: str) -> int:
 
 # ---------------------------------------------------------------------- transitions
 
-# Transitions are anchors, too. Each observation column has a second field, ``next_...``. With alignment "arrived" and
-# the anchor in row t, the observation is in row t, and all other fields are in row t + 1. With "outgoing", the next
-# observation is in row t + 1, and all other fields are in row t.
+# Transitions are implemented as anchors. Each observation column has a second field, ``next_...``. With alignment
+# "arrived" and the anchor in row t, the observation is in row t, and all other fields are in row t + 1. With
+# "outgoing", the next observation is in row t + 1, and all other fields are in row t.
 _FLAGS = ("terminated", "truncated")
-# Fields that are read but not delivered by default: the ends of episodes, and whether the next observation is missing.
+# Fields that are read but not delivered by default: done codes, and whether the next observation is missing.
 _READ = ("done", "next_done", "next_observation_missing")
 
 
@@ -400,7 +403,7 @@ def transition_readers(
 
     Raises:
         MissingFieldError: A named field does not exist.
-        SchemaError: The store has a field of flags by agent with the name of a field of transitions.
+        SchemaError: The store has a field of agents' flags with the name of a field of transitions.
     """
     made = (*_FLAGS, MASK)
     own = None
@@ -427,7 +430,7 @@ def _with_offsets(readers: Mapping[str, Any], windows: FieldWindows) -> dict[str
 
 
 def also_next(options: Any, fields: Container[str]) -> Any:
-    """Return options by field, in which the option of an observation also applies to its next observation."""
+    """Return options by field; the option of an observation is repeated for its next observation."""
     from mouse_core.statistics.normalizer import Normalizer  # loaded on demand
 
     names = {name: f"next_{name}" for name in options}
@@ -442,7 +445,7 @@ class TransitionPipeline(OffsetPipeline):
 
     @classmethod
     def of(cls, planner: Planner, readers: Readers, form: BatchForm, windows: FieldWindows) -> Self:
-        """Return the pipeline of ``readers``, which also reads the fields that the flags and the mask are made of."""
+        """Return the pipeline of ``readers``, which also reads the fields from which flags and mask are computed."""
         own = {name: reader for name, reader in planner.snapshot.readers.items() if name in _READ}
         delivered = {name: reader for name, reader in readers.items() if name not in _FLAGS}
         read: dict[str, Any] = {**_with_offsets(own, windows), **delivered}
@@ -475,7 +478,7 @@ class TransitionPipeline(OffsetPipeline):
 
     @memo
     def _codes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The codes of ``done`` that mark a terminal step, and the codes that mark a truncated one."""
+        """Return the codes of ``done`` that mark a terminal step, and the codes that mark a truncated step."""
         config = self.planner.snapshot.config
         return terminal_codes(config), codes_called(config.fields["done"], "truncated") or (2,)
 

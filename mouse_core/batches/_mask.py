@@ -1,4 +1,4 @@
-"""The missing steps of windows: their mask, their padding, and packing, which leaves them out."""
+"""Missing steps of windows: the mask, padding, and packing, which leaves missing steps out."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ Int64s = npt.NDArray[np.int64]
 class Absent:
     """The missing steps in the windows of a block, and the steps whose values replace them.
 
-    Windows of 4 steps with lengths 4, 2 and 3 lie in batches with bounds 0, 2, 3. Counted from the first window, steps
-    6, 7 and 11 are missing, and 5, 5 and 10 replace them: ``missing`` is 6, 7, 11, ``source`` 5, 5, 10, and ``first``
-    0, 8, 12.
+    Example: windows of 4 steps have the lengths 4, 2 and 3, and the batches have the bounds 0, 2, 3. Counted from the
+    first window, the steps 6, 7 and 11 are missing, and copies of the steps 5, 5 and 10 replace them: ``missing`` is 6,
+    7, 11, ``source`` is 5, 5, 10, and ``first`` is 0, 8, 12.
 
     Args:
-        length: Steps in a window.
+        length: Number of steps in a window.
         first: The first step of each batch, and the end of the last batch.
         missing: The missing steps, ascending, int64 ``[m]``.
-        target, source: The steps that are replaced, ascending, and the step from which each is copied.
+        target, source: The steps that are replaced, ascending, and for each the step whose copy replaces it.
     """
 
     def __init__(self, length: int, first: Int64s, missing: Int64s, target: Int64s, source: Int64s) -> None:
@@ -46,17 +46,19 @@ class Absent:
 
     @classmethod
     def of(cls, windows: Windows) -> Absent:
-        """Return the missing steps of windows that may have lengths; the last present step replaces them."""
+        """Return the missing steps of windows with lengths; the last present step of a window replaces its missing
+        steps.
+        """
         length = windows.length
         lengths = np.full(len(windows), length) if windows.lengths is None else windows.lengths
         absent = length - lengths
-        end = np.arange(len(lengths)) * length + lengths  # the step behind the last present step of each window
+        end = np.arange(len(lengths)) * length + lengths  # the step after the last present step of each window
         source = np.repeat(end - 1, absent)
         missing = np.arange(len(source)) + np.repeat(end - (np.cumsum(absent) - absent), absent)
         return cls(length, np.asarray(windows.bounds) * length, missing, missing, source)
 
     def there(self, number: int, count: int = 1) -> npt.NDArray[np.bool_]:
-        """Return the mask of present steps in some batches' windows, bool ``[n, S]``, as a new array."""
+        """Return the mask of present steps in the windows of the given batches, bool ``[n, S]``, as a new array."""
         begin = self.first[number]
         present = np.ones(self.first[number + count] - begin, np.bool_)
         present[self.missing[self._missing[number] : self._missing[number + count]] - begin] = False
@@ -66,10 +68,10 @@ class Absent:
         """Overwrite the missing steps of a field in ``count`` batches; modifies ``values``.
 
         Args:
-            values: ``[n, S, ...]``, the windows of the batches in order, C-contiguous. Missing steps hold values from
-                beyond the episode.
+            values: ``[n, S, ...]``, the windows of the batches in order, C-contiguous. Missing steps contain values
+                from outside the episode.
             number: The number of the first batch.
-            fill: The value of missing steps; None: copies of the steps that replace them.
+            fill: The value of missing steps; None: copies of the steps in ``source``.
             count: The number of batches.
         """
         begin, end = self._replaced[number], self._replaced[number + count]
@@ -91,7 +93,7 @@ def as_items(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def check_fill(fill: float, dtypes: Mapping[str, np.dtype[np.generic]]) -> None:
-    """Raise ConfigError unless all ``dtypes``, by field, hold ``fill``."""
+    """Raise ConfigError unless the dtypes of all fields can represent ``fill``."""
     try:
         float(fill)
     except OverflowError:
@@ -104,7 +106,7 @@ def check_fill(fill: float, dtypes: Mapping[str, np.dtype[np.generic]]) -> None:
 
 
 class PackedWindows(Windows):
-    """The present steps of windows, as windows of one step each that follow each other.
+    """The present steps of windows, concatenated, as windows of one step each.
 
     The pieces are found window by window: windows of 3 and 2 steps at rows 10 and 40, each in one chunk, give pieces
     of 3 and 2 rows. The row of each step, 10, 11, 12, 40, 41, is computed only for fields that are read row by row.
@@ -177,7 +179,7 @@ class Packing:
 
     @property
     def identity(self) -> list[Any]:
-        """Return the values that determine the packing, for the fingerprint."""
+        """Return the options that determine the packing, for the fingerprint."""
         return ["packed", self.capacity]
 
     def spec(self, fields: Mapping[str, FieldSpec]) -> dict[str, FieldSpec]:
@@ -204,7 +206,7 @@ class Packing:
 
         Args:
             batch: The gathered batch after all stages.
-            lengths: Number of present steps of each window, int64 ``[b]``; 0 for a window of another shard.
+            lengths: Number of present steps in each window, int64 ``[b]``; 0 for a window of another shard.
             out: Arrays by field to write to, or a sequence of such mappings, one for each view; None: new arrays.
 
         Raises:
@@ -245,7 +247,7 @@ class Packing:
 
 
 def check_packed(packed: Any) -> int | None:
-    """Return the requested capacity, or None without one; raise ConfigError if ``packed`` is invalid."""
+    """Return the requested capacity, None for no capacity; raise ConfigError if ``packed`` is invalid."""
     if packed is True:
         return None
     if not is_whole(packed) or packed < 1:

@@ -1,4 +1,4 @@
-"""The pipeline of a source: it plans, locates and copies several batches at a time, and returns each batch once."""
+"""The pipeline of a source, which plans, locates and copies several batches together, and returns each batch once."""
 
 from __future__ import annotations
 
@@ -32,27 +32,29 @@ if TYPE_CHECKING:
 
 Batch = dict[str, npt.NDArray[Any]]
 
-# Small batches that are requested in order are copied several at a time, up to 6 MB: one call takes 5 us, as long as
-# copying 40 KB, and allocating the arrays of one batch takes as long as allocating the arrays of three.
+# Small batches that are requested in order are copied together, up to 6 MB: one call takes 5 us, as long as copying 40
+# KB, and allocating the arrays of one batch takes as long as allocating the arrays of three batches.
 _JOINT_BYTES, _MOST_JOINT = 6 << 20, 64
 _FIRST_JOINT = 4
-# The latest 16 batches that were copied alone are remembered, since up to 16 threads may request neighbours at once.
+# The latest 16 batches that were copied individually are recorded, because up to 16 threads may request neighbours at
+# once.
 _REMEMBERED_ALONE = 16
 
 
 class Pipeline:
-    """The batches of one source over one snapshot. All state is a cache: any batch can be recomputed from its index.
+    """Computes the batches of one source over one snapshot. All state is a cache: any batch can be recomputed from its
+    index.
 
     One lock is held while a block is planned or located, and while batches are copied together. The lock is not held
-    while a batch is copied alone, converted, or read from irregular chunks.
+    while a single batch is copied, converted, or read from irregular chunks.
 
     Args:
         planner: Chooses and locates the windows of the batches.
         readers: Readers by field.
         form: Dtypes and shapes of the fields.
-        fields: Fields that can be copied directly from the stored bytes; None: they are found among ``readers``.
+        fields: Fields that can be copied directly from the stored bytes; None: they are determined from ``readers``.
         chunks: Known addresses of the fields' chunks, from the pipeline of the earlier snapshot.
-        memory, lock: Memory for batches and the lock, from the same earlier pipeline.
+        memory, lock: Memory for batches and the lock, from the pipeline of the earlier snapshot.
         blocks: Plans the blocks; by default ``PlannedBlocks`` of ``planner``.
     """
 
@@ -75,19 +77,21 @@ class Pipeline:
         self._memory = BatchMemory() if memory is None else memory
         self._lock = ProcessLock() if lock is None else lock
         self.blocks = PlannedBlocks(planner, self._lock) if blocks is None else blocks
-        # By index: batches that were copied together with another batch and wait for ``take``; their values are valid.
+        # By index: batches that were copied together with another batch and not returned yet; their values were
+        # checked.
         self._ready: dict[int, Batch] = {}
-        # The indices of the latest batches that were copied alone: they were returned, so no joint copy needs them.
+        # The indices of the latest batches that were copied individually: they were returned, so joint copies skip
+        # them.
         self._copied_alone: tuple[int, ...] = ()
 
     def forward(self, snapshot: Snapshot, growth: Growth, *, seed: int, epoch_start: int) -> Pipeline:
-        """Return the pipeline over a snapshot that has grown; it keeps all that is known about the earlier rows."""
+        """Return the pipeline over a later snapshot with appended rows; caches about the earlier rows are kept."""
         planner = replace(self.planner, snapshot=snapshot, seed=seed, epoch_start=epoch_start)
         planner.check()
         return self.over(planner, growth)
 
     def over(self, planner: Planner, growth: Growth, blocks: PlannedBlocks | None = None) -> Pipeline:
-        """Return the pipeline with another planner, whose snapshot has grown."""
+        """Return the pipeline with another planner, whose snapshot has appended rows."""
         snapshot = planner.snapshot
         readers = {name: snapshot.readers.get(name, reader) for name, reader in self.readers.items()}
         columns = {name: reader.column for name, reader in readers.items() if isinstance(reader, FieldReader)}
@@ -103,7 +107,7 @@ class Pipeline:
     # ------------------------------------------------------------------ batches
 
     def plan(self, index: int) -> Plan:
-        """Return the plan of batch ``index``; raises as ``take``."""
+        """Return the plan of batch ``index``; raises the errors of ``take``."""
         index = operator.index(index)
         block, number = self.blocks.block_with(index)
         windows, size = block.windows.planned, block.sizes[number]
@@ -120,12 +124,12 @@ class Pipeline:
         )
 
     def take(self, index: int) -> Batch:
-        """Return batch ``index`` before the first stage, in the delivered dtypes.
+        """Return batch ``index`` before any stage, in the delivered dtypes.
 
         Raises:
             IndexError: The index lies before the first batch.
-            DataError: A value that its field does not allow.
-            TypeError: The index is no integer.
+            DataError: A field does not allow a value.
+            TypeError: The index is not an integer.
             Exception: The error that the sampler raises for this batch.
         """
         index = operator.index(index)  # a NumPy integer could overflow, and would be a key of a dict
@@ -147,11 +151,13 @@ class Pipeline:
         return self.finish(block, number, ready, stored=False, out=None)
 
     def gather(self, plan: Plan, *, stored: bool, out: Mapping[str, npt.NDArray[Any]] | None = None) -> Batch:
-        """Return the windows of any plan, in delivered or stored dtypes."""
+        """Return the windows of a plan, in delivered or stored dtypes."""
         return self.finish(*self.block_of(plan), None, stored=stored, out=out)
 
     def block_of(self, plan: Plan) -> tuple[Block, int]:
-        """Return the block of a plan, and the batch's number in it; a new block if another pipeline made the plan."""
+        """Return the block of a plan, and the batch's number in the block; a new block if another pipeline created the
+        plan.
+        """
         if isinstance(plan.block, Block) and plan.block.planner is self.planner:
             return plan.block, plan.number
         return self.planner.of_plan(plan), 0
@@ -159,7 +165,9 @@ class Pipeline:
     def finish(
         self, block: Block, number: int, copied: Batch | None, *, stored: bool, out: Mapping[str, Any] | None
     ) -> Batch:
-        """Return a batch in its dtypes, with the fields that cannot be copied; ``copied`` has the other fields."""
+        """Complete a batch: convert dtypes, and read the fields that cannot be copied. ``copied`` has the copied
+        fields.
+        """
         form, allowed = self.form, True
         if copied is None:
             copied, allowed = self._copy(block, number)
@@ -199,7 +207,7 @@ class Pipeline:
             raise reader.error(error, block.part(number)) from error
 
     def _settle_absent(self, batch: Batch, block: Block, number: int) -> None:
-        """Overwrite missing steps, and mask the windows of other shards."""
+        """Fill missing steps, and mask the windows of other shards."""
         for name in batch.keys() - self._masks if self.form.is_padded else ():
             block.absent.fill(batch[name], number, self.form.fill)
         self._mask_others(batch, block.sizes[number])
@@ -213,10 +221,10 @@ class Pipeline:
                 mask[(end - first) * (len(mask) // (behind - begin)) :] = 0
 
     def _copy(self, block: Block, number: int) -> tuple[Batch, bool]:
-        """Return the copied fields of a batch, ``[n, S, *shape]``, and whether all their values are valid.
+        """Copy the fields of a batch, ``[n, S, *shape]``; return them, and whether all values are valid.
 
-        Small batches in memory that are requested in order are copied several at a time. The other batches wait until
-        they are requested, unless much of the memory that they share is still in use.
+        Small batches in memory that are requested in order are copied together. The further batches are cached until
+        they are requested, unless much of their shared memory is still in use.
         """
         index = block.first + number * block.step
         byte_views = self._byte_views(block)
@@ -228,13 +236,13 @@ class Pipeline:
             with self._lock:
                 if (ready := self._ready.pop(index, None)) is not None:  # another thread copied it meanwhile
                     return ready, True
-                # The first batch of a block is returned sooner if only a few are copied with it.
+                # The first batch of a block is returned sooner if only a few batches are copied with it.
                 most = min(block.together, _FIRST_JOINT) if number == 0 else block.together
                 first, count = byte_views.choose_copied(number, 1 if self._memory.is_kept else most)
                 if count > 1 and (self._readahead is None or self._readahead.there(byte_views, first, count)):
                     with suppress(
                         DataError, StorageError
-                    ):  # if another batch is damaged, its own caller gets the error
+                    ):  # if another batch is damaged, the caller that requests it gets the error
                         return self._copy_together(block, byte_views, first, count, number)
         self._copied_alone = (*self._copied_alone[1 - _REMEMBERED_ALONE :], index)
         alone = self._copy_batches(block, byte_views, number, 1)[0]
@@ -242,9 +250,11 @@ class Pipeline:
         return alone
 
     def _copy_together(self, block: Block, views: ByteViews, first: int, count: int, number: int) -> tuple[Batch, bool]:
-        """Return batch ``number``, copied together with others, which are kept until they are requested."""
+        """Copy batch ``number`` together with further batches, which are cached until they are requested; return batch
+        ``number``.
+        """
         surplus = max(0, len(self._ready) + count - 1 - 2 * block.together)
-        for unwanted in [*self._ready][:surplus]:  # the oldest batches, which no caller requested
+        for unwanted in [*self._ready][:surplus]:  # the oldest batches, which were not requested
             self._ready.pop(unwanted, None)
         copied = self._copy_batches(block, views, first, count)
         for other, (batch, allowed) in enumerate(copied, first):
@@ -275,7 +285,7 @@ class Pipeline:
             batches[name] = there.astype(self.form.dtypes[False][name]).reshape(count, -1, block.windows.length)
         if self.form.is_padded:
             for values in copied.values():
-                # If the array is C-contiguous, all batches are filled at once; otherwise one at a time.
+                # If the array is C-contiguous, all batches are filled together; otherwise one by one.
                 together = count if values.flags.c_contiguous else 1
                 for number in range(0, count, together):
                     part = values[number : number + together].reshape(-1, *values.shape[2:])
@@ -286,7 +296,7 @@ class Pipeline:
 
     @memo
     def _readahead(self) -> ReadAhead | None:
-        """Readahead for the rows; None where all rows are in memory."""
+        """The readahead of the rows; None if all rows are in memory."""
         snapshot = self.planner.snapshot
         if not any(part.backing is not None or part.is_mapped or part.sealed_files for part in snapshot.segments):
             return None
@@ -295,7 +305,7 @@ class Pipeline:
         return ReadAhead.of(snapshot, *self._readahead_arguments())
 
     def _readahead_arguments(self) -> tuple[Any, ...]:
-        """Return the arguments of ``ReadAhead`` after the first one, the files."""
+        """Return the arguments of ``ReadAhead`` except the files."""
         from mouse_core.readahead import weakly  # imported only if rows are read ahead
 
         # Weak references: a reference cycle would keep this pipeline and its files open until garbage collection.
@@ -305,7 +315,7 @@ class Pipeline:
     def _ranges_not_copied(
         self, block: Block, number: int
     ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-        """Yield the ranges of a batch that are read but not copied; see ``ReadAhead``."""
+        """Yield the byte ranges of a batch that are read but not copied; see ``ReadAhead``."""
         copied = () if block.byte_views is None else {field.name for field in block.byte_views.fields}
         readers = [
             field for name, field in self.readers.items() if name not in copied and isinstance(field, FieldReader)

@@ -1,9 +1,9 @@
-"""The plan of a source's batches, resolved once from the arguments of ``BatchSource``.
+"""The plan of a source: all decisions about its batches, made once from the arguments of ``BatchSource``.
 
-A plan has three parts. Drawing: ``planner`` chooses the windows of each batch. Reading: ``readers`` by field. Changing:
-``form`` describes a gathered batch, ``stages`` change it one after the other, ``packing`` removes missing steps at the
-end, and ``spec`` describes the result. Example: with ``normalize={"reward": "mean_std"}``, a stored float64 reward is
-gathered as float64 (``form.dtypes``), a stage converts it to float32, and ``spec`` has float32.
+A plan has three parts. Drawing: ``planner`` chooses the windows of each batch. Reading: ``readers`` has a reader for
+each field. Changing: ``form`` describes a gathered batch, ``stages`` change it in order, ``packing`` removes missing
+steps at the end, and ``spec`` describes the result. Example: with ``normalize={"reward": "mean_std"}``, a stored
+float64 reward is gathered as float64 (``form.dtypes``), a stage converts it to float32, and ``spec`` has float32.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ if TYPE_CHECKING:
     from mouse_core.sampling.offsets import FieldWindows
     from mouse_core.statistics.normalizer import Normalizer
 
-# Windows that are located together take about 2.9 MB.
+# Memory in bytes of windows that are located together, 2.9 MB.
 _PLANNED_BYTES = 11 << 18
 
 
 class MaskReader:
-    """Reader of the field ``mask``, which has no column: its values come from the lengths of the located windows.
+    """Reader of the field ``mask``, which has no column: its values are computed from the lengths of the located
+    windows.
 
     Args:
         spec: Spec of the field; by default the spec of ``mask``.
@@ -51,11 +52,11 @@ class MaskReader:
 
     @property
     def identity(self) -> list[Any]:
-        """The field's name; the sampler's identity covers the rest."""
+        """Return the field's name; the sampler's identity determines the values."""
         return [self.spec.name]
 
     def check_fills(self, dtype: np.dtype[Any]) -> None:
-        """Do nothing: every dtype holds 0 and 1."""
+        """Do nothing, because every dtype can represent 0 and 1."""
 
     def stored_dtype(self, dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
         """Return bool."""
@@ -68,16 +69,16 @@ DTypes = Mapping[str, np.dtype[np.generic]]
 
 @dataclass(frozen=True, eq=False)
 class BatchForm:
-    """Dtypes and shapes of gathered fields, and the work that remains after a copy.
+    """The form of gathered batches: dtypes and shapes of fields, and which fields need work after a copy.
 
     Attributes with two values are indexed by ``stored``: False for the delivered dtypes, True for the stored dtypes.
 
     Args:
-        dtypes: Dtypes that the fields are gathered in.
+        dtypes: Dtypes of the gathered fields.
         shapes: Shape of a step, by field.
         fill: Value of missing steps; None: copies of the last present step.
         is_padded: Whether steps may be missing.
-        converted: Fields that are copied in another dtype than the dtype of the column.
+        converted: Fields that are copied in the column's dtype and then converted.
         checked: Fields that are copied and whose values are then compared with their bounds.
         is_copied: Whether a batch of copied fields and masks is complete.
     """
@@ -109,7 +110,7 @@ class BatchForm:
         )
         bounded = [name for name, one in plain.items() if one.bounds is not None and one.highest is None]
         masks = [name for name, reader in readers.items() if isinstance(reader, MaskReader)]
-        # Batches that are copied together share one mask, in one dtype.
+        # Batches that are copied together share one mask of one dtype.
         complete = len(plain) + len(masks) == len(readers) and not bounded
         complete = complete and all(delivered[name] == stored[name] for name in masks)
         return cls(
@@ -153,7 +154,7 @@ class BatchPlan:
     transitions: bool = False
 
     def arguments(self) -> dict[str, Any]:
-        """Arguments of ``BatchSource`` for the same plan, without the snapshot and the sampler."""
+        """The arguments of ``BatchSource`` for the same plan, without the snapshot and the sampler."""
         planner = self.planner
         names = ("windows", "fields", "required_fields", "dtypes", "replace_dtypes", "augment", "views", "normalize")
         return {
@@ -165,11 +166,11 @@ class BatchPlan:
         }
 
     def forward(self, planner: Planner, readers: Readers) -> BatchPlan:
-        """Return the same plan over a snapshot that has grown; statistics of its rows are computed anew."""
+        """Return the same plan over a later snapshot with appended rows; statistics of rows are computed again."""
         normalize = None if self.normalize is None else self.normalize.over(planner.snapshot, grown=True)
         if normalize is not self.normalize:
             return replace(self, planner=planner, readers=readers, normalize=normalize)
-        plan = object.__new__(BatchPlan)  # keeps all computed values: online loops take a snapshot often
+        plan = object.__new__(BatchPlan)  # keeps all cached values, because online loops take snapshots often
         plan.__dict__.update(self.__dict__, planner=planner, readers=readers)
         return plan
 
@@ -199,7 +200,7 @@ class BatchPlan:
             if not isinstance(reader, MaskReader) or (masked and name == MASK)
         ]
         if self.windows is not None and not self.windows.offsets and self.batch_dims == 1:
-            fields.append(["[B]"])  # without offsets, no other field shows that there is no axis of steps
+            fields.append(["[B]"])  # without offsets, nothing else shows that batches have no axis of steps
         if self.transitions:
             fields.append(["transitions"])
         stages: tuple[Any, ...] = self.stages if self.packing is None else (*self.stages, self.packing)
@@ -231,7 +232,7 @@ class BatchPlan:
 
     @memo
     def stages(self) -> tuple[Stage, ...]:
-        """Changes of a batch in their order: normalise numbers, augment, normalise images, apply ``map``."""
+        """The stages in their order: normalise numbers, augment, normalise images, apply ``map``."""
         fields = self._gathered
         read = {name: self.readers[name].stored_dtype(np.dtype(np.float64)) for name in self._normalized}
         augment = self._augment(read)
@@ -267,7 +268,7 @@ class BatchPlan:
 
     @property
     def _padded(self) -> PaddedSampler | None:
-        """The sampler, if missing steps are gathered, too; None: no step is missing, or only present steps are read."""
+        """The sampler if missing steps are also gathered; None: no step is missing, or only present steps are read."""
         return None if self.planner.packed else self.planner.padded
 
     @property
@@ -277,7 +278,7 @@ class BatchPlan:
 
     @memo
     def _gathered(self) -> dict[str, FieldSpec]:
-        """Specs of the fields before the first stage; normalised fields have their delivered dtypes."""
+        """The specs of the fields before the first stage; normalised fields already have their delivered dtypes."""
         delivered = self._delivered
         stored = {
             name: delivered[name] if name in self._normalized else reader.stored_dtype(delivered[name])
@@ -298,7 +299,7 @@ class BatchPlan:
     def _dtypes_with(
         self, dtypes: Mapping[str, npt.DTypeLike], replace_dtypes: Mapping[Any, npt.DTypeLike]
     ) -> dict[str, np.dtype[np.generic]]:
-        """Dtypes by field, with ``dtypes`` and ``replace_dtypes`` as in ``BatchSource``."""
+        """Return the dtypes by field after ``dtypes`` and ``replace_dtypes``; see ``BatchSource``."""
         for name in dtypes:
             if name not in self.readers:
                 raise MissingFieldError(f"dtypes: expected fields among {list(self.readers)}, found {name!r}")
@@ -314,7 +315,7 @@ class BatchPlan:
 
     @memo
     def _normalized(self) -> dict[str, npt.DTypeLike]:
-        """Dtypes of normalised fields: float32, unless ``dtypes`` has another.
+        """The dtypes of normalised fields: float32, unless ``dtypes`` names another dtype.
 
         A given ``Normalizer`` may have more fields than are delivered. A field that is normalised by a kind, such as
         "mean_std", must be delivered.
@@ -339,14 +340,14 @@ class BatchPlan:
         return found
 
     def _augment(self, read: DTypes) -> StreamAugment | None:
-        """The stage that augments. Normalised images are augmented before normalisation, as stored (``read``)."""
+        """Return the stage that augments. Images are augmented as stored (``read``), before their normalisation."""
         if not self._is_augmented:
             return None
         offsets = frozenset[str]()
         if self.windows is not None:
             offsets = frozenset(name for name in self.windows.offsets if self.windows.axes(name))
             if self.windows.fill is not None:
-                # The padding value would be augmented as well, and a code outside the range cannot be permuted.
+                # The padding value would also be augmented, and a code outside the range cannot be permuted.
                 raise ConfigError(f"pad: expected True or False with augment or views, found {self.windows.fill}")
         from mouse_core.augment.stream import stream_augment  # loaded on demand
 
@@ -367,7 +368,7 @@ class BatchPlan:
         )
 
     def _fills_by_mask(self, read: DTypes) -> dict[str, tuple[str, float]]:
-        """The mask and the value of missing steps, by normalised field that may have missing steps."""
+        """The mask and the value of missing steps, for each normalised field that may have missing steps."""
         fill = None if self._padded is None else self._padded.fill
         fills = {} if fill is None else dict.fromkeys(read, (MASK, fill))
         if self.windows is not None:
@@ -401,10 +402,11 @@ def _is_plain(reader: FieldReader | MaskReader) -> TypeGuard[FieldReader]:
 
 
 def planned_windows(readers: Readers, length: int, around: int = 0) -> int:
-    """Return the number of windows to locate together: the hundred array operations cost nearly the same for few.
+    """Return the number of windows to locate together; for fewer windows, the hundred array operations take nearly as
+    long.
 
-    A window takes 32 bytes, plus 24 bytes for each field, or 8 bytes for a field of single numbers. Each of ``around``
-    further windows, read around the steps of a window, takes 56 bytes. With 6 fields of windows, the result is
+    A window needs 32 bytes, plus 24 bytes for each field, or 8 bytes for a field of single numbers. Each of the
+    ``around`` windows that are read around the steps of a window needs 56 bytes. Example: with 6 fields, the result is
     2,883,584 // (32 + 24 * 6) = 16,384 windows.
     """
     numbers = sum(length == 1 and not reader.spec.shape for reader in readers.values())
@@ -415,7 +417,7 @@ def planned_windows(readers: Readers, length: int, around: int = 0) -> int:
 def choose_readers(
     snapshot: Snapshot, fields: tuple[str, ...] | None, required: tuple[str, ...], *, masked: bool
 ) -> dict[str, FieldReader | MaskReader]:
-    """Return readers of the chosen fields, and of ``mask`` if steps or windows may be missing (``masked``).
+    """Return the readers of the chosen fields, and of ``mask`` if steps or windows may be missing (``masked``).
 
     Raises:
         MissingFieldError: A named field does not exist, or a dataset of the store lacks the field and no fill value

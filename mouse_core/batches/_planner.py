@@ -1,7 +1,7 @@
-"""Plans several batches at once: the windows of each batch, and the rows' locations in storage.
+"""Planning of several batches together: the windows of each batch, and the locations of their rows in storage.
 
 A ``Planner`` creates a ``Block`` for any batches, as a pure function of their indices. ``PlannedBlocks`` chooses which
-batches are planned together, and keeps some blocks. For batches 0, 1, 2, .. it plans blocks of 1, 8 and 64 batches.
+batches are planned together, and caches some blocks. For batches 0, 1, 2, .. it plans blocks of 1, 8 and 64 batches.
 """
 
 from __future__ import annotations
@@ -31,43 +31,47 @@ if TYPE_CHECKING:
 
 Int64s = npt.NDArray[np.int64]
 
-# From 192 windows of other shards on, only the shard's own windows are drawn, which costs 6 us more for each batch.
+# If other shards have at least 192 windows of a batch, only the shard's own windows are drawn, which takes 6 us more
+# for each batch.
 _MANY_OTHERS = 192
-# Most steps in a block whose rows are located through row numbers: each step may be a separate piece.
+# Largest number of steps in a block whose rows are located through row numbers, where each step may be a separate
+# piece.
 _MOST_NUMBERED_STEPS = 1 << 15
-# The first batch is planned alone, so that it is returned soon; each block has 8 times the batches of the one before.
+# The first batch is planned individually, so that it is returned soon; each block has 8 times as many batches as the
+# previous block.
 _GROWTH = 8
-# One of n workers requests every n-th batch, and gets blocks of these batches, for n up to 64. The batches between them
-# are drawn, too: at most 4 times the batches of the longest block.
+# A worker that requests every n-th batch gets blocks of these batches, for n up to 64. The batches in between are also
+# drawn, up to 4 times the batches of the longest block.
 _MOST_WORKERS, _MOST_SKIPPED = 64, 4
-# Number of kept blocks of one kind; and, for requests in no order, bytes and number of all kept blocks.
+# Largest number of cached blocks of one kind; and for unordered requests, largest size in bytes and number of all
+# cached blocks.
 _BLOCKS_KEPT, _KEPT_BYTES, _MOST_KEPT = 2, 32 << 20, 48
-# A run of batches is planned as a whole if 2 of its batches are among the latest 32 that were in no block,
+# A run of batches is planned together if 2 of its batches are among the latest 32 batches that were in no block,
 _ALONE_FIRST, _MISSES_KNOWN = 2, 32
-# and, because a kept block may be dropped for the run, if 16 batches were planned alone since the last run.
+# and if 16 batches were planned individually since the last run, because a cached block may be dropped for the run.
 _ALONE_BETWEEN = 16
 # The key in ``block.around`` of the stretches that a block opens; no number of offsets equals it.
 _OPENED = -1
-# The kind of a block is the index at which consecutive requests began; the kind of a run is a number below these.
+# The kind of a block is the index at which consecutive requests began; runs have negative kinds.
 _ALONE = -1
 
 
 @dataclass(eq=False)
 class Block:
-    """The batches ``first, first + step .. end - step`` of a source.
+    """A block: the batches ``first, first + step .. end - step`` of a source, planned together.
 
     Args:
         first, end, step: Indices of the batches.
-        kind: The index at which consecutive requests began; below 0 for single batches and runs. Only the latest blocks
-            of one kind are kept.
+        kind: The index at which consecutive requests began; negative for single batches and runs. Only the latest
+            blocks of a kind are cached.
         windows: The windows of all batches, batch by batch.
-        sizes: Number of windows of each whole batch, over all shards.
+        sizes: Number of windows of each batch over all shards.
         planner: The planner that created the block.
         byte_views: Views that copy the windows; None: no field can be copied, or ``together`` is 0.
-        together: Number of batches that are copied at a time for requests in order; 0: not located yet.
+        together: Number of batches that are copied together for requests in order; 0: not located yet.
         anchors: Steps of the windows, if fields have offsets around them.
         around: Blocks of the rows around the anchors, by the number of their offsets.
-        stretches: Stretches of rows that are read as a whole, if the block has stretches instead of batches.
+        stretches: Stretches of rows that are read completely, if the block has stretches instead of batches.
         refused: The error message of each batch that cannot be read, by the batch's number in the block.
     """
 
@@ -87,7 +91,7 @@ class Block:
 
     @property
     def nbytes(self) -> int:
-        """Approximate bytes of the block, without the batches."""
+        """Approximate size of the block in bytes, without the batches."""
         around = sum(block.nbytes for block in self.around.values())
         return self.windows.nbytes + (0 if self.byte_views is None else self.byte_views.words.nbytes) + around
 
@@ -105,10 +109,10 @@ class Block:
 
 @dataclass(frozen=True, eq=False)
 class Planner:
-    """Plans blocks of batches for one shard: a block is a pure function of the indices of its batches.
+    """Plans blocks of batches for one shard; a block is a pure function of the indices of its batches.
 
     Args:
-        sampler: Chooses the windows of a batch.
+        sampler: The sampler, which chooses the windows of a batch.
         snapshot: The rows.
         seed: In ``[0, 2**64)``.
         shard: ``(rank, count)``.
@@ -143,11 +147,12 @@ class Planner:
         return max(1, windows * self.shard[1] // self.sampler.batch_size)
 
     def check(self) -> None:
-        """Check that there are enough rows, and that every shard gets equally many windows.
+        """Check that the snapshot has enough rows, and that every shard gets the same number of windows.
 
         Raises:
-            ConfigError: There are too few rows for a batch, or the last batch of the first epoch has different numbers
-                of windows for the shards: the mean of an empty shard is NaN, and means would have unequal weights.
+            ConfigError: The snapshot has too few rows for a batch, or shards get different numbers of windows of the
+                last batch of the first epoch: the mean of an empty shard would be NaN, and means would have unequal
+                weights.
         """
         last = self.epoch_start + self.batches_per_epoch - 1
         if self.shard[1] > 1 and self.uneven == "refuse":
@@ -161,17 +166,18 @@ class Planner:
                 check_even(self.shard, self.uneven, first + number * step, size)
 
     def own(self, size: int) -> tuple[int, int]:
-        """Return this shard's windows of a whole batch of ``size`` windows: the first window, and the end.
+        """Return this shard's range of windows in a batch of ``size`` windows: the first window, and the end.
 
-        With 8 windows, three shards have the windows 0..1, 2..4 and 5..7.
+        Example: of 8 windows, three shards have the windows 0..1, 2..4 and 5..7.
         """
         return size * self.shard[0] // self.shard[1], size * (self.shard[0] + 1) // self.shard[1]
 
     def delivered(self, size: int) -> tuple[int, int]:
-        """Return the windows that this shard delivers; with "pad", the last one may be the first of the next shard.
+        """Return the range of windows that this shard delivers; with "pad", the last window may be the first window of
+        the next shard.
 
-        With 8 windows, three shards deliver 0..2, 2..4 and 5..7, and window 2 is masked in the first shard. No shard
-        exceeds the whole batch, because no shard has more windows than the last one.
+        Example: of 8 windows, three shards deliver 0..2, 2..4 and 5..7, and window 2 is masked in the first shard. The
+        range never exceeds the batch, because no shard has more windows than the last shard.
         """
         first, end = self.own(size)
         return first, first - -size // self.shard[1] if self.uneven == "pad" else end
@@ -183,11 +189,11 @@ class Planner:
         return lengths if own == len(lengths) else np.where(np.arange(len(lengths)) < own, lengths, 0)
 
     def of_plan(self, plan: Plan) -> Block:
-        """Return a block of one batch, with the windows of any plan."""
+        """Return a block of one batch with the windows of a plan."""
         return Block(0, 1, 1, 0, self.locate(plan.starts, None, plan.lengths), [plan.global_size], self)
 
     def block(self, first: int, step: int, batches: int, kind: int) -> Block:
-        """Return a block of ``batches`` batches from ``first`` on, ``step`` apart, located together."""
+        """Return a block of ``batches`` batches, from ``first`` on at distances of ``step``, located together."""
         end = first + step * batches
         delivered, size = self._own_together(first, end - step + 1 - first)
         if delivered is not None:
@@ -211,10 +217,10 @@ class Planner:
         return Block(first, end, step, kind, self.locate(rows, bounds, lengths), sizes, self)
 
     def read(self, block: Block) -> Sequence[Block]:
-        """Return the blocks that are read for each batch of a block.
+        """Return the blocks whose rows readahead reads for each batch of a block.
 
-        The first is a block of the stretches that the batches open. If stretches may be evicted, ``block`` itself is
-        read, too.
+        The first of them is a block of the stretches that the batches open. If stretches may be evicted, ``block`` is
+        also returned.
         """
         draw = getattr(self.sampler, "starts_to_read", None)
         if draw is None or block.kind < 0 or block.stretches is not None:
@@ -231,9 +237,9 @@ class Planner:
         return [block.around[_OPENED]] if stays else [block.around[_OPENED], block]
 
     def _stays(self) -> bool:
-        """Whether stretches stay in memory or cache until all of their windows are delivered; False if unknown.
+        """Return whether stretches stay in memory or cache until all their windows are delivered; False if unknown.
 
-        Evicted pages are read again one by one. A ``StoreWarning`` reports too little room.
+        Evicted pages would be read again one by one. A ``StoreWarning`` reports too little room.
         """
         pool_of = getattr(self.sampler, "pool", None)
         pool = None if pool_of is None else pool_of(self.snapshot)
@@ -275,7 +281,9 @@ class Planner:
         return windows
 
     def _own_together(self, first: int, batches: int) -> tuple[Int64s | None, int]:
-        """Return this shard's windows, int64 ``[batches, n]``, and the size of a whole batch; or None and 0."""
+        """Return this shard's windows, int64 ``[batches, n]``, and the size of a batch over all shards; None and 0 if
+        they cannot be drawn together.
+        """
         size = self.sampler.batch_size
         begin, end = self.delivered(size)
         few = size - (end - begin) >= _MANY_OTHERS
@@ -287,7 +295,7 @@ class Planner:
         return drawn if few else drawn[:, begin:end], size
 
     def _together(self, first: int, count: int, rows: slice) -> Int64s | None:
-        """Return the windows ``rows`` of several batches, drawn together; None if the sampler cannot do that."""
+        """Draw the windows ``rows`` of several batches together; None if the sampler does not support it."""
         draw = getattr(self.sampler, "starts_of_many", None)
         return None if draw is None else draw(self.seed, first, count, self.snapshot, self.epoch_start, rows)
 
@@ -302,9 +310,9 @@ class Planner:
 
 
 class PlannedBlocks:
-    """The blocks of one source over one snapshot; consecutive blocks grow.
+    """Caches the blocks of one source over one snapshot; consecutive blocks become longer.
 
-    For batches 0, 1, 2, .. in turn it plans blocks of 1, 8 and 64 batches, which begin at 0, 1 and 9.
+    For requests of the batches 0, 1, 2, .. it plans blocks of 1, 8 and 64 batches, which begin at 0, 1 and 9.
 
     Args:
         planner: Creates the blocks.
@@ -315,14 +323,16 @@ class PlannedBlocks:
         self.planner, self._lock = planner, lock
         # The latest block comes first. The tuple is replaced, never changed, so that reads need no lock.
         self.kept: tuple[Block, ...] = ()
-        # Number of batches in the first block, and most windows in a block, if below the planner's limit.
+        # Number of batches in the first block, and largest number of windows in a block, if below the planner's limit.
         self.begin_with, self.most = 1, self.planner.windows
-        # The indices that were in no block, the latest last; and the number of batches planned alone since a run.
+        # The indices of batches that were in no block, the latest last; and the number of batches planned individually
+        # since the last run.
         self._missed: deque[int] = deque(maxlen=_MISSES_KNOWN)
         self._alone = 0
 
     def block_with(self, index: int) -> tuple[Block, int]:
-        """Return the block that contains batch ``index``, and the batch's number in it; plan one if none is kept.
+        """Return the block that contains batch ``index``, and the batch's number in the block; a new block is planned
+        if none is cached.
 
         Raises:
             IndexError: The index lies before the first batch.
@@ -339,12 +349,14 @@ class PlannedBlocks:
         return found
 
     def behind(self, block: Block) -> Block:
-        """Return a block of the batches behind ``block``, which is not kept."""
+        """Return a block of the batches after ``block``; it is not cached."""
         batches = self._limited(_GROWTH * len(block.sizes), block.step)
         return self.planner.block(block.end, block.step, batches, block.kind)
 
     def _known(self, index: int) -> tuple[Block, int] | None:
-        """Return the kept block that contains batch ``index``, and the batch's number in it; None if there is none."""
+        """Return the cached block that contains batch ``index``, and the batch's number in the block; None without such
+        a block.
+        """
         for block in self.kept:
             if block.first <= index < block.end and not (index - block.first) % block.step:
                 return block, (index - block.first) // block.step
@@ -357,15 +369,18 @@ class PlannedBlocks:
             try:
                 return self.planner.block(first, step, batches, kind)
             except Exception:
-                self._missed.clear()  # one of the batches cannot be planned; if it is this one, the next call raises
+                # one of the batches cannot be planned; if it is the requested batch, the next call raises
+                self._missed.clear()
         self._alone += 1
         return self.planner.block(index, 1, 1, _ALONE)
 
     def _choose(self, index: int) -> tuple[int, int, int, int]:
-        """Choose the batches to plan together with ``index``: the first index, the step, their number and kind."""
+        """Choose the batches to plan together with ``index``; return the first index, the step, the number of batches
+        and the kind.
+        """
         longest = self.planner.longest
         for block in self.kept:
-            # A caller that requests a batch soon after the end of a block will probably continue from there.
+            # A caller that requests a batch soon after the end of a block will probably continue in order.
             number, rest = divmod(index - block.end, block.step)
             batches = self._limited(_GROWTH * len(block.sizes), block.step)
             if not rest and 0 <= number < (min(_GROWTH, batches) if len(block.sizes) > 1 else 1):
@@ -376,7 +391,7 @@ class PlannedBlocks:
         step = index - before[-1] if len(before) == 2 else 0
         if 1 < step <= _MOST_WORKERS and step == before[1] - before[0]:
             return index, step, self._limited(_GROWTH, step), index
-        # Requests are in no order, or backwards.
+        # Requests are unordered or backwards.
         run = (index - self.planner.epoch_start) // longest
         alone = sum((missed - self.planner.epoch_start) // longest == run for missed in self._missed)
         kept = sum(block.nbytes for block in self.kept)
@@ -386,11 +401,11 @@ class PlannedBlocks:
         return index, 1, 1, _ALONE
 
     def _limited(self, batches: int, step: int) -> int:
-        """Return ``batches``, or the largest number of batches that a block may have."""
+        """Return ``batches``, but at most the largest number of batches in a block."""
         return max(1, min(batches, self.most, self.planner.longest, _MOST_SKIPPED * self.planner.longest // step))
 
     def _kept_with(self, block: Block) -> tuple[Block, ...]:
-        """Return a new block and the blocks to keep beside it."""
+        """Return the blocks to cache: a new block, and the earlier blocks that are kept."""
         kept, kinds, room = [block], Counter([block.kind]), _KEPT_BYTES
         for other in self.kept:
             kinds[other.kind], room = kinds[other.kind] + 1, room - other.nbytes

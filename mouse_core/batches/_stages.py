@@ -1,4 +1,4 @@
-"""Stages: changes of a batch after the pipeline has gathered it and before the caller gets it.
+"""Stages, which change a batch between the pipeline's gather and the delivery.
 
 ``Map``, a user's function, is one of the stages. The module is imported only if a source has stages.
 """
@@ -28,8 +28,8 @@ DTypes = Mapping[str, np.dtype[np.generic]]
 class Stage(Protocol):
     """A change of a batch: a pure function of the batch and of the key of (seed, index), for one source.
 
-    The ``spec`` of a stage describes the batch that arrives at the next stage. If a stage creates several views of a
-    batch, the next stages get all of them.
+    The ``spec`` of a stage describes the input of the next stage. If a stage creates several views of a batch, later
+    stages get all views.
     """
 
     @property
@@ -41,9 +41,11 @@ class Stage(Protocol):
         """Return the values that determine the stage, for the fingerprint: lists, texts and numbers."""
 
     def arriving_dtypes(self, dtypes: DTypes) -> dict[str, np.dtype[np.generic]]:
-        """Return the dtypes in which batches must arrive, given the ``dtypes`` that they have without this stage.
+        """Return the dtypes that the stage's input must have, given the ``dtypes`` that batches have without this
+        stage.
 
-        A source calls it twice: with the delivered dtypes, and with the stored dtypes, which a device converts later.
+        A source calls this method twice: with the delivered dtypes, and with the stored dtypes, which a device converts
+        later.
         """
 
     def __call__(
@@ -52,9 +54,10 @@ class Stage(Protocol):
         """Return the views of a batch after this stage.
 
         Args:
-            arrived: The views of a batch; a single one unless an earlier stage created several. They may be modified.
+            arrived: The views of a batch; a single view unless an earlier stage created several views. The stage may
+                modify them.
             plan: The plan of the batch; its key determines the random numbers.
-            stored: Whether fields have the stored dtypes of ``spec``, instead of the delivered ones.
+            stored: Whether fields have the stored dtypes of ``spec`` instead of the delivered dtypes.
             apart: Whether each view that this stage creates needs its own arrays; False if all views are copied later.
         """
 
@@ -67,7 +70,7 @@ _CALLS_OF_VIEW = 1 << 32
 
 @dataclass(frozen=True, eq=False)
 class Map:
-    """A user's function that is applied to each batch, as its last change, by a source or the workers of a loader.
+    """A user's function that a source or the workers of a loader apply to each batch, as its last change.
 
     The function must be pure: its result depends only on its arguments. Then batches are the same in every process and
     framework, with any number of workers, and after a resume.
@@ -80,20 +83,18 @@ class Map:
         fn: ``fn(fields, generator)`` or, with ``per="rows"``, ``fn(fields)``. It returns the fields of ``spec`` in new
             arrays.
         version: Identifies the function in the fingerprint, as in "returns/2"; change it when the function changes.
-        spec: The fields that the function returns, which are added or replace fields of the same name: by name
-            ``(dtype, shape)``, where the shape is the shape of one step, or a ``FieldSpec``. All other fields stay.
-        per: The unit of a call. "batch": a whole batch, ``[B, S, ...]`` (or ``[B, ...]``; see ``Spec.batch_dims``); not
-            possible with shards, which have only some rows of a batch. "window": one window ``[S, ...]`` (or one row
-            ``[...]``), with its own generator, so that the shards together compute what a single process computes.
-            "rows": the rows of a batch that this shard has, for a function that treats each row independently and
-            draws no random numbers.
+        spec: The fields that the function returns, by name, as ``(dtype, shape)`` with the shape of one step, or as a
+            ``FieldSpec``. They are added to the batch or replace fields of the same name; other fields are unchanged.
+        per: The unit of a call. "batch": a complete batch, ``[B, S, ...]`` (or ``[B, ...]``; see ``Spec.batch_dims``);
+            not possible with shards. "window": one window ``[S, ...]`` (or one row ``[...]``), with its own generator,
+            so that all shards together have the same result as a single process. "rows": this shard's rows of a batch,
+            for a function that treats each row independently and draws no random numbers.
         drop: Fields that are removed after the call.
 
-    The generator is a ``numpy.random.Generator`` that depends on the seed and the index of the batch, and, with
-    "window", on the number of the window in the whole batch. NumPy may change the streams of its methods between
-    versions.
+    The generator is a ``numpy.random.Generator`` that depends on the seed, the index of the batch, and, with "window",
+    the number of the window in the batch over all shards. NumPy may change the streams of its methods between versions.
 
-    A function that cannot be pickled, such as a lambda, works in threads, but not in spawned processes.
+    A function that cannot be pickled, such as a lambda, works in threads but not in spawned processes.
 
     Raises:
         ConfigError: The function, a name or a dtype is invalid, or options contradict each other.
@@ -144,7 +145,7 @@ class Map:
 
     @property
     def fields(self) -> dict[str, FieldSpec]:
-        """``spec`` as ``FieldSpec`` objects by name."""
+        """The fields of ``spec`` as ``FieldSpec`` objects, by name."""
         return cast("dict[str, FieldSpec]", self.spec)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -166,7 +167,7 @@ class Map:
 
 
 def check_map(chosen: Any, shard: tuple[int, int]) -> None:
-    """Raise ConfigError unless ``chosen`` is a ``Map`` that works on this shard's rows of a batch."""
+    """Raise ConfigError unless ``chosen`` is a ``Map`` that supports this shard."""
     if not isinstance(chosen, Map):
         raise ConfigError(f"map: expected a mouse_core.Map, found {chosen!r:.80}")
     if shard[1] > 1 and chosen.per == "batch":
@@ -177,7 +178,7 @@ def check_map(chosen: Any, shard: tuple[int, int]) -> None:
 
 
 def _pickled_by_value() -> bool:
-    """Whether cloudpickle, or the copy of it in Ray, is pickling; it pickles any function by value."""
+    """Return whether cloudpickle, or Ray's copy of it, is pickling, since it pickles any function by value."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         if "cloudpickle" in frame.f_globals.get("__name__", ""):
@@ -196,7 +197,7 @@ class StreamMap:
         batch_dims: Number of axes before the axes of a field.
 
     Raises:
-        MissingFieldError: ``drop`` names a field that does not arrive.
+        MissingFieldError: ``drop`` names a field that batches lack.
     """
 
     def __init__(
@@ -217,12 +218,12 @@ class StreamMap:
 
     @property
     def identity(self) -> list[Any]:
-        """The user's version, the unit of a call, and the changes of the fields."""
+        """Return the user's version, the unit of a call, and the changes of fields."""
         shapes = {name: list(one.shape) for name, one in self.map.fields.items()}
         return ["map", self.map.version, self.map.per, shapes, list(self.map.drop)]
 
     def arriving_dtypes(self, dtypes: DTypes) -> dict[str, np.dtype[np.generic]]:
-        """Return the dtypes of ``arriving``, which do not depend on a later transfer."""
+        """Return the dtypes of ``arriving``, independent of a later transfer."""
         return {name: self.arriving[name].dtype for name in dtypes}
 
     def __call__(
@@ -242,7 +243,7 @@ class StreamMap:
         return tuple(made)
 
     def _made(self, view: Batch, key: Key, size: int, first: int) -> Batch:
-        """Return the fields of a view after the function."""
+        """Apply the function to a view; return the view's fields."""
         axes = next(iter(view.values())).shape[: self.batch_dims]
         fields = self.map.fields
         if self.map.per != "window":
@@ -266,7 +267,7 @@ class StreamMap:
             raise
 
     def _checked(self, found: Any, axes: tuple[int, ...], index: int) -> Batch:
-        """Return the function's result after checking it against the spec."""
+        """Check the function's result against the spec, and return it."""
         fields = self.map.fields
         if not isinstance(found, Mapping) or found.keys() != fields.keys():
             has = list(found) if isinstance(found, Mapping) else type(found).__name__

@@ -1,4 +1,4 @@
-"""BatchSource: a batch is a pure function of (seed, index, snapshot)."""
+"""BatchSource, whose batches are a pure function of (seed, index, snapshot)."""
 
 from __future__ import annotations
 
@@ -32,78 +32,79 @@ if TYPE_CHECKING:
 
 
 class BatchSource:
-    """Batches of windows ``[B, S, ...]`` by index. ``source[i]`` is the same in every process, in any order of calls.
+    """Batches of windows ``[B, S, ...]`` by index: ``source[i]`` is the same in every process and for any order of
+    calls.
 
     A source works as a ``torch.utils.data.Dataset`` (with ``batch_size=None`` in the DataLoader) and as a source for
-    grain. Both request the indices below ``len``, the first epoch, again and again; DataLoaders cause a warning. For
-    later epochs, use ``mouse_torch.DataLoader``, ``mouse_jax.to_grain`` or your own indices. A pickled source of
-    datasets on disk contains paths, not data.
+    grain. Both repeat the indices below ``len``, which are the first epoch; with a DataLoader, the second pass causes a
+    warning. For later epochs, use ``mouse_torch.DataLoader``, ``mouse_jax.to_grain`` or your own indices. A pickled
+    source of datasets on disk contains paths, not data.
 
     Args:
         store: A store, from which the source takes a snapshot, or a snapshot.
-        sequence_length: Number of steps in a window, S. None: 64. With ``windows``, None means that there is no axis of
-            steps, and batches are ``[B, ...]``.
-        batch_size: Number of windows in a whole batch, B, over all shards.
+        sequence_length: Number of steps in a window, S. None: 64; with ``windows``, None means batches ``[B, ...]``
+            without an axis of steps.
+        batch_size: Number of windows in a batch, B, over all shards.
         sampling: "random", "last", "sequential", "batch", "blocks" or ``sampling.Blocks``, or a
             ``WindowSampler``.
         seed: In ``[0, 2**64)``.
-        shard: ``(rank, count)``: this source delivers rows ``[rank * B / count, (rank + 1) * B / count)`` of each
-            batch, also of short ones. "auto": the rank of this process, as ``mouse_core.ranks.find_ranks`` finds it.
-            A ``Ranks``: its rank.
-        dtypes: Delivered dtypes by field, instead of the dtypes of the spec.
+        shard: ``(rank, count)``: this source delivers the rows ``[rank * B / count, (rank + 1) * B / count)`` of each
+            batch, including short batches. "auto": the rank of this process according to
+            ``mouse_core.ranks.find_ranks``. A ``Ranks``: its rank.
+        dtypes: Delivered dtypes by field; other fields have the dtypes of the spec.
         replace_dtypes: Dtypes that a framework cannot hold, with their replacements, applied after ``dtypes``; a value
             that does not fit raises DataError.
-        required_fields: Fields whose absence raises an error.
+        required_fields: Fields that must exist; a missing field raises MissingFieldError.
         fields: Names of the fields to deliver; by default all fields.
         drop_last: For "sequential": whether the last windows of an epoch are dropped if they do not fill a batch;
             otherwise they are a short batch.
         epoch_start: The index at which the first epoch over this snapshot begins.
-        augment: The augmentation of batches; its random numbers depend on seed and index only.
-        views: Number of views of each batch. With more than one, a batch is a tuple of ``views`` views in separate
-            arrays: permutations and scalars are equal in all views, and masks differ.
+        augment: The augmentation of batches; its random numbers depend only on seed and index.
+        views: Number of views of each batch. If it is above 1, a batch is a tuple of views in separate arrays:
+            permutations and scalars are equal in all views, and masks differ.
         boundary: "stream": windows cross the ends of episodes. "episode": each window lies in one episode, and batches
             have a field ``mask``, bool ``[b, S]``: whether each step is present. "task": each window lies within rows
-            of one task, over any number of episodes. The task comes from the column ``task`` or ``task_index``, also
-            with the prefix ``metadata_``, and from codes of ``done`` whose label contains that word.
-            ``sampling.Column(name)``: the same within rows of one value of a column. Only for a ``sampling`` that is a
-            name.
+            of one task, over any number of episodes. The task is read from the column ``task`` or ``task_index``, also
+            with the prefix ``metadata_``, and from codes of ``done`` whose label contains "task".
+            ``sampling.Column(name)``: each window lies within rows with one value of a column. Other boundaries than
+            "stream" require ``sampling`` to be a name.
         weighting: With "episode" and "random". "step": every window is equally likely, so long episodes are more
             frequent. "trajectory": every episode is equally likely.
-        pad: With "episode": whether windows may have missing steps, in short episodes and, for windows that lie side by
-            side, at the end of each episode; False leaves these windows out. True repeats the last present step; a
-            number is the value of all fields in missing steps. None: True. With ``windows``, ``pad`` also applies to
-            rows beyond the ends of an episode; False leaves out anchors with such rows.
-        uneven: The treatment of batches that the shards do not divide evenly. "refuse" raises ConfigError. "pad": every
-            shard gets ``ceil(b / count)`` of ``b`` windows. A shard with fewer windows also gets the first window of
-            the next shard. Batches then have a field ``mask``, bool ``[b, S]``, which is False in that window;
-            ``global_mean`` of the frameworks' packages takes it. Not part of the fingerprint.
-        windows: The rows around an anchor that each field delivers, by field: offsets in rows, or ``Seconds``. Every
-            step of a window is an anchor. A field with K offsets has the shape ``[B, S, K, ...]``, or ``[B, K, ...]``.
-            A second field ``<field>_mask``, bool, ``[B, S, K]`` or ``[B, K]``, marks present rows. Rows beyond the ends
-            of the anchor's episode are missing. Offset 0 is the anchor's own row; for action, reward and done (see
-            ``Field.transition``) it is the transition that leaves the anchor's observation, in either alignment.
-            ``{}``: single rows, ``[B, ...]``.
+        pad: With "episode": whether windows may have missing steps, in short episodes and, for windows without overlap,
+            at the end of each episode; False leaves such windows out. True repeats the last present step; a number is
+            the value of all fields in missing steps. None: True. With ``windows``, ``pad`` also applies to rows beyond
+            the ends of an episode; False leaves out anchors with such rows.
+        uneven: What happens if the shards do not divide a batch evenly. "refuse": raise ConfigError. "pad": every shard
+            gets ``ceil(b / count)`` of ``b`` windows; a shard with fewer windows also gets the first window of the next
+            shard. Batches then have a field ``mask``, bool ``[b, S]``, which is False in the additional window; pass it
+            to ``global_mean`` of the framework's package. This option is not part of the fingerprint.
+        windows: By field, the rows around an anchor to deliver: offsets in rows, or ``Seconds``. Every step of a window
+            is an anchor. A field with K offsets has the shape ``[B, S, K, ...]``, or ``[B, K, ...]``. A second field
+            ``<field>_mask``, bool, ``[B, S, K]`` or ``[B, K]``, marks present rows. Rows beyond the ends of the
+            anchor's episode are missing. Offset 0 is the anchor's row; for action, reward and done (see
+            ``Field.transition``) it is the transition that leaves the anchor's observation, in either alignment. ``{}``
+            delivers single rows, ``[B, ...]``.
         normalize: The normalisation by field: "mean_std", "min_max" or "quantiles", with statistics of the snapshot's
             rows; or a ``Normalizer``, whose statistics stay fixed. Normalised fields are float32 unless ``dtypes``
             has another dtype, with the same bits in every framework. See ``statistics.Normalizer.of``.
         map: A user's function that is applied last, with the fields that it returns; see ``mouse_core.Map``.
         lengths: With "random" or "blocks": the possible lengths of windows, such as ``range(1, 65)``. Each window is
-            cut to a random length, at a random place; all lengths are equally likely. A window is shorter if its
+            cropped to a random length at a random position; all lengths are equally likely. A window is shorter if its
             episode ends earlier. ``mask`` marks the present steps.
-        packed: Whether windows follow each other without missing steps: fields are ``[T, ...]``, and ``cu_seqlens``,
-            ``position`` and ``sequence_id`` locate each row's window. A number: the number of rows in each batch,
-            filled up with 0 and a ``mask``. Packing is the last change of a batch.
-        layout: The form of the delivered columns. "stored": each by its own name, in its dtype and shape, such as
-            ``uint8 [B, S, H, W, C]``. "mouse": the columns of MOUSE's documents as its fields, such as int64
-            ``obs_image``. None: "mouse" if the first rows came by ``from_dataset`` or ``append`` without other
-            metadata; "stored" for rows of ``add_episode``, recorders and readers of formats.
-        transitions: Whether batches consist of transitions, in any alignment of the store: the observation, the
-            ``action`` that was taken there, its ``reward``, whether it ``terminated`` or ``truncated`` the episode, and
-            the next observation. Each field whose name begins with "obs" has a second field ``next_<name>``. Without a
+        packed: Whether to concatenate windows without missing steps: fields are ``[T, ...]``, and ``cu_seqlens``,
+            ``position`` and ``sequence_id`` locate each row's window. A number sets the number of rows in each batch,
+            padded with 0, with a ``mask``. Packing is the last change of a batch.
+        layout: The form of delivered fields. "stored": each column under its own name, in its dtype and shape, such as
+            ``uint8 [B, S, H, W, C]``. "mouse": the fields of MOUSE's documents, such as int64 ``obs_image``. None:
+            "mouse" if the first rows were added by ``from_dataset`` or ``append`` without other metadata; "stored" for
+            rows from ``add_episode``, recorders and readers of formats.
+        transitions: Whether batches consist of transitions, for either alignment of the store: the observation, the
+            ``action``, its ``reward``, whether it ``terminated`` or ``truncated`` the episode, and the next
+            observation. Each field whose name begins with "obs" has a second field ``next_<name>``. Without a
             ``sequence_length`` a batch is ``[B, ...]``; with one it has windows ``[B, S, ...]`` of consecutive
-            transitions of one episode. ``mask``, bool, marks present transitions: all of ``[B]``, and in windows the
-            transitions before the end of the episode. An option for a field in ``dtypes`` and ``normalize`` also
-            applies to its next field.
+            transitions of one episode. ``mask``, bool, marks present transitions: all transitions of ``[B, ...]``, and
+            in windows the transitions before the end of the episode. An option for a field in ``dtypes`` and
+            ``normalize`` also applies to the field ``next_<name>``.
 
     Raises:
         ConfigError: An argument is out of range, the store has too few rows, the sampling is unknown, or shards do not
@@ -172,7 +173,8 @@ class BatchSource:
                 f"{option}: expected a sequence_length with windows, as single rows have no steps, found none"
             )
         is_augmented = augment is not None or views != 1
-        # Missing steps are not even read if no other option depends on a step's position; else packing comes last.
+        # Missing steps are not read if no other option depends on a step's position; otherwise packing is the last
+        # change.
         packs_first = packed is not False and around is None and map is None and not is_augmented and uneven == "refuse"
         # Without an axis of steps, no step can be missing.
         padded = sampler if isinstance(sampler, PaddedSampler) and has_steps else None
@@ -264,7 +266,7 @@ class BatchSource:
 
     @property
     def spec(self) -> Spec:
-        """The spec of a batch, known before the first batch is read."""
+        """The spec of a batch, available before the first batch is read."""
         return self.batch_plan.spec
 
     @property
@@ -277,7 +279,7 @@ class BatchSource:
 
     @property
     def fingerprint(self) -> str:
-        """A digest of the data and of all options that determine a batch, except the seed and the delivered dtypes."""
+        """A digest of the data and all options that determine a batch, except the seed and the delivered dtypes."""
         from mouse_core._base.identity import fingerprint_of  # loaded on demand
 
         return fingerprint_of(self.identity)
@@ -288,7 +290,9 @@ class BatchSource:
         return self.batch_plan.identity
 
     def __len__(self) -> int:
-        """Return the number of batches in an epoch; raise ConfigError if a caller would shard a shard."""
+        """Return the number of batches in an epoch; raise ConfigError if the caller would shard a sharded source
+        again.
+        """
         if self.shard[1] > 1:
             from mouse_core.ranks import check_sharded_once  # loaded on demand
 
@@ -301,10 +305,10 @@ class BatchSource:
         return (self[index] for index in range(self.epoch_start, self.epoch_start + len(self)))
 
     def __getitem__(self, index: int) -> Batch:
-        """Return batch ``index``, ``{field: [b, S, ...]}`` in the dtypes of ``spec``. The epochs have no end.
+        """Return batch ``index``, ``{field: [b, S, ...]}`` in the dtypes of ``spec``. Epochs continue without end.
 
         Without an axis of steps, the batch is ``{field: [b, ...]}``, and packed ``{field: [T, ...]}``; see
-        ``spec.batch_dims``. With ``views`` above 1, the result is a tuple of ``views`` batches.
+        ``spec.batch_dims``. With ``views`` above 1, the result is a tuple of batches.
 
         Raises:
             IndexError: The index lies before the first epoch.
@@ -316,7 +320,9 @@ class BatchSource:
         return self._staged(self._pipeline.take_of(plan), plan)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Batch]:
-        """Return several batches and warn: only a DataLoader without ``batch_size=None`` calls this method."""
+        """Return several batches, with a warning, because only a DataLoader without ``batch_size=None`` calls this
+        method.
+        """
         warnings.warn(
             f"a DataLoader requests a list of {len(indices)} batches, to stack them into [{len(indices)}, B, S, ...]; "
             "a source returns whole batches: write DataLoader(source, batch_size=None), or take a "
@@ -331,14 +337,14 @@ class BatchSource:
         return self._pipeline.plan(index)
 
     def gather(self, plan: Plan, out: Any = None, *, stored: bool = False) -> Batch:
-        """Return the plan's windows after all stages; with several views a tuple of them.
+        """Return the batch of a plan after all stages; with several views, a tuple.
 
         Args:
             plan: A plan of this source.
             out: Arrays ``[b, S, ...]`` by field to write to, C-contiguous, or a sequence of such mappings, one for each
                 view; by default new arrays.
-            stored: Whether to return the stored dtypes (``spec[name].stored_dtype``), which are cheapest to transfer,
-                for a caller that converts to ``spec[name].dtype`` later.
+            stored: Whether to return fields in the stored dtypes (``spec[name].stored_dtype``), which are cheapest to
+                transfer; the caller converts to ``spec[name].dtype`` later.
 
         Raises:
             DataError: A value is outside the bounds of its field; the message names field and row.
@@ -368,10 +374,10 @@ class BatchSource:
         return packed
 
     def layout(self, batch_size: int | Plan, *, stored: bool = False) -> BatchLayout:
-        """Return the layout of one contiguous memory for the fields of a number of windows, or of a plan.
+        """Return the layout of one contiguous buffer for the fields of a number of windows, or of a plan.
 
-        ``stored`` is as in ``gather``. With packed windows, the number of rows depends on the plan; a number of windows
-        raises ConfigError.
+        See ``gather`` for ``stored``. With packed windows, the number of rows depends on the plan, so a number of
+        windows raises ConfigError.
         """
         spec, packing = self.spec, self.batch_plan.packing
         if packing is None:
@@ -402,7 +408,8 @@ class BatchSource:
             pipeline = self._pipeline.forward(snapshot, growth, seed=seed, epoch_start=epoch_start)
             source._set(plan.forward(pipeline.planner, pipeline.readers), pipeline)
             pipeline.form = source.batch_plan.form
-        # A caller that takes a new snapshot after n batches will probably do so again: plan n batches together.
+        # A caller that takes a new snapshot after n batches will probably do so again, so n batches are planned
+        # together.
         source._pipeline.blocks.begin_with = max(1, epoch_start - self.epoch_start)
         return source
 
@@ -418,7 +425,8 @@ def _restore(snapshot: Snapshot, sampler: WindowSampler, arguments: dict[str, An
     return BatchSource(snapshot, sampling=sampler, **arguments)
 
 
-# By module: the function in which a sampler of one epoch's indices begins a pass, and the sampler's variable there.
+# By module: the function in which a sampler of one epoch's indices begins a pass, and the name of its variable for the
+# sampler.
 _REPEATING = {
     "torch.utils.data.sampler": {"SequentialSampler.__iter__": "self", "RandomSampler.__iter__": "self"},
     "torchdata.stateful_dataloader.sampler": {"_StatefulRandomSamplerIterator.__init__": "sampler"},
@@ -428,8 +436,8 @@ _REPEATING = {
 def _warn_of_second_pass(source: object) -> None:
     """Warn if a sampler of torch's DataLoader begins a second pass over the indices of the first epoch.
 
-    Such a sampler calls ``len(source)`` once in each pass. Only the call stack identifies the caller. The sampler
-    stores the number of passes, so that another loader over the same source begins with its first pass.
+    Such a sampler calls ``len(source)`` once in each pass. Only the call stack identifies the caller. The number of
+    passes is stored in the sampler, so that another loader over the same source begins with its own first pass.
     """
     frame, level = sys._getframe(1), 1
     while frame.f_code.co_name == "__len__" and frame.f_back is not None:

@@ -1,1 +1,1 @@
-"""Rows in memory: the schema of a row, and columns that hold rows."""
+"""Rows in memory: the schema of a row, and columns of values."""

@@ -1,7 +1,7 @@
-"""Columns of appended rows: the storage form of each column, the accepted values, and the memory of the rows.
+"""Columns of appended rows: the storage form of each column, the check of values, and the memory of rows.
 
-An extent is never moved or resized. Rows below its count are final, so an Arrow array over them is immutable although
-the extent is still being filled. Therefore a snapshot can share memory with a store that is appended to.
+An extent is never moved or resized. The rows that are counted are final, so an Arrow array over them is immutable
+although the extent is still being filled. Therefore a snapshot can share memory with a store while rows are appended.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from mouse_core.spec import Field
 
 _BYTE = np.dtype(np.uint8)
 _IMAGE_STRUCT = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-_OBJECT_BYTES = 64  # the smallest estimate for an object, if its first value is smaller
+_OBJECT_BYTES = 64  # the least estimated size of an object
 
 
 @dataclass(frozen=True)
@@ -51,21 +51,21 @@ class TailColumn:
     Args:
         kind: The column's type.
         shape: The shape of a row; ``()`` for scalars.
-        arrow_type: The Arrow type of values that are kept as Python objects (strings, encoded images); else None.
+        arrow_type: The Arrow type of values that are stored as Python objects (strings, encoded images); else None.
         nullable: Whether None is allowed.
         widths: Smallest and largest allowed length of a row, inclusive, for vectors of one dimension.
         bounds: Lowest and highest allowed value; None: any value.
-        image: Whether values are images, kept as arrays of pixels.
-        any_bytes: Whether any bytes are allowed, because no field reads images from the column.
-        pixel: The dtype of images' pixels.
+        image: Whether values are images, stored as arrays of pixels.
+        any_bytes: Whether arbitrary bytes are allowed, because no field reads images from the column.
+        pixel: The dtype of pixels.
         image_roots: Allowed folders of images that rows name by path.
-        whole: Whether numbers must be integers, although the column holds floats.
-        whole_floats: Whether floats with integer values are accepted by a column of integers, as its field has floats.
-        single: Whether a number and a vector of one value are equivalent.
-        allowed: Description of the values within ``bounds``.
+        whole: Whether numbers must have integer values although the column's dtype is floating.
+        whole_floats: Whether a column of integers accepts floats with integer values, because its field has floats.
+        single: Whether a number is accepted as a vector of one value, and the reverse.
+        allowed: Description of the allowed values, for messages.
         domain: The allowed values, a spec of ``mouse_core.spec``; None: any value.
-        zeros: Whether a row of zeros is also allowed, for rows without a preceding action.
-        object_bytes: Approximate bytes of a Python object; snapshots copy the objects of the open extent.
+        zeros: Whether zeros are also allowed, for rows without a preceding action.
+        object_bytes: Approximate size of a Python object in bytes; snapshots copy the objects of the open extent.
     """
 
     kind: ColumnType
@@ -93,12 +93,12 @@ class TailColumn:
 
     @memo
     def plain_dtype(self) -> np.dtype[Any]:
-        """The dtype of arrays that are stored unchanged, except for ``is_checked``; void if all pixels are checked."""
+        """The dtype of arrays that are stored without conversion; void if all pixels are checked."""
         return np.dtype(np.void) if self.image and self.dtype != np.uint8 else self.dtype
 
     @memo
     def is_object(self) -> bool:
-        """Whether values are kept as Python objects."""
+        """Whether values are stored as Python objects."""
         return self.arrow_type is not None
 
     @property
@@ -108,17 +108,17 @@ class TailColumn:
 
     @property
     def row_bytes(self) -> int:
-        """Approximate bytes of a row."""
+        """Approximate size of a row in bytes."""
         return self.object_bytes if self.is_object else self.width * self.dtype.itemsize
 
     @memo
     def is_checked(self) -> bool:
-        """Whether numbers of the column's dtype need a check."""
+        """Whether numbers that already have the column's dtype need a check."""
         return self.whole or self.domain is not None or (self.bounds is not None and not self.image)
 
     @memo
     def limits(self) -> tuple[float, float] | None:
-        """The range of single numbers of ``plain`` types that need no check; None if every value needs one."""
+        """The range in which single numbers of ``plain`` types need no check; None if every value needs a check."""
         spec = self.domain
         of_spec: tuple[float, float] | None = (-inf, inf)
         if spec is not None:
@@ -129,7 +129,7 @@ class TailColumn:
         dtype = self.dtype
         limits = [of_spec, self.bounds or (-inf, inf)]
         if dtype.kind == "f":
-            # Narrow dtypes cannot hold all Python floats, and floats cannot hold all integers beyond 2**53.
+            # Narrow dtypes cannot represent all Python floats, and floats cannot represent all integers beyond 2**53.
             largest = min(largest_of(dtype), 2.0**53)
             limits.append((-largest, largest))
         elif dtype.kind != "b":
@@ -138,12 +138,14 @@ class TailColumn:
 
     @memo
     def plain(self) -> frozenset[type]:
-        """Types whose values a memoryview of the column's dtype accepts unchanged, or rejects."""
+        """The Python types whose values can be written through a memoryview of the column's dtype, which accepts them
+        unchanged or raises.
+        """
         dtype = self.dtype
         if dtype.kind == "b":
             return frozenset([bool, np.bool_])
         types: list[type] = [bool, int, np.int8, np.int16, np.int32, np.uint8, np.uint16, np.uint32]
-        if dtype.kind == "f":  # floats do not hold all 64-bit integers
+        if dtype.kind == "f":  # floats cannot represent all 64-bit integers
             return frozenset([*types, float, np.float16, np.float32, np.float64])
         return frozenset([*types, np.int64, np.uint64])
 
@@ -152,7 +154,8 @@ class TailColumn:
 
 
 def checked(value: Any, column: TailColumn) -> Any:
-    """Return a value in stored form: None for a null, a number or an array of the column's dtype, or an object.
+    """Check a value and return its stored form: None for a null, a number or an array of the column's dtype, or an
+    object.
 
     Raises:
         ValueError, TypeError, pyarrow.ArrowException: The column does not accept the value.
@@ -170,11 +173,12 @@ def checked(value: Any, column: TailColumn) -> Any:
 
 
 def checked_rows(values: Any, column: TailColumn) -> npt.NDArray[Any] | list[Any]:
-    """Return the values of many rows in stored form: an array, or a list with one item for each row if rows differ.
+    """Check the values of many rows and return their stored form: an array, or a list with an item for each row if rows
+    differ.
 
     Raises:
         RowError: The column does not accept a value.
-        ValueError, TypeError: The column accepts none of the values.
+        ValueError, TypeError: The values as a whole are invalid for the column.
     """
     if column.is_object:
         return [at_row(row, checked, value, column) for row, value in enumerate(values)]
@@ -201,7 +205,7 @@ def checked_rows(values: Any, column: TailColumn) -> npt.NDArray[Any] | list[Any
 
 
 def at_row(row: int, check: Callable[..., Any], *arguments: Any) -> Any:
-    """Return the result of a check; convert its errors to a RowError with the row."""
+    """Run a check; convert its errors to a RowError with the number of the row."""
     try:
         return check(*arguments)
     except (ValueError, TypeError, OverflowError, pa.ArrowException) as error:
@@ -213,13 +217,14 @@ def as_array(value: Any) -> npt.NDArray[Any]:
     if type(value) is np.ndarray and not is_ml_float(value.dtype):
         return value
     try:
-        return to_numpy(widened(value))  # Arrow has no bfloat16 and no 8-bit floats, but all of their values
-    except RuntimeError as error:  # a tensor with a gradient, an array that was donated
+        # Arrow lacks bfloat16 and 8-bit floats, but wider dtypes represent all their values
+        return to_numpy(widened(value))
+    except RuntimeError as error:  # for example a tensor with a gradient, or a donated array
         raise TypeError(f"expected numbers, found {type(value).__name__}: {error}") from error
 
 
 def _in_row_shape(value: Any, column: TailColumn) -> npt.NDArray[Any]:
-    """Return a value as an array with the shape of a row."""
+    """Convert a value to an array with the shape of a row."""
     if column.image:
         refuse_hidden(value)
         pixels = decode_image(value, dtype=column.pixel, image_roots=column.image_roots)
@@ -241,7 +246,7 @@ def _in_row_shape(value: Any, column: TailColumn) -> npt.NDArray[Any]:
 
 
 def _checked_numbers(array: npt.NDArray[Any], column: TailColumn) -> npt.NDArray[Any]:
-    """Return rows ``[n, *shape]``, or one row, in the column's dtype; raise TypeError or RowError for invalid values.
+    """Convert rows ``[n, *shape]``, or one row, to the column's dtype; raise TypeError or RowError for invalid values.
 
     Columns of floats accept integers; columns of integers never accept fractions.
     """
@@ -269,7 +274,7 @@ def _checked_numbers(array: npt.NDArray[Any], column: TailColumn) -> npt.NDArray
 
 
 def _check_domain(array: npt.NDArray[Any], column: TailColumn) -> None:
-    """Raise RowError unless rows ``[n, *shape]``, or one of them, have values that the column's spec allows."""
+    """Raise RowError unless the column's spec allows the values of rows ``[n, *shape]``, or of one row."""
     spec, of_row = column.domain, array.ndim - len(column.shape)
     of_spec: tuple[int, ...] = spec.shape
     shape = array.shape[of_row:]
@@ -293,7 +298,7 @@ def _check_domain(array: npt.NDArray[Any], column: TailColumn) -> None:
 
 
 def _checked_object(value: Any, column: TailColumn) -> Any:
-    """Return a value that is kept as a Python object; see ``checked``."""
+    """Check a value that is stored as a Python object; see ``checked``."""
     if is_hidden(value):
         if not column.nullable:
             raise ValueError("expected a value, found None")
@@ -317,16 +322,17 @@ def _checked_object(value: Any, column: TailColumn) -> Any:
     return fitted
 
 
-# Types of Python whose values an Arrow type holds as they are; of others, Arrow decides.
+# Python types whose values an Arrow type represents exactly; Arrow converts other values.
 _PYTHON_TYPES: dict[pa.DataType, Any] = dict.fromkeys((pa.string(), pa.large_string()), str)
 _PYTHON_TYPES |= dict.fromkeys((pa.binary(), pa.large_binary()), (bytes, bytearray, memoryview))
 
 
 @lru_cache(maxsize=256)
 def fitter(data_type: pa.DataType) -> Callable[[Any], Any]:
-    """Return the function that copies a value for an Arrow type, and raises one of ``_REFUSED`` for others.
+    """Return a function that copies a value for an Arrow type and raises one of ``_REFUSED`` for invalid values.
 
-    Arrow alone cuts fractions in lists of integers, drops unknown keys of structs, and takes texts for bytes.
+    This check is needed because Arrow truncates fractions in lists of integers, drops unknown keys of structs, and
+    converts text to bytes.
     """
     if isinstance(data_type, pa.BaseExtensionType):
         return fitter(data_type.storage_type)
@@ -367,7 +373,7 @@ def _fit_list(data_type: pa.DataType, fit: Callable[[Any], Any], dtype: str | No
             array = as_array(value)
     if array is not None and dtype is not None and array.ndim == 1 and array.dtype != object:
         items: Any = np.array(_numbers(array, dtype))
-    else:  # also with a null among the numbers
+    else:  # also for a null among the numbers
         items = [fit(item) for item in value]
     if pa.types.is_fixed_size_list(data_type) and len(items) != data_type.list_size:
         raise ValueError(f"expected {values_of(data_type.list_size)}, found {len(items)}")
@@ -396,7 +402,7 @@ def _fit_other(data_type: pa.DataType, kinds: Any, value: Any) -> Any:
 
 
 def _numbers(array: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
-    """Return numbers in the dtype of a name; integers never hold floats. Raises TypeError or RowError."""
+    """Convert numbers to the dtype of a name; floats are not accepted as integers. Raises TypeError or RowError."""
     dtype = np.dtype(name)
     if array.size and (array.dtype.kind not in "biuf" or (array.dtype.kind == "f" and dtype.kind != "f")):
         raise TypeError(f"expected {dtype}, found {array.dtype}")
@@ -404,7 +410,9 @@ def _numbers(array: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
 
 
 def _check_object_domain(value: Any, column: TailColumn) -> None:
-    """Raise ValueError unless the column's spec allows a value that is kept as an object; object specs allow any."""
+    """Raise ValueError unless the column's spec allows a value that is stored as an object; object specs allow any
+    value.
+    """
     spec = column.domain
     given = value if spec.dtype == object else _in_shape(value, spec.shape)
     reason = spec.why_not(given) if spec.dtype == object else spec.why_not_numbers(given)
@@ -413,7 +421,7 @@ def _check_object_domain(value: Any, column: TailColumn) -> None:
 
 
 def _in_shape(value: Any, shape: tuple[int, ...]) -> Any:
-    """Reshape a list to the shape of a spec with as many values; return other values unchanged."""
+    """Reshape a list to the spec's shape if the number of values is equal; return other values unchanged."""
     if not isinstance(value, list | tuple | np.ndarray):
         return value
     try:
@@ -424,12 +432,12 @@ def _in_shape(value: Any, shape: tuple[int, ...]) -> Any:
 
 
 def holds(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
-    """Return whether rows of both shapes have equally many values."""
+    """Return whether rows of both shapes have the same number of values."""
     return -1 not in shape and prod(shape) == prod(other)
 
 
 def is_empty(value: Any) -> bool:
-    """Return whether a value contains no type information: a null, or a list of nothing else, such as ``[]``."""
+    """Return whether a value contains no type information: a null, or a list without other values, such as ``[]``."""
     return is_hidden(value) or (isinstance(value, list | tuple) and all(map(is_empty, value)))
 
 
@@ -453,10 +461,10 @@ def tail_column(
         known: The column's Arrow type in the datasets of the store, if any.
         shape: The field's shape of a row, if known.
         image_roots: Allowed folders of images that rows name by path.
-        declared: The column as the store declares it, if it does.
+        declared: The declared column, if the store declares it.
 
     Raises:
-        ValueError: No Arrow type can hold the value.
+        ValueError: No Arrow type can represent the value.
     """
     value = None if is_hidden(value) else value
     nullable = field is None or field.fill is not None
@@ -476,7 +484,7 @@ def tail_column(
     is_image = field is not None and field.image
     pixel = _BYTE if field is None else field.pixel_dtype
     column = TailColumn(kind, nullable=nullable, pixel=pixel, image_roots=image_roots)
-    # Whether a number may be written as a vector of one value, and vice versa.
+    # Whether a number may be written as a vector of one value, and the reverse.
     single = field is not None and not is_image and (shape in ((), (1,)) or (shape is None and field.shape == ()))
     if kind.kind == "scalar":
         if field is None:
@@ -509,12 +517,12 @@ def tail_column(
 
 
 def _size_of(value: Any) -> int:
-    """Return the approximate bytes of a Python object."""
+    """Return the approximate size of a Python object in bytes."""
     return max(len(value) if isinstance(value, str | bytes) else 0, _OBJECT_BYTES)
 
 
 def _bounded(column: TailColumn, field: Field, bounds: tuple[int, int] | None, *, vectors: bool) -> TailColumn:
-    """Return the column with its field's limits: bounds, and integer values if the field delivers integers."""
+    """Return the column with the limits of its field: bounds, and integer values if the field delivers integers."""
     stored, wanted = column.dtype.kind, _wanted_dtype(field, vectors=vectors)
     whole = stored == "f" and wanted is not None and wanted.kind in "iu"
     floats = stored in "iu" and wanted is not None and wanted.kind == "f"
@@ -523,7 +531,7 @@ def _bounded(column: TailColumn, field: Field, bounds: tuple[int, int] | None, *
 
 
 def _row_shape(value: Any, kind: ColumnType, shape: tuple[int, ...] | None) -> tuple[int, ...] | None:
-    """Return the shape of a row of arrays, known or from the first value; None if undetermined."""
+    """Return the shape of a row: the known shape, or the shape of the first value; None if undetermined."""
     row = tuple(shape if shape is not None and len(shape) == kind.depth else np.shape(value))
     if value is None and len(row) != kind.depth:
         return None
@@ -554,14 +562,16 @@ def _infer(value: Any, field: Field | None) -> ColumnType:
 
 
 def _kept_dtype(array: Any, value: Any, field: Field | None) -> np.dtype[Any]:
-    """Return the dtype of stored values: the recorded dtype, except for an integer in a float field or a flag as code.
+    """Return the dtype of stored values: the first value's dtype, except for an integer in a float field or a bool as a
+    code.
 
-    The first reward of an episode is often written as a plain 0, and the column must still accept 0.5. An array of
-    integers has an explicit dtype, which is kept: frames of uint8 take an eighth, and float64 does not hold all int64.
+    The first reward is often written as the integer 0, and the column must still accept 0.5 later. An array of integers
+    has an explicit dtype, which is kept: uint8 images need an eighth of the memory of float64, and float64 cannot
+    represent all int64.
     """
     dtype: np.dtype[Any] = array.dtype
     if field is not None and field.image:
-        image_shape(value, dtype=field.pixel_dtype)  # raises for a value that is no image
+        image_shape(value, dtype=field.pixel_dtype)  # raises for a value that is not an image
         return field.pixel_dtype
     wanted = _wanted_dtype(field, vectors=bool(array.ndim))
     if wanted is None:
@@ -597,11 +607,12 @@ class NumbersExtent:
 
     Args:
         column: The storage form of values.
-        values: Their memory, ``[rows * width]``, row after row.
+        values: The memory of the values, ``[rows * width]``, row after row.
         nulls: Whether a row is null, bool ``[rows]``; None: allocated for the first null, since most columns have none.
-        ends: For rows that differ in length: bounds of the rows among the values, int32 ``[rows + 1]``; None: likewise.
+        ends: For rows that may differ in length: bounds of the rows in ``values``, int32 ``[rows + 1]``; None:
+            allocated when it is needed.
         since: int64 ``[1]``, with ``ends``: 0 while all rows have one length; else the first differing row, plus 1.
-        count: Number of rows that exist already.
+        count: Number of existing rows.
     """
 
     def __init__(
@@ -629,13 +640,13 @@ class NumbersExtent:
 
     @property
     def is_dense(self) -> bool:
-        """Whether Arrow can use the values without a copy, and none is null."""
+        """Whether Arrow can use the values without a copy and no value is null."""
         is_flat = not self.column.shape or (self._is_flat and self.is_regular)
         return is_flat and self.dtype != np.bool_ and self._nulls is None
 
     @property
     def takes_runs(self) -> bool:
-        """Whether ``cells`` accept an array with the dtype and shape of a row, and reject all others."""
+        """Whether ``cells`` accept exactly the arrays with the dtype and shape of a row."""
         return self._is_flat and self.is_regular and not self.column.is_checked
 
     @property
@@ -643,7 +654,7 @@ class NumbersExtent:
         return len(self.column.shape) == 1 and self.dtype != np.float16
 
     def put(self, row: int, value: Any) -> None:
-        """Check a value and write it; raises like ``checked``."""
+        """Check a value and write it; raises the errors of ``checked``."""
         self.write(row, checked(value, self.column))
 
     def write(self, row: int, value: Any) -> None:
@@ -686,12 +697,14 @@ class NumbersExtent:
         self.is_regular = False
 
     def forget(self, row: int) -> None:
-        """Remove the nulls of an uncounted row and of later rows."""
+        """Remove the nulls of a row that is not counted, and of later rows."""
         if self._nulls is not None:
             self._nulls[row:] = False
 
     def to_arrow(self, rows: int) -> pa.Array:
-        """Return the first ``rows`` values, arrays as (nested) lists, sharing memory; booleans are copied."""
+        """Return the first ``rows`` values as an Arrow array that shares memory; arrays become (nested) lists, and
+        booleans are copied.
+        """
         shape = self.column.shape
         ends = self._ends[: rows + 1] if shape else None
         values = self._values[: rows if ends is None else int(ends[-1])]
@@ -711,7 +724,7 @@ class NumbersExtent:
 
 
 class ObjectExtent:
-    """A column of other types that Arrow can hold: strings, structs, encoded images.
+    """The values of a column of other Arrow types: strings, structs, encoded images.
 
     Args:
         column: The storage form of values.
@@ -722,7 +735,7 @@ class ObjectExtent:
         self._items: list[Any] = []
 
     def put(self, row: int, value: Any) -> None:
-        """Check a value and write it; raises like ``checked``."""
+        """Check a value and write it; raises the errors of ``checked``."""
         self.write(row, checked(value, self.column))
 
     def write(self, row: int, value: Any) -> None:
@@ -731,7 +744,7 @@ class ObjectExtent:
         self._items.append(value)
 
     def forget(self, row: int) -> None:
-        """Remove an uncounted row and later rows."""
+        """Remove a row that is not counted, and later rows."""
         del self._items[row:]
 
     def to_arrow(self, rows: int) -> pa.Array:
@@ -743,30 +756,30 @@ ColumnExtent = NumbersExtent | ObjectExtent
 
 
 class Extent:
-    """Memory for some rows of all columns; ``allocate`` creates a writable one.
+    """Memory for a number of rows of all columns; ``allocate`` creates a writable extent.
 
     Args:
         columns: The storage form of each column, by name.
-        rows: Number of rows for which there is memory.
+        rows: The capacity in rows.
         extents: The memory of each column.
-        count: Number of rows that exist already.
+        count: Number of existing rows.
     """
 
     def __init__(
         self, columns: Mapping[str, TailColumn], rows: int, extents: dict[str, ColumnExtent], count: int = 0
     ) -> None:
         self.columns, self.rows, self.extents, self.count = dict(columns), rows, extents, count
-        # Identifies the memory without keeping it alive.
+        # A token that identifies the memory without keeping it alive.
         self.token = object()
 
     @classmethod
     def allocate(cls, columns: Mapping[str, TailColumn], before: int = 0, coming: int = 0) -> Self:
-        """Return an empty extent in one allocation of Arrow's memory, whose allocator uses large pages.
+        """Return an empty extent in one allocation from Arrow's allocator, which uses large pages.
 
         Args:
             columns: The storage form of each column, by name.
             before: Number of rows of the previous extent; a new extent is twice as large, up to a limit.
-            coming: Number of rows that will certainly follow.
+            coming: Number of rows that are certain to follow.
         """
         widest = max((column.row_bytes for column in columns.values()), default=1)
         most = max(16, min(_MOST_ROWS, _MOST_BYTES // max(widest, 1)))
@@ -783,8 +796,8 @@ class Extent:
         return made
 
     def append(self, row: Mapping[str, Any]) -> bool:
-        """Add a row if it is a dict with the extent's columns. Return False, without any change, if ``put`` has to
-        raise the error. There must be room.
+        """Add a row that is a dict with the extent's columns; the extent must have room. Return False, without any
+        change, if ``put`` must handle the row.
         """
         at = self.count
         if type(row) is not dict or len(row) != self._names:
@@ -806,14 +819,14 @@ class Extent:
                     cells[at * width : (at + 1) * width] = value
                 else:
                     put(at, value)
-                    self._settle()  # numbers the values again, hence runs come last
+                    self._settle()  # renumbers the values, so runs are written last
         except Exception:  # values may be any objects, and raise any errors
             return False
         self.count = at + 1
         return True
 
     def put(self, row: Mapping[str, Any]) -> None:
-        """Add a row with the columns' names.
+        """Check and add a row whose names are the columns' names.
 
         Raises:
             Refused: A value is invalid; nothing has changed.
@@ -829,13 +842,15 @@ class Extent:
         self._settle()
 
     def forget_parts(self) -> None:
-        """Remove values behind the last row, after only a part of a row was written."""
+        """Remove values after the last counted row, if only a part of a row was written."""
         for extent in self.extents.values():
             extent.forget(self.count)
         self._sort()
 
     def put_many(self, prepared: Mapping[str, Any], done: int, rows: int) -> int:
-        """Add ``rows`` rows, from row ``done`` on, of results of ``checked_rows``; return how many fit."""
+        """Add ``rows`` rows, from row ``done`` on, of the results of ``checked_rows``; return the number of added
+        rows.
+        """
         for name, extent in self.extents.items():
             values = prepared[name]
             if isinstance(values, ndarray) and isinstance(extent, NumbersExtent):
@@ -848,12 +863,12 @@ class Extent:
         return rows
 
     def _settle(self) -> None:
-        """Update the columns whose rows differ in length from now on."""
+        """Update the set of columns whose rows differ in length."""
         if not all(extent.takes_runs for extent in self._filled):
             self._sort()
 
     def _sort(self) -> None:
-        """Choose how ``append`` writes each column: as a cell, as a run of cells, or by ``put``."""
+        """Choose for each column how ``append`` writes a value: as a cell, as a run of cells, or by ``put``."""
         numbers = {name: extent for name, extent in self.extents.items() if isinstance(extent, NumbersExtent)}
         cells = {name: extent for name, extent in numbers.items() if extent.column.limits is not None}
         runs = {name: extent for name, extent in numbers.items() if extent.takes_runs}
@@ -862,7 +877,7 @@ class Extent:
         # An itemgetter of a single name returns the value itself.
         getter: Any = itemgetter(*names) if len(names) > 1 else lambda row: tuple(row[name] for name in names)
         self._values_of: Callable[[Mapping[str, Any]], tuple[Any, ...]] = getter
-        # By the number of the value among ``names``.
+        # By the position of the value in ``names``.
         place = {name: number for number, name in enumerate(names)}
         self._cells = [
             (place[name], one.cells, one.column.plain, *(one.column.limits or (0, 0)), one.put)
@@ -872,7 +887,7 @@ class Extent:
         self._others = [(place[name], self.extents[name].put) for name in names[len(cells) + len(runs) :]]
 
     def dense(self) -> dict[str, NumbersExtent]:
-        """The columns whose values so far lie in memory as in Arrow."""
+        """The columns whose present values are stored in Arrow's layout."""
         extents = self.extents.items()
         return {name: one for name, one in extents if isinstance(one, NumbersExtent) and one.is_dense}
 
@@ -891,7 +906,7 @@ class Refused(Exception):
 
 @lru_cache(maxsize=16)
 def _equal_ends(rows: int, width: int) -> npt.NDArray[np.int32]:
-    """Return the begins and the last end of ``rows`` rows of ``width`` values, int32 ``[rows + 1]``."""
+    """Return the bounds of ``rows`` rows of ``width`` values each, int32 ``[rows + 1]``."""
     ends = np.arange(0, (rows + 1) * width, width, dtype=np.int32)
     ends.flags.writeable = False
     return ends

@@ -18,16 +18,16 @@ import numpy.typing as npt
 from mouse_core.spec import Alignment
 
 Columns = dict[str, npt.NDArray[Any]]
-"""Values by column name, ``[n, ...]`` each; strings and bytes as arrays of objects."""
+"""Values by column name, arrays ``[n, ...]``; strings and bytes are arrays of objects."""
 
 
 def done_code(terminated: Any, truncated: Any) -> int:
-    """Return 1 if an episode terminated (also if both are set), 2 if it was only truncated, else 0."""
+    """Return 1 if an episode terminated (even if it was also truncated), 2 if it was only truncated, else 0."""
     return 1 if terminated else 2 if truncated else 0
 
 
 def done_codes(terminated: npt.ArrayLike, truncated: npt.ArrayLike | None = None) -> npt.NDArray[np.int64]:
-    """Return the ``done_code`` of each of two arrays of flags."""
+    """Return the ``done_code`` of each element of two arrays of flags."""
     ended = np.asarray(terminated).astype(bool)
     if truncated is None:
         return ended.astype(np.int64)
@@ -35,20 +35,21 @@ def done_codes(terminated: npt.ArrayLike, truncated: npt.ArrayLike | None = None
 
 
 GONE = 3
-"""The code in ``agent_done`` of the transitions of an agent behind its end."""
+"""The code in ``agent_done`` for transitions after an agent's end."""
 
 
 def agent_codes(
     terminated: npt.ArrayLike, truncated: npt.ArrayLike, gone: npt.ArrayLike | None = None
 ) -> npt.NDArray[np.int8]:
-    """Return the ``done_code`` of each agent in each transition, and ``GONE`` behind its end.
+    """Return the ``done_code`` of each agent in each transition, and ``GONE`` after an agent's end.
 
-    Two agents of which the first terminates in the second of three transitions, and the second is truncated in the
-    last, have the codes ``[[0, 0], [1, 0], [3, 2]]``. Flags behind the end of an agent make no difference.
+    Example: in three transitions of two agents, the first agent terminates in the second transition, and the second
+    agent is truncated in the last: the codes are ``[[0, 0], [1, 0], [3, 2]]``. Flags after the end of an agent are
+    ignored.
 
     Args:
         terminated, truncated: Flags ``[T, A]``.
-        gone: Whether each agent ended before, bool ``[A]``; None: no agent did.
+        gone: Whether each agent has already ended, bool ``[A]``; None: no agent has ended.
 
     Returns:
         int8 ``[T, A]``.
@@ -60,7 +61,7 @@ def agent_codes(
 
 
 def placeholder(values: npt.NDArray[Any], count: int = 1) -> npt.NDArray[Any]:
-    """Return ``count`` rows of zeros (or empty texts and lists), of the type and shape of the rows of ``values``."""
+    """Return ``count`` rows of zeros (or empty texts and lists) with the type and shape of the rows of ``values``."""
     if values.dtype.kind in "OSU":
         first = next((value for value in values.flat if value is not None), "")
         is_plain = isinstance(first, str | bytes | list | tuple | dict | int | float | np.generic)
@@ -78,15 +79,15 @@ def episode_rows(
     begins: int = 0,
     alignment: Alignment = "arrived",
 ) -> Columns:
-    """Return the rows of an episode, or of a piece of one.
+    """Return the rows of an episode, or of a part of an episode.
 
     Args:
         observations: Columns of the observations, ``[n, ...]``, from observation ``begins`` on.
-        transitions: Columns of the transitions, including ``done``. With alignment "arrived", a piece that begins the
-            episode (``begins == 0``) has ``n - 1`` values, and a row of zeros is inserted before them. Another piece
-            has ``n`` values; the first belongs to the transition that led to its first row. With "outgoing", the piece
-            has as many rows as transitions, and an observation behind the last one is dropped.
-        begins: Number of the first row of the piece in its episode.
+        transitions: Columns of the transitions, including ``done``. With alignment "arrived", a part that begins the
+            episode (``begins == 0``) has ``n - 1`` values, and a row of zeros is inserted before them. A later part has
+            ``n`` values; the first value belongs to the transition that led to the part's first row. With "outgoing",
+            the part has as many rows as transitions, and an observation after the last transition is dropped.
+        begins: The number of the part's first row in its episode.
         alignment: The alignment of the rows.
 
     Returns:

@@ -1,10 +1,11 @@
-"""Columns: rows in memory, of one process or mapped.
+"""Columns, the memory for rows of one schema, private or memory-mapped.
 
-Small fields of a row are adjacent, so that reading a row touches one place; large fields are separate. Values that
-differ in length are stored in a ring of bytes, one after the other. A row refers to its value by its length and the
-position of its first byte, counted over all bytes ever written. The ring is twice as long as the values in use need.
-When it is full, values of removed rows are overwritten; if they leave too little room, the ring moves to longer memory.
-In a ring of 8 bytes, after 10 bytes were written, the value (8, 2) is in the places 0 and 1.
+Small fields of a row are adjacent, so that reading a row touches one part of memory; large fields are separate. Ragged
+values (which differ in length) are stored one after another in a ring of bytes. A row refers to its value by the
+value's length and the position of its first byte, counted over all bytes ever written. The ring is twice as long as the
+values in use need. When it is full, values of removed rows are overwritten; if these leave too little room, the ring
+moves to longer memory. Example: in a ring of 8 bytes, after 10 bytes were written, the value (8, 2) lies in the bytes 0
+and 1.
 """
 
 from __future__ import annotations
@@ -50,11 +51,11 @@ TEXT, BYTES, RAGGED = "text", "bytes", "ragged"
 
 
 def field_kind(leaf: Any, lead: int) -> str:
-    """Return the kind of a field by its first values: TEXT, BYTES, RAGGED, or "" for numbers in rows of one shape.
+    """Return the kind of a field from its first values: TEXT, BYTES, RAGGED, or "" for numbers in rows of one shape.
 
     Args:
         leaf: The field's values.
-        lead: Number of axes that count rows.
+        lead: Number of leading axes that count rows.
     """
     if isinstance(leaf, np.ndarray) and leaf.dtype.kind not in "OSU":
         return ""
@@ -94,11 +95,11 @@ _LONGEST = (1 << 31) - 1  # NumPy's limit for an axis of a row
 
 @dataclass(frozen=True)
 class FieldType:
-    """Dtype and shape of one field of a row.
+    """The dtype and shape of a field of a row.
 
     Args:
         dtype: The dtype of the values; uint8 for text and bytes.
-        shape: The shape of a row; for ragged rows, of one item.
+        shape: The shape of a row; for ragged rows, the shape of an item.
         varies: TEXT, BYTES or RAGGED for rows that differ in length, else "".
     """
 
@@ -108,7 +109,7 @@ class FieldType:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one row."""
+        """The size of a row in bytes."""
         return self.dtype.itemsize * prod(self.shape)
 
     def encode(self, value: Any, *, where: str) -> Bytes:
@@ -116,12 +117,12 @@ class FieldType:
 
         Raises:
             SchemaError: The value has another kind, dtype or shape.
-            DataError: The dtype does not hold the Python numbers.
+            DataError: The dtype cannot represent the Python numbers.
         """
         if self.varies == TEXT:
             if not isinstance(value, str):
                 raise SchemaError(f"{where}: expected text as in the first write, found {value!r:.60}")
-            # UTF-8 has no lone surrogates, Python's texts may.
+            # Python texts may contain lone surrogates, which UTF-8 cannot encode.
             return np.frombuffer(value.encode("utf-8", "surrogatepass"), np.uint8)
         if self.varies == BYTES:
             if not isinstance(value, bytes):
@@ -137,7 +138,7 @@ class FieldType:
         return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
     def decode(self, raw: Bytes) -> Any:
-        """Convert the bytes of ``encode`` to the value; an array shares the memory of ``raw``.
+        """Decode the bytes of ``encode``; an array shares the memory of ``raw``.
 
         Raises:
             DataError: The bytes are damaged.
@@ -162,28 +163,28 @@ class RowSchema:
     def __init__(self, structure: Structure, fields: Mapping[FieldKey, FieldType], num_envs: int = 1) -> None:
         self.structure = structure
         self.lists = lists_of(structure)
-        # Whether the structure comes from a file, which has the names of named tuples but not their classes.
+        # Whether the structure was read from a file, which has the names of named tuples but not their classes.
         self.from_data = False
         self.fields = dict(fields)
         self.num_envs = num_envs
         self.varying = {key: kind for key, kind in self.fields.items() if kind.varies}
-        # The stored form of a row: values that differ in length are stored as references.
+        # The stored form of a row, in which ragged values are references.
         self.stored = {key: _REF if kind.varies else kind for key, kind in self.fields.items()}
         self.plain = isinstance(structure, dict) and all(isinstance(child, Leaf) for child in structure.values())
 
     @classmethod
     def of(cls, rows: Any, lead: int, ndim: int, ragged: Collection[FieldKey] = ()) -> RowSchema:
-        """Return the schema of the first rows written; the first ``lead`` axes of every leaf count rows.
+        """Return the schema of the first written rows; the first ``lead`` axes of every leaf count rows.
 
         Args:
             rows: The rows.
-            lead: Number of axes that count rows.
-            ndim: The storage's number of such axes.
-            ragged: Fields that are declared to be ragged.
+            lead: Number of leading axes that count rows.
+            ndim: The number of axes that count rows in the storage.
+            ragged: Names of fields that are declared as ragged.
 
         Raises:
             SchemaError: A leaf is not an array, or has fewer axes.
-            ConfigError: A field in ``ragged`` is not among the fields.
+            ConfigError: A field in ``ragged`` does not exist.
         """
         fields: dict[FieldKey, FieldType] = {}
         num_envs = 1
@@ -209,11 +210,11 @@ class RowSchema:
     def check(self, rows: Any, lead: int, ndim: int) -> tuple[list[Any], int]:
         """Return the leaves of ``rows`` as arrays ``[n, *shape]`` in the order of ``fields``, and ``n``.
 
-        For a field that differs in length, return a list with the bytes of each row.
+        A ragged field is returned as a list with the bytes of each row.
 
         Raises:
             SchemaError: Structure, dtype, shape, or number of environments differ from the first write.
-            DataError: The dtype does not hold the Python numbers, or leaves differ in length.
+            DataError: The dtype cannot represent the Python numbers, or leaves differ in length.
         """
         leaves: Any = rows if self.plain and type(rows) is dict else flatten(rows)
         if leaves.keys() != self.fields.keys():
@@ -248,7 +249,7 @@ class RowSchema:
         return arrays, len(arrays[0])
 
     def with_more(self, rows: Any, lead: int) -> RowSchema | None:
-        """Return the schema of rows that have all these fields and more; None otherwise.
+        """Return the schema of rows that have all fields of this schema and more; None if ``rows`` are not such rows.
 
         Raises:
             SchemaError: See ``of``.
@@ -259,17 +260,19 @@ class RowSchema:
         return RowSchema(found.structure, {**self.fields, **found.fields, **self.fields}, self.num_envs)
 
     def whole_steps(self, capacity: int) -> int:
-        """Return how many of ``capacity`` rows are whole time steps: 99 of 100 with 3 environments.
+        """Return ``capacity`` rounded down to complete time steps: 99 rows for a capacity of 100 with 3 environments.
 
         Raises:
-            ConfigError: There is no room for one time step.
+            ConfigError: The capacity is less than one time step.
         """
         if capacity < self.num_envs:
             raise ConfigError(f"capacity: expected room for a step of {self.num_envs} environments, found {capacity}")
         return capacity - capacity % self.num_envs
 
     def _check_lead(self, key: FieldKey, found: tuple[int, ...], ndim: int, expected: tuple[int, ...] | None) -> None:
-        """Raise an error unless there are as many rows as in the fields before, or of the first one, environments."""
+        """Raise an error unless a field has as many rows as the previous fields; for the first field, check the number
+        of environments.
+        """
         if expected is None:
             if ndim == 2 and found and found[-1] != self.num_envs:
                 raise SchemaError(f"{_where(key)}: expected {self.num_envs} environments, found {found[-1]}")
@@ -312,21 +315,21 @@ class RowSchema:
         return made
 
     def take_nodes(self, rows: Any) -> None:
-        """Adopt the classes of the nodes of ``rows``, if their nesting matches the structure from the file."""
+        """Take the classes of named tuples from ``rows`` if the nesting matches the structure from the file."""
         structure = structure_of(rows)
         if is_like(structure, self.structure):
             self.structure = structure
         self.from_data = False
 
     def same_as(self, other: RowSchema) -> bool:
-        """Return whether rows of the other schema fit this one."""
+        """Return whether rows of the other schema also match this schema."""
         return self.fields == other.fields and self.num_envs == other.num_envs
 
 
 def whole(
     rows: Any, known: RowSchema | None, *, one: bool = False, ndim: int, ragged: Collection[FieldKey] = ()
 ) -> Any:
-    """Return rows as one tree, see ``mouse_core.nested.opened``; the arguments are as for ``checked``."""
+    """Convert rows to one tree; see ``mouse_core.nested.opened``, and ``checked`` for the arguments."""
     lists: Collection[Any] = ()
     if known is not None:
         ragged, lists = known.varying, known.lists
@@ -340,17 +343,18 @@ def whole(
 def checked(
     rows: Any, known: RowSchema | None, *, one: bool, ndim: int, ragged: Collection[FieldKey]
 ) -> tuple[RowSchema, list[Any], int]:
-    """Return the schema of rows to be written, their leaves as ``RowSchema.check`` gives them, and their number.
+    """Check rows that will be written; return their schema, their leaves (see ``RowSchema.check``) and the number of
+    rows.
 
     Args:
-        rows: As for ``Storage.append``.
-        known: The schema of the rows in the storage; None: these are the first.
+        rows: See ``Storage.append``.
+        known: The schema of the rows in the storage; None: the rows are the first rows.
         one: Whether ``rows`` is a single row, or for ``ndim=2`` a single time step.
-        ndim: The storage's.
-        ragged: Fields that are declared to be ragged.
+        ndim: ``ndim`` of the storage.
+        ragged: Names of fields that are declared as ragged.
 
     Raises:
-        SchemaError, DataError, ConfigError: As ``RowSchema.of`` and ``RowSchema.check``.
+        SchemaError, DataError, ConfigError: See ``RowSchema.of`` and ``RowSchema.check``.
     """
     if isinstance(rows, list) and not rows and not one:
         raise DataError("rows: expected at least one item in the list, found none")
@@ -369,14 +373,14 @@ def _field_type(dtype: str, shape: list[int], varies: str = "") -> FieldType:
     if varies not in ("", TEXT, BYTES, RAGGED):
         raise ValueError(f"expected text, bytes or ragged rows, found {varies!r}")
     kind = FieldType(named_dtype(dtype), tuple(map(index, shape)), varies)
-    # An array of objects in foreign memory would be pointers that somebody else wrote.
+    # An array of objects in memory from another source would contain untrusted pointers.
     if kind.dtype.hasobject or any(not 0 <= size <= _LONGEST for size in kind.shape):
         raise ValueError(f"{kind.dtype} {list(kind.shape)}")
     return kind
 
 
 def _first_item(values: Sequence[Any], *, where: str) -> npt.NDArray[Any]:
-    """Return the first array that is not empty, as it has the dtype and the shape of an item."""
+    """Return the first array that is not empty, which has the dtype and the shape of an item."""
     if not values:
         raise SchemaError(f"{where}: expected at least one row, found none")
     array = as_array(next((value for value in values if np.size(value)), values[0]), where=where)
@@ -386,14 +390,14 @@ def _first_item(values: Sequence[Any], *, where: str) -> npt.NDArray[Any]:
 
 
 def _fitting(key: FieldKey, kind: FieldType, leaf: Any) -> npt.NDArray[Any]:
-    """Convert a leaf to an array of the field's dtype; raise as ``RowSchema.check``."""
+    """Convert a leaf to an array of the field's dtype; raises the errors of ``RowSchema.check``."""
     if isinstance(leaf, Mapping | tuple):
         raise SchemaError(f"{_where(key)}: expected an array as in the first write, found {leaf!r:.60}")
     return fit(_even(key, leaf), kind.dtype, where=_where(key))
 
 
 def _even(key: FieldKey, leaf: Any) -> Any:
-    """Stack the arrays in an array of objects; raise SchemaError for arrays of differing shapes."""
+    """Stack the arrays in an array of objects; raise SchemaError if their shapes differ."""
     if not is_varying(leaf) or not leaf.size or not hasattr(leaf.flat[0], "shape"):
         return leaf
     items = leaf.reshape(-1).tolist()
@@ -407,14 +411,18 @@ def _even(key: FieldKey, leaf: Any) -> Any:
 
 
 def _if_listed(keys: list[FieldKey]) -> str:
-    """Remedy for lists of arrays that were meant as one array: half a sentence if a field is in a list."""
+    """Return the end of an error message with the remedy for lists of arrays that were meant as one array; "" if no
+    field is in a list.
+    """
     if all(isinstance(key, str) or not any(isinstance(step, int) for step in key) for key in keys):
         return ""
     return "; each array in a list or tuple is a field of its own, and np.stack(arrays) is one field"
 
 
 def _if_declared(key: FieldKey, found: tuple[int, ...], expected: tuple[int, ...]) -> str:
-    """Remedy for rows of another shape: half a sentence, with ``ragged`` if only their first axis differs."""
+    """Return the end of an error message with the remedy for rows of another shape, which names ``ragged`` if only the
+    first axis differs.
+    """
     if len(found) != len(expected) or not found or found[1:] != expected[1:]:
         return "; ListStorage takes any"
     return f"; a field whose rows differ in length is declared, ragged=[{key!r}], or kept in a ListStorage"
@@ -432,16 +440,19 @@ Slots = npt.NDArray[np.int64]
 
 
 def ring_slots(first: int, n: int, capacity: int) -> Slots:
-    """The slots of ``n`` rows from row ``first`` on: rows 6, 7 and 8 of a ring of 8 lie in the slots 6, 7 and 0."""
+    """Return the slots of ``n`` rows from row ``first`` on: in a ring of 8, the rows 6, 7 and 8 lie in the slots 6, 7
+    and 0.
+    """
     begin = first % capacity
     slots = np.arange(begin, begin + n, dtype=np.int64)
     return slots if begin + n <= capacity else slots % capacity
 
 
 def ring_pieces(first: int, n: int, capacity: int) -> Iterator[tuple[int, int, int]]:
-    """Yield the contiguous pieces of ``n`` rows from row ``first`` on: first slot, first row, number of rows.
+    """Yield the contiguous pieces of ``n`` rows from row ``first`` on: the first slot, the first row, and the number of
+    rows of each piece.
 
-    Rows 6, 7 and 8 of a ring of 8 are ``(6, 0, 2)`` and ``(0, 2, 1)``.
+    Example: in a ring of 8, the rows 6, 7 and 8 are the pieces ``(6, 0, 2)`` and ``(0, 2, 1)``.
     """
     done = 0
     while done < n:
@@ -452,19 +463,21 @@ def ring_pieces(first: int, n: int, capacity: int) -> Iterator[tuple[int, int, i
 
 
 Refs = npt.NDArray[np.int64]
-"""References to values, ``[n, 2]``: the position of the first byte among all ever written, and the length."""
+"""References to ragged values, ``[n, 2]``: the position of the first byte, counted over all bytes ever written, and the
+length.
+"""
 
 _LEAST_ROOM = 1 << 12
 
 
 class ByteRing:
-    """Memory for values: of all bytes that were ever written, byte ``n`` lies in place ``n % len(memory)``."""
+    """A ring of bytes: byte ``n``, counted over all bytes ever written, lies at ``n % len(memory)``."""
 
     def __init__(self, memory: Bytes) -> None:
         self.memory = memory
 
     def write(self, begin: int, values: Sequence[Bytes]) -> Refs:
-        """Write values one behind the other from byte ``begin`` on."""
+        """Write values one after another from byte ``begin`` on."""
         refs = np.empty((len(values), 2), np.int64)
         refs[:, 1] = [value.size for value in values]
         refs[:, 0] = begin + np.cumsum(refs[:, 1]) - refs[:, 1]
@@ -477,7 +490,7 @@ class ByteRing:
             self.memory[place : place + count] = raw[first : first + count]
 
     def read(self, begin: int, nbytes: int) -> Bytes:
-        """Bytes, copied."""
+        """Return a copy of the bytes of values."""
         if not 0 <= nbytes <= self.memory.size:
             raise DataError(f"rows: expected a value of up to {self.memory.size} bytes, found one of {nbytes}")
         if not nbytes:
@@ -487,7 +500,9 @@ class ByteRing:
         return raw.copy() if raw.size == nbytes else np.concatenate([raw, self.memory[: nbytes - raw.size]])
 
     def move(self, begin: int, end: int, memory: Bytes) -> ByteRing:
-        """The bytes from ``begin`` to ``end`` in other memory, which has room for them."""
+        """Copy the bytes from ``begin`` to ``end`` to other memory, which has room for them, and return the new
+        ring.
+        """
         ring = ByteRing(memory)
         for place, first, count in ring_pieces(begin, end - begin, self.memory.size):
             ring._put(begin + first, self.memory[place : place + count])
@@ -495,57 +510,60 @@ class ByteRing:
 
 
 def _room_for(nbytes: int) -> int:
-    """Return the length of a ring with ``nbytes`` in use: as many may come before the rows are searched again."""
+    """Return the length of a new ring with ``nbytes`` in use: twice as long, so that the rows are seldom searched."""
     return max(2 * nbytes, _LEAST_ROOM)
 
 
 def _is_full(room: int, used: int, coming: int) -> bool:
-    """Whether a ring needs other memory; with little room left too, as searching all rows must be rare."""
+    """Return whether a ring needs larger memory; also True if little room is left, because searching all rows must be
+    rare.
+    """
     return used + coming > room or room - used < room // 8
 
 
 def _is_sparse(span: int, used: int) -> bool:
-    """Whether a ring is mostly holes, left by rows that were overwritten out of order."""
+    """Return whether most of a ring are holes, which rows left that were overwritten out of order."""
     return span > 4 * used + _LEAST_ROOM
 
 
 def _in_use(columns: Sequence[Refs], end: int) -> tuple[int, int]:
-    """Return the position of the first byte in use, and how many bytes are in use."""
+    """Return the position of the first byte in use, and the number of bytes in use."""
     there = [refs[refs[:, 1] > 0] for refs in columns]
     begin = min((int(refs[:, 0].min()) for refs in there if len(refs)), default=end)
     return begin, sum(int(refs[:, 1].sum()) for refs in there)
 
 
 class Values:
-    """The values of rows that differ in length; those of rows that are gone are overwritten."""
+    """The ragged values of rows, in a ring; values of removed rows are overwritten."""
 
     packs = True
-    """Whether a ring of mostly holes is written anew; otherwise holes stay until the rows between them are gone."""
+    """Whether a ring with mostly holes is rewritten; otherwise holes stay until the rows between them are removed."""
 
     def __init__(self) -> None:
         self._ring = ByteRing(np.empty(0, np.uint8))
         self._begin = 0  # the first byte that may be in use
-        self._end = 0  # behind the last byte ever written
+        self._end = 0  # the end of all bytes ever written
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory, used or not."""
+        """Size of the allocated memory in bytes."""
         return self._ring.memory.size
 
     def keep(
         self, schema: RowSchema, arrays: Sequence[Any], refs: Callable[[], Sequence[Refs]]
     ) -> Sequence[npt.NDArray[Any]]:
-        """Write the values that differ in length, and return the arrays with references in their place.
+        """Write ragged values, and return the arrays with references instead of ragged values.
 
         Args:
             schema: The schema of the rows.
             arrays: The arrays that ``RowSchema.check`` returned.
-            refs: Returns the references of the rows in use, as views: packing changes them.
+            refs: Returns the references of the rows in use as views, which packing changes in place.
         """
         if not schema.varying:
             return arrays
         parts = varying_of(schema, arrays)
-        # All at once: making room for one field must not take that of another, which no row has yet.
+        # Room is reserved for all fields at once, because no row refers to the new values yet, so reserving room for
+        # one field could overwrite another.
         values = parts[0] if len(parts) == 1 else [value for part in parts for value in part]
         coming = sum(value.size for value in values)
         self.reserve(coming, refs)
@@ -555,7 +573,7 @@ class Values:
         return [next(kept) if kind.varies else array for array, kind in zip(arrays, kinds, strict=True)]
 
     def reserve(self, coming: int, refs: Callable[[], Sequence[Refs]]) -> None:
-        """Make room for ``coming`` more bytes; ``refs`` as for ``keep``."""
+        """Reserve room for ``coming`` more bytes; see ``keep`` for ``refs``."""
         if not _is_full(self.nbytes, self._end - self._begin, coming):
             return
         columns = refs()
@@ -568,14 +586,14 @@ class Values:
         self._begin = begin
 
     def is_sparse(self, refs: Callable[[], Sequence[Refs]]) -> bool:
-        """Whether most of the ring is held by values of rows that are gone."""
+        """Return whether values of removed rows occupy most of the ring."""
         if not _is_full(self.nbytes, self._end - self._begin, 0):
             return False
         begin, used = _in_use(refs(), self._end)
         return _is_sparse(self._end - begin, used)
 
     def _pack(self, columns: Sequence[Refs], nbytes: int) -> None:
-        """Write the values in use to other memory without holes, and update the references."""
+        """Copy the values in use to other memory without holes, and update the references."""
         ring, end = ByteRing(np.empty(_room_for(nbytes), np.uint8)), 0
         for refs in columns:
             refs[...] = ring.write(end, self.read(refs))
@@ -583,25 +601,25 @@ class Values:
         self._ring, self._begin, self._end = ring, 0, end
 
     def _memory(self, nbytes: int) -> Bytes:
-        """Memory for a ring."""
+        """Return new memory for a ring."""
         return np.empty(nbytes, np.uint8)
 
     def read(self, refs: Refs) -> list[Bytes]:
-        """Copy the values at ``refs``, ``[..., 2]``."""
+        """Return copies of the values at ``refs``, ``[..., 2]``."""
         return [self._ring.read(begin, nbytes) for begin, nbytes in refs.reshape(-1, 2).tolist()]
 
 
 def varying_of(schema: RowSchema, arrays: Sequence[Any]) -> list[list[Bytes]]:
-    """Return the arrays of the fields that differ in length, among those that ``RowSchema.check`` returned."""
+    """Return the arrays of ragged fields, from the arrays that ``RowSchema.check`` returned."""
     return [array for array, kind in zip(arrays, schema.fields.values(), strict=True) if kind.varies]
 
 
 _Scratch = tuple[npt.NDArray[Any], list[tuple[int, npt.NDArray[Any]]]]
 
-# Fields up to this many bytes lie side by side, so that reading a row touches one place. Larger ones lie by
-# themselves, where they are copied once, not twice.
+# Fields up to this size in bytes are adjacent, so that reading a row touches one part of memory. Larger fields are
+# separate, so that they are copied once, not twice.
 _SIDE_BY_SIDE = 1024
-# Rows are copied through a buffer of about this many bytes on their way into fields, as much as a cache holds.
+# Approximate size in bytes of the buffer through which rows are copied to fields; it fits into the processor's cache.
 _SCRATCH = 1 << 18
 _ALIGNMENT = 64
 _POOL_FROM = 1 << 20
@@ -609,11 +627,11 @@ _PLANS_KEPT = 8
 
 
 class FieldBlock:
-    """Fields whose values lie side by side.
+    """A block of fields whose values in a row are adjacent.
 
     Args:
-        places: The places of the fields in the schema.
-        dtype: One row: a structured dtype with the fields ``f0``, ``f1``, ... in the order of ``places``.
+        places: The positions of the fields in the schema.
+        dtype: The structured dtype of a row, with the fields ``f0``, ``f1``, ... in the order of ``places``.
     """
 
     def __init__(self, places: Sequence[int], dtype: np.dtype[Any]) -> None:
@@ -622,16 +640,17 @@ class FieldBlock:
         self.raw = np.dtype((np.void, dtype.itemsize))
 
     def columns(self, rows: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
-        """The fields' values ``[n, *shape]`` in rows of bytes ``[n]``, as views."""
+        """Return the fields' values ``[n, *shape]`` as views of rows of bytes ``[n]``."""
         structured = rows.view(self.dtype)
         return [structured[f"f{number}"] for number in range(len(self.places))]
 
 
 def blocks_of(schema: RowSchema) -> list[FieldBlock]:
-    """Return the layout of the fields of a row; the same for the same schema everywhere."""
+    """Return the blocks of a schema's fields; the result depends only on the schema."""
     kinds = list(schema.stored.values())
     small = [place for place, kind in enumerate(kinds) if kind.nbytes <= _SIDE_BY_SIDE]
-    # Widest items first: then every field begins at a multiple of its item's size, nearly without gaps.
+    # Fields with the widest items are first, so that every field begins at a multiple of its item size, nearly without
+    # gaps.
     small.sort(key=lambda place: -kinds[place].dtype.alignment)
     groups = ([small] if small else []) + [[place] for place in range(len(kinds)) if place not in small]
     return [_block(places, [kinds[place] for place in places]) for places in groups]
@@ -660,10 +679,10 @@ class Columns:
 
     Args:
         schema: The schema of the rows.
-        columns: Arrays ``[rows, *shape]`` in the order of its fields.
-        blocks: Blocks that ``columns`` are views of, and their rows as bytes, ``[rows]``; a field that is in none is
-            gathered by itself.
-        values: The values of fields that differ in length, of which ``columns`` have the references.
+        columns: Arrays ``[rows, *shape]`` in the order of the schema's fields.
+        blocks: The blocks of which ``columns`` are views, with their rows as bytes, ``[rows]``; a field outside any
+            block is gathered separately.
+        values: The values of ragged fields, to which ``columns`` have references.
     """
 
     def __init__(
@@ -685,7 +704,7 @@ class Columns:
     def allocate(
         cls, schema: RowSchema, rows: int, allocate: Callable[[int, int], Bytes], values: Values | None = None
     ) -> Columns:
-        """Allocate memory for ``rows`` rows; ``allocate`` returns the bytes of a block by its number and size."""
+        """Allocate memory for ``rows`` rows; ``allocate`` returns the memory of a block, given its number and size."""
         columns: dict[int, npt.NDArray[Any]] = {}
         blocks = []
         for number, block in enumerate(blocks_of(schema)):
@@ -706,11 +725,11 @@ class Columns:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory for all rows, used or not."""
+        """Size in bytes of the memory for all rows, used or not."""
         return sum(column.nbytes for column in self.columns) + self.values.nbytes
 
     def write(self, begin: int, arrays: Sequence[npt.NDArray[Any]], first: int, n: int) -> None:
-        """Copy rows ``first .. first + n - 1`` of ``arrays`` to the places from ``begin``."""
+        """Copy the rows ``first .. first + n - 1`` of ``arrays`` to the positions from ``begin`` on."""
         for column, array in zip(self.columns, arrays, strict=True):
             column[begin : begin + n] = array[first : first + n]
 
@@ -720,9 +739,9 @@ class Columns:
             column[places] = array
 
     def gather(self, places: Slots) -> dict[FieldKey, npt.NDArray[Any]]:
-        """Copy the rows at ``places``, which the caller has checked, to arrays ``[*places.shape, *shape]``.
+        """Copy the rows at ``places``, which the caller has checked, to new arrays ``[*places.shape, *shape]``.
 
-        The arrays are contiguous and begin at multiples of 64 bytes in fresh memory.
+        The arrays are contiguous and aligned to 64 bytes.
         """
         plan = self._plans.get(places.shape)
         if plan is None:
@@ -732,12 +751,12 @@ class Columns:
         return plan.run(places)
 
     def get(self, places: Slots) -> Any:
-        """The rows at ``places`` as a tree, in fresh memory."""
+        """Return the rows at ``places`` as a tree in new memory."""
         fields = self._with_values(self.gather(places))
         return fields if self.schema.plain else unflatten(self.schema.structure, fields)
 
     def read(self, key: FieldKey, places: Slots | slice) -> npt.NDArray[Any]:
-        """One field of the rows at ``places``, or MissingFieldError."""
+        """Return one field of the rows at ``places``; raise MissingFieldError if it does not exist."""
         try:
             column = self.by_key[key]
         except (KeyError, TypeError) as error:
@@ -746,7 +765,7 @@ class Columns:
         return found
 
     def _with_values(self, fields: dict[FieldKey, Any]) -> dict[FieldKey, Any]:
-        """Gathered fields with values in place of their references."""
+        """Replace references in gathered fields by their values."""
         for key, kind in self.schema.varying.items():
             if key in fields:
                 refs = fields[key]
@@ -755,22 +774,22 @@ class Columns:
         return fields
 
     def refs(self, places: Slots | slice) -> list[Refs]:
-        """The references of the rows at ``places``, of each field that differs in length."""
+        """Return the references of the rows at ``places`` for each ragged field."""
         return [self.by_key[key][places] for key in self.schema.varying]
 
     def saved(self, places: Slots | slice) -> list[Any]:
-        """Return the rows at ``places`` as ``rows_state`` takes them."""
+        """Return the rows at ``places`` in the form of the argument of ``rows_state``."""
         kinds = zip(self.schema.fields.values(), self.columns, strict=True)
         return [self.values.read(column[places]) if kind.varies else column[places] for kind, column in kinds]
 
     def layout(self, shape: tuple[int, ...]) -> BatchLayout:
-        """Return the layout of the fields of ``shape`` rows in one stretch of memory, by their places."""
+        """Return the layout of the fields of ``shape`` rows in one contiguous memory, by position in the schema."""
         kinds = enumerate(self.schema.stored.values())
         return BatchLayout({str(place): ((*shape, *kind.shape), kind.dtype) for place, kind in kinds})
 
 
 class _Gather:
-    """A plan for gathering rows at places of one shape."""
+    """A reusable plan for gathering rows at ``places`` of one shape."""
 
     def __init__(self, memory: Columns, shape: tuple[int, ...]) -> None:
         self._keys = memory.keys
@@ -780,8 +799,8 @@ class _Gather:
         self._pool = MemoryPool(layout.nbytes) if layout.nbytes >= _POOL_FROM else None
         self._targets = list(layout.fields.values())
         self._shapes = None if len(shape) == 1 else [(*shape, *flat[1:]) for _, flat, _ in self._targets]
-        # Single fields: their place, bytes to take from, and what takes them. Fields side by side: bytes to take from,
-        # and memory that they pass through, kept from call to call (several threads may be at it).
+        # For separate fields: position, source bytes, and the function that copies. For adjacent fields: source bytes,
+        # and intermediate memory that is reused between calls (several threads may call at once).
         self._single: list[tuple[int, npt.NDArray[Any], np.dtype[Any]]] = []
         self._side_by_side: list[tuple[npt.NDArray[Any], FieldBlock, deque[_Scratch]]] = []
         blocked: set[int] = set()
@@ -809,7 +828,7 @@ class _Gather:
         found = [np.ndarray(shape, dtype, memory, base + offset) for offset, shape, dtype in self._targets]
         for place, rows, raw in self._single:
             if raw.itemsize * self._n:
-                # "clip" takes straight into the output, "raise" would go through a copy.
+                # "clip" copies directly to the output; "raise" would need another copy.
                 rows.take(flat, 0, np.ndarray((self._n,), raw, memory, base + self._targets[place][0]), "clip")
         for rows, block, kept in self._side_by_side:
             try:

@@ -1,4 +1,4 @@
-"""Loaders: batches in index order, computed ahead of time, from stores, replay buffers and user-defined sources."""
+"""Loaders, which compute batches ahead of time in index order, from stores, replay buffers and user-defined sources."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Agreement of ranks: checks that all ranks deliver parts of the same batches when they begin, refresh and resume.
+"""Agreement of ranks: checks, when ranks begin, refresh or resume, that all ranks deliver parts of the same batches.
 
 Each rank writes a note that describes its next batches; rank 0 compares all notes, and the other ranks read its result.
 No collective call is used, so that the exchange cannot interfere with the program's own collective calls. A rank that
@@ -19,12 +19,12 @@ from typing import Any
 from mouse_core.errors import ConfigError
 from mouse_core.ranks import Ranks, find_ranks
 
-# Digests differ whenever any other value differs, and explain nothing by themselves.
+# Digests differ whenever another value differs, so they are not listed as causes.
 _DIGESTS = ("fingerprint", "data")
 _MOST_RANKS, _MOST_WORDS = 4, 6
 # Seconds between two polls (shortest and longest), and seconds until a warning about the wait.
 _SHORTEST_WAIT, _LONGEST_WAIT, _TOLD_AFTER = 0.0005, 0.05, 60
-# Seconds that rank 0 waits for the others to read an error: its process may hold the notes.
+# Seconds that rank 0 waits until the other ranks have read an error, because its process may hold the notes.
 _STAYS = 5.0
 
 
@@ -33,18 +33,19 @@ class Agreement:
 
     Args:
         ranks: The ranks that were found when the loader was created.
-        framework: The framework that is asked first for the other ranks.
+        framework: The framework whose ranks are searched first.
     """
 
     def __init__(self, ranks: Ranks, framework: str) -> None:
         self.ranks, self._framework = ranks, framework
-        self._board: Any = None  # a Board, once other ranks exist
+        self._board: Any = None  # a Board, when other ranks exist
         self._name = ""
         self._held, self._refreshes = 0, 0
         self._is_pending = True
 
     def deliver(self, feed: Any, index: int) -> None:
-        """Before batch ``index`` is delivered: check that all ranks begin with it, and write the index of this rank.
+        """Check, before batch ``index`` is delivered, that all ranks begin with the same batch; then write this rank's
+        index.
 
         Raises:
             ConfigError: See ``hold``.
@@ -60,12 +61,12 @@ class Agreement:
 
         Args:
             call: The name of the call.
-            feed: The source of the batches after the call.
+            feed: The feed after the call.
             next_index: The index of the next batch after the call.
             at: The index of the next batch before the call.
 
         Raises:
-            ConfigError: The ranks differ, or a rank has continued without the call, or has not joined in time.
+            ConfigError: The ranks differ, or a rank has continued without the call or has not joined in time.
         """
         if not self._meets():
             return
@@ -81,7 +82,7 @@ class Agreement:
         else:
             try:
                 found = _compared(self._wait(name, range(ranks.count), call, at), call)
-                self._forget(self._held - 1)  # all ranks have read it; otherwise they would not be here
+                self._forget(self._held - 1)  # all ranks have read it, since they all joined this exchange
             except ConfigError as error:
                 found = str(error)
             board.put(f"{name}/found", found)
@@ -95,7 +96,7 @@ class Agreement:
         self._refreshes, self._is_pending = refreshes, False
 
     def _meets(self) -> bool:
-        """Return whether other ranks and a way to exchange notes exist; both may appear after the loader was made."""
+        """Return whether other ranks and a board for notes exist; both may appear after the loader was created."""
         if self._board is not None:
             return True
         if self.ranks.process != os.getpid() or _in_data_loader():
@@ -110,7 +111,7 @@ class Agreement:
         return True
 
     def _found_now(self) -> Ranks:
-        """Return the ranks that are found now; they must equal the ranks that the loader was created for."""
+        """Return the current ranks; raise ConfigError unless they equal the ranks for which the loader was created."""
         if self.ranks.found_in == "the caller":
             return self.ranks
         now = find_ranks(self._framework)
@@ -148,7 +149,7 @@ class Agreement:
             pause = min(2 * pause, _LONGEST_WAIT)
 
     def _stay(self, name: str) -> None:
-        """Wait until the other ranks have read the error, since this process may end after it raises."""
+        """Wait until the other ranks have read the error, because this process may end after raising it."""
         board = self._board
         until = time.monotonic() + min(_STAYS, board.seconds)
         unread = list(range(1, self.ranks.count))
@@ -158,7 +159,9 @@ class Agreement:
             unread = [rank for rank in came if board.get(f"{name}/read/{rank}") is None]
 
     def _check_gone_on(self, missing: Sequence[int], at: int) -> None:
-        """Raise ConfigError if a rank that made as many agreements as this one requests batch ``at`` or a later one."""
+        """Raise ConfigError if a rank with the same number of agreements has continued to batch ``at`` or a later
+        batch.
+        """
         for rank in missing:
             held, _, index = (self._board.get(f"{self._name}/at/{rank}") or "-1 -1").partition(" ")
             if int(held) == self._held and int(index) >= at:
@@ -168,7 +171,7 @@ class Agreement:
                 )
 
     def _check_waiting(self, missing: Sequence[int], waited: float, call: str, at: int, *, tell: bool) -> None:
-        """Raise ConfigError after the time limit; before that, warn once with the names of the missing ranks."""
+        """Raise ConfigError after the time limit; before it, warn once with the names of the missing ranks."""
         seconds = self._board.seconds
         absent = f"rank {', '.join(map(str, missing[:_MOST_RANKS]))}"
         if waited > seconds:
@@ -185,7 +188,7 @@ class Agreement:
 
 
 def _compared(notes: Sequence[str], call: str) -> str:
-    """Describe how the notes of all ranks, in order, differ; "" if they are equal."""
+    """Return a description of the differences between the ranks' notes; "" if all notes are equal."""
     [(usual, _), *others] = Counter(notes).most_common()
     if not others:
         return ""
@@ -202,7 +205,9 @@ def _compared(notes: Sequence[str], call: str) -> str:
 
 
 def words_of(feed: Any, next_index: int, call: str, refreshes: int, count: int) -> dict[str, str]:
-    """Return the values that must be equal in all ranks, by name: those that determine batches, except the rank."""
+    """Return the values that must be equal in all ranks, by name: all values that determine batches, except the
+    rank.
+    """
     state = feed.state(next_index)
     configuration = json.loads(state.pop("configuration", "{}"))
     source = feed.source
@@ -217,7 +222,7 @@ def words_of(feed: Any, next_index: int, call: str, refreshes: int, count: int) 
 
 
 def _differing(expected: Mapping[str, str], found: Mapping[str, str]) -> list[tuple[str, str, str]]:
-    """Return the differing values: the name of each, the value found, and the expected one."""
+    """Return the differing values: name, found value and expected value."""
     names = [name for name in dict.fromkeys([*expected, *found]) if expected.get(name) != found.get(name)]
     telling = [name for name in names if name not in _DIGESTS] or names[:1]
     return [(name, found.get(name, "none"), expected.get(name, "none")) for name in telling[:_MOST_WORDS]]

@@ -1,4 +1,4 @@
-"""The digest of delivered batches: the worker that makes a batch also returns the batch's digest."""
+"""The digest of delivered batches: the worker that computes a batch also returns the batch's digest."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _Digest = Callable[[int, Any, Any], StreamDigest]
 
 
 def digesting(make: Callable[[int], Any], source: Any) -> Callable[[int], tuple[Any, StreamDigest]]:
-    """Wrap ``make`` to also return each batch's share of the digest.
+    """Wrap ``make`` to also return each batch's contribution to the digest.
 
-    A batch that goes to a device is digested on the host, before the transfer, if its maker is ``Staged``.
+    If the maker is ``Staged``, the digest is computed on the host, before the transfer to a device.
     """
     spec = getattr(source, "spec", None)
     digest: _Digest = partial(_whole, _masks_shares_only(source))
@@ -53,7 +53,7 @@ def _whole(unmasked: bool, index: int, batch: Any, rows: Any) -> StreamDigest:
 
 
 def _of_packed(index: int, batch: Any, rows: int | range) -> StreamDigest:
-    """Return the digest of packed windows, as the sum of the digests of single windows; positions do not count."""
+    """Return the digest of packed windows as the sum of the digests of single windows; positions are not included."""
     views = batch if isinstance(batch, tuple) else (batch,)
     bounds = host_array(views[0]["cu_seqlens"]).tolist()
     fields = [name for name in views[0].keys() if name not in PACKED]  # noqa: SIM118  as in _unmasked
@@ -67,7 +67,9 @@ def _of_packed(index: int, batch: Any, rows: int | range) -> StreamDigest:
 
 
 def _rows(source: Any, index: int) -> int | range:
-    """Return a source's rows of the whole batch, without a padding row that belongs to another shard."""
+    """Return the range of a source's rows in the batch over all shards, without a padding row that belongs to another
+    shard.
+    """
     if isinstance(source, ShardSource):
         return source.own_rows(index)
     if not isinstance(source, BatchSource) or source.shard == (0, 1):
@@ -77,9 +79,9 @@ def _rows(source: Any, index: int) -> int | range:
 
 
 def _masks_shares_only(source: Any) -> bool:
-    """Return whether batches have a mask only to mark the window that pads an uneven share.
+    """Return whether the mask of batches only marks the window that pads an uneven share.
 
-    Such a mask contains no information about the other windows, and an evenly shared stream has no mask.
+    Such a mask contains no information about other windows, and an evenly shared stream has no mask.
     """
     if isinstance(source, ShardSource):
         return source.masks_shares_only
@@ -97,6 +99,8 @@ def _unmasked(batch: Any) -> Any:
 
 
 def shard_of(source: Any, ranks: Ranks | None) -> tuple[int, int]:
-    """Return the shard whose rows are digested; with a sharding over processes, ``ranks`` has it, not the source."""
+    """Return the shard whose rows are digested; with a sharding over processes, it comes from ``ranks``, not from the
+    source.
+    """
     rank, count = getattr(source, "shard", (0, 1)) if ranks is None else ranks.shard
     return int(rank), int(count)

@@ -1,4 +1,4 @@
-"""States of loaders: their content, their validation, and the error message that lists the differences."""
+"""States of loaders: content, validation, and error messages that list differences."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mouse_core.sampling import SAMPLERS, EpisodeWindows
 from mouse_core.sampling.plan import MASK
 
 _CONFIGURATION = "configuration"
-# The key of the decoder version, which the last bits of pixels depend on; only streams with videos have it.
+# The key of the decoder version, which affects the last bits of pixels; only streams with videos have it.
 _DECODER = "decoder"
 _LONGEST_TEXT, _MOST_ENTRIES = 60, 32
 # Options that are compared for every sampling.
@@ -64,7 +64,7 @@ def numbers_of(state: Any, *names: str, others: Sequence[str] = ()) -> dict[str,
     """Return the numbers of a state by name.
 
     Raises:
-        StateError: The state is not a dict with these names, ``others`` and the fingerprint, or a number is no integer.
+        StateError: The state is not a dict with exactly the expected names, or a number is not an integer.
     """
     keys = {*names, *others, "fingerprint"}
     if not isinstance(state, Mapping) or state.keys() - {_CONFIGURATION, _DECODER} != keys:
@@ -73,10 +73,10 @@ def numbers_of(state: Any, *names: str, others: Sequence[str] = ()) -> dict[str,
 
 
 def rows_of(rows: Any, levels: int = _DEEPEST) -> Any:
-    """Return the saved number of rows of a store, or of each member of a mixture by name, up to ``levels`` deep.
+    """Return the saved number of rows of a store, or of each member of a mixture by name, nested up to ``levels`` deep.
 
     Raises:
-        StateError: A number is not an integer from 0, or the mixtures are nested deeper.
+        StateError: A number is not an integer of at least 0, or mixtures are nested deeper.
     """
     if isinstance(rows, Mapping):
         if not levels:
@@ -86,7 +86,7 @@ def rows_of(rows: Any, levels: int = _DEEPEST) -> Any:
 
 
 def dropped_of(store: Any) -> str:
-    """Return a hint about evicted rows of a store for an error message; "" if the store has evicted no rows."""
+    """Return a hint about dropped rows of a store for an error message; "" if the store has dropped no rows."""
     from mouse_core.store import DatasetStore
 
     gone = store.written - len(store) if isinstance(store, DatasetStore) else 0
@@ -99,7 +99,9 @@ def dropped_of(store: Any) -> str:
 
 
 def check_source(source: BatchSource, state: Mapping[str, Any], remark: str = "") -> None:
-    """Raise StateError with a list of differences unless ``state`` fits the source; ``remark`` ends the message."""
+    """Raise StateError with a list of differences unless ``state`` belongs to the source; the message ends with
+    ``remark``.
+    """
     if state["fingerprint"] in (source.fingerprint, *_packed_otherwise(source, state)):
         return
     try:
@@ -116,10 +118,10 @@ def check_source(source: BatchSource, state: Mapping[str, Any], remark: str = ""
 
 
 def _packed_otherwise(source: BatchSource, state: Mapping[str, Any]) -> list[str]:
-    """Return fingerprints of the same stream packed for other numbers of shards; none if windows are not packed.
+    """Return the fingerprints of the same stream packed for other numbers of shards; empty if windows are not packed.
 
-    With fewer shards each shard has more windows, so the capacity of a batch depends on the number of shards. Uneven
-    shards also read a mask, which a packed batch does not contain.
+    With fewer shards each shard has more windows, so the capacity of a batch depends on the number of shards. Sources
+    with ``uneven="pad"`` also read a mask, which a packed batch does not contain.
     """
     data, sampler, fields, *stages = source.identity
     if not stages or stages[-1][0] != "packed":
@@ -138,7 +140,7 @@ def _packed_otherwise(source: BatchSource, state: Mapping[str, Any]) -> list[str
 
 
 def _configuration(source: BatchSource) -> dict[str, Any]:
-    """Return the values behind the fingerprint by name, with long texts as digests."""
+    """Return the values in the fingerprint by name; long texts are replaced by digests."""
     data, sampler, fields, *stages = source.identity
     snapshot = source.snapshot
     kinds = {reader.spec.column: str(reader.column.kind) for reader in snapshot.readers.values()}
@@ -156,7 +158,9 @@ def _configuration(source: BatchSource) -> dict[str, Any]:
 
 
 def _sampler_in_words(made: Any, identity: str) -> dict[str, Any]:
-    """Return the sampling and its boundary as the caller's arguments, if the sampler's options are its identity."""
+    """Return the sampling and its boundary in the form of the caller's arguments, if the identity consists of the
+    sampler's options.
+    """
     said: dict[str, Any] = {}
     is_shown = dataclasses.is_dataclass(made) and identity == repr(made)
     if hasattr(made, "cut_many"):
@@ -170,13 +174,13 @@ def _sampler_in_words(made: Any, identity: str) -> dict[str, Any]:
     if "column" in said:
         column = said.pop("column")
         return {"boundary": "'task'" if column == "''" else f"Column({column})", **said}
-    if "behind" in said:  # derived from the offsets of windows with pad=False, in any boundary
+    if "behind" in said:  # computed from offsets of windows with pad=False, for any boundary
         return {name: value for name, value in said.items() if name not in ("before", "behind")}
     return {"boundary": "'episode'", **said} if isinstance(made, EpisodeWindows) else said
 
 
 def _stages_in_words(stages: Sequence[list[Any]]) -> dict[str, Any]:
-    """Return the stages of batches: normalisation and augmentation of fields, user functions, and packing."""
+    """Return descriptions of the stages: normalisation and augmentation of fields, user functions, and packing."""
     said: dict[str, Any] = {}
     for _, scalings in (stage for stage in stages if stage[0] == "normalize"):
         numbers = {name: f"{kind} by numbers {digest}" for name, (kind, digest) in scalings.items()}
@@ -194,7 +198,7 @@ def _stages_in_words(stages: Sequence[list[Any]]) -> dict[str, Any]:
 def _field_in_words(
     column: str = "", shape: Any = (), image_shape: Any = None, fill: str = "None", pad: str = "None"
 ) -> str:
-    """Describe a field's identity in words, without the rows that are read."""
+    """Return a description of a field's identity, without the offsets of rows."""
     said = [f"column {column!r} as {list(image_shape or shape)}"]
     said += [f"{name} {value}" for name, value in (("fill", fill), ("pad", pad)) if value != "None"]
     return ", ".join(said)
@@ -211,7 +215,7 @@ def _shortened(value: Any) -> Any:
 
 
 def _differing(expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
-    """Describe the differences between two configurations, one sentence each."""
+    """Return a sentence for each difference between two configurations."""
     said: list[str] = []
     if any(expected.get(name) != found.get(name) for name in ("boundary", "lengths", "packed")):
         # Within episodes, and with random lengths without packing, batches have a mask.
@@ -219,7 +223,7 @@ def _differing(expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[st
     boundaries = expected.get("boundary"), found.get("boundary")
     same_sampling = expected["sampling"] == found["sampling"] and boundaries[0] == boundaries[1]
     for name in dict.fromkeys([*expected, *found]):
-        # Another sampling has other options, and the boundary of anchors is unknown.
+        # Options of different samplings are not compared, and the boundary of anchors is unknown.
         is_of_both = (name in expected and name in found) or name in _WHEREVER
         if name == "data" or not (same_sampling or is_of_both) or (name == "boundary" and None in boundaries):
             continue
@@ -239,7 +243,7 @@ def _without_mask(fields: Any) -> Any:
 
 
 def _differing_parts(name: str, wanted: Any, has: Any) -> list[str]:
-    """Describe the differences between the fields, or the columns, of two configurations."""
+    """Return descriptions of the differences between the fields, or the columns, of two configurations."""
     said = [f"{name}: expected {part!r}, found none" for part in wanted if part not in has]
     said += [f"{name}: expected no {part!r}, found one" for part in has if part not in wanted]
     both = [part for part in wanted if part in has and has[part] != wanted[part]]

@@ -1,4 +1,6 @@
-"""PrefetchBatchifier: batches in index order, computed ahead of time; and the choice of the source from arguments."""
+"""PrefetchBatchifier, which computes batches ahead of time in index order; and the choice of its source from
+arguments.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _WHOLE = (0, 1)
-# The arguments that determine batches, with a loader's defaults; the other arguments determine the delivery.
+# Arguments that determine batches, with a loader's defaults; other arguments determine the delivery.
 _OF_BATCHES: dict[str, Any] = {
     "sequence_length": None,
     "batch_size": None,
@@ -42,32 +44,32 @@ del _OF_BATCHES["epoch_start"], _OF_BATCHES["replace_dtypes"]
 
 
 class Batchifier(Loader[T]):
-    """Loader of batches from a store, a replay buffer or a source. Threads compute batches ahead, in index order.
+    """A loader of batches from a store, a replay buffer or a source; threads compute batches ahead, in index order.
 
-    The loaders of all frameworks derive from this class and take the same arguments. A framework's class overrides
-    ``deliver``, which converts a batch, or ``delivery``, if batches are not delivered through NumPy arrays.
+    The loaders of all frameworks derive from this class and have the same arguments. A framework's class overrides
+    ``deliver``, which converts a batch, or ``delivery`` if batches are not delivered through NumPy arrays.
 
     Args:
         store: A store, from which the loader takes a snapshot (see ``refresh``), or a snapshot; a replay buffer, whose
             batches are drawn ``prefetch`` calls before they are delivered (see ``staleness``); or a ``Source``.
-        sequence_length: Number of steps in a window, S; by default 64. With ``windows``, there is no default length,
-            and batches are ``[B, ...]``.
-        batch_size: Number of windows in a whole batch, B, over all shards and devices; by default 32. For a replay
-            buffer, see its ``sample``.
+        sequence_length: Number of steps in a window, S; by default 64. With ``windows``, the default is batches ``[B,
+            ...]`` without an axis of steps.
+        batch_size: Number of windows in a batch, B, over all shards and devices; by default 32. For a replay buffer,
+            see ``ReplayBuffer.sample``.
         sampling: "random", "last", "sequential", "batch", "blocks", ``sampling.Blocks``, or a ``WindowSampler``.
         prefetch: Number of batches to compute ahead.
-        num_workers: Number of threads that compute batches, and of processes that decode encoded images; with 0 the
-            calling thread does both. The stream does not depend on it.
-        pin_memory: Whether host memory is pinned; None: if there is an accelerator. Only torch uses it.
+        num_workers: Number of threads that compute batches, and of processes that decode images; with 0, the calling
+            thread does both. The stream does not depend on this number.
+        pin_memory: Whether host memory is pinned; None: if an accelerator exists. Only torch uses it.
         device: The device of the batches, in the framework's form; None: the framework's default, or the device of the
             replay buffer.
         seed: In ``[0, 2**64)``.
-        shard: See ``mouse_core.BatchSource``; None: whole batches, with a warning if there are several processes. With
-            a user-defined source, each process computes the whole batches and keeps its own rows.
-        sharding: The layout of a whole batch over devices, in JAX; None in other frameworks.
+        shard: See ``mouse_core.BatchSource``; None: complete batches, with a warning if several processes exist. With a
+            user-defined source, each process computes complete batches and keeps its own rows.
+        sharding: In JAX, the layout of a batch over devices; None in other frameworks.
         digest: Whether the loader computes a digest of the delivered batches; see ``Loader.digest``. Off by default:
-            for a batch of 344 KB it takes 35 us of a processor, and up to 160 us between the steps of a training, in
-            the thread that makes batches.
+            for a batch of 344 KB the digest takes 35 us of processor time, and up to 160 us between training steps, in
+            the thread that computes batches.
 
         **options: The other arguments of ``mouse_core.BatchSource``, except ``epoch_start`` and ``replace_dtypes``:
             ``dtypes``, ``required_fields``, ``fields``, ``drop_last``, ``augment``, ``views``, ``boundary``,
@@ -76,8 +78,8 @@ class Batchifier(Loader[T]):
 
     Raises:
         TypeError: An unknown option.
-        ConfigError: The framework does not support an option, or the replay buffer or source defines it itself; for
-            other reasons see ``mouse_core.BatchSource``.
+        ConfigError: The framework does not support an option, or the replay buffer or source defines the option; see
+            also ``mouse_core.BatchSource``.
         MissingFieldError: See ``mouse_core.BatchSource``.
     """
 
@@ -120,7 +122,7 @@ class Batchifier(Loader[T]):
 
     @property
     def replaced_dtypes(self) -> Mapping[Any, npt.DTypeLike]:
-        """Dtypes that the framework cannot hold, with their replacements; a subclass may use a class attribute.
+        """The dtypes that the framework lacks, with their replacements; a subclass may define a class attribute.
 
         ``spec`` already has the replacements. A value that does not fit raises DataError.
         """
@@ -128,17 +130,18 @@ class Batchifier(Loader[T]):
 
     @staticmethod
     def deliver(batch: Batch) -> Any:
-        """Convert a batch ``{field: ndarray [B, S, ...]}`` to the framework; the result may keep the arrays.
+        """Convert a batch ``{field: ndarray [B, S, ...]}`` to the framework; the result may share the arrays' memory.
 
-        A batch in several views is converted view by view. The worker threads call this function.
+        A batch with several views is converted view by view. Worker threads call this method.
         """
         return batch
 
     def delivery(self, source: Any, *, device: Any, pin_memory: bool | None, sharding: Any) -> Delivery[T]:
-        """Return how batches are made and delivered; by default ``deliver`` converts each batch on the host.
+        """Return the ``Delivery``, which determines how batches are computed and delivered; by default, ``deliver``
+        converts each batch on the host.
 
         Args:
-            source: A ``BatchSource``, a ``BufferSource``, or a source of the caller's.
+            source: A ``BatchSource``, a ``BufferSource``, or a user-defined source.
             device, pin_memory, sharding: The loader's arguments.
 
         Raises:
@@ -152,7 +155,7 @@ class Batchifier(Loader[T]):
 
 
 class PrefetchBatchifier(Batchifier[Batch]):
-    """Batches ``{field: ndarray [B, S, ...]}`` of NumPy arrays, computed ahead in threads, in index order.
+    """A loader of batches ``{field: ndarray [B, S, ...]}`` of NumPy arrays, which threads compute ahead in index order.
 
     ``mouse_torch`` and ``mouse_jax`` have a class of the same name and arguments for their frameworks. Here ``device``
     is None or "cpu", ``pin_memory`` is ignored, and ``sharding`` is None; see ``mouse_core.prefetch.Batchifier`` for
@@ -168,7 +171,7 @@ class PrefetchBatchifier(Batchifier[Batch]):
 
 
 def _maker(deliver: Callable[[Batch], Any], source: Any) -> Callable[[int], Any]:
-    """Return the framework's function from an index to a batch of a source."""
+    """Return the function from an index to a batch of a source in the framework."""
     gather = partial(getitem, source)
     return gather if deliver is Batchifier.deliver else Staged(gather, partial(_delivered, deliver))
 
@@ -180,14 +183,14 @@ def _delivered(deliver: Callable[[Batch], Any], batch: Any) -> Any:
 def _source_of(
     store: Any, asked: Mapping[str, Any], prefetch: int, replace_dtypes: Mapping[Any, npt.DTypeLike], sharding: Any
 ) -> Any:
-    """Return the source of a loader's batches.
+    """Create or adapt the source of a loader's batches.
 
     Args:
         store: A store or snapshot, for which a ``BatchSource`` is created; a replay buffer, for which a
             ``BufferSource`` draws ``prefetch`` batches ahead; or a source, which is wrapped to deliver one shard or
             other dtypes if requested.
-        asked: Arguments of the loader that determine batches.
-        prefetch, sharding: Arguments of the loader.
+        asked: The loader's arguments that determine batches.
+        prefetch, sharding: The loader's arguments.
         replace_dtypes: Dtypes that the framework lacks, with their replacements.
 
     Raises:
@@ -222,13 +225,13 @@ def _source_of(
         cut |= {"replace_dtypes": replace_dtypes} if replace_dtypes else {}
         return store.with_options(**cut) if cut else store
     if shard is None and hasattr(store, "members") and is_local:
-        _warn_of_others(getattr(store, "batch_size", 0))  # a mixture's batches are whole
+        _warn_of_others(getattr(store, "batch_size", 0))  # a mixture needs complete batches of its members
     whole = RecastSource(checked_source(store), replace_dtypes) if replace_dtypes else checked_source(store)
     return ShardSource(whole, **cut) if cut else whole
 
 
 def _refuse(asked: Mapping[str, Any], what: str, *but: str) -> None:
-    """Raise ConfigError if an argument that determines batches is given for ``what``, except the arguments ``but``."""
+    """Raise ConfigError if an argument that determines batches, except the arguments ``but``, is given for ``what``."""
     for name, value in asked.items():
         is_default = value in (_OF_BATCHES[name], None) or (name == "shard" and value == _WHOLE)
         if name not in but and not is_default:
@@ -236,7 +239,7 @@ def _refuse(asked: Mapping[str, Any], what: str, *but: str) -> None:
 
 
 def _warn_of_others(size: int) -> None:
-    """Warn that each process gets whole batches if there are several processes."""
+    """Warn, if several processes exist, that each process gets complete batches."""
     from mouse_core.ranks import find_ranks  # loaded where a loader is made
 
     try:

@@ -1,4 +1,4 @@
-"""The common base of the loaders of all frameworks, and feeds, which adapt a loader to each kind of source."""
+"""The base class of the loaders of all frameworks, and feeds, which adapt a loader to each kind of source."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Feed:
-    """Feed of a user-defined source, which never changes."""
+    """The feed of a user-defined source, which never changes."""
 
     #: Whether the source has encoded images; None: unknown.
     has_images: bool | None = None
@@ -36,19 +36,19 @@ class Feed:
 
     @property
     def staleness(self) -> Staleness:
-        """The age of the last batch."""
+        """The staleness of the last batch."""
         from mouse_core.replay.source import Staleness
 
         return Staleness()
 
     def prepare(self, index: int, *, first: bool) -> bool:
-        """Prepare batch ``index`` in the caller's thread; ``first``: whether it is the first batch of this feed.
+        """Prepare batch ``index`` in the caller's thread; ``first`` tells whether it is the first batch of this feed.
 
         Returns:
-            Whether the threads have to restart, because new batches exist that they may have missed.
+            Whether the threads must restart, because batches may exist that they missed.
         """
         if first:
-            len(self.source)  # raises ConfigError if a caller shards a shard again
+            len(self.source)  # raises ConfigError if the caller shards a sharded source again
         return False
 
     def delivered(self, index: int) -> None:
@@ -66,7 +66,7 @@ class Feed:
         """Return the feed that ``state`` describes, and the number of its next batch.
 
         Raises:
-            StateError: The state belongs to another source, or is damaged.
+            StateError: The state is damaged or belongs to another source.
         """
         from mouse_core.prefetch._resuming import numbers_of
 
@@ -82,7 +82,7 @@ class Feed:
         """Return a feed with the store's current rows, whose first epoch begins at ``next_index``.
 
         Raises:
-            ConfigError: The feed has no store to take rows from.
+            ConfigError: The feed has no store.
         """
         raise ConfigError(
             "refresh: expected a loader over a DatasetStore, found one over a snapshot, a replay buffer or a source"
@@ -90,7 +90,7 @@ class Feed:
 
 
 class StoreFeed(Feed):
-    """Feed of the batches of a snapshot; it can take new snapshots of its store.
+    """The feed of a snapshot's batches, which can take new snapshots of its store.
 
     Args:
         source: The source over the snapshot.
@@ -140,26 +140,27 @@ class StoreFeed(Feed):
 
 T = TypeVar("T")
 
-# Age in seconds after which the calling thread's resource usage is read again before it makes a batch.
+# Seconds after which the calling thread's resource usage is read again before it computes a batch.
 _OLD = 0.001
 
 
 class Loader(Generic[T]):
-    """Batches of a source in index order, computed ahead; the subclass ``Batchifier`` chooses its source by arguments.
+    """Delivers batches of a source in index order, computed ahead; the subclass ``Batchifier`` creates the source from
+    arguments.
 
     Args:
         source: A ``Source``, or for a replay buffer a ``BufferSource``.
         store: The store to refresh from, or None.
-        delivery: The functions that make and deliver batches.
+        delivery: The functions that compute and deliver batches.
         prefetch: Number of batches to compute ahead.
-        num_workers: Number of threads that make batches; 0: the calling thread.
+        num_workers: Number of threads that compute batches; 0: the calling thread computes them.
         digest: Whether the loader computes a digest of the delivered batches; see ``digest``.
 
     Raises:
         ConfigError: A number is out of range.
     """
 
-    #: The framework that is asked first for the rank of this process, for ``shard="auto"``; see ``find_ranks``.
+    #: The framework whose ranks are searched first, for ``shard="auto"``; see ``find_ranks``.
     framework = "torch"
 
     def __init__(
@@ -179,7 +180,7 @@ class Loader(Generic[T]):
         self._prefetch = check_count("prefetch", prefetch, lowest=1)
         self._num_workers = 0 if delivery.in_caller else check_count("num_workers", num_workers, lowest=0)
         self._next_index = self._feed.first_index
-        # The first index of the current feed, and the number of batches of the feed before it.
+        # The first index of the current feed, and the number of batches of the previous feed.
         self._began, self._interval = self._next_index, 0
         self._expected: int | None = None
         self._make: Callable[[int], Any] | None = None
@@ -208,11 +209,11 @@ class Loader(Generic[T]):
 
         Raises:
             WorkerError: Computing the batch failed; the cause is chained. Every later call raises the same error, and
-                the loader's state stays at the index that failed.
+                the loader's state stays at the failed index.
             ClosedError: ``close()`` was called.
-            ForkError: The caller is a forked child of the process that began to use the loader.
-            ConfigError: The caller is a function that JAX traces, which would use the same batch forever. Or, before
-                the first batch with ``shard="auto"``: another rank is about to deliver other batches.
+            ForkError: The caller is a forked child of the process that first used the loader.
+            ConfigError: The caller is a function that JAX traces, which would always use the same batch; or, before the
+                first batch with ``shard="auto"``, another rank would deliver other batches.
         """
         began = perf_counter()
         self._check_usable()
@@ -246,12 +247,13 @@ class Loader(Generic[T]):
 
     @property
     def digest(self) -> StreamDigest:
-        """The digest of the batches delivered so far, 128 bits; the digests of all ranks add up to the stream's.
+        """The digest of all batches delivered so far, 128 bits; the sum of all ranks' digests is the stream's digest.
 
         The digest is equal in every framework and for every number of workers. The state contains it, and a resumed
         loader continues it; with several ranks, this requires the joint state of all ranks, see ``load_state_dict``.
-        The thread that makes a batch digests it before the transfer to a device. With ``uneven="pad"``, padding windows
-        do not count, nor does a mask that only marks them, so that the digest is the same for any number of ranks.
+        The thread that computes a batch computes its digest before the transfer to a device. With ``uneven="pad"``,
+        padding windows and a mask that only marks them are not included, so that the digest is the same for any number
+        of ranks.
 
         Raises:
             ConfigError: The loader was created without ``digest=True``.
@@ -262,15 +264,15 @@ class Loader(Generic[T]):
 
     @property
     def staleness(self) -> Staleness:
-        """The age of the last batch: batches, rows written and priority updates since its draw.
+        """The staleness of the last batch: the numbers of batches, written rows and priority updates since its draw.
 
-        Only batches of a replay buffer can be old: they are drawn ``prefetch`` calls before they are delivered.
+        Only batches of a replay buffer can be stale, because they are drawn ``prefetch`` calls before their delivery.
         """
         staleness: Staleness = self._feed.staleness
         return staleness
 
     def report(self) -> LoaderReport:
-        """Return the waiting times and bytes so far; ``later - earlier`` is the difference of two reports."""
+        """Return the waiting times and bytes so far; the difference ``later - earlier`` of two reports is a report."""
         from mouse_core.prefetch.report import LoaderReport
 
         if self._counts is None:
@@ -280,7 +282,7 @@ class Loader(Generic[T]):
         return self._counts.report(self._feed.source, decoding, ready, self._prefetch if self._num_workers else 0)
 
     def _making(self, began: float) -> Callable[[int], Any]:
-        """Return the function that makes the source's batches; its modules are loaded with the first batch."""
+        """Return the function that computes the source's batches; its modules are imported at the first batch."""
         from mouse_core.prefetch.report import Counts, timed
 
         make = self._delivery.maker(self._feed.source)
@@ -298,7 +300,9 @@ class Loader(Generic[T]):
         return timed(make) if self._num_workers else make
 
     def _made(self, began: float) -> tuple[Any, Any]:
-        """Return the next batch, with its digest if requested, and the time it took; None: the time of this call."""
+        """Return the next batch, with its digest if requested, and the time that its computation took; None: the time
+        of this call.
+        """
         if self._process is None:
             self._process = os.getpid()
         if self._make is None:
@@ -311,7 +315,7 @@ class Loader(Generic[T]):
             return self._make(self._next_index), None
         ahead = self._ahead
         if ahead is not None and ahead.next_index != self._next_index:
-            # Ctrl-C interrupted between the removal of an item from the queue and its count.
+            # Ctrl-C was pressed after an item was removed from the queue and before it was counted.
             ahead.close()
             ahead = None
         if ahead is None:
@@ -361,12 +365,12 @@ class Loader(Generic[T]):
     # ------------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that is needed to continue with the next batch, in any process: integers and strings.
+        """Return the state for continuing with the next batch in any process: integers and strings.
 
         The keys are ``seed``, ``next_index``, ``rows`` (of the snapshot; for a mixture a dict by the members' names),
         ``epoch_start`` (the first index of the first epoch over the snapshot), ``fingerprint`` (of data and
-        configuration), ``configuration`` (readable), and with videos ``decoder``. The state is equal in every
-        framework, shard and worker count.
+        configuration), ``configuration`` (readable), and with videos ``decoder``. The state is equal for every
+        framework, shard and number of workers.
 
         Over a user-defined source, the keys are ``next_index`` and ``fingerprint``. Over a replay buffer, the state has
         ``next_index`` and, as arrays, the batches that were drawn but not delivered; the buffer has its own state.
@@ -382,21 +386,20 @@ class Loader(Generic[T]):
         return state
 
     def load_state_dict(self, state: Mapping[str, Any], *, accept_decoder: bool = False) -> None:
-        """Continue exactly where ``state`` was taken, with its seed; the store may have grown since then.
+        """Continue exactly where ``state`` was taken, with its seed. The store may have more rows since then.
 
-        The digest continues if the state has the digest of a whole stream: from one process, or from all ranks
-        together, as ``mouse_core.digest.whole_state`` returns it. With several ranks, rank 0 continues the digest and
-        the others begin at zero, so that their sum is the stream's digest. With the state of one rank among several,
-        all ranks begin at zero.
+        The digest continues if the state has the digest of a complete stream: from one process, or from all ranks
+        together (``mouse_core.digest.whole_state``). With several ranks, rank 0 continues the digest and the other
+        ranks begin at zero, so that the sum is the stream's digest. With the state of one of several ranks, all ranks
+        begin at zero.
 
         Frames of videos must be decoded by the versions in the state (``mouse_core.video.decoder_version``).
-        ``accept_decoder=True`` also accepts other versions: the frames are the same, but pixels may differ in their
-        last bits.
+        ``accept_decoder=True`` also accepts other versions, whose pixels may differ in their last bits.
 
         Raises:
-            StateError: The state belongs to another dataset, configuration or decoder, or is damaged; the loader has
-                not changed.
-            ConfigError: With ``shard="auto"``, the ranks load different states; the loader has not changed.
+            StateError: The state is damaged, or belongs to another dataset, configuration or decoder; the loader is
+                unchanged.
+            ConfigError: With ``shard="auto"``, the ranks load different states; the loader is unchanged.
             ClosedError, ForkError: See ``next_batch``.
         """
         self._check_usable()
@@ -417,11 +420,11 @@ class Loader(Generic[T]):
         self._restart(feed, next_index)
 
     def refresh(self) -> None:
-        """Take a new snapshot of the store; a new epoch over it starts at the next batch.
+        """Take a new snapshot of the store; the next batch begins an epoch over the snapshot.
 
         Raises:
             ConfigError: The loader was created from a snapshot, not from a store. Or, with ``shard="auto"``, another
-                rank has other rows or continues without a refresh; the loader has not changed.
+                rank has other rows or continues without a refresh; the loader is unchanged.
             ClosedError, ForkError: See ``next_batch``.
         """
         self._check_usable()
@@ -432,7 +435,7 @@ class Loader(Generic[T]):
 
     def _restart(self, feed: Any, next_index: int) -> None:
         interval = self._next_index - self._began
-        # If refreshes come at equal intervals, the threads compute no batches beyond the next expected refresh.
+        # If refreshes occur at equal intervals, the threads compute no batches beyond the next expected refresh.
         self._expected = next_index + interval if interval == self._interval > 0 else None
         self._began, self._interval = next_index, interval
         self._feed, self._next_index = feed, next_index
@@ -440,7 +443,7 @@ class Loader(Generic[T]):
         self._begin_anew()
 
     def _begin_anew(self) -> None:
-        """Drop the results and failures of threads; the next batch restarts them."""
+        """Drop the results and errors of threads; the next batch restarts the threads."""
         if self._ahead is not None and not self._ahead.pause():
             self._ahead = None
         self._make = None
@@ -448,7 +451,9 @@ class Loader(Generic[T]):
     # ------------------------------------------------------------------ end
 
     def close(self) -> None:
-        """Stop the threads and drop prefetched batches; later calls of ``next_batch`` raise. May be called twice."""
+        """Stop the threads and drop prefetched batches; later calls of ``next_batch`` raise ClosedError. A second call
+        does nothing.
+        """
         self._closed = True
         if self._ahead is not None and self._process == os.getpid():
             self._ahead.close()

@@ -1,4 +1,4 @@
-"""Prefetchers: compute items ahead and return them in order."""
+"""Prefetchers, which compute items ahead and return them in order."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _JOIN_SECONDS = 0.25
 
 @dataclass(eq=False, slots=True)
 class Made(Generic[T]):
-    """An item that was computed."""
+    """A computed item, as the outcome of a computation."""
 
     value: T
 
 
 @dataclass(eq=False, slots=True)
 class Failed:
-    """The exception that was raised while computing an item, of any type; the caller must receive it."""
+    """An exception of any type that was raised while an item was computed, as the outcome of a computation."""
 
     error: BaseException
 
@@ -54,16 +54,16 @@ def _as_it_is(gathered: Any) -> Any:
 
 @dataclass(frozen=True)
 class Staged:
-    """A function from an index to a batch, in two stages: the first on the host, the second to the device.
+    """A function from an index to a batch in two stages: gather on the host, transfer to the device.
 
-    The maker of a ``Delivery`` may be ``Staged``, and should be if batches leave the host: then the digest is computed
-    from the result of the first stage, and no data comes back from a device.
+    The maker of a ``Delivery`` should be ``Staged`` if batches leave the host: the digest is then computed from the
+    result of the first stage, without copying data back from a device.
 
     Args:
-        gather: The first stage.
-        transfer: The second stage.
-        arrays: Returns the batch in host arrays, as it will be delivered, from the result of ``gather``.
-        rows: The gathered rows of the whole batch, or the first of them; None: the rows of the source.
+        gather: The first stage, from an index to a gathered batch.
+        transfer: The second stage, from a gathered batch to a delivered batch.
+        arrays: Returns the delivered batch as host arrays, from the result of ``gather``.
+        rows: The range of gathered rows in the batch over all shards, or the first row; None: the rows of the source.
     """
 
     gather: Callable[[int], Any]
@@ -72,19 +72,19 @@ class Staged:
     rows: Callable[[int], int | Sequence[int] | npt.NDArray[np.int64]] | None = None
 
     def __call__(self, index: int) -> Any:
-        """Make batch ``index``."""
+        """Compute batch ``index``."""
         return self.transfer(self.gather(index))
 
 
 class Prefetcher(ABC, Generic[T]):
-    """Items ``first, first + 1, ...``, computed ahead of the caller and returned in that order.
+    """Base class of prefetchers: items ``first, first + 1, ...`` are computed ahead and returned in this order.
 
-    Threads only determine who computes an item. They must hold no reference to this object: the garbage collector, or
-    the exit of the interpreter, closes an object that was dropped without ``close()``.
+    Threads must not hold a reference to this object, so that the garbage collector, or the exit of the interpreter,
+    closes an object that was dropped without ``close()``.
 
     Args:
         first: The first index.
-        take: Waits for the next outcome in order and returns it; None if the prefetcher is closed, now or meanwhile.
+        take: Waits for the next outcome in order and returns it; returns None if the prefetcher is closed.
     """
 
     def __init__(self, first: int, take: Callable[[], Outcome[T] | None]) -> None:
@@ -94,7 +94,7 @@ class Prefetcher(ABC, Generic[T]):
 
     @property
     def ready(self) -> int:
-        """Return the number of finished items that wait for the caller; 0 if they are not counted."""
+        """Return the number of finished items that the caller has not taken; 0 if they are not counted."""
         return 0
 
     def get(self) -> T:
@@ -106,7 +106,7 @@ class Prefetcher(ABC, Generic[T]):
         """
         if self._error is not None:
             raise self._error
-        # Count before waiting: if an interrupt loses the item, the index shows it.
+        # Count before waiting, so that after an interrupt the index shows a lost item.
         self.next_index += 1
         outcome = self._take()
         if outcome is None:
@@ -121,17 +121,17 @@ class Prefetcher(ABC, Generic[T]):
         """Stop the threads and drop finished items; wait at most 0.25 s for items that are being computed."""
 
     def pause(self) -> bool:
-        """Drop finished items. Return True if the threads wait for ``begin``, False if the prefetcher is closed."""
+        """Drop finished items; return True if the threads now wait for ``begin``, False if the prefetcher is closed."""
         self.close()
         return False
 
     def begin(self, make: Callable[[int], T], first: int, *, until: int | None = None) -> None:
-        """Continue, after ``pause``, with ``make(first)``, ``make(first + 1)``, ...
+        """Continue after ``pause`` with the items ``make(first)``, ``make(first + 1)``, ...
 
         Args:
             make: Computes an item.
             first: The first index.
-            until: The first index that is not computed before the caller requests it; None: no limit.
+            until: The first index that is computed only when the caller requests it; None: no limit.
         """
         raise NotImplementedError
 
@@ -140,10 +140,10 @@ class OrderedPrefetcher(Prefetcher[T]):
     """Computes ``make(i)`` for ``i = first, first + 1, ...`` in its own threads.
 
     Args:
-        make: Computes an item; must be thread-safe, and must not refer to this object.
+        make: Computes an item; it must be thread-safe and must not refer to this object.
         first: The first index.
         workers: Number of threads, at least 1.
-        ahead: Number of items that may be computed or wait beyond the returned ones, at least 1.
+        ahead: Largest number of items that are being computed or wait to be returned, at least 1.
     """
 
     def __init__(self, make: Callable[[int], T], first: int, *, workers: int, ahead: int) -> None:
@@ -168,7 +168,7 @@ class OrderedPrefetcher(Prefetcher[T]):
         self._close()
 
     def pause(self) -> bool:
-        """Drop finished items; the threads wait for ``begin``. Items that are being computed now are discarded."""
+        """Drop finished items; the threads then wait for ``begin``. Items in progress are discarded."""
         self._queue.pause()
         return True
 
@@ -179,11 +179,11 @@ class OrderedPrefetcher(Prefetcher[T]):
 
 
 class _Queue(Generic[T]):
-    """The state that threads share: the next index, and the finished items."""
+    """The shared state of threads: the next index, and the finished items."""
 
     def __init__(self, ahead: int) -> None:
-        # One lock, two conditions, so that the return of an item wakes exactly one worker.
-        # The lock is reentrant: the garbage collector may close this object at any line of any thread.
+        # Two conditions share one lock, so that returning an item wakes exactly one worker. The lock is reentrant,
+        # because the garbage collector may close this object at any line of any thread.
         lock = threading.RLock()
         self.room = threading.Condition(lock)
         self.arrived = threading.Condition(lock)
@@ -211,7 +211,9 @@ class _Queue(Generic[T]):
             self.ready.clear()
 
     def claim(self) -> tuple[int, int, Callable[[int], T]] | None:
-        """Wait for room and return the next turn, index and ``make``; None when closed."""
+        """Wait for room, and return the number of the current ``make``, the next index and ``make``; None when
+        closed.
+        """
         with self.room:
             while not self.closed:
                 index = self.next_claimed
@@ -250,12 +252,12 @@ def _work(queue: _Queue[Any]) -> None:
     while (claimed := queue.claim()) is not None:
         turn, index, make = claimed
         queue.put(turn, index, outcome_of(make, index))
-        del claimed, make  # drop references: an older ``make`` holds other rows
+        del claimed, make  # drop references, because an older ``make`` keeps rows in memory
 
 
 def _close(queue: _Queue[Any], threads: list[threading.Thread]) -> None:
     if os.getpid() != queue.process:
-        return  # a forked child has no threads, and their locks may be held forever
+        return  # a forked child has no threads, and their locks may never be released
     with queue.room:
         queue.closed = True
         queue.make = None
@@ -269,17 +271,17 @@ def _close(queue: _Queue[Any], threads: list[threading.Thread]) -> None:
 
 @dataclass(frozen=True)
 class Delivery(Generic[T]):
-    """The delivery of batches to a framework.
+    """The functions and options that determine how batches are computed and delivered to a framework.
 
     Args:
         maker: Returns, for a source, the function from an index to a batch, or to the input of ``hand_over``. The
-            function runs in the worker threads. It must not reference the loader; otherwise a dropped loader is never
+            function runs in the worker threads, and must not refer to the loader; otherwise a dropped loader is never
             closed. ``maker`` is called again after ``refresh()`` and ``load_state_dict()``.
         hand_over: Runs in the caller's thread for every delivered batch.
         prefetcher: The class that computes ahead, called like ``OrderedPrefetcher``.
-        in_caller: Whether the calling thread makes batches, for any number of workers.
-        ranks: The processes that deliver parts of the same batches and check that they agree; None: the ranks for
-            which the source was cut, if they were found.
+        in_caller: Whether the calling thread computes batches, for any number of workers.
+        ranks: The processes that deliver parts of the same batches and check their agreement; None: the ranks of the
+            source's shard, if known.
     """
 
     maker: Callable[[Any], Callable[[int], Any]]

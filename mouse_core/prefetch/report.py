@@ -1,7 +1,7 @@
-"""The waiting times of a loader, counted while batches are made and delivered, in a report.
+"""Reports of a loader's waiting times, which are measured while batches are computed and delivered.
 
-Counting is nearly free: the clock is read twice where a batch is made, and twice where it is delivered. A thread's idle
-time is read only after a slow batch, and occasionally before a batch.
+Measuring costs nearly nothing: the clock is read twice when a batch is computed, and twice when it is delivered. A
+thread's idle time is read only after a slow batch, and occasionally before a batch.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-# Seconds above which a batch counts as slow, and seconds after which the last reading counts as old.
+# Seconds above which a batch counts as slow, and seconds after which the last measurement counts as old.
 _SLOW, _OLD = 0.0003, 0.001
-# The bytes of one in this many batches are counted.
+# The size in bytes of one in this number of batches is measured.
 _WEIGHED = 512
-# The share of a loop's time above which waiting is reported.
+# The share of waiting in a loop's time above which waiting is reported.
 _NOTICEABLE = 0.05
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 _CAUSES = ("disk", "network", "decode", "processor")
@@ -28,26 +28,27 @@ _CAUSES = ("disk", "network", "decode", "processor")
 
 @dataclass(frozen=True)
 class LoaderReport:
-    """The time of a loop over batches by cause, and the bytes; all are sums since the loader began.
+    """The time of a loop over batches by cause, and numbers of bytes; all values are sums since the loader began.
 
-    ``later - earlier`` is the difference of two reports. The seconds of several threads that make batches add up.
+    ``later - earlier`` is the difference of two reports. The seconds of several threads that compute batches are added.
 
     Args:
         seconds: Seconds from the first request for a batch to the last delivery.
-        waited: The part of ``seconds`` in which the caller waited for batches, or made them itself.
+        waited: The part of ``seconds`` in which the caller waited for batches or computed them.
         batches: Number of delivered batches.
-        disk: Seconds in which the making of batches waited for pages from a local disk.
-        network: Seconds in which the making of batches waited for bytes from other machines.
+        disk: Seconds in which computing batches waited for pages from a local disk.
+        network: Seconds in which computing batches waited for bytes from other machines.
         decode: Seconds of decoding images.
         processor: Seconds of all other work: planning, copying, converting, augmenting, user functions.
-        delivered_bytes: Bytes of the delivered batches, estimated from a few.
+        delivered_bytes: Bytes of the delivered batches, estimated from some of them.
         stored_bytes: Bytes of the same batches in their stored dtypes; None if the source does not report them.
-        disk_bytes: Bytes that this process read from local disks for any purpose; None if the system does not report.
-        network_bytes: Bytes that came from other machines for the loader's source.
+        disk_bytes: Bytes that this process read from local disks for any purpose; None if the system does not report
+            them.
+        network_bytes: Bytes that were received from other machines for the loader's source.
         asked_bytes: Bytes of remote data that batches needed, cached or not.
-        queued_bytes: Bytes of readahead that have not arrived from other machines, at this moment.
-        ready: Finished batches that wait for the caller, at this moment.
-        ready_at_most: The largest number of such batches.
+        queued_bytes: Bytes of readahead that are currently requested from other machines and have not arrived.
+        ready: Number of finished batches that currently wait for the caller.
+        ready_at_most: The largest possible number of such batches.
     """
 
     seconds: float = 0.0
@@ -79,7 +80,7 @@ class LoaderReport:
     def waits(self) -> dict[str, float]:
         """The share of the loop's time in which the caller waited, by cause; the shares are in ``[0, 1]``.
 
-        While the caller waits, its time is split like the work of the threads that make batches ahead.
+        The caller's waiting time is split in proportion to the work of the threads that compute batches.
         """
         making = sum(getattr(self, cause) for cause in _CAUSES)
         share = self.waited / self.seconds if self.seconds else 0.0
@@ -87,25 +88,27 @@ class LoaderReport:
 
     @property
     def waits_for(self) -> str:
-        """The main cause of waiting: "disk", "network", "decode" or "processor"; "consumer": batches wait instead."""
+        """The main cause of waiting: "disk", "network", "decode" or "processor"; "consumer" if batches wait for the
+        caller.
+        """
         waits = self.waits
         return "consumer" if sum(waits.values()) < _NOTICEABLE else max(waits, key=lambda cause: waits[cause])
 
     @property
     def amplification(self) -> float | None:
-        """Bytes read from disks and other machines for each delivered byte, as stored; None: unknown."""
+        """Bytes read from disks and other machines per delivered byte (in the stored dtype); None: unknown."""
         if not self.stored_bytes or self.disk_bytes is None:
             return None
         return (self.disk_bytes + self.network_bytes) / self.stored_bytes
 
     @property
     def hits(self) -> float | None:
-        """The share of the remote bytes that were cached locally; None: the source has no remote bytes."""
+        """The share of remote bytes that came from the local cache; None: the source has no remote bytes."""
         return 1 - min(1.0, self.network_bytes / self.asked_bytes) if self.asked_bytes else None
 
     @property
     def ahead(self) -> float:
-        """The number of seconds that the ready batches last, at the caller's present speed."""
+        """The number of seconds for which the ready batches suffice at the caller's present speed."""
         used = self.seconds - self.waited
         return self.ready * used / self.batches if self.batches else 0.0
 
@@ -131,12 +134,12 @@ class LoaderReport:
 
 
 class Took(NamedTuple):
-    """The time of making a batch.
+    """The time that the computation of a batch took.
 
     Args:
-        seconds: The whole time.
-        still: Seconds in which the thread did not compute.
-        disk: Whether the thread read pages from a disk meanwhile.
+        seconds: The total time.
+        still: Seconds in which the thread was idle.
+        disk: Whether the thread read pages from a disk in this time.
     """
 
     seconds: float
@@ -181,13 +184,14 @@ class Counts:
         self._disk_bytes, self._elsewhere = _disk_bytes(), counters_of(source)
 
     def look(self, now: float) -> None:
-        """Read this thread's resource usage, before it makes a batch itself."""
+        """Read this thread's resource usage before it computes a batch."""
         self.looked, self._usage = now, _usage()
 
     def add(self, seconds: float, took: float | Took | None, batch: Any) -> None:
-        """Count a batch that took the caller ``seconds``, and ``took`` to make.
+        """Count a batch for which the caller needed ``seconds``, and whose computation took ``took``.
 
-        None for ``took``: the caller made the batch itself; then only slow batches and weighed ones are counted here.
+        With ``took`` None, the caller computed the batch; then only slow batches, and batches whose size is measured,
+        are counted here.
         """
         if took is None:
             if seconds > self.slow:
@@ -208,7 +212,7 @@ class Counts:
         self.still_for_disk += took.still if took.disk else 0.0
 
     def report(self, source: Any, decoding: float, ready: int, ready_at_most: int) -> LoaderReport:
-        """Return the report so far.
+        """Return the report of all batches so far.
 
         Args:
             source: The source of the batches.
@@ -246,15 +250,16 @@ class Counts:
 
 
 def _took(seconds: float, before: tuple[float, int], after: tuple[float, int]) -> Took:
-    """Return the time of a batch from the thread's usage before and after."""
+    """Return the time of a batch from the thread's resource usage before and after it."""
     return Took(seconds, max(0.0, seconds - (after[0] - before[0])), after[1] > before[1])
 
 
 def counters_of(source: Any) -> dict[str, float]:
-    """Return the summed ``counters()`` of all objects that fetch a source's remote bytes, by name.
+    """Return the sums of ``counters()``, by name, over all objects that fetch a source's remote bytes.
 
-    ``fetched`` bytes came over the network, ``read`` bytes were needed, ``seconds`` is the time spent waiting, and
-    ``queued`` bytes are requested but have not arrived. Objects with the same ``counted`` share one set of counters.
+    ``fetched`` is the number of bytes from the network, ``read`` the number of needed bytes, ``seconds`` the waiting
+    time, and ``queued`` the number of requested bytes that have not arrived. Objects with the same ``counted`` share
+    one set of counters.
     """
     total: dict[str, float] = {}
     counted = {id(getattr(one, "counted", one)): one for one in _backings(source) if hasattr(one, "counters")}
@@ -266,7 +271,7 @@ def counters_of(source: Any) -> dict[str, float]:
 
 
 def _backings(source: Any) -> Iterator[Any]:
-    """Yield the remote memories behind the rows of a source, its members, or the source it wraps."""
+    """Yield the remote memories of the rows of a source, of its members, or of a wrapped source."""
     snapshot = getattr(source, "snapshot", None)
     yield from getattr(snapshot, "backings", ())
     for segment in getattr(snapshot, "segments", ()):  # segments of decoded values, such as Parquet
@@ -289,7 +294,7 @@ def _stored_share(source: Any) -> float | None:
 
 
 def _bytes_of(batch: Any) -> int:
-    """Return the bytes of a batch's arrays, of any framework."""
+    """Return the size in bytes of a batch's arrays, of any framework."""
     if isinstance(batch, tuple | list):
         return sum(map(_bytes_of, batch))
     if (nbytes := getattr(batch, "nbytes", None)) is not None and not hasattr(batch, "keys"):
@@ -298,7 +303,9 @@ def _bytes_of(batch: Any) -> int:
 
 
 def _usage() -> tuple[float, int]:
-    """Return this thread's processor seconds, and its blocks and pages read; per process where threads lack counts."""
+    """Return this thread's processor seconds, and its numbers of read blocks and pages; numbers of the process on
+    systems without counts per thread.
+    """
     if os.name != "posix":
         return perf_counter(), 0
     import resource
@@ -308,7 +315,7 @@ def _usage() -> tuple[float, int]:
 
 
 def _disk_bytes() -> int | None:
-    """Return the bytes that this process has read from disks."""
+    """Return the number of bytes that this process has read from disks."""
     if not sys.platform.startswith("linux"):
         return None
     import resource

@@ -1,4 +1,4 @@
-"""Source: the interface between a loader and the origin of its batches."""
+"""Source, the interface between a loader and the origin of its batches."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _SIZES_KEPT = 256
 
 @runtime_checkable
 class Source(Protocol):
-    """Batches by index. A ``BatchSource`` is a ``Source``, and so is any user object with these four members.
+    """Batches by index. A ``BatchSource`` is a ``Source``, and so is any object of a user with these four members.
 
-    Batch ``index`` is a pure function of the index: it is the same in any process, in any order of calls, and in
-    several threads at once. A source whose data grow is a new source. ``mouse_core.testing.SourceConformance`` tests
-    this contract.
+    Batch ``index`` is a pure function of the index: it is the same in any process, for any order of calls, and in
+    concurrent threads. If the data of a source grow, create a new source. ``mouse_core.testing.SourceConformance``
+    tests this contract.
     """
 
     @property
@@ -37,32 +37,34 @@ class Source(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """A text that changes whenever batches change: it covers the data and all options that determine a batch.
+        """A text that identifies the data and all options that determine a batch, so it changes whenever batches
+        change.
 
         A loader accepts only states with the fingerprint of its source.
         """
 
     def __len__(self) -> int:
-        """Return the number of batches in an epoch, from 1."""
+        """Return the number of batches in an epoch, at least 1."""
 
     def __getitem__(self, index: int) -> Any:
-        """Return batch ``index``, an integer from 0, ``{field: ndarray [B, S, *shape]}``. The epochs have no end.
+        """Return batch ``index`` (an integer of at least 0), ``{field: ndarray [B, S, *shape]}``. Epochs continue
+        without end.
 
         If ``spec.batch_dims`` is 1, fields have no axis of steps, ``[B, *shape]``, or are packed, ``[T, *shape]``.
 
-        The caller owns the arrays: their memory is never written again. A tuple of such dicts is a batch in several
-        views.
+        The caller owns the arrays: the source never writes to their memory again. A tuple of such dicts is a batch with
+        several views.
         """
 
 
 class _Around:
-    """Base of sources that change the batches of another source, but not its data or the number of batches."""
+    """Base class of sources that change the batches of another source, but not the data or the number of batches."""
 
     source: Source
 
     @property
     def fingerprint(self) -> str:
-        """The fingerprint of the source, which is independent of delivered dtypes and shards."""
+        """The fingerprint of the wrapped source, which does not depend on delivered dtypes and shards."""
         return self.source.fingerprint
 
     def __len__(self) -> int:
@@ -73,7 +75,7 @@ class _Around:
 
 
 class RecastSource(_Around):
-    """A source whose batches are converted to dtypes that a framework can hold.
+    """A source that converts the batches of another source to dtypes that a framework supports.
 
     Args:
         source: The source of the original batches.
@@ -107,15 +109,15 @@ class RecastSource(_Around):
 
 
 class ShardSource(_Around):
-    """One shard's rows of the batches of a source without shards: whole batches are computed, then cut.
+    """One shard's rows of the batches of a source without shards: complete batches are computed, then cut.
 
     Args:
-        source: The source of whole batches, ``[B, ...]`` in every field.
+        source: The source of complete batches, ``[B, ...]`` in every field.
         shard: The shard; see ``BatchSource``.
-        uneven: The treatment of batches that shards do not divide evenly; see ``BatchSource``.
+        uneven: What happens if the shards do not divide a batch evenly; see ``BatchSource``.
 
     Raises:
-        ConfigError: The shard is invalid, the source is a shard already, or its windows are packed.
+        ConfigError: The shard is invalid, the source is already sharded, or its windows are packed.
     """
 
     def __init__(self, source: Source, shard: Shard, uneven: Uneven = "refuse") -> None:
@@ -143,7 +145,7 @@ class ShardSource(_Around):
         return len(self.source)
 
     def __getitem__(self, index: int) -> Any:
-        """Return this shard's rows of batch ``index``; raise ConfigError if shards do not divide it."""
+        """Return this shard's rows of batch ``index``; raise ConfigError if the shards do not divide the batch."""
         whole = self.source[index]
         views = whole if isinstance(whole, tuple) else (whole,)
         size = len(next(iter(views[0].values())))
@@ -159,7 +161,7 @@ class ShardSource(_Around):
         return cut if isinstance(whole, tuple) else cut[0]
 
     def own_rows(self, index: int) -> range:
-        """Return this shard's rows of whole batch ``index``, without a padding row."""
+        """Return the range of this shard's rows in batch ``index``, without a padding row."""
         with self._lock:
             size = self._sizes.get(index)
         if size is None:
@@ -168,7 +170,7 @@ class ShardSource(_Around):
         return self._own(size)
 
     def with_options(self, *, shard: Shard) -> ShardSource:
-        """Return the source of another shard's rows of the same batches."""
+        """Return a source with other options, such as another shard, of the same batches."""
         return ShardSource(self.source, shard, self.uneven)
 
     def _own(self, size: int) -> range:
@@ -176,9 +178,9 @@ class ShardSource(_Around):
         return range(size * rank // count, size * (rank + 1) // count)
 
     def _cut(self, view: Mapping[str, npt.NDArray[Any]], size: int) -> dict[str, npt.NDArray[Any]]:
-        """Return a view's rows in new memory: with 8 windows, three shards get 0..1, 2..4 and 5..7.
+        """Return this shard's rows of a view in new memory: of 8 windows, three shards get 0..1, 2..4 and 5..7.
 
-        With "pad" each shard gets 3 windows: the first shard gets 0..2, and window 2 is masked.
+        With "pad", each shard gets 3 windows: the first shard gets 0..2, and window 2 is masked.
         """
         own = self._own(size)
         end = own.start - -size // self.shard[1] if self.uneven == "pad" else own.stop
@@ -195,7 +197,7 @@ class ShardSource(_Around):
 
 
 def checked_source(source: Any) -> Source:
-    """Return ``source`` after checking that it implements ``Source``.
+    """Check that ``source`` implements ``Source``, and return it.
 
     Raises:
         ConfigError: A member of ``Source`` is missing or has a wrong type.

@@ -1,8 +1,8 @@
 """Block sampling: windows come from a rotating pool of row blocks, so that reads are long and sequential.
 
-A single window is a few kilobytes, and disks and networks read long ranges several times as fast. Therefore several
-blocks, the pool, are read as a whole, and batches take their windows from all blocks of the pool. The cost: windows of
-the same block come in neighbouring batches. ``Pool.variance`` measures this correlation.
+A window has a few kilobytes, but disks and networks read long ranges several times as fast. Therefore complete blocks
+are read to a pool, and batches take their windows from all blocks in the pool. The disadvantage is that windows of one
+block are delivered in neighbouring batches. ``Pool.variance`` measures this correlation.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from mouse_core.store.snapshot import Snapshot
 
 Int64s = npt.NDArray[np.int64]
 
-# Bytes of a block and of the whole pool by default. Part of the random stream.
+# Default sizes in bytes of a block and of the pool. They affect the random stream.
 _BLOCK_BYTES, _POOL_BYTES = 1 << 18, 1 << 28
-# The batch counts for which ``str(pool)`` reports the variance of the mean.
+# Numbers of batches for which ``str(pool)`` reports the variance of the mean.
 _SAID = (1, 8, 64, 512)
-# Rows whose encoded images are read to estimate their bytes.
+# Number of rows whose encoded images are read to estimate their size.
 _SAMPLED_ROWS = 8
 
 
 @dataclass(frozen=True)
 class Pool:
-    """The pool of blocks from which windows are drawn. Windows lie side by side and are numbered from 0.
+    """The pool of blocks from which windows are drawn. Windows do not overlap and are numbered from 0.
 
     Args:
         windows: Number of windows in an epoch, W.
         batch_size: Number of windows in a batch, B.
-        lanes: Number of open blocks for each window of a batch.
+        lanes: Number of lanes (open blocks) for each window of a batch.
         block: Number of windows in a block.
         window_rows: Number of rows in a window.
         window_bytes: Estimated bytes of a window.
@@ -64,7 +64,7 @@ class Pool:
 
     @property
     def blocks(self) -> int:
-        """Number of blocks that are open at a time, K: a multiple of the batch size."""
+        """Number of simultaneously open blocks, K: a multiple of the batch size."""
         return self.lanes * self.batch_size
 
     @property
@@ -74,20 +74,19 @@ class Pool:
 
     @property
     def nbytes(self) -> int:
-        """Estimated bytes of the open blocks; at most the bytes of all windows of an epoch."""
+        """Estimated size of the open blocks in bytes; at most the size of all windows of an epoch."""
         return min(self.blocks * self.block, self.windows) * self.window_bytes
 
     def variance(self, batches: int = 64, *, first: int | None = None, seed: int = 0) -> float:
         """Return the variance of the mean of ``batches`` batches, divided by the variance with uniform draws.
 
         The result is the worst case, in which all windows of a block are equal and blocks differ. If ``n_k`` of ``n``
-        windows come from block k of J, the ratio is ``n * (A - (1 - A) / (J - 1))``, where
-        ``A = sum(n_k ** 2) / n ** 2``.
-        The numerator is the variance of a mean of values drawn without replacement, the denominator the variance of
-        ``n`` values drawn with replacement (Cochran, "Sampling techniques", 1977, 2.8). A result of 1 is as good as
-        uniform draws. With a result of 40, the mean varies as much as the mean of a fortieth of the windows. For all
-        windows of an epoch the result is 0. If neighbouring windows differ as much as distant ones, the real ratio is
-        1 or less.
+        windows belong to block k of J, the ratio is ``n * (A - (1 - A) / (J - 1))``, where ``A = sum(n_k ** 2) / n **
+        2``. The numerator is the variance of a mean of values drawn without replacement, the denominator the variance
+        of ``n`` values drawn with replacement (Cochran, "Sampling techniques", 1977, 2.8). A result of 1 is as good as
+        uniform draws. With a result of 40, the mean varies as much as with a fortieth of the windows. For all windows
+        of an epoch the result is 0. If neighbouring windows differ as much as distant ones, the real ratio is 1 or
+        less.
 
         Args:
             batches: Number of consecutive batches.
@@ -116,11 +115,11 @@ class Pool:
 
 @dataclass(frozen=True)
 class BlockWindows(ManyStarts):
-    """Windows drawn from a rotating pool of shuffled row blocks; an epoch has every window once.
+    """Samples windows from a rotating pool of shuffled row blocks; an epoch has every window once.
 
-    The windows of an epoch lie side by side. The first row of the first window is drawn for each epoch: with windows of
-    64 steps, it is one of the rows 0..63. Up to ``2 * S - 2`` rows at the two ends are in no window. Batches are always
-    full; a batch continues where the previous one ended, as in ``CyclicWindows``.
+    The windows of an epoch are consecutive, without overlap. The first row of the first window is drawn for each epoch:
+    with windows of 64 steps, it is one of the rows 0..63. Up to ``2 * S - 2`` rows at both ends are not in any window.
+    Batches are always full; a batch continues where the previous one ended, as in ``CyclicWindows``.
 
     Args:
         sequence_length: Number of steps in a window, S.
@@ -135,7 +134,7 @@ class BlockWindows(ManyStarts):
     blocks: Blocks = field(default_factory=Blocks)
 
     def batches_per_epoch(self, snapshot: Snapshot) -> int:
-        """Smallest number of batches that contains every window."""
+        """Return the smallest number of batches that contains every window."""
         return -(-self._windows(snapshot) // self.batch_size)
 
     def starts_of_many(
@@ -155,9 +154,10 @@ class BlockWindows(ManyStarts):
         for epoch, windows, begin, drawn in self._parts(
             seed, batches[0], batches[-1] - batches[0] + 1, snapshot, epoch_start, rows
         ):
-            behind = epoch_start * size + epoch * pool.windows  # window 0 of the epoch, of all from batch 0 on
+            # the number of the epoch's first window, counted from batch 0
+            behind = epoch_start * size + epoch * pool.windows
             batch = (windows + behind) // size
-            # A reader that begins in the middle of a stretch has not read it yet. Every lane comes once in a round.
+            # A reader that begins in the middle of a stretch has not read the stretch yet. A round has each lane once.
             since = windows // pool.blocks - (begun * size - behind) // pool.blocks
             opens = (drawn[_PLACE] == 0) | ((since >= 0) & (since <= 1))
             batch -= batches.start
@@ -211,15 +211,15 @@ class BlockWindows(ManyStarts):
             yield epoch, some, int(_epoch(seed, epoch_start, epoch, pool).uniform[0] * places), drawn
 
     def _windows(self, snapshot: Snapshot) -> int:
-        """Return the number of windows in an epoch; they fit at every first row that an epoch may draw."""
+        """Return the number of windows in an epoch, which fit for every possible first row."""
         whole_windows(snapshot, self.sequence_length, at_least=1)
         return max(1, (snapshot.num_rows - self.sequence_length + 1) // self.sequence_length)
 
 
 def row_bytes(snapshot: Snapshot) -> float:
-    """Estimate the bytes of a row, from the fields' shapes and from the encoded images of a few rows.
+    """Estimate the size of a row in bytes from the fields' shapes and the encoded images of a few rows.
 
-    The estimate depends on values only, not on their layout on disk, because it decides which windows are drawn.
+    The estimate depends only on values, not on their layout on disk, because it affects which windows are drawn.
     """
     types = snapshot.config.types
     readers = {reader.spec.column: reader for reader in snapshot.readers.values()}
@@ -234,7 +234,7 @@ def row_bytes(snapshot: Snapshot) -> float:
 
 
 def _encoded_bytes(value: Any) -> int:
-    """Return the bytes of an encoded image or of a list of images; 0 for an image in a separate file."""
+    """Return the size in bytes of an encoded image or of a list of images; 0 for an image in a separate file."""
     if isinstance(value, dict):
         value = value.get("bytes")
     if isinstance(value, list):
@@ -253,10 +253,10 @@ class _Epoch(NamedTuple):
     """The random draws of an epoch.
 
     Attributes:
-        uniform: Random numbers for the first row of the epoch and for the start of its line of windows, float64
+        uniform: Random numbers for the first row of the epoch and for the first window of its line of windows, float64
             ``[2]``.
-        blocks: Random order of the whole blocks.
-        lanes: Random orders of the lanes, for each window of a batch in every round.
+        blocks: Random order of the complete blocks.
+        lanes: Random orders of the lanes of each window of a batch in every round.
         windows: Random orders of the windows in each stretch.
     """
 
@@ -285,18 +285,19 @@ def _known(pool: Pool, seed: int, epoch_start: int, epoch: int, number: Int64s) 
 
     The result is int64 ``[4, n]``; see ``_WINDOW``.
 
-    All blocks of the epoch, one after the other in their random order, form a line of W windows. The line is cut into K
-    lanes of W // K windows, or one more. A round takes one window of each lane: K windows, B at a time. Window k of a
+    All blocks of the epoch, concatenated in their random order, form a line of W windows. The line is cut into K lanes
+    of W // K windows, or one more. A round takes one window of each lane: K windows, B for each batch. Window k of a
     batch uses the ``pool.lanes`` lanes from number ``k * pool.lanes`` on, in a random order for each round. A stretch
-    is the intersection of a lane and a block. Its windows come in a random order, and it is read as a whole.
+    is the intersection of a lane and a block. The windows of a stretch are used in a random order, and a stretch is
+    read completely.
 
     Example: 10 windows in blocks of 4 (0..3, 4..7, and the rest, 8 and 9), batches of 2, one lane for each window of a
     batch. The line may be 4..7, 0..3, 8, 9. The lanes are 4, 5, 6, 7, 0 and 1, 2, 3, 8, 9, in stretches of 4 and 1, and
     of 3 and 2. With the stretch orders 6, 4, 7, 5; 0; 2, 3, 1; 9, 8 the batches are (6, 2), (4, 3), (7, 1), (5, 9),
     (0, 8).
 
-    If all lanes opened a block in the same round, reads would come in bursts. Therefore each lane begins at a shifted
-    place in its middle and wraps around: a lane that begins at its third window ends with its first two windows.
+    If all lanes opened a block in the same round, reads would come in bursts. Therefore each lane begins at a different
+    position in its middle and wraps around: a lane that begins at its third window ends with its first two windows.
     """
     drawn, block, size, lanes = _epoch(seed, epoch_start, epoch, pool), pool.block, pool.batch_size, pool.lanes
     rounds, rest = divmod(pool.windows, pool.blocks)
@@ -309,14 +310,14 @@ def _known(pool: Pool, seed: int, epoch_start: int, epoch: int, number: Int64s) 
     begin = row * (lanes * rounds + rest // size) + np.minimum(row, rest % size)
     begin += lane * rounds + np.minimum(lane, more)
     begin = (begin + int(drawn.uniform[1] * pool.windows)) % pool.windows
-    # The number of the round in which the lane reaches the end of a block, modulo the length of a block.
+    # The round in which the lane reaches the end of a block, modulo the length of a block.
     turns = (lane * size + row) * block // pool.blocks
     shift = (-begin - turns) % block % length
     place = (round_ + shift) % length
     line = (begin + place) % pool.windows
     of_line = line // block
     before = line - of_line * block
-    # The stretch: from where the block, the lane or its first turn begins, to where one of them ends.
+    # The stretch begins where the block, the lane or its first part begins, and ends where one of them ends.
     first = np.maximum(place - before, np.where(place >= shift, shift, 0))
     end = np.minimum(
         place - before + np.minimum(block, pool.windows - of_line * block), np.where(place < shift, shift, length)

@@ -20,24 +20,25 @@ from mouse_core.store.snapshot import Snapshot
 Int64s = npt.NDArray[np.int64]
 Arrays = dict[str, npt.NDArray[Any]]
 
-# Variable-length attention takes 32-bit offsets.
+# Variable-length attention needs 32-bit offsets.
 _MOST_ROWS = (1 << 31) - 1
 _INT32: np.dtype[Any] = np.dtype(np.int32)
 
 
 @dataclass(frozen=True)
 class DrawnLengths:
-    """Windows cut to random lengths, each at a random place within the whole window.
+    """A sampler that crops windows to random lengths, at a random position within the complete window.
 
-    Example: a window of 8 steps begins at row 100, and its random length is 5. The cut window begins at one of the rows
-    100..103, all equally likely. Therefore all rows of an episode are equally likely, except the rows near its ends,
-    which are also less frequent without lengths.
+    Example: a window of 8 steps begins at row 100, and its random length is 5. The cropped window begins at one of the
+    rows 100..103 with equal probability. So all rows of an episode are equally likely, except rows near its ends, which
+    are also less frequent without random lengths.
 
-    All other attributes, such as ``starts``, are the attributes of ``sampler`` and describe whole windows.
+    All other attributes, such as ``starts``, are the attributes of ``sampler`` and describe complete windows.
 
     Args:
-        sampler: The sampler of the whole windows.
-        choices: The possible lengths, equally likely, ascending; a window that is shorter than its length stays whole.
+        sampler: The sampler of the complete windows.
+        choices: The possible lengths, equally likely, ascending. A window that is shorter than its drawn length is not
+            cropped.
         fill: The value of all fields in missing steps; None: copies of the last step.
     """
 
@@ -51,7 +52,7 @@ class DrawnLengths:
         return getattr(self.sampler, name)
 
     def lengths(self, starts: Int64s, snapshot: Snapshot) -> Int64s:
-        """Return the number of steps of each window before it is cut; see ``PaddedSampler.lengths``."""
+        """Return the number of steps of each window before cropping; see ``PaddedSampler.lengths``."""
         if isinstance(self.sampler, PaddedSampler):
             return self.sampler.lengths(starts, snapshot)
         return np.full(len(starts), self.sampler.sequence_length)
@@ -65,16 +66,16 @@ class DrawnLengths:
         starts: Int64s,
         snapshot: Snapshot,
     ) -> tuple[Int64s, Int64s]:
-        """Return the starts and the lengths of the cut windows of several batches, each int64 ``[n]``.
+        """Return the starts and the lengths of the cropped windows of several batches, int64 ``[n]`` each.
 
-        Two random numbers for each window draw its length and its place.
+        Two random numbers for each window determine its length and its position.
 
         Args:
             seed: The seed.
             batches: Indices of the batches.
             own: The requested windows of each batch.
-            sizes: The number of windows in each whole batch.
-            starts: Starts of the whole windows, batch by batch, int64 ``[n]``.
+            sizes: The number of windows in each batch, over all shards.
+            starts: Starts of the complete windows, batch by batch, int64 ``[n]``.
             snapshot: The rows.
         """
         uniform = [
@@ -96,18 +97,18 @@ def cut_of(
     *,
     padded: bool,
 ) -> tuple[Sampling, int | None, bool | float | None, Callable[[WindowSampler], Any]]:
-    """Check the arguments of a source that cuts windows; see ``BatchSource``.
+    """Check the arguments of a source that crops windows; see ``BatchSource``.
 
     Args:
         lengths, sampling, sequence_length, pad: Arguments of the source.
-        padded: Whether the whole windows may have missing steps.
+        padded: Whether the complete windows may have missing steps.
 
     Returns:
-        ``sampling``, ``sequence_length`` and ``pad`` for the whole windows, and the function that returns
-        ``DrawnLengths`` for their sampler.
+        ``sampling``, ``sequence_length`` and ``pad`` for the complete windows, and the function that wraps their
+        sampler in ``DrawnLengths``.
 
     Raises:
-        ConfigError: ``lengths`` are not integers from 1, or ``sampling`` has to deliver every step.
+        ConfigError: ``lengths`` are not integers of at least 1, or ``sampling`` must deliver every step.
     """
     if isinstance(sampling, DrawnLengths):
         if lengths is not None:
@@ -128,12 +129,12 @@ def cut_of(
 
 
 def _cut(choices: tuple[int, ...], fill: float | None, sampler: WindowSampler) -> DrawnLengths:
-    """Return the sampler of cut windows; a padded sampler has its own fill value."""
+    """Return the sampler of cropped windows; a padded sampler has its own fill value."""
     return DrawnLengths(sampler, choices, sampler.fill if isinstance(sampler, PaddedSampler) else fill)
 
 
 def _checked(lengths: Any, sequence_length: int | None) -> tuple[int, ...]:
-    """Return the requested lengths, ascending, or raise ConfigError."""
+    """Return the requested lengths in ascending order; raise ConfigError if they are invalid."""
     try:
         found = list(lengths)
     except TypeError:
@@ -162,11 +163,11 @@ def sequence_fields(lengths: Int64s, capacity: int | None = None) -> Arrays:
     For the lengths 3, 1 and 2, ``cu_seqlens`` is 0, 3, 4, 6: sequence k has the rows
     ``cu_seqlens[k] .. cu_seqlens[k + 1] - 1`` (as in flash-attention and ``torch.nn.attention.varlen``). ``position``
     is 0, 1, 2, 0, 0, 1 and ``sequence_id`` is 0, 0, 0, 1, 2, 2. With a capacity of 8, the two padding rows at the end
-    have position 0 and sequence 3, which is no real sequence. A sum over 3 sequences leaves these rows out, as
-    ``jax.ops.segment_sum`` does.
+    have position 0 and sequence 3, which does not exist. So ``jax.ops.segment_sum`` over 3 sequences ignores the
+    padding rows.
 
     Args:
-        lengths: Number of rows of each sequence, from 0, int64 ``[n]``.
+        lengths: Number of rows of each sequence, at least 0, int64 ``[n]``.
         capacity: Number of rows of the batch, including padding; None: T, the number of rows of all sequences.
 
     Returns:
@@ -184,7 +185,7 @@ def sequence_fields(lengths: Int64s, capacity: int | None = None) -> Arrays:
     rows = total if capacity is None else capacity
     bounds = np.zeros(count + 1, _INT32)
     bounds[1:] = ends
-    # The padding behind the last sequence counts as one more sequence; all its rows have position 0.
+    # The padding after the last sequence counts as one more sequence, whose rows all have position 0.
     sequence_id = np.repeat(np.arange(count + 1, dtype=_INT32), np.append(lengths, rows - total))
     position = np.arange(rows, dtype=_INT32)
     position -= bounds.take(sequence_id)

@@ -28,15 +28,15 @@ _FURTHEST = 1 << 31
 
 @dataclass(frozen=True)
 class Seconds:
-    """Offsets in seconds. Each selects the row of the anchor's episode with the nearest time stamp.
+    """Offsets in seconds: each offset selects the row of the anchor's episode with the nearest time stamp.
 
     Args:
         offsets: K numbers of seconds from the anchor's time stamp, in any order.
-        tolerance: The largest distance, in seconds, between a row's time stamp and the requested time. The distance of
-            of two neighbouring floating-point numbers of the stored dtype is added: 0.00012 s for float32 at 1,024 s.
+        tolerance: The largest distance, in seconds, between a row's time stamp and the requested time. The distance
+            between neighbouring floating-point numbers of the stored dtype is added: 0.00012 s for float32 at 1,024 s.
         clock: The field of time stamps, in seconds; time stamps never decrease within an episode.
-        holes: The treatment of an offset without a row within the tolerance, because rows are missing inside an
-            episode. "refuse" raises DataError; "mask" pads with the nearest row, as beyond the ends of the episode.
+        holes: What happens if no row is within the tolerance, because rows are missing inside an episode. "refuse":
+            raise DataError. "mask": deliver the nearest row and mask it, as beyond the ends of the episode.
 
     Raises:
         ConfigError: ``offsets`` or ``tolerance`` are not finite numbers, ``tolerance`` is below 0, or ``holes`` is
@@ -76,7 +76,7 @@ class FieldWindows:
         pad: The value of missing rows. True: the nearest row of the episode. A number: that number in all values.
             False: anchors with missing rows are not drawn, so no row is missing.
         batch_dims: The number of axes before the axes of a field: 1 for ``[B]``, 2 for ``[B, S]``.
-        has_axis: Whether fields have the axis K; otherwise K is 1.
+        has_axis: Whether fields have an axis of length K; otherwise K is 1.
     """
 
     offsets: Mapping[str, Offsets]
@@ -100,7 +100,7 @@ class FieldWindows:
 
     @property
     def runs(self) -> int:
-        """The number of runs of rows that are read for an anchor, over all fields."""
+        """The number of runs of rows that are read for an anchor, summed over all fields."""
         found = (
             len(one.offsets) if isinstance(one, Seconds) else len(runs_of(one)[0]) for one in self.offsets.values()
         )
@@ -114,13 +114,13 @@ class FieldWindows:
         return f"{shown}, pad={self.pad!r}, of [{', '.join('BS'[: self.batch_dims])}]{alone}"
 
     def reach(self, shifts: Mapping[str, int]) -> tuple[int, int]:
-        """Return the numbers of rows that the fields need before and behind an anchor in its episode.
+        """Return the numbers of rows that the fields need before and after an anchor in its episode.
 
         Args:
             shifts: By field, the number of rows from the anchor to the row at offset 0.
 
         Raises:
-            ConfigError: Offsets are in seconds; their number of rows is unknown.
+            ConfigError: Offsets are in seconds, so the number of rows is unknown.
         """
         before = behind = 0
         for name, offsets in self.offsets.items():
@@ -181,7 +181,7 @@ def _offsets_of(name: Any, offsets: Any) -> Offsets:
 
 
 def _listed(where: str, offsets: Any) -> tuple[Any, ...]:
-    # Sets have no order, and the values of a mapping would be lost.
+    # Sets have no order, and for a mapping the values would be lost.
     if isinstance(offsets, str | bytes | Set | Mapping) or not isinstance(offsets, Iterable):
         hint = f"; write [{offsets!r}]" if _is_number(offsets) else ""
         raise ConfigError(f"{where}: expected a list of offsets, found {offsets!r:.80}{hint}")
@@ -196,7 +196,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _shown(offsets: tuple[int, ...]) -> str:
-    """Return offsets as text; consecutive ones are abbreviated to the first and the last."""
+    """Return offsets as text; consecutive offsets are abbreviated to the first and the last."""
     # Compare lengths instead of building the range: the range between two offsets may exceed memory.
     counted = offsets[-1] - offsets[0] + 1 == len(offsets) > 2
     if counted and offsets == tuple(range(offsets[0], offsets[-1] + 1)):
@@ -213,9 +213,9 @@ class Anchors:
     """The anchors of a block: every step of every window.
 
     Args:
-        row: The snapshot's row of each anchor, int64 ``[a]``; for a missing step, the row of the last present one.
-        begin, end: The first row of the anchor's episode, and the row behind its last one, int64 ``[a]``.
-        there: The mask of present anchors, bool ``[a]``; None: all anchors are present.
+        row: The snapshot's row of each anchor, int64 ``[a]``; for a missing step, the row of the last present step.
+        begin, end: The first row of the anchor's episode, and the row after its last row, int64 ``[a]``.
+        there: Whether each anchor is present, bool ``[a]``; None: all anchors are present.
         rows: The number of rows of the snapshot.
     """
 
@@ -251,7 +251,7 @@ class Clock(NamedTuple):
 
     Args:
         times: The time stamp of every row, in seconds, float64 ``[rows]``.
-        dtype: The dtype in which they are stored.
+        dtype: The dtype of the stored time stamps.
     """
 
     times: npt.NDArray[np.float64]
@@ -266,15 +266,15 @@ class Clock(NamedTuple):
 
 
 class OffsetRows(NamedTuple):
-    """The rows of a snapshot that are read for anchors, and the positions that are replaced or missing.
+    """The rows of a snapshot to read for anchors, and the positions of rows that are replaced or missing.
 
     Args:
-        start: The first row of each run that is read, int64 ``[runs]``.
+        start: The first row of each run, int64 ``[runs]``.
         unit: The number of rows of a run.
-        target: Positions whose rows are replaced, counted over all rows read, int64 ``[m]``, ascending.
-        source: The position of the replacement of each of them, from the same anchor, int64 ``[m]``.
+        target: Positions of rows that are replaced, counted over all rows read, int64 ``[m]``, ascending.
+        source: For each ``target``, the position of the row that replaces it, int64 ``[m]``.
         missing: Positions of missing rows, int64 ``[n]``, ascending.
-        refused: Positions that cannot be delivered, ascending, each with its error message.
+        refused: Positions of rows that cannot be delivered, ascending, each with an error message.
     """
 
     start: Int64s
@@ -288,16 +288,15 @@ class OffsetRows(NamedTuple):
 def rows_of(anchors: Anchors, offsets: Sequence[int], shift: int, *, single: bool = False) -> OffsetRows:
     """Return the rows at offsets of anchors; no delivered row lies outside the anchor's episode.
 
-    An episode has rows 10..14, and four rows from 13 on are requested: 13, 14, 15, 16. Rows 15 and 16 belong to the
-    next episode. All four are read; then a copy of the second one, 14, replaces the third and the fourth, which are
-    missing. Of the requested rows 17..20 all are missing: rows 14..17 are read, and copies of the first replace the
-    others.
+    Example: an episode has the rows 10..14, and the rows 13, 14, 15, 16 are requested. Rows 15 and 16 belong to the
+    next episode, so they are missing: all four rows are read, and copies of row 14 replace rows 15 and 16. If rows
+    17..20 are requested, all are missing: rows 14..17 are read, and copies of row 14 replace the others.
 
     Args:
         anchors: The anchors.
         offsets: K offsets in rows.
-        shift: See ``OffsetBlocks``; this many first rows of an episode have no value.
-        single: Whether each row is read alone. Runs are faster, but may include rows of other episodes.
+        shift: See ``OffsetBlocks``; the first ``shift`` rows of an episode have no value.
+        single: Whether each row is read individually. Runs are faster, but may include rows of other episodes.
     """
     firsts, unit = (np.array(offsets, np.int64), 1) if single else runs_of(offsets)
     start = anchors.row[:, None] + (firsts + shift)
@@ -305,13 +304,13 @@ def rows_of(anchors: Anchors, offsets: Sequence[int], shift: int, *, single: boo
     asked, begin, end = start[anchor, run], anchors.begin[anchor] + shift, anchors.end[anchor]
     # An episode of one row has no transition: its row is read, and all requested rows are missing.
     lowest = np.minimum(begin, end - 1)
-    # Each run that is read contains the row of the episode that replaces missing rows, and lies within the snapshot.
+    # Each run contains the row of the episode that replaces missing rows, and lies within the snapshot.
     least, most = np.maximum(lowest - (unit - 1), 0), np.minimum(end - 1, max(anchors.rows - unit, 0))
     read = start[anchor, run] = np.clip(asked, least, most)
     slot = (anchor * len(firsts) + run) * unit
     lead, tail = np.clip(begin - asked, 0, unit), np.clip(end - asked, 0, unit)
     missing, source = _edges(slot, lead, tail, unit, lowest - read, end - 1 - read)
-    # A row that is read alone needs no replacement.
+    # A row that is read individually needs no replacement.
     target, source = (missing, source) if unit > 1 else (missing[:0], source[:0])
     # Only at the ends of the snapshot are present rows read at positions other than the requested ones.
     (cut,) = np.nonzero((asked != read) & (lead < tail))
@@ -331,7 +330,9 @@ def rows_of(anchors: Anchors, offsets: Sequence[int], shift: int, *, single: boo
 
 
 def _beyond(anchors: Anchors, firsts: Int64s, ends: Int64s) -> Bools:
-    """Return the mask of runs, rows ``firsts`` to ``ends`` from the anchors, that leave the episode, ``[a, runs]``."""
+    """Return whether each run, the rows ``firsts`` to ``ends`` relative to the anchor, leaves the anchor's episode,
+    ``[a, runs]``.
+    """
     beyond = np.zeros((len(anchors.row), len(firsts)), np.bool_)
     if firsts.min() < 0:
         beyond |= (anchors.row - anchors.begin)[:, None] < -firsts
@@ -341,10 +342,12 @@ def _beyond(anchors: Anchors, firsts: Int64s, ends: Int64s) -> Bools:
 
 
 def _edges(slot: Int64s, lead: Int64s, tail: Int64s, unit: int, lowest: Int64s, last: Int64s) -> tuple[Int64s, Int64s]:
-    """Return the positions of missing rows of runs, ascending, and of the rows that replace them, int64 ``[m]`` each.
+    """Return the positions of missing rows in runs, ascending, and the positions of the rows that replace them, int64
+    ``[m]`` each.
 
-    A run of 4 rows has positions 8..11. Its first and its last row are missing (``lead`` 1, ``tail`` 3); its second and
-    its third replace them (``lowest`` 1, ``last`` 2). So positions 8 and 11 are missing, and 9 and 10 replace them.
+    Example: a run of 4 rows has the positions 8..11. Its first and last row are missing (``lead`` 1, ``tail`` 3), and
+    its second and third row replace them (``lowest`` 1, ``last`` 2). So the positions 8 and 11 are missing, and 9 and
+    10 replace them.
     """
     counts = np.stack([lead, unit - tail], axis=1).reshape(-1)
     firsts = np.stack([slot, slot + tail], axis=1).reshape(-1)
@@ -357,24 +360,26 @@ def _edges(slot: Int64s, lead: Int64s, tail: Int64s, unit: int, lowest: Int64s, 
 def rows_at(anchors: Anchors, seconds: Seconds, shift: int, clock: Clock) -> OffsetRows:
     """Return the rows of the anchors' episodes whose time stamps are nearest to offsets in seconds.
 
-    With time stamps 0.0, 0.1, 0.2 and the anchor at 0.1, the offset 0.04 requests the time 0.14: the nearest row is the
-    one at 0.1. Two rows at equal distance: the earlier row is delivered. Several rows at the anchor's time: the anchor.
+    With time stamps 0.0, 0.1, 0.2 and the anchor at 0.1, the offset 0.04 requests the time 0.14: the nearest row has
+    the time stamp 0.1. If two rows have equal distance, the earlier row is delivered; if several rows have the anchor's
+    time, the anchor.
 
     Args:
         anchors: The anchors.
         seconds: The offsets, and the tolerance.
-        shift: See ``OffsetBlocks``: the delivered row lies this many rows behind the nearest one, so the last ``shift``
+        shift: See ``OffsetBlocks``: the delivered row is ``shift`` rows after the nearest row, so the last ``shift``
             rows of an episode have no value.
         clock: The time stamps.
     """
     times = clock.times
     begin, end = (bound[:, None] for bound in (anchors.begin, anchors.end))
-    # The end of the rows that have a row ``shift`` rows later. An episode of one row keeps its row; all are missing.
+    # The end of the rows that have a row ``shift`` rows later. For an episode of one row, the row is kept and marked as
+    # missing.
     last = np.maximum(end - shift, begin + 1)
     now, anchor_row = times[anchors.row][:, None], anchors.row[:, None]
     wanted = now + np.asarray(seconds.offsets)
     low, high = (np.broadcast_to(bound, wanted.shape).copy() for bound in (begin, last))
-    while (open_ := low < high).any():  # bisect for the first row that is not earlier than each time
+    while (open_ := low < high).any():  # bisection for the first row that is not earlier than each time
         middle = (low + high) // 2
         before = open_ & (times[np.minimum(middle, last - 1)] < wanted)
         low = np.where(before, middle + 1, low)
@@ -431,7 +436,7 @@ def clock_of(snapshot: Snapshot, seconds: Seconds) -> FieldReader:
 
 
 def times_of(snapshot: Snapshot, seconds: Seconds) -> Clock:
-    """Return the time stamps of all rows of a snapshot; a snapshot reads them once.
+    """Return the time stamps of all rows of a snapshot; they are read once per snapshot.
 
     Raises:
         DataError: A value is outside the bounds of the field, or time stamps decrease within an episode.

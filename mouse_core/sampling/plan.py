@@ -1,4 +1,4 @@
-"""The plan of a batch, which is computed before rows are read; the protocols of samplers; and shared arithmetic."""
+"""The plan of a batch, which is computed before rows are read; the protocols of samplers; and shared functions."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from mouse_core.store.snapshot import Snapshot
 
 Int64s = npt.NDArray[np.int64]
 
-# The field of batches whose windows may have missing steps: whether each step is present.
+# Name of the field that marks present steps, in batches whose windows may have missing steps.
 MASK = "mask"
-# The additional fields of packed batches: the place of each window, and whether a row belongs to a window.
+# Names of the additional fields of packed batches, which locate windows and mark rows that belong to a window.
 PACKED = ("cu_seqlens", "position", "sequence_id", MASK)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Plan:
-    """The windows of one batch: a small immutable value that is cheap to send to another process.
+    """The windows of one batch, as a small immutable value that is cheap to send to another process.
 
     Args:
         starts: The row of the snapshot at which each window begins, int64 ``[b]``.
         length: Number of steps in a window.
-        key: Key of the random numbers of all later stages, such as augmentation; equal for all shards.
-        global_size: Number of windows in the whole batch, over all shards.
-        first: Position of the plan's first window in the whole batch.
+        key: The key of the random numbers of all later stages, such as augmentation; equal for all shards.
+        global_size: Number of windows in the batch over all shards.
+        first: Position of the plan's first window in the batch over all shards.
         lengths: Number of present steps in each window, int64 ``[b]``; None: all steps are present.
         block, number: The planner's block that contains this batch, and the batch's number in the block; not pickled.
     """
@@ -51,7 +51,7 @@ class Plan:
 
 @runtime_checkable
 class WindowSampler(Protocol):
-    """Chooses the windows of a batch. The choice is a pure function, so that any process can compute any batch.
+    """Chooses the windows of a batch by a pure function, so any process can compute any batch.
 
     ``epoch_start`` is the index of the first batch that was drawn from this snapshot: 0, or the index at which a loader
     was refreshed.
@@ -63,13 +63,15 @@ class WindowSampler(Protocol):
 
     @property
     def batch_size(self) -> int:
-        """Number of windows in a whole batch, over all shards."""
+        """Number of windows in a batch over all shards."""
 
     def batches_per_epoch(self, snapshot: Snapshot) -> int:
-        """Return the number of batches in an epoch, from 1; raise ConfigError if the snapshot has too few rows."""
+        """Return the number of batches in an epoch, at least 1; raise ConfigError if the snapshot has too few rows."""
 
     def starts(self, seed: int, index: int, snapshot: Snapshot, epoch_start: int) -> npt.NDArray[np.int64]:
-        """Return the first rows of the windows of whole batch ``index``, int64 ``[b]``, ``b <= batch_size``."""
+        """Return the first row of each window of batch ``index``, over all shards, int64 ``[b]`` with ``b <=
+        batch_size``.
+        """
 
 
 @dataclass(frozen=True)
@@ -77,14 +79,14 @@ class Blocks:
     """The options of ``sampling="blocks"``, as in ``sampling=Blocks(rows=4096)``.
 
     Args:
-        rows: Number of rows in a block; None: the number that takes 256 KB. Blocks are shorter if batches are so large
-            that the pool would exceed 256 MB, or if the pool has places for all windows: then each place has one block.
-        pool: Number of blocks that are open at a time, rounded to a multiple of the batch size; None: the number that
-            takes 256 MB, 1,024 blocks of 256 KB. Each window of a batch has its own part of the pool, so that shards
-            share no blocks.
+        rows: Number of rows in a block; None: the number of rows in 256 KB. Blocks are shorter if batches are so large
+            that the pool would exceed 256 MB, or if the pool has room for all windows.
+        pool: Number of simultaneously open blocks, rounded to a multiple of the batch size; None: as many as fit into
+            256 MB, 1,024 blocks of 256 KB. Each window of a batch has its own part of the pool, so shards share no
+            blocks.
 
     Raises:
-        ConfigError: ``rows`` or ``pool`` is not an integer from 1.
+        ConfigError: ``rows`` or ``pool`` is not an integer of at least 1.
 
     Example:
         >>> Blocks(rows=4096, pool=256)
@@ -101,14 +103,14 @@ class Blocks:
 
 
 Sampling = str | Blocks | WindowSampler
-"""The type of ``sampling`` in a source: a name, the options behind a name, or a sampler."""
+"""The type of a source's ``sampling``: the name of a sampling, ``Blocks``, or a sampler."""
 
 
 class ManyStarts:
-    """Base of samplers that draw the windows of several batches in one call, which makes planning cheap.
+    """Base class of samplers that draw the windows of several batches in one call, which makes planning cheap.
 
-    A sampler may implement ``starts_of_many`` without this base. A process that is one of many shards has few windows
-    of each batch, and draws only these.
+    A sampler may implement ``starts_of_many`` without this base. A process with one of many shards draws only its few
+    windows of each batch.
     """
 
     def starts(self: Any, seed: int, index: int, snapshot: Snapshot, epoch_start: int) -> npt.NDArray[np.int64]:
@@ -123,46 +125,49 @@ class ManyStarts:
         """Return the starts of windows ``rows.start .. rows.stop - 1`` of ``count`` batches from ``first`` on.
 
         Returns:
-            int64 ``[count, rows.stop - rows.start]``, equal to the results of ``starts``. None: the caller has to call
+            int64 ``[count, rows.stop - rows.start]``, equal to the results of ``starts``. None: the caller must call
             ``starts`` for each batch.
         """
         raise NotImplementedError
 
 
 class Stretches(NamedTuple):
-    """Stretches of rows that are read as a whole, and the windows in each stretch."""
+    """Stretches of rows that are each read completely, and the windows in each stretch."""
 
     starts: npt.NDArray[np.int64]
-    """The first rows of the windows, stretch by stretch, int64 ``[n]``."""
+    """The first row of each window, stretch by stretch, int64 ``[n]``."""
     bounds: npt.NDArray[np.int64]
-    """The position of each stretch's first window in ``starts``, and the end, int64 ``[stretches + 1]``."""
+    """The position of each stretch's first window in ``starts``, and the number of windows, int64 ``[stretches +
+    1]``.
+    """
     firsts: npt.NDArray[np.int64]
-    """The first stretch that each batch opens, and the end, int64 ``[batches + 1]``."""
+    """The first stretch that each batch opens, and the number of stretches, int64 ``[batches + 1]``."""
     until: npt.NDArray[np.int64]
     """The index of the first batch that no longer reads each stretch, int64 ``[stretches]``."""
 
 
 @runtime_checkable
 class ReadsBlocks(Protocol):
-    """An optional method of samplers whose batches take windows from stretches of rows that are read as a whole."""
+    """The optional interface of samplers whose batches take windows from stretches of rows that are read completely."""
 
     def starts_to_read(
         self, seed: int, batches: range, snapshot: Snapshot, epoch_start: int, *, rows: slice, begun: int
     ) -> Stretches | None:
-        """Return the windows of the stretches that ``batches`` open; they are read together with these batches.
+        """Return the stretches that ``batches`` open, with their windows; the stretches are read together with these
+        batches.
 
-        Over all batches of an epoch, the result contains each window of the epoch once. The windows of a batch lie in
-        stretches that this batch or an earlier one opens.
+        Over all batches of an epoch, the result contains each window of the epoch once. Each window of a batch lies in
+        a stretch that this batch or an earlier batch opens.
 
         Args:
-            seed, snapshot, epoch_start: As in ``WindowSampler.starts``.
+            seed, snapshot, epoch_start: See ``WindowSampler.starts``.
             batches: Indices of the batches.
             rows: The windows of each batch that this shard delivers.
-            begun: Index of the first batch that the caller reads; it also reads the stretches that earlier batches
-                opened.
+            begun: Index of the first batch that the caller reads; the result also contains the stretches that earlier
+                batches opened.
 
         Returns:
-            The stretches. None: no row is read before its batch.
+            The stretches; None: rows are read only with their batch.
         """
 
 
@@ -175,7 +180,7 @@ class PaddedSampler(WindowSampler, Protocol):
         """The value of all fields in missing steps; None: copies of the window's last step."""
 
     def lengths(self, starts: npt.NDArray[np.int64], snapshot: Snapshot) -> npt.NDArray[np.int64]:
-        """Return the number of present steps, from 1, of the windows at ``starts``; both int64 ``[n]``."""
+        """Return the number of present steps, at least 1, of each window at ``starts``; both int64 ``[n]``."""
 
 
 def starts_by_epochs(
@@ -189,13 +194,14 @@ def starts_by_epochs(
     """Return the starts of batches ``first .. end - 1``; the last batch of an epoch may be short.
 
     Args:
-        first, end: Index of the first batch, and of the batch behind the last one.
+        first, end: Index of the first batch, and of the batch after the last batch.
         epoch, epoch_start: Number of batches in an epoch, and index of the first batch of the first epoch.
-        one: Draws the batch of an index.
-        many: Draws ``count`` full batches from an index on, int64 ``[count, B]``; None if the sampler cannot.
+        one: Draws the batch with a given index.
+        many: Draws ``count`` full batches from an index on, int64 ``[count, B]``; returns None if the sampler does not
+            support it.
 
     Returns:
-        int64 ``[b]`` for each batch; an empty list if the caller has to draw the batches one by one.
+        int64 ``[b]`` for each batch; an empty list if the caller must draw the batches one by one.
     """
     starts: list[npt.NDArray[np.int64]] = []
     while first < end and epoch > 1:
@@ -225,7 +231,7 @@ SECTION = 4096
 
 
 def whole_windows(snapshot: Snapshot, length: int, *, at_least: int) -> int:
-    """Return the number of windows that lie side by side; raise ConfigError for fewer than ``at_least``."""
+    """Return the number of windows without overlap; raise ConfigError if it is below ``at_least``."""
     windows = snapshot.num_rows // length
     if windows < at_least:
         wanted = f"{at_least} window{'s' * (at_least > 1)} of {length} steps ({at_least * length} rows)"
@@ -234,9 +240,11 @@ def whole_windows(snapshot: Snapshot, length: int, *, at_least: int) -> int:
 
 
 def cut_at_epochs(begin: int, count: int, length: int) -> Iterator[tuple[int, int, int]]:
-    """Yield ``count`` items from ``begin`` on, split by epochs of ``length`` items: epoch, first item in it, end.
+    """Split ``count`` items from ``begin`` on by epochs of ``length`` items; yield the epoch, the first item in the
+    epoch, and the end.
 
-    7 items from item 8 on, with epochs of 10, are items 8..9 of epoch 0 and 0..4 of epoch 1: (0, 8, 10), (1, 0, 5).
+    Example: with epochs of 10 items, 7 items from item 8 on are the items 8..9 of epoch 0 and 0..4 of epoch 1: (0, 8,
+    10), (1, 0, 5).
     """
     end = begin + count
     while begin < end:
@@ -249,14 +257,16 @@ def cut_at_epochs(begin: int, count: int, length: int) -> Iterator[tuple[int, in
 def numbers_of_rows(first: int, count: int, size: int, rows: slice) -> Int64s:
     """Return the numbers of the windows ``rows`` of ``count`` batches of ``size`` windows, int64 ``[count, n]``.
 
-    Rows 1..2 of batches 5 and 6 with 4 windows each are windows 21, 22 and 25, 26.
+    Example: with batches of 4 windows, the windows 1..2 of the batches 5 and 6 have the numbers 21, 22 and 25, 26.
     """
     numbers: Int64s = np.arange(first, first + count)[:, None] * size + np.arange(rows.start, rows.stop)
     return numbers
 
 
 def slice_sections(section: Callable[[int], Array], begin: int, end: int) -> Array:
-    """Return the elements ``begin .. end - 1``, along the last axis, of a sequence with sections of ``SECTION``."""
+    """Return the elements ``begin .. end - 1``, along the last axis, of a sequence that is computed in sections of
+    ``SECTION`` elements.
+    """
     first, last = begin // SECTION, (end - 1) // SECTION
     if first == last:
         return cast(Array, section(first)[..., begin - first * SECTION : end - first * SECTION])
@@ -271,7 +281,7 @@ def read_only(array: Array) -> Array:
 
 
 def remembered(snapshot: Snapshot, key: Any, compute: Callable[[], Known]) -> Known:
-    """Return a value that is derived from a snapshot; it is computed once and kept as long as the snapshot exists."""
+    """Return a value that is computed from a snapshot once and cached as long as the snapshot exists."""
     known = snapshot.__dict__.setdefault("_remembered", {})
     found: Known | None = known.get(key)
     return known.setdefault(key, compute()) if found is None else found

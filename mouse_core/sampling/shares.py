@@ -1,9 +1,9 @@
 """Assignment of a mixture's windows to its members: the member of window n, for any n, without a state.
 
-The order is the order in which seats of a parliament go to parties by the method of Webster and Sainte-Lague (Balinski
-and Young, "Fair Representation", 1982). With weights 3 and 1, a round has four windows. The first member's windows are
-due at 1/6, 3/6 and 5/6 of the round, the second member's window at 1/2. If two windows are due at the same time, the
-first member's window comes first. So the members of every round are 0, 0, 1, 0.
+Windows are assigned in the order in which parties get seats of a parliament by the method of Webster and Sainte-Lague
+(Balinski and Young, "Fair Representation", 1982). Example: with weights 3 and 1, a round has four windows. The windows
+of member 0 are due at 1/6, 3/6 and 5/6 of the round, the window of member 1 at 1/2. If two windows are due at the same
+time, the lower member is first. So the members of every round are 0, 0, 1, 0.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from mouse_core.spec import check_count
 Int64s = npt.NDArray[np.int64]
 
 LONGEST_ROUND = 1 << 26
-"""Number of windows in the longest round. The time at which a window is due is a fraction ``(2k + 1) / p`` below 2. For
-two members, ``p`` and ``p'`` add up to at most this number. So two of their fractions are equal or differ by at least
-``1 / (p * p')``, 2**-50, and float64 keeps them in order."""
+"""Number of windows in the longest round. A window is due at a time ``(2k + 1) / p`` below 2. For two members, the sum
+of ``p`` and ``p'`` is at most this number. So two due times are equal or differ by at least ``1 / (p * p')``, 2**-50,
+and float64 preserves their order.
+"""
 
 # Number of windows that one call assigns, so that most calls stay within one round.
 _SHORTEST_ROUND = 4096
@@ -38,14 +39,14 @@ class Shares:
     """The number of windows of each member in a round, and the order of the windows.
 
     Args:
-        windows: Number of windows of each member in a round, each from 0; in total 1 to ``LONGEST_ROUND``.
+        windows: Number of windows of each member in a round, at least 0; in total 1 to ``LONGEST_ROUND``.
     """
 
     windows: tuple[int, ...]
 
     @classmethod
     def of(cls, weights: Sequence[Fraction]) -> Shares:
-        """Return the shares for ``weights`` from 0, not all 0.
+        """Return the shares for ``weights``, numbers of at least 0 that are not all 0.
 
         The shares are the exact ratio of the weights if the round is not longer than ``LONGEST_ROUND``. Otherwise they
         are rounded to multiples of about 1 / ``LONGEST_ROUND``, and every positive weight gets at least one window.
@@ -56,7 +57,7 @@ class Shares:
         windows = lcm(*(share.denominator for share in shares))
         if windows <= LONGEST_ROUND:
             return cls(tuple(int(share * windows) for share in shares))
-        room = LONGEST_ROUND - len(shares)  # leaves one window for each share that is rounded up
+        room = LONGEST_ROUND - len(shares)  # reserve one window for each share that is rounded up
         return cls(tuple(max(1, round(share * room)) if share else 0 for share in shares))
 
     @memo
@@ -69,7 +70,7 @@ class Shares:
         """Return the number of windows of each member among the first ``n`` windows.
 
         For M members with a share, and a member of weight w, the count differs from ``w n`` by at most
-        ``1/2 + w (M - 2) / 2``: at the time ``t`` when the n-th window is due, the count of every member is within 1/2
+        ``1/2 + w (M - 2) / 2``: at the time ``t`` at which the n-th window is due, every member's count is within 1/2
         of ``w t``, and n is the sum of the counts.
         """
         rounds, rest = divmod(n, int(self._of_round.sum()))
@@ -89,13 +90,14 @@ class Shares:
         return np.concatenate(parts)
 
     def _due(self, first: int, last: int) -> tuple[Int64s, Int64s]:
-        """Return the windows that are due in a round before window ``last``.
+        """Return counts and members of the windows that are due in a round before window ``last``.
 
         The first result, int64 ``[M]``, counts the windows of each member up to a time at which window ``first`` is not
         yet due. The second result, int64 ``[n]``, lists the members of the following windows in order.
 
-        With 3 and 1 windows, a round has 4. By time 2, ``floor(2 * 3/4 + 1/2) = 2`` and ``floor(2 * 1/4 + 1/2) = 1``
-        windows are due, 3 in total. The total never differs from the time by more than M / 2.
+        Example: members with 3 and 1 windows have a round of 4 windows. By time 2, ``floor(2 * 3/4 + 1/2) = 2`` and
+        ``floor(2 * 1/4 + 1/2) = 1`` windows are due, 3 in total. The total never differs from the time by more than M /
+        2.
         """
         of_round, members = self._of_round, len(self._of_round)
         windows = int(of_round.sum())
@@ -105,7 +107,7 @@ class Shares:
         member = np.repeat(np.arange(members), more)
         number = np.arange(len(member)) - np.repeat(np.cumsum(more) - more - counts, more)
         due = (2 * number + 1) / of_round[member]
-        # A stable sort: among windows that are due at the same time, the first member's window comes first.
+        # The sort is stable: among windows that are due at the same time, the lowest member is first.
         order = np.argsort(due, kind="stable")[: last - int(counts.sum())]
         return counts, member[order]
 
@@ -115,14 +117,16 @@ class StagedShares:
 
     Args:
         first: The number of the first window of each stage, ascending, beginning with 0.
-        shares: Returns the shares of a stage; called when windows of this or a later stage are requested.
+        shares: Returns the shares of a stage; called when windows of the stage or of a later stage are requested.
     """
 
     def __init__(self, first: Sequence[int], shares: Callable[[int], Shares]) -> None:
         self._first, self._shares = first, shares
 
     def counts(self, n: int) -> list[int]:
-        """Return how many of the first ``n`` windows each member gets, over all stages; see ``Shares.counts``."""
+        """Return the number of windows of each member among the first ``n`` windows, over all stages; see
+        ``Shares.counts``.
+        """
         parts = [self._shares(stage).counts(end - begin) for stage, begin, end in self._stages(0, n)]
         return [sum(some) for some in zip(*parts, strict=True)] or self._shares(0).counts(0)
 
@@ -148,14 +152,14 @@ class Schedule:
     """Weights that change with the number of the batch, in stages.
 
     Args:
-        weights: Weights by the index of the first batch of each stage; index 0 must be a key. The weights of a stage
-            are numbers from 0, one for each member, as a list in the members' order or as a mapping by name.
+        weights: The weights of each stage, by the index of its first batch; index 0 must be a key. The weights of a
+            stage are a number of at least 0 for each member, as a list in the members' order or as a mapping by name.
 
     Raises:
         ConfigError: A key is not the index of a batch, or the key 0 is missing.
 
     Example:
-        Only recorded data for 1,000 batches, then half of each batch from fresh data:
+        The first 1,000 batches contain only recorded data; later batches contain half fresh data:
 
             Schedule({0: {"offline": 1, "online": 0}, 1000: {"offline": 1, "online": 1}})
     """
@@ -171,15 +175,15 @@ class Schedule:
 
     @classmethod
     def linear(cls, begin: Sequence[float], end: Sequence[float], *, batches: int, stages: int = 20) -> Schedule:
-        """Return a schedule that goes from ``begin`` to ``end`` in equal steps, and then stays at ``end``.
+        """Return a schedule whose weights change from ``begin`` to ``end`` in equal steps and then stay at ``end``.
 
         From ``[1, 0]`` to ``[0.5, 0.5]`` in 100 batches and 2 stages, the weights are ``[1, 0]`` from batch 0 on,
         ``[0.75, 0.25]`` from batch 50 on, and ``[0.5, 0.5]`` from batch 100 on.
 
         Args:
-            begin, end: Weights in the members' order; only their ratio counts.
+            begin, end: Weights in the members' order; only their ratio matters.
             batches: The index of the first batch with the weights ``end``.
-            stages: The number of stages before that batch.
+            stages: The number of stages before batch ``batches``.
 
         Raises:
             ConfigError: ``batches`` or ``stages`` is below 1, there are more stages than batches, or the weights are
@@ -204,7 +208,7 @@ class Schedule:
 
 
 def exact(weight: Any) -> Fraction:
-    """Return a weight as an exact decimal fraction: 0.7 is 7/10, which no float equals."""
+    """Return a weight as an exact decimal fraction: the float 0.7 becomes 7/10."""
     return Fraction(str(weight))
 
 

@@ -42,7 +42,7 @@ Int64s = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class RandomWindows(ManyStarts):
-    """Windows with random starts in ``0..N-S``, uniform and independent.
+    """Samples windows with independent, uniformly distributed starts in ``0..N-S``.
 
     Args:
         sequence_length: Number of steps in a window, S.
@@ -55,7 +55,7 @@ class RandomWindows(ManyStarts):
     batch_size: int
 
     def batches_per_epoch(self, snapshot: Snapshot) -> int:
-        """Return the number of batches that together have as many steps as the snapshot."""
+        """Return the number of batches that together have about as many steps as the snapshot."""
         windows = whole_windows(snapshot, self.sequence_length, at_least=1)
         return -(-windows // self.batch_size)
 
@@ -74,7 +74,7 @@ class RandomWindows(ManyStarts):
 
 @dataclass(frozen=True)
 class LastWindows(ManyStarts):
-    """The last windows of the snapshot, side by side up to its end, in ascending order; all batches are equal.
+    """Samples the last windows of the snapshot, without overlap, in ascending order; all batches are equal.
 
     Args:
         sequence_length: Number of steps in a window, S.
@@ -101,7 +101,7 @@ class LastWindows(ManyStarts):
 
 @dataclass(frozen=True)
 class SequentialWindows(ManyStarts):
-    """Epochs over the ``N // S`` windows that lie side by side; each epoch has a new random order.
+    """Samples epochs over the ``N // S`` windows without overlap, in a new random order for each epoch.
 
     Args:
         sequence_length: Number of steps in a window, S.
@@ -117,7 +117,7 @@ class SequentialWindows(ManyStarts):
     drop_last: bool = True
 
     def batches_per_epoch(self, snapshot: Snapshot) -> int:
-        """Return the number of full batches, plus one if the short last batch is kept."""
+        """Return the number of full batches in an epoch, plus one if a short last batch is kept."""
         at_least = self.batch_size if self.drop_last else 1
         windows = whole_windows(snapshot, self.sequence_length, at_least=at_least)
         return windows // self.batch_size if self.drop_last else -(-windows // self.batch_size)
@@ -145,7 +145,7 @@ class SequentialWindows(ManyStarts):
 
 @dataclass(frozen=True)
 class CyclicWindows(ManyStarts):
-    """The epochs of ``SequentialWindows`` as an endless sequence: batches are full and may span two epochs.
+    """Samples the epochs of ``SequentialWindows`` as an endless sequence: batches are full and may span two epochs.
 
     Args:
         sequence_length: Number of steps in a window, S.
@@ -175,12 +175,12 @@ class CyclicWindows(ManyStarts):
 def _in_order(seed: int, epoch_start: int, windows: int, used: int, batches: range, size: int, rows: slice) -> Int64s:
     """Return the windows ``rows`` of consecutive batches, int64 ``[batches, rows]``.
 
-    Each epoch orders ``windows`` windows at random; the first ``used`` of them are delivered. With epochs of 10,
-    batches 1 and 2 of 4 windows have places 4..9 of epoch 0 and 0..1 of epoch 1. Row 2 of these batches has place 6 of
-    epoch 0 and place 0 of epoch 1.
+    Each epoch orders ``windows`` windows at random; the first ``used`` of them are delivered. Example: with epochs of
+    10 and batches of 4 windows, the batches 1 and 2 have the positions 4..9 of epoch 0 and 0..1 of epoch 1. Window 2 of
+    these batches has position 6 of epoch 0 and position 0 of epoch 1.
     """
     stretches = cut_at_epochs(batches.start * size, len(batches) * size, used)
-    if rows == slice(0, size):  # sections are kept for later batches
+    if rows == slice(0, size):  # sections are cached for later batches
         parts = [_ordered(seed, epoch_start, epoch, windows, begin, end) for epoch, begin, end in stretches]
     else:
         numbers, parts = numbers_of_rows(batches.start, len(batches), size, rows).reshape(-1), []
@@ -196,7 +196,8 @@ def _ordered(seed: int, epoch_start: int, epoch: int, windows: int, begin: int, 
     return slice_sections(partial(_order_section, seed, epoch_start, epoch, windows), begin, end)
 
 
-# Memos of pure functions: a section serves many batches, and costs little more than one of its elements.
+# Caches of pure functions: many batches use a section, and computing a section takes little longer than computing one
+# element.
 
 
 @lru_cache(maxsize=16)
@@ -232,10 +233,10 @@ Weighting = Literal["step", "trajectory"]
 
 @dataclass(frozen=True)
 class Column:
-    """A boundary of windows: all rows of a window have one value in a column. A window may span several episodes.
+    """A boundary of windows: all rows of a window have the same value in a column. A window may span several episodes.
 
     Args:
-        name: The column, of numbers or texts, or the field that reads it. Null counts as a value.
+        name: The name of a column of numbers or texts, or of the field that reads the column. Null counts as a value.
     """
 
     name: str
@@ -246,22 +247,21 @@ Boundary = Literal["stream", "episode", "task"] | Column
 
 @dataclass(frozen=True)
 class EpisodeWindows:
-    """Windows that lie in one episode each; an episode shorter than a window is one padded window.
+    """Samples windows that each lie in one episode; an episode shorter than a window is one padded window.
 
-    The random orders are the orders of the samplers without episodes. "random" draws from all windows, at every start;
-    "sequential", "batch", "blocks" and "last" take the windows that lie side by side from the first row of each episode
-    on.
+    Random orders are the same as in the samplers without episodes. "random" draws from the windows at all starts;
+    "sequential", "batch", "blocks" and "last" use windows without overlap, from the first row of each episode on.
 
     Args:
         sequence_length: Number of steps in a window, S.
         batch_size: Number of windows in a batch.
         sampling: "random", "last", "sequential", "batch", "blocks" or ``Blocks``.
-        weighting: For "random". "step": every window is equally likely, so long episodes are more frequent.
-            "trajectory": every episode that has a window is equally likely.
-        pad: Whether windows may be padded: the window of a short episode and, for windows that lie side by side, the
-            last window of each episode. False leaves these windows out. True pads with the last row; a number is the
-            value of all fields in missing steps.
-        drop_last: For "sequential", as in ``SequentialWindows``.
+        weighting: For "random" only. "step": every window is equally likely, so long episodes are more frequent.
+            "trajectory": every episode with a window is equally likely.
+        pad: Whether windows may be padded: the window of a short episode and, for windows without overlap, the last
+            window of each episode. False leaves such windows out. True pads with the last row; a number is the value of
+            all fields in missing steps.
+        drop_last: For "sequential" only; see ``SequentialWindows``.
 
     Raises:
         ConfigError: The sampling or the weighting is unknown, or the sampling does not support the weighting.
@@ -295,7 +295,7 @@ class EpisodeWindows:
         return None if isinstance(self.pad, bool) else self.pad
 
     def batches_per_epoch(self, snapshot: Snapshot) -> int:
-        """Return the number of batches of the same sampling without episodes, over the windows of the episodes."""
+        """Return the number of batches of an epoch over the windows of the episodes."""
         tiles = self._windows(snapshot, tiled=True).count
         if not tiles:
             rule = self._rule(tiled=True)
@@ -349,7 +349,9 @@ class EpisodeWindows:
         return lengths
 
     def _numbers(self, snapshot: Snapshot) -> Snapshot:
-        """Return a snapshot of numbered windows, or of numbered episodes, from which the order draws."""
+        """Return a stand-in snapshot whose rows are numbered windows, or numbered episodes, from which the order
+        draws.
+        """
         view = self._windows(snapshot, tiled=self.sampling != "random")
         return self._numbered(view.count if self.weighting == "step" else view.episode_count, snapshot)
 
@@ -359,7 +361,7 @@ class EpisodeWindows:
     def _starts_of(
         self, snapshot: Snapshot, ranks: Int64s, seed: int, batches: Sequence[int], begin: int = 0
     ) -> Int64s:
-        """Return the first rows of the windows ``ranks``, int64 ``[n]``, for batches of equal size.
+        """Return the first row of each of the windows ``ranks``, int64 ``[n]``, for batches of equal size.
 
         ``ranks`` are the numbers of the windows from position ``begin`` of each batch on.
         """
@@ -380,7 +382,7 @@ class EpisodeWindows:
 
     @property
     def _stretch(self) -> str | None:
-        """The column that is constant in all rows of a window; None: a window lies in one episode."""
+        """The column with one value in all rows of a window; None: a window lies in one episode."""
         return None
 
     def _table(self, snapshot: Snapshot) -> EpisodeIndex:
@@ -395,17 +397,18 @@ class EpisodeWindows:
         return WindowRule(self.sequence_length, strict=self.pad is False, tiled=tiled)
 
     def _counted(self, view: WindowView) -> WindowView:
-        """Let the view count its windows, so that several threads may use it, and return the view."""
+        """Return the view after computing its number of windows, so that several threads may use it."""
         _ = view.count, self.weighting == "trajectory" and view.episode_count
         return view
 
 
 @dataclass(frozen=True)
 class EpisodeAnchors(EpisodeWindows):
-    """Windows in which every step has ``before`` earlier and ``behind`` later steps in its episode; ``pad`` is False.
+    """Samples windows whose steps all have ``before`` earlier and ``behind`` later steps in their episode; ``pad`` is
+    False.
 
     Args:
-        before, behind: Number of rows of the episode before and behind every step.
+        before, behind: Number of rows of the episode before and after every step.
     """
 
     pad: bool | float = False
@@ -418,10 +421,10 @@ class EpisodeAnchors(EpisodeWindows):
 
 @dataclass(frozen=True)
 class StretchWindows(EpisodeWindows):
-    """Windows in whose rows a column is constant; otherwise the class behaves as ``EpisodeWindows``.
+    """Samples windows whose rows have one value in a column; otherwise like ``EpisodeWindows``.
 
     Args:
-        column: Name of the column; "" for the task.
+        column: Name of the column; "" stands for the task column.
     """
 
     column: str = ""
@@ -433,11 +436,11 @@ class StretchWindows(EpisodeWindows):
 
 @dataclass(frozen=True)
 class TransitionWindows(EpisodeWindows):
-    """Windows of S consecutive transitions of one episode; otherwise the class behaves as ``EpisodeWindows``.
+    """Samples windows of S consecutive transitions of one episode; otherwise like ``EpisodeWindows``.
 
     A window begins at a row that has a transition. With alignment "arrived", every row except the last row of an
-    episode has one. With "outgoing", the last row also has one if it is terminal; otherwise its next observation is
-    missing.
+    episode has a transition. With "outgoing", the last row also has a transition if it is terminal; otherwise its next
+    observation is missing.
     """
 
     def _table(self, snapshot: Snapshot) -> EpisodeIndex:
@@ -457,14 +460,14 @@ class TransitionWindows(EpisodeWindows):
 
 
 def _transitions(snapshot: Snapshot) -> tuple[EpisodeIndex, Int64s]:
-    """Return the episodes counted in transitions, and the rows without a transition, ascending.
+    """Return the episode index in numbers of transitions instead of rows, and the rows without a transition, ascending.
 
-    Example: two episodes have rows 0 1 2 and 3 4 5, and rows 2 and 5 have no transition. Rows 0 1 are transitions 0 1,
-    rows 3 4 are transitions 2 3, and the episodes begin at transitions 0 and 2. One row without a transition precedes
-    transition 2, so its row is 2 + 1.
+    Example: two episodes have the rows 0 1 2 and 3 4 5, and the rows 2 and 5 have no transition. The rows 0 1 are the
+    transitions 0 1, the rows 3 4 are the transitions 2 3, and the episodes begin at the transitions 0 and 2. One row
+    without a transition precedes transition 2, so transition 2 is row 2 + 1.
 
     Raises:
-        ConfigError: There is no transition.
+        ConfigError: No row has a transition.
     """
 
     def find() -> tuple[EpisodeIndex, Int64s]:
@@ -495,7 +498,8 @@ def sampler_of(
     weighting: Weighting,
     pad: bool | float | None,
 ) -> WindowSampler:
-    """Return the sampler of a name, over the stream or within episodes, or ``sampling`` itself; see ``BatchSource``.
+    """Return the sampler for the name ``sampling``, over the stream or within episodes; a sampler is returned
+    unchanged. See ``BatchSource``.
 
     Raises:
         ConfigError: The name is unknown, or the sampling does not support an option.
@@ -527,13 +531,13 @@ def sampler_of(
 SAMPLERS: dict[str, type] = {
     kind.name: kind for kind in (RandomWindows, LastWindows, SequentialWindows, CyclicWindows, BlockWindows)
 }
-"""The samplers by name."""
+"""The samplers over the stream, by name."""
 
 
 def window_sampler(
     sampling: str | Blocks, *, sequence_length: int, batch_size: int, drop_last: bool = True
 ) -> WindowSampler:
-    """Return the sampler of a name in ``SAMPLERS``, or of ``Blocks``.
+    """Return the sampler for a name in ``SAMPLERS``, or for ``Blocks``.
 
     Raises:
         ConfigError: The name is unknown.
