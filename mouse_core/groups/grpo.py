@@ -55,7 +55,7 @@ from mouse_core.groups.stored import StoredGroup, read_wanted
 from mouse_core.randomness import Key, Purpose, as_exponential, check_seed
 from mouse_core.spec import check_choice, check_count
 
-_OLDER_GROUPS = ("drop", "until_as_large", "keep")
+_OLDER_GROUPS = ("drop", "keep")
 # Reasons for which rollouts are removed or not accepted; the name of a retention is a further reason.
 _REASONS = (
     "environment_name",
@@ -221,23 +221,6 @@ class ScoredGroup:
             self.least, self.most = min(self.least, *rewards), max(self.most, *rewards)
 
 
-@dataclass(slots=True, eq=False)
-class VersionGroups:
-    """The groups of one policy version on one problem.
-
-    Args:
-        version: The version.
-        order: The sort key of the version.
-        count: The number of scored rollouts that arrived.
-        groups: The groups by the uid of the sealed group; "" is the group of all rollouts without a sealed group.
-    """
-
-    version: str
-    order: tuple[Any, ...]
-    count: int = 0
-    groups: dict[str, ScoredGroup] = field(default_factory=dict)
-
-
 class WantedGroups:
     """The groups of each problem to keep: groups of the latest policy version, and older groups according to ``older``.
 
@@ -252,46 +235,42 @@ class WantedGroups:
     def __init__(self, older: str, pool: bool) -> None:
         check_choice("older_groups", older, _OLDER_GROUPS)
         self._older, self._pool = older, pool
-        self._versions: dict[tuple[str, str], list[VersionGroups]] = {}
+        # By environment and problem, the groups of each version, and of these by the uid of the sealed group; "" is the
+        # group of all rollouts without a sealed group.
+        self._problems: dict[tuple[str, str], dict[str, dict[str, ScoredGroup]]] = {}
         self._next = 0
 
     def __iter__(self) -> Iterator[ScoredGroup]:
-        return (group for versions in self._versions.values() for one in versions for group in one.groups.values())
+        problems = self._problems.values()
+        return (group for versions in problems for groups in versions.values() for group in groups.values())
 
     def add(self, piece: GroupSlice) -> tuple[ScoredGroup | None, list[ScoredGroup]]:
         """Return the group of a slice, or None if the slice is rejected; and the groups that are no longer kept."""
         environment, example_id, version = piece.part.key
-        versions = self._versions.setdefault((environment, example_id), [])
-        place = next((place for place, one in enumerate(versions) if one.version == version), len(versions))
-        if place == len(versions):
-            order = version_order(version)
-            if self._older != "keep" and versions and order < versions[-1].order:
+        versions = self._problems.setdefault((environment, example_id), {})
+        if version not in versions:
+            if self._older == "drop" and versions and version_order(version) < version_order([*versions][-1]):
                 return None, []
-            versions.append(VersionGroups(version, order))
-        own = versions[place]
-        own.count += len(piece.rows)
-        uid = "" if self._pool else piece.group_uid
-        members = own.groups.get(uid)
+            versions[version] = {}
+        groups, uid = versions[version], "" if self._pool else piece.group_uid
+        members = groups.get(uid)
         if members is None:
-            members = own.groups[uid] = ScoredGroup(version, self._next)
+            members = groups[uid] = ScoredGroup(version, self._next)
             self._next += 1
-        if self._older == "keep" or not place or not len(piece.rows):
+        if self._older == "keep" or not len(piece.rows):
             return members, []
-        # Unless all versions are kept, versions are sorted; of equal versions, the one that arrived last is last.
-        gone = [one for one in versions[:place] if self._older == "drop" or one.count <= own.count]
-        self._versions[environment, example_id] = [one for one in versions if one not in gone]
-        return members, [group for one in gone for group in one.groups.values()]
+        # Versions are in their order here, as older ones are rejected.
+        older = [*versions][: [*versions].index(version)]
+        return members, [group for one in older for group in versions.pop(one).values()]
 
     def drop(self, unwanted: Callable[[str], bool]) -> list[ScoredGroup]:
         """Remove and return the groups of all versions for which a function returns True."""
         gone: list[ScoredGroup] = []
-        for problem, versions in list(self._versions.items()):
-            gone += [group for one in versions if unwanted(one.version) for group in one.groups.values()]
-            kept = [one for one in versions if not unwanted(one.version)]
-            if kept:
-                self._versions[problem] = kept
-            else:
-                del self._versions[problem]
+        for problem, versions in list(self._problems.items()):
+            for version in filter(unwanted, list(versions)):
+                gone += versions.pop(version).values()
+            if not versions:
+                del self._problems[problem]
         return gone
 
 
@@ -457,10 +436,9 @@ class GrpoBatchMaker:
         retention: The rule for which rollouts are kept, and with which weight each is drawn: a function, ``TopK(...)``,
             or several, whose weights are multiplied; see ``Retention``.
         older_groups: What happens to a problem's group of an older version when rollouts of a newer version arrive.
-            "drop": the first newer rollout removes the older group. "until_as_large": the older group may be drawn
-            until the newer group has as many rollouts; each group is scored separately. "keep": both may be drawn, and
-            rollouts of older versions are accepted even after newer rollouts. None: "keep" if ``retention`` or
-            ``max_staleness`` is given, else "drop". Versions compare as numbers if they are numbers.
+            "drop": the first newer rollout removes the older group. "keep": both may be drawn, each group is scored
+            separately, and rollouts of older versions are accepted even after newer rollouts. None: "keep" if
+            ``retention`` or ``max_staleness`` is given, else "drop". Versions compare as numbers if they are numbers.
         max_staleness: The largest staleness of a rollout: its distance in versions from the version of
             ``set_policy_version``, or without a call, from the latest version seen. The distance is the difference of
             numeric versions, else the number of versions in between.

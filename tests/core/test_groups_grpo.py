@@ -240,7 +240,6 @@ def test_one_rollout_of_a_newer_version_need_not_end_a_whole_group() -> None:
         return [sizes[7], sizes[8], sizes[-1], maker.available]
 
     assert left("drop") == [8, 0, 7, 8]
-    assert left("until_as_large") == [8, 8, 15, 8]
     assert left("keep") == [8, 8, 15, 17]
 
 
@@ -355,7 +354,7 @@ actions = st.lists(
     st.integers(1, 2),
     st.sampled_from([None, 3]),
     st.booleans(),
-    st.sampled_from(["drop", "until_as_large", "keep"]),
+    st.sampled_from(["drop", "keep"]),
 )
 def test_what_can_be_drawn_is_what_a_simple_model_says(
     steps: list[Any], max_uses: int, max_staleness: int | None, filtered: bool, older: str
@@ -382,7 +381,7 @@ def test_what_can_be_drawn_is_what_a_simple_model_says(
         if item not in problem.setdefault(own, []):
             problem[own].append(item)
         for version in [version for version in problem if version < own]:
-            if older == "drop" or (older == "until_as_large" and len(problem[version]) <= len(problem[own])):
+            if older == "drop":
                 del problem[version]
 
     def drawable() -> set[str]:
@@ -423,10 +422,7 @@ def test_what_can_be_drawn_is_what_a_simple_model_says(
     [
         ({"environment_name": ""}, "environment_name: expected a name or None"),
         ({"rng_seed": -1}, "seed: expected an integer"),
-        (
-            {"older_groups": "latest"},
-            r"older_groups: expected one of \['drop', 'until_as_large', 'keep'\], found 'latest'",
-        ),
+        ({"older_groups": "latest"}, r"older_groups: expected one of \['drop', 'keep'\], found 'latest'"),
         ({"max_staleness": -1}, "max_staleness: expected an integer from 0"),
         ({"max_uses": 0}, "max_uses: expected an integer from 1"),
     ],
@@ -536,7 +532,7 @@ def test_a_stored_batch(tmp_path: Path) -> None:
     [
         (1, "drop"),
         (2, "keep"),
-        *(pytest.param(*one, marks=pytest.mark.slow) for one in ((2, "drop"), (1, "until_as_large"))),
+        pytest.param(2, "drop", marks=pytest.mark.slow),
     ],
 )
 def test_a_restart_goes_on_as_if_nothing_had_happened(tmp_path: Path, kept: str, max_uses: int, older: str) -> None:

@@ -299,7 +299,7 @@ Step = tuple[str, int, int]
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from(["add", "add", "add", "draw", "tell"]), st.integers(0, 40), st.integers(0, 5))),
-    st.sampled_from(["drop", "until_as_large", "keep"]),
+    st.sampled_from(["drop", "keep"]),
     st.sampled_from([None, 0, 2]),
     st.sampled_from([(), TopK(2), [lambda rows: rows.tokens <= 9, lambda rows: rows.newer < 6]]),
     st.integers(1, 2),

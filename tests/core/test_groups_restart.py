@@ -44,7 +44,7 @@ def options(rng: random.Random) -> dict[str, Any]:
         "retention": [*filters, *retention],
         "max_uses": rng.choice([1, 1, 2]),
         "filter_zero_variance": rng.random() < 0.7,
-        "older_groups": rng.choice([None, "keep"] if retention else ["drop", "keep", "until_as_large"]),
+        "older_groups": rng.choice([None, "keep"] if retention else ["drop", "keep"]),
         "max_staleness": rng.choice([None, None, 1]),
         "pool_groups": rng.random() < 0.3,
     }
