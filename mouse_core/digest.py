@@ -472,7 +472,7 @@ def _rows_of(leaves: Mapping[str, npt.NDArray[Any]]) -> int:
     rows = {len(values) for values in leaves.values()}
     if len(rows) != 1:
         said = {name: list(values.shape) for name, values in leaves.items()}
-        raise DataError(f"digest: expected fields of as many rows each, found {said!r:.300}")
+        raise DataError(f"digest: expected fields with equal numbers of rows, found shapes {said!r:.300}")
     return rows.pop()
 
 
@@ -554,7 +554,7 @@ def whole_state(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         (4, 1)
     """
     if not states:
-        raise StateError("states: expected those of all ranks, found none")
+        raise StateError("states: expected the states of all ranks, found none")
     total, seen = StreamDigest(), []
     rest = _without_digest(states[0])
     for place, state in enumerate(states):
@@ -563,7 +563,9 @@ def whole_state(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         differing = [name for name in {**rest, **_without_digest(state)} if rest.get(name) != state.get(name)]
         if differing:
             said = {name: (rest.get(name), state.get(name)) for name in differing}
-            raise StateError(f"states: expected those of one batch, found others at 0 and at {place}: {said!r:.200}")
+            raise StateError(
+                f"states: expected states of one batch, found different ones at 0 and at {place}: {said!r:.200}"
+            )
         total += StreamDigest.from_state(state[KEY])
         seen.append((state[KEY].get("ranks"), state[KEY].get("rank")))
     if sorted(seen, key=repr) != sorted(((len(states), rank) for rank in range(len(states))), key=repr):

@@ -512,7 +512,7 @@ class EpisodeIndex:
         if (counts > 0).any() != (end > base) or (
             len(begins) and (begins[columns == 0] > max(end - steps, base)).any()
         ):
-            raise ValueError("expected episodes for all steps there are")
+            raise ValueError("expected episodes for all existing steps")
         made._make_room(int(counts.max()), counts)
         made._begins[envs, columns] = begins + made._spans[envs]
         made._ids[envs, columns] = state["ids"]

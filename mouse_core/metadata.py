@@ -91,7 +91,7 @@ class Recording(_Described):
                 copied = json.loads(json.dumps(dict(value), allow_nan=False))
             except (TypeError, ValueError, RecursionError) as error:
                 found = f"found {value!r:.80} ({error})"
-                raise ConfigError(f"Recording: {name}: expected what JSON can hold, {found}") from error
+                raise ConfigError(f"Recording: {name}: expected a value that JSON can represent, {found}") from error
             object.__setattr__(self, name, MappingProxyType(copied))
         if len(_text(self)) > _MOST_RECORDING:
             raise ConfigError(
@@ -501,7 +501,7 @@ def _check_values(metadata: DatasetMetadata) -> None:
     if not listed or not all(isinstance(one, int | float) and 0 < one < math.inf for one in rates):
         raise ConfigError(f"frames_per_second: expected a list of positive numbers, found {rates!r:.200}")
     if not all(is_whole(number) and is_text(text) for number, text in dict(metadata.tasks).items()):
-        raise ConfigError(f"tasks: expected texts by whole numbers, found {metadata.tasks!r:.200}")
+        raise ConfigError(f"tasks: expected texts by integers, found {metadata.tasks!r:.200}")
     for name, kind, called in (("fields", Field, "mouse_core.Field"), ("recordings", Recording, "Recording")):
         for item in getattr(metadata, name):
             if not isinstance(item, kind):

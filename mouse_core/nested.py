@@ -512,7 +512,9 @@ def stack_leaves(key: FieldKey, leaves: list[Any]) -> Any:
         try:
             return np.stack(rows)
         except ValueError as error:
-            raise DataError(f"rows: field {key!r}: expected as many in every item, found {error}") from error
+            raise DataError(
+                f"rows: field {key!r}: expected equal numbers of rows in every item, found {error}"
+            ) from error
     strong = next((leaf for leaf in leaves if not is_weak(leaf)), None)
     if strong is None:  # unchanged: the storage knows the dtype, and checks whether the numbers fit
         _check_alike(key, leaves)
@@ -526,7 +528,7 @@ def stack_leaves(key: FieldKey, leaves: list[Any]) -> Any:
         if array.shape[1:] != first.shape[1:] or array.ndim != first.ndim:
             raise SchemaError(
                 f"rows: field {key!r}: expected the shape {first.shape}, found {array.shape} in item {number}; "
-                "ListStorage takes any"
+                "ListStorage accepts any shape"
             )
         arrays.append(array)
     if len({array.shape for array in arrays}) > 1:
@@ -567,7 +569,7 @@ def fit(leaf: Any, dtype: np.dtype[Any], *, where: str) -> npt.NDArray[Any]:
                 return convert(np.atleast_1d(array), dtype).reshape(array.shape)
             return np.array(leaf, dtype)
     except (OverflowError, FloatingPointError, ValueError) as error:
-        raise DataError(f"{where}: expected values that {dtype} holds, found {leaf!r:.60}") from error
+        raise DataError(f"{where}: expected values that fit {dtype}, found {leaf!r:.60}") from error
 
 
 def as_array(leaf: Any, *, where: str) -> npt.NDArray[Any]:
@@ -586,14 +588,16 @@ def as_array(leaf: Any, *, where: str) -> npt.NDArray[Any]:
             raise DataError(f"{where}: {error}") from error
         except (ValueError, TypeError, RuntimeError) as error:
             if hasattr(leaf, "dtype"):
-                raise SchemaError(f"{where}: expected what NumPy takes, found {leaf.dtype}: {error}") from error
+                raise SchemaError(
+                    f"{where}: expected a dtype that NumPy supports, found {leaf.dtype}: {error}"
+                ) from error
             raise SchemaError(
-                f"{where}: expected an array of one shape, found {leaf!r:.80}; a field whose rows differ in length is "
-                "declared, as in ragged=['tokens'], or kept in a ListStorage"
+                f"{where}: expected an array of one shape, found {leaf!r:.80}; if rows of a field differ in length, "
+                "declare it, as in ragged=['tokens'], or use a ListStorage"
             ) from error
     if array.dtype.hasobject or number_kind(array.dtype) == "V":
         raise SchemaError(
-            f"{where}: expected numbers or text, found {type(leaf).__name__} {leaf!r:.60}; ListStorage takes any"
+            f"{where}: expected numbers or text, found {type(leaf).__name__} {leaf!r:.60}; ListStorage takes any value"
         )
     return array
 

@@ -130,7 +130,7 @@ def check_shard(shard: Any, batch_size: int, uneven: Uneven) -> tuple[int, int]:
         raise ConfigError(f"shard: expected 0 <= rank < count, found {(rank, count)}")
     if batch_size % count and uneven == "refuse":
         raise ConfigError(
-            f"shard: expected a count that divides batch_size {batch_size}, found {count}; uneven='pad' takes any"
+            f"shard: expected a count that divides batch_size {batch_size}, found {count}; uneven='pad' accepts any"
         )
     return rank, count
 
@@ -163,9 +163,9 @@ def check_sharded_once(shard: tuple[int, int]) -> None:
         kind = frame.f_code.co_qualname.partition(".")[0]
         if kind in names:
             raise ConfigError(
-                f"shard: expected a source that is sharded once, found shard {shard} below a {kind}, which gives each "
-                "process a part of it again, so that most data would never be seen; leave shard out, or keep the "
-                "other from sharding: trainers take a mouse_torch.DataLoader as it is (else Fabric: "
+                f"shard: expected a source that is sharded once, found shard {shard} inside a {kind}, which gives each "
+                "process only a part of the shard, so that most data would never be used; leave shard out, or keep the "
+                "other from sharding: trainers do not shard a mouse_torch.DataLoader again (else Fabric: "
                 "setup_dataloaders(..., use_distributed_sampler=False), Lightning: "
                 "Trainer(use_distributed_sampler=False))"
             )

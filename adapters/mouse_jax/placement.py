@@ -112,7 +112,7 @@ def find_placement(device: jax.Device | str | None, sharding: Sharding | None, s
     if sharding is None:
         return Placement(target)
     if source.shard != (0, 1):
-        raise ConfigError(f"shard: expected (0, 1) beside a sharding, which says who needs what, found {source.shard}")
+        raise ConfigError(f"shard: expected (0, 1) with a sharding, which divides the batches, found {source.shard}")
     check_layout(sharding, source)
     return Placement(sharding, _own_parts(sharding, source))
 
@@ -128,7 +128,7 @@ def find_target(device: jax.Device | str | None, sharding: Sharding | None) -> j
     if not isinstance(sharding, Sharding):
         raise ConfigError(f"sharding: expected a jax.sharding.Sharding, found {sharding!r}")
     if device is not None:
-        raise ConfigError(f"device: expected None beside a sharding, found {device!r}")
+        raise ConfigError(f"device: expected None with a sharding, found {device!r}")
     return sharding
 
 

@@ -421,6 +421,6 @@ class PrefetchBatchifier(Batchifier[dict[str, jax.Array]]):
             return Delivery(whole)
         if isinstance(target, Sharding) and not target.is_fully_addressable:
             raise ConfigError(
-                "sharding: expected devices of this process for a source of whole batches, found some of others"
+                "sharding: expected only devices of this process for a source of whole batches, found devices of others"
             )
         return Delivery(whole, prefetcher=GrainPrefetcher)

@@ -123,7 +123,7 @@ def checked_hidden(rollout: Rollout, given: Any, step: int | None) -> Any:
     pair = isinstance(given, tuple | list) and len(given) == 2
     if held is None or not pair:
         if held is not None or not policy_states.is_empty(given):
-            raise SchemaError("hidden_states: expected them in every row, and in init, or nowhere")
+            raise SchemaError("hidden_states: expected states in every row and in init, or in neither")
         return None
 
     def check(path: str, array: jax.Array, leaf: Any) -> jax.Array:
@@ -265,7 +265,7 @@ def init(
     completed = complete_fields(fields)
     for name, one in completed.items():
         if one.optional and not one.mask:
-            raise ConfigError(f"fields[{name!r}]: expected mask=True beside optional=True, as all memory is allocated")
+            raise ConfigError(f"fields[{name!r}]: expected mask=True with optional=True, as all memory is allocated")
     halves = seed_halves(seed)
     shape, extractors = (int(num_transitions_per_env), int(num_envs)), find_extractors(amp_cfg, completed)
     layout = Layout(shape[1], shape[0], tuple(completed.items()), extractors, policy_states.check_axis(hidden_axis))

@@ -164,7 +164,7 @@ def probability_above(left: ArrayLike, right: ArrayLike, *, tie: float = 0.0) ->
     """
     one, other = np.asarray(left, np.float64), np.asarray(right, np.float64)
     if not one.size or not other.size or np.isnan(one).any() or np.isnan(other).any():
-        raise DataError("probability_above: expected numbers on both sides, found none, or what is not a number")
+        raise DataError("probability_above: expected numbers in both groups, found an empty group or NaN")
     one, other = one[:, None], other[None, :]
     tied = np.isclose(one, other, tie, 0.0) | np.isclose(other, one, tie, 0.0)
     above = np.where(tied, 0.0, np.where(one > other, 1.0, -1.0))

@@ -108,7 +108,7 @@ def load_file(path: Path) -> ModuleType:
         return sys.modules[path.stem]
     if path.stem in sys.modules:
         raise ConfigError(
-            f"study: expected a file whose name is not that of a module in use, found {path.name}; give it another"
+            f"study: expected a file name that differs from imported modules, found {path.name}; rename the file"
         )
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))
@@ -139,7 +139,7 @@ def kind_of(framework: str) -> str:
     kind = framework.split("-")[0]
     if kind not in KINDS:
         raise ConfigError(
-            f"frameworks: expected torch, jax or numpy, alone or with more after a hyphen, found {framework!r}"
+            f"frameworks: expected torch, jax or numpy, or one of them with a hyphen and a suffix, found {framework!r}"
         )
     return kind
 
@@ -312,7 +312,7 @@ class Study:
             raise ConfigError(f"name: expected a text, found {self.name!r}")
         for where in ("frameworks", "variants", "environment"):
             if not isinstance(getattr(self, where), Mapping):
-                raise ConfigError(f"{where}: expected names and what they mean, found {getattr(self, where)!r:.80}")
+                raise ConfigError(f"{where}: expected a mapping from names, found {getattr(self, where)!r:.80}")
         check_names("variants", self.variants)
         check_names("frameworks", self.frameworks)
         for framework in self.frameworks:

@@ -369,7 +369,7 @@ def _check_asking(*, as_dict: bool) -> None:
         raise ConfigError(f"as_dict: expected True for {asking}, which finds no fields in a TensorDict, found False")
     if asking == _TAKES_AHEAD:
         raise ConfigError(
-            "loader: expected to be used as it is in Ray Train, found it in prepare_data_loader, which takes a batch "
-            "before the last one was trained on, so that whoever resumes would miss it; leave prepare_data_loader out, "
+            "loader: expected the loader itself in Ray Train, found it in prepare_data_loader, which fetches a batch "
+            "before the previous one is used, so that a resumed run would miss it; leave prepare_data_loader out, "
             "and pass device=ray.train.torch.get_device()"
         )

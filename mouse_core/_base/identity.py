@@ -86,7 +86,7 @@ def _canonical(value: Any, where: str, wanted: str) -> str:
         if not _has_repr(value) and hasattr(value, "__dict__"):
             return sampler_identity(value, wanted)
         raise ConfigError(
-            f"{wanted} whose repr says what it is (a frozen dataclass has one), for the "
+            f"{wanted} whose repr describes its value (as for a frozen dataclass), for the "
             f"fingerprint of a checkpoint; found {where} = {shown:.80}"
         )
     return shown

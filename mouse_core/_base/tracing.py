@@ -27,8 +27,8 @@ def refuse_traced(caller: str) -> None:
     if asking is None or asking[0](convention="mouse") == asking[1] or not _is_compiled():
         return
     raise ConfigError(
-        f"{caller}: expected a call outside of jax.jit, scan, vmap and other functions that JAX traces, found one "
-        "inside, where it would be made once, and its result be a constant; make the call first and pass its result to "
+        f"{caller}: expected a call outside of jax.jit, scan, vmap and other functions that JAX traces, found a call "
+        "inside, which would run once, with a constant result; call it before the function and pass its result to "
         "the function as an argument, or call it in jax.experimental.io_callback"
     )
 

@@ -420,7 +420,7 @@ def _endpoints(where: str, given: Any) -> tuple[tuple[float, float], tuple[float
         (low, from_low), (high, from_high) = given
     except (TypeError, ValueError):
         raise ConfigError(
-            f"{where}: expected endpoints as ((number, what it becomes), (another, what that becomes)), found {given!r}"
+            f"{where}: expected endpoints as ((number, result), (other number, its result)), found {given!r}"
         ) from None
     where = f"{where}: endpoints"
     one = check_number(where, low), check_number(where, from_low)

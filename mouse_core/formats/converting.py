@@ -263,8 +263,8 @@ def convert(
             if found != digest:
                 job.discard()
                 raise DataError(
-                    f"{result}: expected rows with the digest of the source, {digest}, found {found}: what was written "
-                    "is not what was read; nothing was kept"
+                    f"{result}: expected rows with the digest of the source, {digest}, found {found}: the written rows "
+                    "differ from the rows that were read; nothing was kept"
                 )
             job.finish(result, path)
     if stream.alignment == "arrived":
@@ -280,7 +280,7 @@ def _check_options(path: Path, kind: str, layout: str | None, *, single: bool) -
         raise ConfigError(f"layout: expected one of {list(LAYOUTS)}, found {layout!r}")
     if layout is not None and kind != "store":
         raise ConfigError(
-            f"layout: expected none, or a store to write, for only the files of a store have one, found {layout!r} for "
+            f"layout: expected None unless a store is written, as only stores have a layout, found {layout!r} for "
             f"{kind!r}; leave out --to, and give a folder as target (--to store)"
         )
     if not single:
@@ -461,7 +461,7 @@ def _snapshot_of(rows: Any) -> tuple[Snapshot, DatasetMetadata]:
     snapshot = rows if isinstance(rows, Snapshot) else rows.snapshot()
     if snapshot.has_shares:
         raise ConfigError(
-            "rows: expected those of a member of a mixture, found the mixture, whose shares would be lost"
+            "rows: expected the rows of a member of a mixture, found the mixture, whose weights would be lost"
         )
     if not len(snapshot):
         raise ConfigError("rows: expected some, found none")
@@ -610,7 +610,7 @@ def _replaced(table: pa.Table, given: Columns, returned: Any, where: str) -> pa.
             array = np.asarray(values)
             if array.shape[:1] != (table.num_rows,):
                 raise DataError(
-                    f"{where}: expected {table.num_rows} rows of column {name!r}, as many as the function was given, "
+                    f"{where}: expected {table.num_rows} rows of column {name!r}, as the function received, "
                     f"found an array of shape {list(array.shape)}"
                 )
             column = to_arrow(array, where=f"{where}: column {name!r}")
@@ -627,7 +627,7 @@ def _check_opens(table: pa.Table, metadata: DatasetMetadata, where: str) -> None
                 store = DatasetStore(alignment=metadata.alignment).from_dataset(with_metadata(table, metadata))
             len(store.snapshot().spec)
         except MouseError as error:
-            raise DataError(f"{where}: expected rows that a store takes: {error}") from error
+            raise DataError(f"{where}: expected rows that a store accepts: {error}") from error
 
 
 def _in_words(wanted: pa.Schema, found: pa.Schema) -> str:

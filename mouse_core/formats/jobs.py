@@ -75,8 +75,8 @@ def pickled(function: Callable[..., Any]) -> bytes:
         return pickle.dumps(function, protocol=5)
     except Exception as error:  # user objects may raise any error
         raise ConfigError(
-            f"function: expected one that other processes can be given, found {_name(function)}, which cannot be "
-            f"pickled ({error}); define it with def at the top of a module, and give what it needs with "
+            f"function: expected a function for other processes, found {_name(function)}, which cannot be "
+            f"pickled ({error}); define it with def at the top of a module, and pass its values with "
             "functools.partial"
         ) from error
 
@@ -111,8 +111,8 @@ def digest_of(function: Callable[..., Any], version: str, called: str) -> str:
     except Exception as error:  # user objects may raise any error
         if not version:
             raise ConfigError(
-                f"{called}: expected one of which all is known that decides about what it gives, found "
-                f"{_name(function)}: {error}; say version='1', and another where it changes"
+                f"{called}: expected a function whose result depends only on values that can be described, found "
+                f"{_name(function)}: {error}; pass version='1', and another version after each change"
             ) from error
     while isinstance(function, partial):
         function = function.func

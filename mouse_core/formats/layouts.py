@@ -229,8 +229,8 @@ class TreeLayout(Aligned):
         ways = [starred, self.one_a_file, *(way is not None for way in (self.episode_ends, self.is_last, self.ring))]
         if sum(ways) > 1:
             yield (
-                "expected one of '*' in paths, one_a_file, episode_ends, is_last and ring, found several: each says "
-                "what an episode is"
+                "expected one of '*' in paths, one_a_file, episode_ends, is_last and ring, found several: each defines "
+                "the episodes"
             )
         if not starred and (self.episodes is not None or self.nan_action or "*" in (self.numbers or {}).values()):
             yield "expected '*' in paths, with episodes, nan_action or the number of an episode"
@@ -239,11 +239,11 @@ class TreeLayout(Aligned):
         if not any(ways[:3]):
             if self.terminated is None and self.truncated is None and self.is_last is None:
                 yield (
-                    "expected what says where episodes end: '*' in paths, one_a_file, episode_ends, is_last, "
-                    "terminated or truncated"
+                    "expected an argument that defines where episodes end: '*' in paths, one_a_file, episode_ends, "
+                    "is_last, terminated or truncated"
                 )
             if self.arrived():
-                yield "alignment: expected 'outgoing' where flags alone say where episodes end"
+                yield "alignment: expected 'outgoing' if only flags define where episodes end"
 
     def roles(self) -> dict[str, dict[str, str]]:
         """Paths by role and name; a role with one path has an empty name."""
@@ -851,7 +851,7 @@ def lengths_of(arrays: Sequence[Array], layout: TreeLayout, *, where: str) -> tu
         if not single and array.rows not in wanted:
             raise damaged(
                 where,
-                f"{array.path}: expected {' or '.join(map(str, wanted))} rows, as there are steps, found "
+                f"{array.path}: expected {' or '.join(map(str, wanted))} rows, one for each step, found "
                 f"{max(array.rows, 0)}" + _hint(array.role, array.path, layout),
             )
     return steps, closed
@@ -992,7 +992,10 @@ def stretches_of(file: Tree, layout: TreeLayout, number: int = 0) -> Iterator[St
     if not rows:
         raise damaged(file.path, "expected at least one step, found arrays of no rows")
     if is_closed:
-        raise damaged(file.path, "expected as many observations as actions in arrays that hold several episodes")
+        raise damaged(
+            file.path,
+            "expected equal numbers of observations and actions in arrays with several episodes",
+        )
     if layout.episode_ends is not None:
         ends = _numbers(file, layout.episode_ends)
         if not len(ends) or (np.diff(ends, prepend=0) < 0).any() or ends[-1] != rows:
@@ -1073,7 +1076,7 @@ def _task(value: Any, keys: Sequence[str], where: str) -> str | None:
     if isinstance(value, list) and all(isinstance(part, str) for part in value):
         value = "".join(value)  # as LIBERO names tasks
     if not isinstance(value, str):
-        raise damaged(where, f"expected a text that says the task, found {value!r:.80}")
+        raise damaged(where, f"expected the task as a text, found {value!r:.80}")
     return value
 
 
@@ -1133,7 +1136,7 @@ def _numbers(file: Tree, path: str) -> npt.NDArray[np.int64]:
         return np.zeros(0, np.int64)
     shape: Any = tree["shape"] if tree is not None and tree["kind"] == "number" else None
     if tree is None or shape is None or len(shape) != 1 or shape[0] > _MOST_ENDS or tree["dtype"][1] not in "iu":
-        raise damaged(file.path, f"{path}: expected whole numbers, found {tree and (tree['kind'], tree['shape'])}")
+        raise damaged(file.path, f"{path}: expected integers, found {tree and (tree['kind'], tree['shape'])}")
     return file.read([(path.removesuffix("?"), 0, shape[0])])[0].astype(np.int64)
 
 

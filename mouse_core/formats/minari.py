@@ -205,7 +205,7 @@ def _check_id(dataset_id: str | None, target: Path) -> str:
         dataset_id = target.resolve().relative_to(Path(root or "").resolve()).as_posix() if inside else target.name
     if not _ID.fullmatch(dataset_id):
         raise ConfigError(
-            f"dataset_id: expected (namespace/)name-v0, as Minari has it, found {dataset_id!r}; give the folder such a "
+            f"dataset_id: expected (namespace/)name-v0, as in Minari, found {dataset_id!r}; give the folder such a "
             "name, or pass dataset_id"
         )
     return dataset_id
@@ -632,7 +632,7 @@ class _H5Episode:
             if length not in wanted or part["kind"] == "other":
                 raise damaged(
                     self._path,
-                    f"{here[1:]}: expected {sorted(wanted)} rows of numbers or text beside {self.length} rewards, "
+                    f"{here[1:]}: expected {sorted(wanted)} rows of numbers or text for {self.length} rewards, "
                     f"found {part['kind']} {part['dtype']} {part['shape']}"
                     + ("; infos=False reads the rest" if first == "infos" else ""),
                     at=self._where,

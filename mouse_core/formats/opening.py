@@ -198,7 +198,7 @@ def located(source: str) -> tuple[Path, str | None]:
         raise ConfigError(f"{source}: expected an id as {ID_SCHEMES[scheme]}, found {name!r:.200}")
     if os.path.lexists(source):
         raise ConfigError(
-            f"{source}: expected a dataset's id or a path, found what may be both: a file or folder has this name; "
+            f"{source}: expected a dataset's id or a path, found an id that is also the name of a file or folder; "
             f"{os.path.join('.', source)!r} is the path"
         )
     return _FOLDERS[scheme](name), None if scheme == "hf" else scheme
@@ -592,7 +592,7 @@ def place(path: str | os.PathLike[str], name: str | None) -> tuple[Any, str | No
         return (path if is_url(path) else Path(path)), name
     folder, known = located(str(path))
     if name not in (None, known) and known is not None:
-        raise ConfigError(f"{path}: format: expected {known!r}, as the id says, found {name!r}")
+        raise ConfigError(f"{path}: format: expected {known!r}, the format of the id, found {name!r}")
     return folder, known or name
 
 
@@ -612,7 +612,7 @@ def _format_at(root: Any, name: str | None, options: Mapping[str, Any]) -> _Form
     found = names[name] if name is not None else _recognised(root)
     if found is None and root.suffix in (".pkl", ".pickle"):
         raise ConfigError(
-            f"{root}: expected recorded data, found a pickle, which is a program and is not run here; where you trust "
+            f"{root}: expected recorded data, found a pickle, which is a program and is not run here; if you trust "
             "it, load it with the library that wrote it and save its arrays with numpy.savez: the guide on formats has "
             "five lines for buffers of Stable-Baselines3"
         )

@@ -254,7 +254,7 @@ def said_after(metadata: DatasetMetadata, changed: Changed, *, frames_stay: bool
             resized = read.shape is not None and read.shape[:2] != picture.shape[:2]
             if read.crop is not None or resized:
                 raise SchemaError(
-                    f"images: {name}: expected a field of whole frames for {kept.way}, found one with "
+                    f"images: {name}: expected a field of complete frames for {kept.way}, found a field with "
                     f"crop={read.crop}, shape={read.shape}"
                 )
         made = _field_after(name, picture, kept, read)

@@ -129,7 +129,7 @@ def _columns(line: bytes, policy: str | None, where: str) -> dict[str, Any]:
     elif kind != "SampleBatch":
         raise DataError(f"{where}: expected a SampleBatch or MultiAgentBatch of RLlib, found type {kind!r:.80}")
     elif policy is not None:
-        raise ConfigError(f"{where}: policy: expected None, as there is one only, found {policy!r}")
+        raise ConfigError(f"{where}: policy: expected None for samples of a single policy, found {policy!r}")
     return _checked({key: _value(value, f"{where}, {key}") for key, value in said.items() if key not in _OTHERS}, where)
 
 
@@ -167,7 +167,9 @@ def _unpacked(text: str, where: str) -> bytes:
     decompressor = lz4.frame.LZ4FrameDecompressor()
     found: bytes = decompressor.decompress(packed, max_length=_MOST_BYTES)
     if not decompressor.eof:
-        raise DataError(f"{where}: expected a whole column of at most {_MOST_BYTES:,} bytes, found another")
+        raise DataError(
+            f"{where}: expected a complete column of at most {_MOST_BYTES:,} bytes, found a longer or truncated one"
+        )
     return found
 
 

@@ -112,8 +112,8 @@ def mcap_messages(path: str | os.PathLike[str]) -> Messages:
                         if channels.setdefault(record.id, channel) != channel:
                             raise DataError(f"expected one meaning of channel {record.id}, found {record.topic!r} too")
         except (EndOfFile, struct.error) as error:
-            why = "found the file's end: recording was cut; 'mcap recover' of the MCAP tools keeps what is whole"
-            raise damaged(path, f"expected a whole record, {why}", at=f"byte {file.tell()}") from error
+            why = "found the file's end: it is truncated; 'mcap recover' of the MCAP tools keeps its complete part"
+            raise damaged(path, f"expected a complete record, {why}", at=f"byte {file.tell()}") from error
         except KeyError as error:
             raise damaged(path, f"expected the schema or channel {error} before its use, found none") from error
 
@@ -288,8 +288,8 @@ def _bag(folder: Path) -> Recording:
         mode = str(said.get("compression_mode") or "none").lower()
         if not names or mode not in ("none", "message"):
             raise ConfigError(
-                f"{file}: expected files that are not compressed as a whole, found {names[:4]} and {mode!r}; "
-                "'ros2 bag convert' writes them anew, and so does 'zstd -d' for each"
+                f"{file}: expected uncompressed files (messages may be compressed), found {names[:4]} and {mode!r}; "
+                "use 'ros2 bag convert', or 'zstd -d' for each file"
             )
         others = [name for name in names if Path(name).suffix not in SUFFIXES]
         if others:
@@ -307,9 +307,7 @@ def _sqlite_messages(file: Path) -> Messages:
     with reading(file):
         left = file.with_name(f"{file.name}-wal")
         if left.is_file() and left.stat().st_size:
-            raise damaged(
-                file, f"expected a recording that was closed, found {left.name} beside it; 'ros2 bag reindex'"
-            )
+            raise damaged(file, f"expected a closed recording, found {left.name} beside it; use 'ros2 bag reindex'")
         # Opened read-only and without locks, so that nothing is written beside the file.
         address = f"file:{quote(os.path.abspath(file))}?mode=ro&immutable=1"
         with closing(sqlite3.connect(address, uri=True)) as opened:
@@ -611,14 +609,14 @@ def decoder(name: str, encoding: str, schema: str, definition: str, given: Mappi
     if encoding not in _ENCODINGS:
         raise DataError(
             f"expected messages in one of {list(_ENCODINGS)}, found {encoding!r}; read them with the library that "
-            "wrote them, and write those topics again"
+            "wrote them, and write these topics again"
         )
     schemas = _ENCODINGS[encoding]
     if schemas is None:
         return _from_json
     if schema not in schemas and name not in (given or {}):
         raise DataError(
-            f"{name}: expected a definition as in .msg files, found one in {schema!r}; give one in the layout's "
+            f"{name}: expected a definition as in .msg files, found one in {schema!r}; add one to the layout's "
             "definitions"
         )
     definitions = parse_definitions(name, definition if schema in schemas else "", given)
@@ -786,7 +784,7 @@ def _add_definition(
         return
     if name not in texts:
         raise DataError(
-            f"{name}: expected a definition of this message, found none in the recording; give one in the layout's "
+            f"{name}: expected a definition of this message, found none in the recording; add one to the layout's "
             "definitions"
         )
     definitions[name] = fields = _parse_fields(name, texts)
@@ -934,7 +932,7 @@ def value_at(message: Mapping[str, Any], place: Place) -> tuple[Any, tuple[str, 
     for part in place.parts:
         if is_names(part):
             if names is None:
-                raise DataError(f"{place.text}: expected names beside the value, found none")
+                raise DataError(f"{place.text}: expected names for the items of the value, found none")
             value = _by_name(value, names, part, place)
             names = None
             continue
@@ -1011,7 +1009,7 @@ def _leaves(value: Any, place: Place) -> Iterator[npt.NDArray[Any]]:
     else:
         numbers = _array(value)
         if numbers.dtype.kind not in "biuf":
-            raise DataError(f"{place.text}: expected numbers alone, found {value!r:.80} among them; name the fields")
+            raise DataError(f"{place.text}: expected only numbers, found {value!r:.80} among them; name the fields")
         yield numbers
 
 
@@ -1046,7 +1044,7 @@ def _octets(data: Any, place: Place) -> npt.NDArray[np.uint8]:
 def _compressed(message: Mapping[str, Any], place: Place) -> npt.NDArray[Any]:
     kind = message["format"]
     if "compressedDepth" in kind:
-        raise DataError(f"{place.text}: expected JPEG or PNG, found {kind!r}, which has a header of its own")
+        raise DataError(f"{place.text}: expected JPEG or PNG, found {kind!r}, which has an additional header")
     if kind.lower() in _VIDEOS:
         raise DataError(f"{place.text}: expected JPEG or PNG, found {kind!r}, a frame of a video that needs others")
     wide = "16UC1" in kind or "mono16" in kind
@@ -1297,8 +1295,8 @@ class AlignedRecording:
         if names and self._names.setdefault(place.text, names) != names:
             before = self._names[place.text]
             raise DataError(
-                f"{place.text}: expected the names {list(before)[:20]} beside the values, as before, found "
-                f"{list(names)[:20]}; {place.text}[{before[0]}, ...] takes them by name"
+                f"{place.text}: expected the same names of values as before, {list(before)[:20]}, found "
+                f"{list(names)[:20]}; {place.text}[{before[0]}, ...] selects values by name"
             )
         return value
 
@@ -1328,7 +1326,7 @@ def ticks_of(times: Sequence[Times], rate: float) -> Times:
     before, after = int((anchor - first) * rate // 1e9), int((last - anchor) * rate // 1e9)
     if before + after > _MOST_EMPTY + _MOST_A_MESSAGE * sum(map(len, times)):
         raise ValueError(
-            f"expected about as many ticks as messages, found {before + after} ticks of {rate} a second in "
+            f"expected about one tick for each message, found {before + after} ticks at {rate} per second in "
             f"{(last - first) / 1e9:.3f} s"
         )
     steps = np.round(np.arange(-before, after + 1) * (1e9 / rate)).astype(np.int64)
@@ -1416,8 +1414,7 @@ def read_robot_logs(
         shown = ", ".join(f"{one.name} ({one.type}, {one.rate:.3g} Hz)" for one in topics[:_SHOWN])
         more = f" and {len(topics) - _SHOWN} more" if len(topics) > _SHOWN else ""
         raise ConfigError(
-            f"{root}: format (--format): expected a layout that says which topics are columns, found none for "
-            f"{shown}{more}"
+            f"{root}: format (--format): expected a layout that assigns topics to columns, found none for {shown}{more}"
         )
     options = loaded(TopicLayout, layout)
     recordings = recordings_of(root, options.files)

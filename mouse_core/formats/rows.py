@@ -102,7 +102,7 @@ def parquet_batches(file: Path, batch_rows: int, *, columns: Sequence[str] | Non
             seen += batch.num_rows
             yield batch
         if seen != metadata.num_rows:
-            raise damaged(file, f"expected {metadata.num_rows} rows as its footer says, found {seen}")
+            raise damaged(file, f"expected {metadata.num_rows} rows as stated in its footer, found {seen}")
 
 
 def _least_bytes(schema: pa.Schema) -> int:

@@ -65,7 +65,7 @@ def H5Split(data: Mapping[str, Any]) -> Any:
     lists = {path: value for path, value in by_path(data).items() if isinstance(value, list)}
     lengths = {len(value) for value in lists.values()}
     if len(lengths) != 1:
-        raise SchemaError(f"data: expected lists of as many trajectories, found lists of {sorted(lengths) or 'none'}")
+        raise SchemaError(f"data: expected lists with equal numbers of trajectories, found {sorted(lengths) or 'none'}")
     (count,) = lengths
     digits = len(str(max(count - 1, 0)))
     others = {name: value for name, value in data.items() if not isinstance(value, Mapping | list)}
@@ -348,9 +348,9 @@ def _interleave(
     if unequal.any():
         row = int(np.flatnonzero(goes_on)[unequal][0])
         raise DataError(
-            f"{'.'.join(key)}: expected the next of step {places[row]}, after which its trajectory goes on, to be the "
-            f"root of the following step, found another value; this layout cannot hold both. If the trajectory was cut "
-            f"short there, mark that step as truncated and done; write_checkpoint(..., layout='ted') holds any steps"
+            f"{'.'.join(key)}: expected next of step {places[row]}, whose trajectory continues, to equal the "
+            f"root of the next step, found another value; this layout cannot store both. If the trajectory was cut "
+            f"short there, mark that step as truncated and done; write_checkpoint(..., layout='ted') stores any steps"
         )
     flat = np.zeros((len(root) + int(ends.sum()), *root.shape[1:]), root.dtype)
     rows = observation_rows(ends)
@@ -505,7 +505,7 @@ def _collect(root: Path, folder: Path, path: Key, arrays: dict[Key, MemmapArray]
         raise damaged(file, f"expected TensorDicts at most {_DEEPEST} deep")
     for values in folder.glob("*.memmap"):
         if not isinstance(described.get(values.name.removesuffix(".memmap").removesuffix(".shape")), Mapping):
-            raise damaged(file, f"expected what {values.name!r} holds, which lies beside, found nothing of it")
+            raise damaged(file, f"expected a description of {values.name!r}, a file in the same folder, found none")
     for name, entry in described.items():
         if not isinstance(entry, Mapping):
             continue
@@ -1171,7 +1171,9 @@ def _write(stream: RowStream, writer: FolderWriter | _FileWriter, layout: str, c
     for rows, begins, ends, is_last in _runs(stream, columns):
         done, goes_on = rows["done"] != 0, slice(1, -1 if ends else None)
         if layout != "ted" and done[goes_on].any():
-            raise DataError(f"{stream.path}: expected episodes that end where done says so, found one that goes on")
+            raise DataError(
+                f"{stream.path}: expected episodes that end at rows with done, found an episode that continues"
+            )
         done[-1] |= ends and not is_last  # the last episode may continue
         flags = {
             "reward": rows["reward"],
@@ -1234,7 +1236,7 @@ def _runs(stream: RowStream, columns: Sequence[str] | None) -> Iterator[tuple[Co
             raise DataError(f"{stream.path}: columns {uneven}: expected values in all rows, found nulls")
         for name, values in rows.items():
             if values.dtype.kind not in "biuf":
-                reason = "expected numbers, found others; columns= says what to write"
+                reason = "expected numbers, found other values; select columns with columns="
                 raise SchemaError(f"{stream.path}: column {name!r}: {reason}")
         begins, step = begins or is_new, 0 if is_new else step - 1
         counted = rows | {"step_count": step + np.arange(len(rows["done"]))}
@@ -1475,7 +1477,7 @@ def _of_steps(steps: Any, capacity: int | None, cursor: int) -> tuple[Arrays, in
         raise SchemaError("steps: expected steps, found none")
     capacity = used if capacity is None else capacity
     if capacity < used:
-        raise ConfigError(f"capacity: expected at least the {used} steps there are, found {capacity}")
+        raise ConfigError(f"capacity: expected at least {used}, the number of steps, found {capacity}")
     if not 0 <= cursor < capacity or (cursor and used < capacity):
         raise ConfigError(
             f"cursor: expected a place of a ring that is full, 0..{capacity - 1}, found {cursor} for {used} steps"

@@ -139,7 +139,7 @@ def _check_array_record(path: Path) -> None:
     if size == 0:
         raise damaged(path, "expected an ArrayRecord file, found an empty one")
     if size % 65536:
-        raise damaged(path, f"expected an ArrayRecord file of whole blocks of 65536 bytes, found {size} bytes")
+        raise damaged(path, f"expected an ArrayRecord file of complete blocks of 65536 bytes, found {size} bytes")
 
 
 READERS: dict[str, Callable[[Any], NamedRecords]] = {"tfrecord": tfrecords, "array_record": array_records}
@@ -733,7 +733,7 @@ def steps_of(read: Read, length: int) -> int:
         flags[name] = parse_feature(read(*places[name]))
     first, last = flags.values()
     if len(first) != len(last):
-        raise DataError(f"expected as many is_last as is_first, {len(first)}, found {len(last)}")
+        raise DataError(f"expected {len(first)} values of is_last, as of is_first, found {len(last)}")
     return OPEN - len(first) if len(last) and not last[-1] else len(first)
 
 

@@ -478,7 +478,9 @@ def collect_parts(
         if joins:
             warn_of_joins(f"split {split!r}", joins, stacklevel=4)
         if not parts[split]:
-            raise ConfigError(f"split {split!r}: expected at least one row, found none, which nobody could load")
+            raise ConfigError(
+                f"split {split!r}: expected at least one row, found none; an empty split cannot be loaded"
+            )
     return joined(said, have_rows=True), parts
 
 

@@ -530,7 +530,7 @@ class Stacked(Domain):
         for number, (one, part) in enumerate(zip(self.specs, parts, strict=True)):
             reason, batch = one._problem(part)
             if reason is None and batch is not None and first is not None and batch != first:
-                reason = f"expected the batch {first} of those before it, found {batch}"
+                reason = f"expected the same batch shape as before, {first}, found {batch}"
             if reason is not None:
                 return f"spec {number} of the stack: {reason}", None
             first = batch if first is None else first

@@ -110,7 +110,7 @@ class _OfTransformers:
         except (TypeError, KeyError, IndexError):
             raise DataError(f"tokenizer: expected a dict with 'input_ids', found {made!r:.80}") from None
         if len(found) != len(texts):
-            raise DataError(f"tokenizer: expected ids of {len(texts)} texts, found those of {len(found)}")
+            raise DataError(f"tokenizer: expected ids of {len(texts)} texts, found ids of {len(found)}")
         return found
 
     def with_offsets(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[tuple[Any, Any]]:
@@ -184,8 +184,8 @@ def known(tokenizer: Any, version: str) -> tuple[str, Callable[[], Encoder]]:
         return f"tokenizers {_of_json(tokenizer.to_str())}{_used(tokenizer)}", lambda: _OfTokenizers(tokenizer)
     if not callable(tokenizer):
         raise ConfigError(
-            "tokenizer: expected a tokenizers.Tokenizer, the path of its JSON file, or what is called as tokenizers of "
-            f"transformers are, found {tokenizer!r:.80}"
+            "tokenizer: expected a tokenizers.Tokenizer, the path of its JSON file, or a callable like tokenizers of "
+            f"transformers, found {tokenizer!r:.80}"
         )
     return f"{_kind(tokenizer)} {_of_object(tokenizer, version)}", lambda: _OfTransformers(tokenizer)
 
@@ -421,7 +421,7 @@ class PaddedRecipe:
     def _padding(self, encode: Encoder) -> int:
         found = next((one for one in (self.pad_id, encode.pad_id, encode.eos_id) if one is not None), None)
         if found is None:
-            raise ConfigError("pad_id: expected the id of padding, as the tokenizer says none, found None")
+            raise ConfigError("pad_id: expected the id of padding, as the tokenizer has none, found None")
         return found
 
     def _batch(self, columns: Sequence[pa.Array], texts: pa.RecordBatch) -> pa.RecordBatch:

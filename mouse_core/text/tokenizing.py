@@ -70,7 +70,7 @@ def source_of(texts: Any, columns: _Columns, split: str | None) -> Source:
     if isinstance(texts, str | os.PathLike):
         return _of_path(Path(texts), columns, split)
     if split is not None:
-        raise ConfigError(f"split: expected one for a path alone, found {split!r} for {type(texts).__name__}")
+        raise ConfigError(f"split: expected a split only for a path, found {split!r} for {type(texts).__name__}")
     if isinstance(texts, pa.Table):
         return Source("the table", partial(_checked, "the table", columns, partial(_of_table, texts)))
     if hasattr(texts, "with_format") and hasattr(texts, "cache_files"):
@@ -82,8 +82,8 @@ def source_of(texts: Any, columns: _Columns, split: str | None) -> Source:
         )
     if iter(texts) is texts:
         raise ConfigError(
-            f"source: expected texts that can be read twice, to know them again and to tokenise them, found "
-            f"{type(texts).__name__}, which can be read once; give a list, a file or a dataset"
+            f"source: expected texts that can be read twice, to identify and to tokenise them, found "
+            f"{type(texts).__name__}, which can be read only once; pass a list, a file or a dataset"
         )
     return Source("the texts", partial(_of_objects, "the texts", columns, texts))
 
@@ -134,7 +134,7 @@ def _of_lines(files: list[Path], name: str) -> list[Path]:
         return seen
     others = [file.name for file in seen if file not in lines]
     if lines and others:
-        raise ConfigError(f"source: expected files of JSON lines alone in {name!r}, found also {others[:5]}")
+        raise ConfigError(f"source: expected only files of JSON lines in {name!r}, found also {others[:5]}")
     return lines
 
 

@@ -128,14 +128,14 @@ def decode_group(
     except pyav().error.FFmpegError as error:
         raise named(min(places, default=fed), f"cannot be decoded: {error}") from error
     if places:
-        raise named(min(places), "expected a frame, found none that the decoder gives")
+        raise named(min(places), "expected a frame, found no frame from the decoder")
     # Frames that are decoded after a broken frame may depend on it, and some of them are shown before it.
     if last >= broken:
         behind = min(packet for packet in packets if packet >= broken)
         if behind == broken:
-            raise named(broken, "expected a whole frame, found one of which a part is missing")
+            raise named(broken, "expected a complete frame, found a frame with a missing part")
         lost = f"a part of {_shown(index, broken)} is missing"
-        raise named(behind, f"expected all frames to be whole that it may refer to, found that {lost}")
+        raise named(behind, f"expected complete frames on which this frame may depend, found that {lost}")
     decoders.keep(index, decoder)
 
 

@@ -89,7 +89,7 @@ class VideoFiles:
         path, digest = self.files[number]
         found = index_video(find_video(path, roots))
         if found.digest != digest:
-            raise DataError(f"{found.path}: expected the video that rows were made for, {digest}, found {found.digest}")
+            raise DataError(f"{found.path}: expected the video to which rows refer, {digest}, found {found.digest}")
         with self._lock:
             self._held[key] = found
             if len(self._held) > _MOST_INDEXES:

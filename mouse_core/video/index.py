@@ -438,10 +438,10 @@ def _packets(file: Path, demuxed: Any, memory: memoryview, about: dict[str, Any]
             continue
         where = f"packet {number}"
         if packet.pts is None:
-            raise damaged(file, "expected a time of its own, found none", at=where)
+            raise damaged(file, "expected a time for each packet, found none", at=where)
         # Most packets have no side data, and testing for each kind takes long.
         if any(True for _ in packet.iter_sidedata()) and any(map(packet.has_sidedata, _NEEDED)):
-            raise damaged(file, "expected one description of all frames, found another from here on", at=where)
+            raise damaged(file, "expected one description for all frames, found another one from here on", at=where)
         begin = -1 if packet.pos is None else packet.pos
         with memoryview(packet) as content, memory[begin : begin + packet.size] as there:
             written = checksum(content)
@@ -459,7 +459,9 @@ def _arrays(file: Path, packets: list[_Packet]) -> dict[str, Any]:
     order = shown[np.argsort(pts[shown], kind="stable")]
     twice = np.flatnonzero(pts[order[1:]] == pts[order[:-1]])
     if len(twice):
-        raise damaged(file, f"expected a time of its own, found that of frame {twice[0]}", at=f"frame {twice[0] + 1}")
+        raise damaged(
+            file, f"expected different times of frames, found the time of frame {twice[0]}", at=f"frame {twice[0] + 1}"
+        )
     top = max(picture.layer for picture in pictures)
     return {
         "own_sets": any(picture.sets for picture in pictures),

@@ -301,5 +301,5 @@ class VideoWriter:
                 raise
             frames = f"{self.shape[0]}x{self.shape[1]}"
             raise ConfigError(
-                f"video: {self.codec}: expected what the encoder takes for frames of {frames}, found: {error}"
+                f"video: {self.codec}: expected options that the encoder accepts for frames of {frames}, found: {error}"
             ) from error

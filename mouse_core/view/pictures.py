@@ -67,7 +67,7 @@ def _picture(snapshot: Snapshot, name: str, row: int, files: bool) -> tuple[byte
     types = columns_of(snapshot)
     if name not in types or column_type(types[name]).kind == "video":
         if not files:
-            raise DataError("expected pictures in the rows, found those of a file")
+            raise DataError("expected images in the rows, found the path of a file")
         return png(_of_field(snapshot, name, row)), "image/png"
     value = snapshot.rows([row], {name}).get(name, [None])[0]
     if value is None or (isinstance(value, Mapping) and value.get("bytes") is None and value.get("path") is None):

@@ -398,7 +398,7 @@ def to_html(
     elif store is None and report is not None:
         held = report_alone(report, name=name, command=command, why=why)
     else:
-        raise ConfigError(f"to_html: expected a store, or a report alone, found {type(store).__name__}")
+        raise ConfigError(f"to_html: expected a store, or only a report, found {type(store).__name__}")
     # Escaped, so that no text ends the element that contains it.
     data = json.dumps(held, allow_nan=False, separators=(",", ":"))
     data = data.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

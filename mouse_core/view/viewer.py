@@ -182,7 +182,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             asked = urlsplit(self.path)
         except ValueError:
-            self._say(HTTPStatus.BAD_REQUEST, "expected a path, found what is none")
+            self._say(HTTPStatus.BAD_REQUEST, "expected a valid path, found another")
             return
         _, token, *rest = [*asked.path.split("/"), ""]
         if not hmac.compare_digest(token.encode(), self.token.encode()):

@@ -181,7 +181,7 @@ def test_what_cannot_be_told_is_refused_by_name() -> None:
     with pytest.raises(DataError, match=r"message 0 .*have to take turns"):
         render_chat(template("{% if not messages %}{{ raise_exception('have to take turns') }}{% endif %}"), TALK[1:2])
     changed = "{% set x %}{% generation %} a {% endgeneration %}{% endset %}{{ x | trim }}"
-    with pytest.raises(DataError, match="generation %} to become text as it is"):
+    with pytest.raises(DataError, match=r"expected unchanged text from \{% generation %\}"):
         render_chat(ChatTemplate(changed), TALK)
 
 
@@ -487,5 +487,5 @@ def test_a_preference_is_a_prompt_and_what_follows() -> None:
     assert {name: ids.tolist() for name, ids in made.items()} == {
         f"{name}_ids": tokenizer().encode(text).ids for name, text in texts.items()
     }
-    with pytest.raises(DataError, match="chosen: expected a text that begins with that of the prompt"):
+    with pytest.raises(DataError, match="chosen: expected a text that begins with the text of the prompt"):
         encode_preference(template("{{ messages | length }}"), TALK[:1], TALK[1:2], TALK[3:], tokenizer())

@@ -214,7 +214,7 @@ def test_texts_part_where_their_tokens_do_and_both_have_one(tmp_path: Path) -> N
     assert [row[f"{side}_data"]["input_ids"].tolist() for side in ("chosen", "rejected")] == [[[1, 2, 5]], [[1, 3, 5]]]
     assert row["chosen_data"]["completion_mask"].tolist() == [[0, 1, 1]]
     with pytest.raises(
-        DataError, match="row 0: chosen: expected tokens that begin with those of the prompt, found one"
+        DataError, match="row 0: chosen: expected tokens that begin with the prompt's tokens, found a token"
     ):
         text.tokenize(parted, words, tmp_path, replace(recipe, straddling="refuse"))
     with pytest.raises(ConfigError, match=r"straddling: expected one of \['include', 'refuse'\], found 'exclude'"):

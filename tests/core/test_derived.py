@@ -628,7 +628,7 @@ def test_a_derivation_is_told_by_all_of_its_values(kind: type[Weighted]) -> None
     other[2500] = 1
     found = [DerivedStore(store, {"w": kind(one)}).snapshot().fingerprint for one in (weights, weights.copy(), other)]
     assert found[0] == found[1] != found[2]
-    with pytest.raises(ConfigError, match="derived fields: expected a derivation whose repr says what it is"):
+    with pytest.raises(ConfigError, match="derived fields: expected a derivation whose repr describes its value"):
         DerivedStore(store, {"w": Plain(lambda: 0)})
 
 

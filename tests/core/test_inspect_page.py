@@ -161,7 +161,7 @@ def test_rows_that_are_no_steps_have_a_page_of_what_is_wrong(tmp_path: Path) -> 
     assert "not-numbers" in [one["code"] for one in found["findings"]["report"]["findings"]]
     assert found["kept"] == []
     assert found["sources"][0]["stored"]["said"].startswith("Episodes cannot be shown: ")
-    with pytest.raises(ConfigError, match="expected a store, or a report alone, found NoneType"):
+    with pytest.raises(ConfigError, match="expected a store, or only a report, found NoneType"):
         to_html(None)
 
 

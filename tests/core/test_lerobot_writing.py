@@ -389,7 +389,7 @@ def called(name: str) -> Any:
             (called(f"metadata_{name}"), DataError, "expected the name of a feature")
             for name in ("../../out", "metadata/x", "")
         ),
-        (called("timestamp"), DataError, "expected a feature of its own"),
+        (called("timestamp"), DataError, "expected different features"),
     ],
 )
 def test_what_cannot_be_written_is_refused(

@@ -235,7 +235,7 @@ def test_cameras_are_kept_each_in_its_own_way(tmp_path: Path) -> None:
         ("video:h264:crf=3:lossless", "expected crf or lossless, found both"),
         ("video:h264:pix_fmt=rgb8", r"pix_fmt: expected one of \[.*'yuv420p'.*\] of h264, found 'rgb8'"),
         ("video:h264:pix_fmt=gray", "expected one of colours, found 'gray'"),
-        ([f"{TOP}=video:h264:preset=quickest"], "expected what the encoder takes for frames of 48x64"),
+        ([f"{TOP}=video:h264:preset=quickest"], "expected options that the encoder accepts for frames of 48x64"),
         ({"observation": "png"}, r"the columns of pictures, \['observation_image.*\], found 'observation'"),
         (["png", "raw"], "expected one way for each column"),
         ([f"{TOP}=video:h264:pix_fmt=gray12le"], "pix_fmt: expected one of"),
@@ -277,7 +277,7 @@ def test_fields_that_crop_or_resize_frames_are_not_fields_of_pixels(tmp_path: Pa
     video = kept(rows_of({TOP: colours()}), tmp_path / "video", "video")
     for field in (Field(TOP, image=True, crop=(0, 0, 8, 8)), Field(TOP, image=True, shape=(24, 32, 3))):
         cropped = video.replace(metadata=video.metadata.replace(fields=[field]))
-        with pytest.raises(SchemaError, match="expected a field of whole frames for png"):
+        with pytest.raises(SchemaError, match="expected a field of complete frames for png"):
             convert(cropped, tmp_path / "png", images="png")
         assert kept(cropped, tmp_path / f"{field.crop}", "video").metadata.fields == (field,)
 
@@ -307,7 +307,7 @@ def test_only_videos_that_are_listed_go_along(tmp_path: Path) -> None:
     for listed, message in (
         ([("notes.txt", digest)], "expected videos that end in one of"),
         ([("gone.mp4", digest)], "expected a readable video"),
-        ([(path, "0" * 32)], "expected the video that rows were made for"),
+        ([(path, "0" * 32)], "expected the video to which rows refer"),
     ):
         other = video.replace(metadata=video.metadata.replace(videos=listed), image_roots=(str(tmp_path / "video"),))
         with pytest.raises(DataError, match=message):

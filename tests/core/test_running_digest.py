@@ -123,7 +123,7 @@ def test_rows_of_differing_length_texts_and_nested_fields_can_be_digested() -> N
 
 
 def test_what_cannot_be_digested_is_refused() -> None:
-    with pytest.raises(DataError, match="as many rows each"):
+    with pytest.raises(DataError, match="fields with equal numbers of rows"):
         StreamDigest.of(0, {"x": np.zeros(3), "y": np.zeros(4)})
     with pytest.raises(TypeError, match="array of numbers or texts"):
         StreamDigest.of(0, {"x": np.zeros(3, "M8[s]")})
@@ -288,7 +288,7 @@ def test_states_that_are_not_of_all_ranks_at_one_batch_make_no_whole() -> None:
         ([states[0], states[0]], "rank 0 of 2, rank 0 of 2"),
         ([*states, states[1]], "each of 3 ranks once"),
         ([of_one, states[1]], "rank 0 of 1, rank 1 of 2"),
-        ([states[0], begun[1]], "found others at 0 and at 1: {'next_index': \\(2, 0\\)}"),
+        ([states[0], begun[1]], "found different ones at 0 and at 1: {'next_index': \\(2, 0\\)}"),
         ([states[0], plain], "a digest at 1"),
         ([states[0], 5], "a digest at 1"),
         ([5, 5], "a digest at 0"),

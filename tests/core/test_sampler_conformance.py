@@ -356,5 +356,5 @@ def test_a_fingerprint_has_no_address_in_it() -> None:
         other.load_state_dict(one.state_dict())
         assert other.state_dict() == one.state_dict()
     source = BatchSource(store, sampling=Unnamed([1, 2], table=lambda: 3))
-    with pytest.raises(ConfigError, match=r"whose repr says what it is .* found Unnamed\.table"):
+    with pytest.raises(ConfigError, match=r"whose repr describes its value .* found Unnamed\.table"):
         source.fingerprint  # noqa: B018

@@ -192,7 +192,7 @@ def test_one_hot_vectors_are_drawn_as_the_codes_are() -> None:
         (Composite({"a": Binary()}), 3, "field 'a': expected it, found 3"),
         (stack_specs([Binary(), Binary()]), [0], "expected a shape that ends in (2,), found (1,)"),
         (stack_specs([Categorical(2), Categorical(3)]), [[1, 2], [2, 2]], "spec 0 of the stack: row 1: expected"),
-        (stack_specs([Binary((1,)), Binary((2,))]), ([[0]], [[0, 1]] * 2), "expected the batch (1,) of those before"),
+        (stack_specs([Binary((1,)), Binary((2,))]), ([[0]], [[0, 1]] * 2), "the same batch shape as before, (1,)"),
         (stack_specs([Binary((2,)), Binary((3,))]), [0], "expected a tuple of the values of 2 specs, found [0]"),
     ],
 )  # fmt: skip

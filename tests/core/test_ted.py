@@ -138,7 +138,7 @@ def stacked(lanes: list[dict[str, Any]]) -> dict[str, Any]:
 def test_what_a_layout_cannot_hold_is_refused() -> None:
     data = steps([4, 3])
     data["next"]["observation"][1] += 1
-    with pytest.raises(DataError, match="observation: expected the next of step 1"):
+    with pytest.raises(DataError, match="observation: expected next of step 1"):
         TED2Flat(data)
     data = steps([4, 3])
     data["done"] = data["next"]["done"].copy()

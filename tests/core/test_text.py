@@ -417,7 +417,7 @@ def test_a_recipe_of_ones_own_is_known_by_its_class(tmp_path: Path, monkeypatch:
 def test_functions_that_nobody_knows_again_need_a_version(tmp_path: Path) -> None:
     recipe = text.Texts(max_length=4, pad_id=PAD)
     for made, what in ((closing(0, "locked"), "'LOCK' of .*locked"), (closing(threading.Lock()), "of .*plain")):
-        with pytest.raises(ConfigError, match=f"tokenizer: expected .*{what}, a .*lock.*; say version='1'"):
+        with pytest.raises(ConfigError, match=f"tokenizer: expected .*{what}, a .*lock.*; pass version='1'"):
             text.tokenize(["a"], made, tmp_path, recipe)
         said = [text.tokenize(["a"], made, tmp_path, recipe, version=one).reopened for one in ("1", "1", "2")]
         assert said == [False, True, False]

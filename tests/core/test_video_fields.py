@@ -231,7 +231,7 @@ def test_videos_outside_of_the_folder_or_others_are_refused(rows: pa.Table, fold
         BatchSource(store_of(rows, tmp_path), 2, 2)
     for k in range(3):
         shutil.copy(folder / f"{2 - k}.mp4", tmp_path / f"{k}.mp4")
-    with pytest.raises(DataError, match=r"0\.mp4: expected the video that rows were made for"):
+    with pytest.raises(DataError, match=r"0\.mp4: expected the video to which rows refer"):
         BatchSource(store_of(rows, tmp_path), 2, 2)
 
 
@@ -245,7 +245,7 @@ def test_a_video_that_was_encoded_anew_is_another(rows: pa.Table, folder: Path, 
         write_video(place / f"{k}.mp4", options={"g": "6", "crf": "40"}, count=COUNT, seed=k)
     with pytest.raises(DataError, match=r"\.mp4, frame \d+: expected the bytes that were there when it was indexed"):
         source[1]
-    with pytest.raises(DataError, match=r"0\.mp4: expected the video that rows were made for, \w+, found \w+"):
+    with pytest.raises(DataError, match=r"0\.mp4: expected the video to which rows refer, \w+, found \w+"):
         BatchSource(store_of(rows, place), 2, 2)
 
 

@@ -246,8 +246,8 @@ def test_shardings_of_batches_that_they_do_not_divide(name: str) -> None:
     [
         ({"batch_size": 6}, r"expected one that divides action of shape \[6, 8\] evenly"),
         ({"sampling": "sequential", "drop_last": False}, r"divides action of shape \[5, 8\] evenly"),
-        ({"device": "cpu"}, "device: expected None beside a sharding, found 'cpu'"),
-        ({"shard": (0, 2)}, r"shard: expected \(0, 1\) beside a sharding"),
+        ({"device": "cpu"}, "device: expected None with a sharding, found 'cpu'"),
+        ({"shard": (0, 2)}, r"shard: expected \(0, 1\) with a sharding"),
         ({"sharding": "data"}, "expected a jax.sharding.Sharding, found 'data'"),
     ],
 )

@@ -79,7 +79,7 @@ def test_values_that_jax_does_not_hold_are_refused_by_name() -> None:
 
 
 def test_a_device_beside_a_sharding_is_refused() -> None:
-    with pytest.raises(ConfigError, match="device: expected None beside a sharding"):
+    with pytest.raises(ConfigError, match="device: expected None with a sharding"):
         pad(EXAMPLES, device="cpu", sharding=jax.sharding.SingleDeviceSharding(jax.devices()[0]))
 
 

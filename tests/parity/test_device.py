@@ -320,7 +320,7 @@ def test_priorities_that_cannot_be_are_refused(make: Make) -> None:
         one.extend(rows(0, 4))
     with pytest.raises(ConfigError, match="made with priorities=, found one without"):
         plain.set_priorities([0], [1.0])
-    with pytest.raises(ConfigError, match="beta: expected a replay made with priorities"):
+    with pytest.raises(ConfigError, match="beta: expected a replay with priorities"):
         plain.sample(beta=1)
     for index, values, error, words in (
         ([0], [-1.0], DataError, "finite priorities from 0, found -1"),

@@ -106,7 +106,7 @@ def test_generators_come_back(tmp_path: Path) -> None:
 def test_what_cannot_come_back_is_refused_by_name(tmp_path: Path) -> None:
     for parts, message in (
         ({"f": SimpleNamespace()}, r"state\['f'\]\S*: expected numbers, texts and arrays, found SimpleNamespace"),
-        (({}, 3), r"state\[1\]: expected something that can be set anew where it lies, found int"),
+        (({}, 3), r"state\[1\]: expected an object that can be restored in place, found int"),
         (3, "state: expected something with state_dict"),
     ):
         with pytest.raises(ConfigError, match=message):
@@ -114,7 +114,7 @@ def test_what_cannot_come_back_is_refused_by_name(tmp_path: Path) -> None:
     random_saved = states.taken({"a": random.Random(0)})
     with pytest.raises(StateError, match=r"state\['a'\]: expected a part as the one that was saved, found NoneType"):
         states.give({"b": random.Random(0)}, random_saved)
-    with pytest.raises(StateError, match=r"state: expected \[0, 1\], found \[0\] in what was saved"):
+    with pytest.raises(StateError, match=r"state: expected \[0, 1\], found \[0\] in the saved state"):
         states.give(({}, {}), states.taken(({},)))
     linear = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
     with pytest.raises(StateError, match="expected the same tree as was saved"):
@@ -122,12 +122,14 @@ def test_what_cannot_come_back_is_refused_by_name(tmp_path: Path) -> None:
     state: dict[str, Any] = {"adam": None, "log": {}}
     begun = states.InitialState(state)
     state["log"]["of"] = random.Random(0)
-    with pytest.raises(ConfigError, match=r"state\['log'\]\['of'\]: .* found Random, which came or grew later"):
+    with pytest.raises(ConfigError, match=r"state\['log'\]\['of'\]: .* found Random, which was added or changed later"):
         states.taken(state, begun=begun)
     state["log"] = {}
     states.taken(state, begun=begun)
     state["adam"] = optax.adam(0.1).init(jnp.zeros(2))
-    with pytest.raises(ConfigError, match=r"state\['adam'\]: expected .* found tuple, which came or grew later"):
+    with pytest.raises(
+        ConfigError, match=r"state\['adam'\]: expected .* found tuple, which was added or changed later"
+    ):
         states.taken(state, begun=begun)
 
 

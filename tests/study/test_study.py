@@ -329,7 +329,7 @@ def test_what_a_training_gives_wrong_is_named(tmp_path: Path) -> None:
     assert objects.startswith("ConfigError: batches: expected arrays by name")
     assert objects.endswith("digest=False declares a study without")
     assert errors == {
-        "numpy-nothing": "ConfigError: nothing: expected it to give a Training, found NoneType",
+        "numpy-nothing": "ConfigError: nothing: expected a Training as result, found NoneType",
         "numpy-texts": "ConfigError: loss: expected a number, or an array of one, found str",
         "numpy-ours": "ConfigError: step: expected others than step, wait, compute, memory, setup, which are "
         "recorded anyway, found ['wait']",

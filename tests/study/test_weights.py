@@ -177,12 +177,12 @@ def test_names_that_differ_are_no_matter_where_only_one_fits() -> None:
         (
             lambda: T.GRU(3, 4, bidirectional=True),
             lambda: nnx.RNN(nnx.GRUCell(3, 4, rngs=R)),
-            "torch.nn.GRU that goes one way",
+            "torch.nn.GRU without bidirectional",
         ),
         (
             lambda: T.LSTM(3, 4, proj_size=2),
             lambda: nnx.RNN(nnx.LSTMCell(3, 4, rngs=R)),
-            "torch.nn.LSTM that goes one way and projects nothing",
+            "torch.nn.LSTM without bidirectional and proj_size",
         ),
         (
             lambda: T.MultiheadAttention(8, 2, add_bias_kv=True),

@@ -377,7 +377,7 @@ def sample(replay: Replay, index: Any, batch_size: int | None = None, *, beta: A
         raise ConfigError(f"sample: expected order='random', found {layout.sampler.order!r}; take gives the next batch")
     _check(replay, "sample")
     if beta is not None and replay.beta is None:
-        raise ConfigError(f"beta: expected a replay made with priorities=, found one without, and {beta!r}")
+        raise ConfigError(f"beta: expected a replay with priorities, found {beta!r} and a replay without")
     number = _checked_index(index)
     beta = layout.schedule if beta is None else beta
     if callable(beta):

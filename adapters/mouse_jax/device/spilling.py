@@ -99,8 +99,8 @@ class Spill:
             if "vmap" not in str(error):
                 raise
             raise ConfigError(
-                "spill: expected a call outside of jax.vmap, found one inside; give the rows to what is mapped as a "
-                "result, and write those of all at once, with another name in axes"
+                "spill: expected a call outside of jax.vmap, found a call inside; return the rows from the mapped "
+                "function, and write all of them outside, with one more name in axes"
             ) from error
 
     def __enter__(self) -> Self:

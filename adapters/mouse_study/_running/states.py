@@ -209,8 +209,8 @@ class InitialState:
         if where in self._parts if _is_part(value) else self._leaves.get(where) == _places(value):
             return
         raise ConfigError(
-            f"{where}: expected numbers, texts and arrays, and dicts and lists of these, or what was there when the "
-            f"training was made, found {type(value).__name__}, which came or grew later and cannot be made again"
+            f"{where}: expected numbers, texts, arrays, dicts and lists of these, or an object of the initial state of "
+            f"the training, found {type(value).__name__}, which was added or changed later and cannot be created again"
         )
 
 
@@ -260,7 +260,7 @@ def _taken_child(child: Any, where: str, fixed: bool, begun: InitialState | None
         return _taken(child, where, begun, numbers)
     if fixed:
         raise ConfigError(
-            f"{where}: expected something that can be set anew where it lies, found {type(child).__name__}; put it in "
+            f"{where}: expected an object that can be restored in place, found {type(child).__name__}; put it in "
             "a dict, whose values are replaced"
         )
     # A tree of JAX may contain classes that only the training defines, so only its leaves are saved, and put into the
@@ -289,11 +289,11 @@ def _give(part: Any, state: Plain, where: str, made: dict[int, Any]) -> None:
     if _is_container(part):
         form = next((name for name in ("dict", "list", "tuple") if name in state), None)
         if form is None:
-            raise StateError(f"{where}: expected the state of a {type(part).__name__}, found that of another part")
+            raise StateError(f"{where}: expected the state of a {type(part).__name__}, found the state of another part")
         _give_children(part, state[form], where, made)
         return
     if "part" not in state:
-        raise StateError(f"{where}: expected the state of a {type(part).__name__}, found that of another part")
+        raise StateError(f"{where}: expected the state of a {type(part).__name__}, found the state of another part")
     if hasattr(part, "state_dict") and hasattr(part, "load_state_dict"):
         part.load_state_dict(unplain(state["part"], where))
     elif _is_nnx(part):
@@ -317,7 +317,7 @@ def _give_children(part: Any, saved: Plain, where: str, made: dict[int, Any]) ->
     elif isinstance(part, MutableSequence):
         part[:] = list(after.values())
     elif list(before) != list(after):
-        raise StateError(f"{where}: expected {list(before)}, found {list(after)} in what was saved")
+        raise StateError(f"{where}: expected {list(before)}, found {list(after)} in the saved state")
 
 
 def _child(before: Any, entry: Plain, where: str, made: dict[int, Any]) -> Any:

@@ -155,8 +155,8 @@ def make_store(declared: Mapping[str, Any], folder: Path) -> None:
     made = found(declared["function"], "store")()
     if not isinstance(made, Store):
         raise ConfigError(
-            f"store: expected a function that makes a DatasetStore, found {type(made).__name__}; a training that has a "
-            "source of its own gives Training(batches=...)"
+            f"store: expected a function that returns a DatasetStore, found {type(made).__name__}; a training with "
+            "another source returns Training(batches=...)"
         )
     with making(target, "store") as partial:
         made.to_dataset().save_to_disk(partial)
@@ -201,7 +201,7 @@ class Worker:
         states.seed_global_generators(context.seed)
         training = train(context)
         if not isinstance(training, Training):
-            raise ConfigError(f"{train.__qualname__}: expected it to give a Training, found {type(training).__name__}")
+            raise ConfigError(f"{train.__qualname__}: expected a Training as result, found {type(training).__name__}")
         self.loaders = _Loaders(context.made, training.batches)
         with _batches(training, context) as batches:
             self.parts = {"state": training.state, "loaders": self.loaders.more}

@@ -457,9 +457,7 @@ def _recurrent_layers(module: Any, kind: Kind, path: str) -> Iterator[Layer]:
         yield Layer(path, kind, module, tensors)
         return
     if module.bidirectional or getattr(module, "proj_size", 0):
-        raise SchemaError(
-            f"{path!r}: expected a torch.nn.{kind.name} that goes one way and projects nothing, which is what Flax has"
-        )
+        raise SchemaError(f"{path!r}: expected a torch.nn.{kind.name} without bidirectional and proj_size, as in Flax")
     for number in range(module.num_layers):
         own = {name.removesuffix(f"_l{number}"): values for name, values in tensors.items()}
         own = {name: values for name, values in own.items() if "_l" not in name}

@@ -81,7 +81,7 @@ class States(torch.nn.Module):
         pair = isinstance(given, tuple | list) and len(given) == 2
         if self._names is None or not pair:
             if self._names is not None or not policy_states.is_empty(given):
-                raise SchemaError("hidden_states: expected them in every row, and when it was made, or nowhere")
+                raise SchemaError("hidden_states: expected states in every row and in the constructor, or in neither")
             return {}
         found: dict[Any, torch.Tensor] = {}
         rows, device = self.memory.rows, self._arrays.device
@@ -171,7 +171,7 @@ class RolloutStorage(BufferModule, rollouts.RolloutStorage):
         self._fields = complete_fields(fields)
         for name, one in self._fields.items():
             if one.optional and not one.mask:
-                raise ConfigError(f"fields[{name!r}]: expected mask=True beside optional=True, as memory is allocated")
+                raise ConfigError(f"fields[{name!r}]: expected mask=True with optional=True, as memory is allocated")
         self.spec, self._digest, self._version = stored_spec(self._fields), None, 0
         target, word = check_device(device), _philox.signed(check_seed(seed))
         self._kind = _Arrays(target)

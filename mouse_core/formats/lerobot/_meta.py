@@ -155,7 +155,7 @@ class Camera:
             return None
         if frame.is_corrupt:
             # Frames that depend on this frame, possibly earlier ones, are also wrong, and it is unknown which ones.
-            raise damaged(file, f"expected whole frames, found one at {frame.time:.4f} s of which a part is missing")
+            raise damaged(file, f"expected complete frames, found a frame at {frame.time:.4f} s with a missing part")
         return float(frame.time), frame
 
     def _at(self, file: Path, time: float) -> Any:

@@ -198,7 +198,7 @@ def write_lerobot(
     if frames_per_second is None and len(metadata.frames_per_second) > 1:
         raise ConfigError(
             f"frames_per_second (--fps): expected one rate, found rows of {[*metadata.frames_per_second]} frames a "
-            "second; give the one that is meant, or write the rows of each rate by themselves"
+            "second; pass one of them, or write the rows of each rate separately"
         )
     rate = float(next(iter(metadata.frames_per_second), _RATE) if frames_per_second is None else frames_per_second)
     if not 0 < rate < 1e4:
@@ -363,7 +363,9 @@ class _Writer:
             if name in _OWN:
                 continue
             if key in found or key in _NUMBERS:
-                raise DataError(f"write_lerobot: column {name!r}: expected a feature of its own, found {key!r} twice")
+                raise DataError(
+                    f"write_lerobot: column {name!r}: expected different features for columns, found {key!r} twice"
+                )
             found[key], self.columns[key] = values, name
         found |= {"next.done": done != 0, "next.truncated": done == 2}
         found["next.reward"] = found["next.reward"].astype(np.float32)

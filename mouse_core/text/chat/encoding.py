@@ -115,7 +115,7 @@ def _of_generation(renderings: Renderings, text: str) -> tuple[tuple[int, int], 
     """Return the spans between the marks of generated text, as positions in the text without marks."""
     marked, begin, end = renderings.marked(text)
     if marked.replace(begin, "").replace(end, "") != text:
-        raise DataError("chat template: expected what is in {% generation %} to become text as it is, found it changed")
+        raise DataError("chat template: expected unchanged text from {% generation %}, found changed text")
     spans, start, depth, position = [], 0, 0, 0
     for piece in re.split(f"([{begin}{end}])", marked):
         if piece == begin:
@@ -315,7 +315,7 @@ def preference_texts(
     for name, answer in (("chosen", chosen), ("rejected", rejected)):
         whole = template.render((*asked, *messages_of(answer)), tools=listed)
         if not whole.startswith(text):
-            raise DataError(f"{name}: expected a text that begins with that of the prompt, found {whole!r:.200}")
+            raise DataError(f"{name}: expected a text that begins with the text of the prompt, found {whole!r:.200}")
         made.append(whole)
     return PairTexts(made[0], made[1], made[2], False)
 
@@ -331,7 +331,9 @@ def preference_of(ids: Sequence[Ids], straddling: str) -> dict[str, Ids]:
     end = min(alike)
     if straddling == "refuse" and end < len(prompt):
         name = ("chosen", "rejected")[alike.index(end)]
-        raise DataError(f"{name}: expected tokens that begin with those of the prompt, found one across its end")
+        raise DataError(
+            f"{name}: expected tokens that begin with the prompt's tokens, found a token across the prompt's end"
+        )
     return {"prompt_ids": prompt[:end], "chosen_ids": wholes[0][end:], "rejected_ids": wholes[1][end:]}
 
 
@@ -448,7 +450,7 @@ def to_turns(chat: EncodedChat, *, logprobs: npt.ArrayLike | None = None) -> tup
     runs = _runs(chat)
     if len(runs) != len(answers):
         raise DataError(
-            f"to_turns: expected what was generated of each of {len(answers)} messages of an assistant, found "
+            f"to_turns: expected generated text in each of {len(answers)} messages of an assistant, found "
             f"{len(runs)} stretches of text"
         )
     turns: list[Turn] = []

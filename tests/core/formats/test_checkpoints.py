@@ -110,7 +110,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     data = steps([3, 4])
     for error, message, options in (
         (ConfigError, "layout: expected one of", {"layout": "compact"}),
-        (ConfigError, "capacity: expected at least the 7 steps there are, found 6", {"capacity": 6}),
+        (ConfigError, "capacity: expected at least 7, the number of steps, found 6", {"capacity": 6}),
         (ConfigError, r"cursor: expected a place of a ring that is full, 0\.\.9", {"capacity": 10, "cursor": 2}),
         (ConfigError, r"cursor: expected a place of a ring that is full, 0\.\.6, found 7", {"cursor": 7}),
     ):
@@ -121,7 +121,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SchemaError, match="steps: expected arrays by name and 'next'"):
         write_checkpoint({"observation": np.zeros(3)}, tmp_path / "it")
     data["next"]["observation"][1] += 1
-    with pytest.raises(DataError, match="observation: expected the next of step 1"):
+    with pytest.raises(DataError, match="observation: expected next of step 1"):
         write_checkpoint(data, tmp_path / "it")
     # A ring whose oldest step lies in place 2: what is wrong is told by its place.
     ring = changed(data, lambda values: np.roll(values, 2, axis=0))
@@ -133,7 +133,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
         H5Combine({"shift": 0})
     with pytest.raises(SchemaError, match="traj_1: expected the entries of traj_0"):
         H5Combine({"traj_0": {"a": [1]}, "traj_1": {"b": [1]}})
-    with pytest.raises(SchemaError, match="expected lists of as many trajectories"):
+    with pytest.raises(SchemaError, match="expected lists with equal numbers of trajectories"):
         H5Split({"a": [[1]], "b": [[1], [2]]})
 
 

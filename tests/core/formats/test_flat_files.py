@@ -280,7 +280,7 @@ def test_arrays_that_lie(tmp_path: Path) -> None:
     for key, data, message in (
         ("actions", lying("9**9,"), "actions|cannot be read"),
         ("actions", b"no array", "cannot be read"),
-        ("terminals", lying("3,"), "terminals: expected 20 rows, as there are steps, found 3"),
+        ("terminals", lying("3,"), "terminals: expected 20 rows, one for each step, found 3"),
     ):
         path = tmp_path / "x.npz"
         with zipfile.ZipFile(path, "w") as archive:

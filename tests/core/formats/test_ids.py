@@ -195,7 +195,10 @@ def test_a_library_that_misses_another_says_which(monkeypatch: pytest.MonkeyPatc
 def test_a_path_of_the_same_name_is_neither_taken_nor_left_silently(tmp_path: Path) -> None:
     put_minari(tmp_path)
     rows().save("minari:rows")
-    with pytest.raises(ConfigError, match=r"minari:rows: expected a dataset's id or a path, found what may be both"):
+    with pytest.raises(
+        ConfigError,
+        match=r"minari:rows: expected a dataset's id or a path, found an id that is also the name of a file",
+    ):
         formats.open("minari:rows")
     for path in ("./minari:rows", Path("minari:rows")):
         assert formats.open(path).format == "datasets"
@@ -219,6 +222,6 @@ def test_names_that_are_none(name: str, wanted: str) -> None:
 
 def test_an_id_says_the_format(tmp_path: Path) -> None:
     put_minari(tmp_path)
-    with pytest.raises(ConfigError, match="format: expected 'minari', as the id says, found 'd4rl'"):
+    with pytest.raises(ConfigError, match="format: expected 'minari', the format of the id, found 'd4rl'"):
         formats.open("minari:toy/walk-v1", format="d4rl")
     assert list(formats.ID_SCHEMES) == ["minari", "lerobot", "hf", "tfds"]

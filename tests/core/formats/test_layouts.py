@@ -125,7 +125,7 @@ def test_flags_of_arrays_that_hold_several_episodes(tmp_path: Path) -> None:
     check_rows(stream.to_table(), logged(), final="mark")
     assert "metadata_speed" not in stream.columns
     # One flag says how an episode ended, of which there are several here.
-    with pytest.raises(DataError, match="timeouts: expected 20 rows, as there are steps, found 0"):
+    with pytest.raises(DataError, match="timeouts: expected 20 rows, one for each step, found 0"):
         read_layouts(save(tmp_path / "y.npz", arrays | {"timeouts": np.bool_(True)}), layout=layout, final="mark")
     named = {name: layout[name] for name in ("observation", "action", "reward")}
     with pytest.raises(ConfigError, match=r"expected one of .* found several"):
@@ -189,7 +189,7 @@ def test_episodes_without_steps_are_left_out_and_counted(tmp_path: Path) -> None
         check_rows(stream.to_table(), [*logs[1:], logs[0]])
     with pytest.raises(DataError, match="expected an episode with a step, found 2 without"):
         formats.open(save(tmp_path / "z.npz", empty), format="maniskill")
-    with pytest.raises(DataError, match=r"traj_8/obs: expected 0 rows, as there are steps, found 3"):
+    with pytest.raises(DataError, match=r"traj_8/obs: expected 0 rows, one for each step, found 3"):
         formats.open(save(tmp_path / "z.npz", empty | {"traj_8/obs": np.zeros((3, 2))}), format="maniskill")
     said = {"observation": "x", "action": "a", "episode_ends": "ends"}
     ends = save(tmp_path / "ends.npz", {"x": np.arange(3.0), "a": np.arange(3), "ends": np.array([0, 1, 1, 3])})
@@ -381,10 +381,10 @@ SPOILED: list[tuple[Any, str]] = [
         lambda path: (path / CHUNK).symlink_to((path / CHUNK).rename(path.parent / "secret")),
         "expected data inside the folder, found a link",
     ),
-    (lambda path: (path / DESCRIBED).unlink(), "expected as many observations|action"),
+    (lambda path: (path / DESCRIBED).unlink(), "expected equal numbers of observations|action"),
     (
         lambda path: (path / "meta/episode_ends/.zarray").write_text((path / DESCRIBED).read_text()),
-        "expected whole numbers",
+        "expected integers",
     ),
 ]
 
@@ -580,7 +580,7 @@ ONE = {"observation": "x", "one_a_file": True}
 WRONG: list[tuple[Any, str]] = [
     ({}, "expected a path of observation or of action"),
     ({"observations": "x"}, r"found \['observations'\]"),
-    ({"observation": "x"}, "expected what says where episodes end"),
+    ({"observation": "x"}, "expected an argument that defines where episodes end"),
     ({"observation": "../x", "one_a_file": True}, "expected a path as"),
     ({"observation": "*/*", "action": "a"}, r"at most one '\*'"),
     ({"observation": "*/x", "action": "a"}, r"expected '\*' in the paths"),
@@ -588,7 +588,7 @@ WRONG: list[tuple[Any, str]] = [
     (ONE | {"task": "data/task"}, "a group and an attribute as 'data@task'"),
     ({"observation": 3}, "expected a path, some paths"),
     (ONE | {"alignment": "late"}, "expected 'outgoing' or 'arrived'"),
-    ({"observation": "x", "terminated": "t", "alignment": "arrived"}, "where flags alone say"),
+    ({"observation": "x", "terminated": "t", "alignment": "arrived"}, "if only flags define"),
     (ONE | {"ending": "lost"}, "expected 'truncated' or 'terminal'"),
     ({"observation": "not x", "one_a_file": True}, "without 'not'"),
     ({"observation": "x", "terminated": "t", "ring": {"last": "l"}}, "expected paths of last and of sizes"),

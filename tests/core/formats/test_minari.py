@@ -213,7 +213,7 @@ def test_what_cannot_be_written(root: Path) -> None:
     rows = read_minari(root / "counting-v0")
     with pytest.raises(ConfigError, match="path where nothing is"):
         write_minari(rows, root / "counting-v0")
-    with pytest.raises(ConfigError, match=r"name-v0, as Minari has it, found 'nameless'"):
+    with pytest.raises(ConfigError, match=r"name-v0, as in Minari, found 'nameless'"):
         write_minari(rows, root / "nameless")
     table = rows.to_table()
     with pytest.raises(DataError, match="found rows marked"):

@@ -381,10 +381,10 @@ def by_size(rows: dict[str, Any]) -> dict[str, Any]:
     [
         (lambda rows: rows, ConfigError, r"<lambda>, which cannot be pickled .* define it with def at the top", 0),
         (3, ConfigError, "expected a function of a dict of arrays, found 3", 1),
-        (fewer, DataError, r"expected \d+ rows of column 'reward', as many as the function was given, found", 0),
-        pytest.param(fewer, DataError, "expected .* as many as the function was given", 1, marks=pytest.mark.slow),
+        (fewer, DataError, r"expected \d+ rows of column 'reward', as the function received, found", 0),
+        pytest.param(fewer, DataError, "expected .* as the function received", 1, marks=pytest.mark.slow),
         (a_list, DataError, "expected a function that returns a dict of columns, found", 0),
-        (words, DataError, "expected rows that a store takes", 0),
+        (words, DataError, "expected rows that a store accepts", 0),
         (by_size, DataError, "expected columns as the first rows have them, 'new' of fixed_size_list", 0),
     ],
 )

@@ -112,7 +112,7 @@ def test_samples_of_one_of_several_policies(tmp_path: Path) -> None:
         formats.open(file)
     for number, log in enumerate(logged()[:2]):
         check_rows(formats.open(file, policy=f"p{number}").to_table(), [log])
-    with pytest.raises(ConfigError, match="policy: expected None, as there is one only"):
+    with pytest.raises(ConfigError, match="policy: expected None for samples of a single policy"):
         formats.open(write(tmp_path / "out", whole()), policy="p0")
 
 
