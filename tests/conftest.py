@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -54,11 +55,15 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Lanes of few tests do without importing the modules in which none says that it is one of them."""
-    lane = config.getoption("markexpr").split(" ")[0]
-    if lane not in ("slow", "long") or collection_path.suffix != ".py":
+    """Lanes do without importing the modules in which no test is one of theirs."""
+    lane = config.getoption("markexpr")
+    if collection_path.suffix != ".py":
         return None
-    return None if f"mark.{lane}" in collection_path.read_text(encoding="utf-8") else True
+    text = collection_path.read_text(encoding="utf-8")
+    if lane.startswith(("slow", "long")):
+        return None if f"mark.{lane.split(' ')[0]}" in text else True
+    all_slow = re.search(r"^pytestmark = \[?\s*pytest\.mark\.slow", text, flags=re.MULTILINE)
+    return True if all_slow and lane.startswith("not slow") else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

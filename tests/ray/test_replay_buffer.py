@@ -12,14 +12,14 @@ from mouse_core import replay
 from mouse_core.replay import ArrayStorage, MemmapStorage
 from tests.ray.actors import kill
 
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster")]
+
 
 def rows(first: int, count: int) -> dict[str, Any]:
     numbers = np.arange(first, first + count)
     return {"observation": (numbers[:, None] * np.ones(3)).astype(np.float32), "reward": numbers.astype(np.float32)}
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("cluster")
 def test_batches_are_those_of_a_buffer_here() -> None:
     actor = mouse_ray.ReplayBuffer.remote(ArrayStorage(100), batch_size=8, seed=3, digest=True)
     here = replay.ReplayBuffer(ArrayStorage(100), batch_size=8, seed=3, digest=True)
@@ -44,7 +44,6 @@ def test_batches_are_those_of_a_buffer_here() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("cluster")
 def test_mapped_rows_outlive_the_actor(tmp_path: Path) -> None:
     actor = mouse_ray.ReplayBuffer.remote(MemmapStorage(100, tmp_path / "rows"), batch_size=4)
     ray.get(actor.extend.remote(rows(0, 30)))
@@ -57,7 +56,6 @@ def test_mapped_rows_outlive_the_actor(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("cluster")
 def test_a_checkpoint_is_loaded_at_the_start(tmp_path: Path) -> None:
     file = tmp_path / "buffer.mouse"
     actor = mouse_ray.ReplayBuffer.remote(ArrayStorage(100), batch_size=4, checkpoint=file)

@@ -17,9 +17,9 @@ from tests.core.groups_cases import METADATA, rollout
 from tests.ray.actors import kill
 from tests.waiting import wait_until
 
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster")]
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("cluster")
+
 def test_an_actor_that_dies_has_everything_when_it_is_back_and_copies_no_arrays(tmp_path: Path) -> None:
     """Large arrays arrive as views of shared memory, both ways."""
 
@@ -58,7 +58,6 @@ def test_an_actor_that_dies_has_everything_when_it_is_back_and_copies_no_arrays(
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("cluster")
 def test_a_judge_goes_on_where_it_was_when_the_actor_died(tmp_path: Path) -> None:
     columns = [RolloutColumn("reward", per="example", dtype="float64", late=True)]
     buffer = mouse_ray.RolloutBuffer.remote(tmp_path, 4, batch_maker=GrpoBatchMaker(), columns=columns, sync=False)
@@ -91,7 +90,6 @@ def trainer(batches: Any, rank: int) -> list[str]:
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("cluster")
 def test_trainers_share_batches_and_held_producers_are_in_nobodys_way(tmp_path: Path) -> None:
     options: dict[str, Any] = {"batch_maker": GrpoBatchMaker(), "max_ahead": 4, "sync": False}
     buffer = mouse_ray.RolloutBuffer.remote(tmp_path, 4, **options)
@@ -122,9 +120,7 @@ def produce(buffer: Any, producer: int, chunks: int) -> list[str]:
     return acknowledged
 
 
-@pytest.mark.slow
 @pytest.mark.long
-@pytest.mark.usefixtures("cluster")
 def test_actors_are_killed_while_rollouts_arrive(tmp_path: Path) -> None:
     buffer = mouse_ray.RolloutBuffer.remote(tmp_path, 8, 2, 0.3, batch_maker=GrpoBatchMaker(rng_seed=1), sync=False)
     producers = [produce.remote(buffer, number, 120) for number in range(3)]

@@ -11,6 +11,8 @@ import mouse_ray
 from mouse_core import DatasetStore, SchemaError
 from tests.ray.actors import kill
 
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster")]
+
 
 def rows(first: int, count: int) -> dict[str, Any]:
     return {
@@ -21,7 +23,6 @@ def rows(first: int, count: int) -> dict[str, Any]:
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("cluster")
 def test_rows_of_tasks_are_in_the_store_once_though_the_writer_dies(tmp_path: Path) -> None:
     writer = mouse_ray.StoreWriter.remote(tmp_path / "s", sync="none")
 
@@ -45,8 +46,6 @@ def test_rows_of_tasks_are_in_the_store_once_though_the_writer_dies(tmp_path: Pa
     ray.kill(writer)
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("cluster")
 def test_refused_rows_come_back_and_a_client_goes_on(tmp_path: Path) -> None:
     writer = mouse_ray.StoreWriter.remote(tmp_path / "s")
     client = mouse_ray.store_client(writer, "a")
