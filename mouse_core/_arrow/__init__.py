@@ -1,1 +1,1 @@
-"""Access to Arrow's memory: locating columns, mapping windows to chunks, and copying values."""
+"""Direct access to Arrow's memory: locating columns, mapping windows to chunks, and copying values."""

@@ -1,11 +1,11 @@
-"""Addresses of values in Arrow's memory, and flat views of it: NumPy gathers from many buffers in one call.
+"""Addresses of values in Arrow's memory, and flat views of it, with which NumPy gathers from many buffers in one call.
 
 A table of a thousand record batches has a thousand buffers for each column, usually in one mapped file, sometimes in
-several files or on the heap. NumPy gathers fastest from *one* array, with one index for each window. So the process's
-address space is viewed as one read-only array: an element's index is its address divided by the item size. Creating the
-view reads nothing; only elements whose addresses come from a live ``pyarrow.Buffer`` are read. The code that computes
-such an index keeps that buffer alive, as ``ColumnPart`` does. Bounds come from Arrow's own lengths and offsets, checked
-by ``locate_values`` when a chunk is first used.
+several files or on the heap. NumPy gathers fastest from *one* array, with one index for each window. So the address
+space of the process is viewed as one read-only array, in which the index of an element is its address divided by the
+item size. Creating the view reads no memory; only elements at addresses of a live ``pyarrow.Buffer`` are read. The code
+that computes an index keeps the buffer alive, for example ``ColumnPart``. Bounds come from Arrow's own lengths and
+offsets, checked by ``locate_values`` when a chunk is first used.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from numpy.lib.stride_tricks import as_strided
 from mouse_core._arrow.column_types import NUMPY_NAMES, is_list
 from mouse_core.errors import DataError
 
-# User addresses end below 2**48 on every 64-bit system that Arrow supports. The first page is never mapped, and
-# starting there keeps the view's own pointer from being null.
+# User addresses end below 2**48 on every 64-bit system that Arrow supports. The first page is never mapped; the view
+# begins after it, so that the view's pointer is not null.
 _FIRST_ADDRESS = 1 << 12
 _END_OF_ADDRESSES = 1 << 48
-# NumPy rejects arrays of 2**63 bytes and more, and a view's windows count in full although they overlap.
+# NumPy rejects arrays of 2**63 bytes or more, and counts overlapping windows of a view in full.
 LONGEST_WINDOW = (1 << 14) - 1
-# Runs of more bytes are not scanned for the few rows of a window; other runs are scanned together, up to these bytes.
+# Runs with more bytes are not scanned for the few rows of a window; shorter runs are scanned together, up to this
+# number of bytes.
 _MOST_BYTES, _LOOKED_THROUGH = 1 << 14, 1 << 18
 
 
@@ -43,25 +44,29 @@ class _AddressSpace:
 
 
 def element_of(address: int, itemsize: int) -> int | None:
-    """Return the index into ``flat_view`` of the item at ``address``, or None if it is not aligned to its size."""
+    """Return the index in ``flat_view`` of the item at ``address``; None if the address is not a multiple of the item
+    size.
+    """
     index, rest = divmod(address - _FIRST_ADDRESS, itemsize)
     return None if rest or not _FIRST_ADDRESS <= address < _END_OF_ADDRESSES else index
 
 
 def octets_at(addresses: npt.NDArray[np.int64], within: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
-    """Return the bytes at ``addresses`` (int64 ``[n]``) plus ``within`` (int64 ``[n, k]``), uint8 ``[n, k]``."""
+    """Return the bytes at the sums of ``addresses`` (int64 ``[n]``) and ``within`` (int64 ``[n, k]``), uint8 ``[n,
+    k]``.
+    """
     octets: npt.NDArray[Any] = flat_view(np.dtype(np.uint8))
     found: npt.NDArray[np.uint8] = octets[(addresses - _FIRST_ADDRESS)[:, None] + within]
     return found
 
 
 def element_of_all(addresses: npt.NDArray[np.int64], itemsize: int) -> npt.NDArray[np.int64]:
-    """Return the indices into ``flat_view`` of the items at ``addresses``, which are multiples of their size."""
+    """Return the indices in ``flat_view`` of the items at ``addresses``, which are multiples of the item size."""
     return (addresses - _FIRST_ADDRESS) // itemsize
 
 
 def address_of_all(elements: npt.NDArray[np.int64], itemsize: int) -> npt.NDArray[np.int64]:
-    """Return the addresses of the items at some indices into ``flat_view``."""
+    """Return the addresses of items from their indices in ``flat_view``."""
     return elements * itemsize + _FIRST_ADDRESS
 
 
@@ -92,7 +97,8 @@ def copy_runs(dtype: np.dtype[np.generic], elements: npt.NDArray[np.int64], leng
 
 
 def largest_in_runs(dtype: np.dtype[np.generic], begin: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64]:
-    """Return the largest of ``count`` integers from each address on; negative integers count as the largest int64.
+    """Return, for each address, the largest of the ``count`` integers from this address on; negative integers count as
+    the largest int64.
 
     Runs that are too long to be scanned for the few rows of a batch also give the largest int64.
     """
@@ -121,14 +127,15 @@ def runs_equal(elements: npt.NDArray[np.int64], wanted: npt.NDArray[np.generic])
 
 
 def locate_values(array: pa.Array) -> tuple[int, tuple[int, ...]] | None:
-    """Return the address of ``array``'s values and the shape of a row, if rows are contiguous, without gaps or nulls.
+    """Return the address of ``array``'s values and the shape of a row, if rows are contiguous and have no gaps or
+    nulls.
 
     Returns:
         ``(address, shape)``: the address in bytes of the first value (in *bits* for booleans) and the sizes of the
-        list levels; None where rows differ in length, hold nulls, or are encoded.
+        list levels; None if rows differ in length, contain nulls, or are encoded.
 
     Raises:
-        ValueError: The array is damaged: its lists or values lie outside of its memory.
+        ValueError: The array is damaged: its lists or values lie outside its memory.
     """
     n = len(array)
     first = array.offset
@@ -146,7 +153,7 @@ def locate_values(array: pa.Array) -> tuple[int, tuple[int, ...]] | None:
             ends = _offsets(array, first, n + 1)
             size = int(ends[1] - ends[0])
             if not (np.diff(ends) == size).all():
-                # Later reads must be able to trust its offsets.
+                # Later reads trust the array's offsets.
                 array.validate(full=True)
                 return None
             first = int(ends[0])
@@ -166,7 +173,7 @@ def locate_values(array: pa.Array) -> tuple[int, tuple[int, ...]] | None:
 
 
 def locate_checked(array: pa.Array) -> tuple[int, tuple[int, ...]] | None:
-    """Do the same as ``locate_values``, and also validate offsets of values that are not contiguous."""
+    """Return the result of ``locate_values``; also validate the offsets of values that are not contiguous."""
     located = locate_values(array)
     if located is None:
         array.validate(full=True)
@@ -174,18 +181,18 @@ def locate_checked(array: pa.Array) -> tuple[int, tuple[int, ...]] | None:
 
 
 def check_rows(rows: pa.Table | pa.RecordBatch | pa.ChunkedArray | pa.Array, label: str, *, whole: bool = True) -> None:
-    """Check that all values of some rows lie inside of their memory.
+    """Check that all values of rows lie inside their memory.
 
-    A damaged offset of a list or a text crashes the process when it is read. Arrow checks offsets only on request, and
+    Reading a list or a text with a damaged offset would crash the process. Arrow checks offsets only on request, and
     then also reads the values of a column that a slice leaves out.
 
     Args:
         rows: The rows.
         label: The start of the error message.
-        whole: Whether they are whole columns. In a slice, only the values of its own rows are read.
+        whole: Whether the rows are complete columns. In a slice, only the values of the slice's rows are read.
 
     Raises:
-        DataError: A value lies outside of the memory of its column, or a text is not UTF-8.
+        DataError: A value lies outside the memory of its column, or a text is not UTF-8.
     """
     try:
         rows.validate(full=whole)
@@ -198,7 +205,7 @@ def check_rows(rows: pa.Table | pa.RecordBatch | pa.ChunkedArray | pa.Array, lab
 
 
 def _check_values(array: pa.Array) -> None:
-    """Check the values of an array and of all levels below it; raises Arrow's error, or ValueError."""
+    """Check the values of an array and all nested levels; raises Arrow's error or ValueError."""
     kind, types = array.type, pa.types
     if isinstance(kind, pa.BaseExtensionType):
         array, kind = array.storage, kind.storage_type
@@ -228,9 +235,9 @@ def _check_values(array: pa.Array) -> None:
 
 
 def list_offsets(array: pa.Array) -> Iterator[tuple[int, int, np.dtype[Any]]]:
-    """Yield the address, count and dtype of ``array``'s list offsets, for each level that has them.
+    """Yield the address, count and dtype of ``array``'s list offsets, for each level that has offsets.
 
-    The offsets of a level are read when the next level is asked for.
+    The offsets of a level are read when the next level is requested.
     """
     n, first = len(array), array.offset
     if isinstance(array, pa.ExtensionArray):
@@ -248,16 +255,16 @@ def list_offsets(array: pa.Array) -> Iterator[tuple[int, int, np.dtype[Any]]]:
 
 
 def ranges_in(rows: Sequence[tuple[pa.Array, int, int]]) -> Iterator[list[tuple[int, int]]]:
-    """Yield the byte ranges of rows, level by level: the begin and end address of each.
+    """Yield the byte ranges of rows, level by level, as begin and end addresses.
 
-    The ranges of a level are known without reading, or from bytes of the level before: the values of lists, strings and
-    bytes follow from offsets, which are read when the next level is asked for.
+    The ranges of a level follow from types, or from the bytes of the previous level: the ranges of lists, strings and
+    bytes are computed from offsets, which are read when the next level is requested.
 
     Args:
-        rows: Arrays, each with the first of the rows and the number of rows.
+        rows: Arrays, each with the first row and the number of rows.
 
     Raises:
-        DataError: Offsets lie outside of the memory of their values.
+        DataError: Offsets point outside the memory of their values.
     """
     while rows:
         ranges, level, open_rows = [], [], [one for one in rows if one[2]]
@@ -283,11 +290,12 @@ def ranges_in(rows: Sequence[tuple[pa.Array, int, int]]) -> Iterator[list[tuple[
 
 
 def _values_of(array: pa.Array, begin: int, count: int) -> tuple[pa.Array, int, int]:
-    """Return the values of lists, or the bytes of strings, with the first one and the number of those of some rows.
+    """Return the values of lists, or the bytes of strings, for a range of rows, with the position of the first value
+    and the number of values.
 
     Args:
         array: The lists or strings.
-        begin: The position of the first row among the offsets.
+        begin: The position of the first row in the offsets.
         count: Number of rows.
     """
     buffers = array.buffers()
@@ -306,12 +314,12 @@ def _values_of(array: pa.Array, begin: int, count: int) -> tuple[pa.Array, int, 
 
 
 def _bits_of(buffer: pa.Buffer, first: int, count: int, bits: int) -> tuple[int, int]:
-    """Return the begin and end address of ``count`` values of ``bits`` bits from ``first`` on."""
+    """Return the begin and end address of ``count`` values of ``bits`` bits each, from value ``first`` on."""
     return buffer.address + first * bits // 8, buffer.address + ((first + count) * bits + 7) // 8
 
 
 def _offset_bytes(data_type: pa.DataType) -> int:
-    """Return the bytes of an offset of a type whose values differ in length; 0 for other types."""
+    """Return the size in bytes of a type's offsets; 0 for types without offsets."""
     types = pa.types
     if types.is_large_list(data_type) or types.is_large_string(data_type) or types.is_large_binary(data_type):
         return 8
@@ -333,10 +341,10 @@ def _first_value(array: pa.Array, first: int, n: int, shape: tuple[int, ...]) ->
 
 
 def _offsets(array: pa.Array, first: int, count: int) -> npt.NDArray[Any]:
-    """Return a view of ``count`` offsets of lists, maps, strings or bytes from ``first`` on.
+    """Return a view of ``count`` offsets of lists, maps, strings or bytes, from offset ``first`` on.
 
     Raises:
-        ValueError: The array is damaged: it has fewer offsets.
+        ValueError: The array is damaged: it has too few offsets.
     """
-    width = _offset_bytes(array.type) or 4  # maps have offsets, too
+    width = _offset_bytes(array.type) or 4  # maps also have offsets
     return np.frombuffer(array.buffers()[1], f"i{width}", count, first * width)

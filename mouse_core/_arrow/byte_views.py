@@ -1,12 +1,12 @@
-"""Copying the windows of many columns in one call.
+"""Copying of the windows of many columns in one call.
 
-A value of Arrow's type ``binary_view`` is 16 bytes: its length, and its place as the number of a buffer and an offset.
-Values of up to 12 bytes are stored in the view itself. Casting an array of views to ``binary`` copies the values one
-after the other into one contiguous memory: a loop of memcpy over runs of any length, without the GIL.
+A value of Arrow's type ``binary_view`` has 16 bytes: its length, and its position as the number of a buffer and an
+offset. Values of up to 12 bytes are stored in the view. Casting an array of views to ``binary`` copies the values one
+after another to contiguous memory: a loop of memcpy over runs of any length, without the GIL.
 
-A batch is therefore one array of views (``ByteViews``), created when its windows are located, and one cast, for any
-columns, files and record batches of its windows. ``FieldChunks`` knows the addresses of the chunks of all columns and
-creates the views. Example: 32 windows of 64 steps in two fields of 4 and 8 bytes are 64 views, of 256 and 512 bytes.
+So a batch needs one array of views (``ByteViews``), created when its windows are located, and one cast, for any number
+of columns, files and record batches. ``FieldChunks`` knows the addresses of the chunks of all columns and creates the
+views. Example: 32 windows of 64 steps in two fields of 4 and 8 bytes are 64 views, of 256 and 512 bytes.
 """
 
 from __future__ import annotations
@@ -30,20 +30,21 @@ from mouse_core._base.memory import ALIGNMENT, ArrayMemory, BatchLayout, known_l
 
 # Offsets have 32 bits: memory is split into spans of 1 GB; each buffer includes the next span, as values may cross.
 SPAN_BITS = 30
-# Bytes of the longest value that is stored in its view.
+# Size in bytes of the longest value that is stored in its view.
 INLINE_BYTES = 12
-# With more values, the processor's cache has dropped the first when the last are looked up.
+# With more values, the first values would be evicted from the processor's cache before the last are looked up.
 _LOOKED_AHEAD = 4096
-# A caller that is this far ahead of the next batch is one of several callers that take turns.
+# A caller whose request is this number of batches ahead is one of several alternating callers.
 _TURNS = 3
 
 _OCTET: np.dtype[Any] = np.dtype(np.uint8)
 
 
 class CopiedField(NamedTuple):
-    """A field: its name, the shape of a step, its column and dtype, bytes of a step, and the largest allowed value.
+    """A field that is copied: its name, the shape of a step, its column and dtype, the bytes of a step, and the largest
+    allowed value.
 
-    The largest value is for unsigned integers; None if all values are allowed, or are checked elsewhere.
+    The largest allowed value is given for unsigned integers; None if all values are allowed or other code checks them.
     """
 
     name: str
@@ -55,23 +56,23 @@ class CopiedField(NamedTuple):
 
 
 class ByteViews:
-    """The views of the bytes of a block: by batch, in each by field, in each by piece, with optional padding zeros.
+    """The views of a block's bytes, ordered by batch, then field, then piece, with optional padding zeros.
 
     Args:
-        fields: The fields whose chunks are all regular.
-        short: By name, the fields whose windows fit into the views. They have no views: the values are the elements of
+        fields: The fields whose chunks are all regular (contiguous).
+        short: The fields whose windows would fit into views, by name. They have no views, but the elements of
             ``flat_view`` at which their windows begin, int64 ``[batches, n]``.
         words: The views of the other fields, int64 ``[batches, fields, values, 2]``. The first word of a view is its
             size in bytes, the second the number of a buffer plus 2**32 times the offset in the buffer.
         buffers: The buffers of the views.
         sizes: Number of windows of each batch.
         length: Number of steps in a window.
-        unsure: The fields that may have values in these chunks above the allowed maximum.
-        heads: The first byte of every value, as an element of ``flat_view``, int64 ``[batches, fields, values]``, if
-            reading ahead is worthwhile.
+        unsure: The fields that may have values above the allowed maximum in these chunks.
+        heads: The first byte of every value, as an element of ``flat_view``, int64 ``[batches, fields, values]``; None
+            if reading ahead brings no advantage.
         padded: Number of values at the end that are zeros.
-        inline: Writes the bytes of short values into some of the views, if this waits until they are copied. The views,
-            int64 ``[count, fields, values, 2]``, are of the batches from ``first`` on; see ``copy`` for the last.
+        inline: A function that writes the bytes of short values into the views, int64 ``[count, fields, values, 2]``,
+            of the batches from ``first`` on, if this is deferred to the copy.
     """
 
     def __init__(
@@ -91,27 +92,27 @@ class ByteViews:
         self.fields, self.short, self.sizes, self.length, self.unsure = fields, short, sizes, length, unsure
         self.long = [field for field in fields if field.name not in short]
         self.words, self.heads, self._inline, self._buffers = words, heads, inline, buffers
-        # Number of a field's views in a batch for its pieces.
+        # Number of a field's views in a batch, one for each piece.
         self._pieces = words.shape[2] - padded
         self._stride = words.shape[1] * words.shape[2]
         self._array = self._views(words)
         self._layouts: dict[int, BatchLayout] = {}
-        # The number behind the batches that were copied together, and the latest requested batch that was not among
-        # them.
+        # The batch after those that were last copied together, and the latest requested batch that was not among them.
         self._next_in_turn, self._latest_miss = 0, -1
 
     @property
     def batch_bytes(self) -> int:
-        """Bytes of the largest batch that are copied by views."""
+        """Number of bytes of the largest batch that are copied by views."""
         return self._layout(max(self.sizes)).nbytes
 
     def choose_copied(self, number: int, most: int) -> tuple[int, int]:
-        """Return the first batch to copy and the count, at most ``most``, upon a request for batch ``number``.
+        """Return the first batch to copy and the number of batches, at most ``most``, for a request of batch
+        ``number``.
 
-        Consecutive batches of one size are copied together. With 8 at a time, a request for 0 copies 0..7; then the
-        next in turn is 8 and the latest miss 0. A request for 8 copies 8..15, as does one for 10 while others are about
-        to ask for 8 and 9. A request for 40 copies 40 alone, and the latest miss becomes 40; one for 41 then copies the
-        following batches too, and the next in turn becomes 49.
+        Consecutive batches of one size are copied together. Example with 8 batches together: a request for 0 copies
+        0..7; the next expected request is 8, and the latest miss is 0. A request for 8 copies 8..15, and so does a
+        request for 10 if other callers are about to request 8 and 9. A request for 40 copies only 40, and the latest
+        miss becomes 40. A request for 41 then copies 41..48, and the next expected request is 49.
         """
         sizes = self.sizes
         for first in (self._next_in_turn, number):
@@ -129,7 +130,7 @@ class ByteViews:
     def copy(self, first: int, count: int) -> dict[str, npt.NDArray[Any]]:
         """Return batches ``first .. first + count - 1`` of equal size, ``[count, n, S, *shape]`` by field.
 
-        All fields share one new memory: keeping one field keeps the whole memory.
+        All fields share one new memory block, so a reference to one field keeps all of it alive.
         """
         n = self.sizes[first]
         found: dict[str, npt.NDArray[Any]] = {}
@@ -142,7 +143,8 @@ class ByteViews:
                 self._inline(words, first)
                 views = self._views(words)
             if self.heads is not None and len(views) <= _LOOKED_AHEAD:
-                # Here the processor waits for many loads at once; during the copy it would wait for each of them.
+                # Here the processor waits for many loads at once; during the copy it would wait for each load
+                # separately.
                 flat_view(_OCTET).take(self.heads[first : first + count])
             found = layout.batches(_cast(views, layout.nbytes * count), count)
         if self.short:
@@ -153,10 +155,10 @@ class ByteViews:
         return found
 
     def ranges(self, first: int, count: int = 1) -> tuple[Int64s, Int64s, Int64s]:
-        """Return the byte ranges that copying ``count`` batches from ``first`` on reads: begins and ends as int64
-        ``[n]`` addresses, in any order, and the batch of each range, counted from 0.
+        """Return the byte ranges that a copy of ``count`` batches from ``first`` on reads: begin and end addresses,
+        int64 ``[n]``, in any order, and the batch of each range, counted from 0.
 
-        Short values that the views contain are left out.
+        Short values, which are stored in the views, are left out.
         """
         words = self.words[first : first + count, :, : self._pieces].reshape(-1, 2)
         # A word has the size in its lower half; its upper half may be the first bytes of an inline value.
@@ -176,10 +178,10 @@ class ByteViews:
         return begins, ends, numbers
 
     def allowed(self, copied: dict[str, npt.NDArray[Any]], count: int) -> npt.NDArray[np.bool_]:
-        """Return a mask of the copied batches without a value above the allowed maximum, bool ``[count]``."""
+        """Return whether each copied batch has no value above the allowed maximum, bool ``[count]``."""
         allowed = np.ones(count, np.bool_)
         for field in self.unsure:
-            # As unsigned numbers, negative ones are the largest.
+            # Viewed as unsigned numbers, negative numbers are the largest.
             codes = copied[field.name].view(f"u{field.dtype.itemsize}").reshape(count, -1)
             allowed &= codes.max(axis=1, initial=0) <= field.highest
         return allowed
@@ -191,7 +193,7 @@ class ByteViews:
         )
 
     def _short(self, field: CopiedField, first: int, count: int) -> npt.NDArray[Any]:
-        """Return the windows of some batches of a field without views, ``[count, n, S, *shape]``."""
+        """Return the windows of batches of a field without views, ``[count, n, S, *shape]``."""
         elements, n = self.short[field.name][first : first + count].reshape(-1), self.sizes[first]
         steps = count * n * self.length // len(elements)
         values = copy_runs(field.dtype, elements, steps * field.row_bytes // field.dtype.itemsize)
@@ -207,14 +209,14 @@ class ByteViews:
 
 
 def to_words(addresses: Int64s, spans: dict[int, pa.Buffer]) -> Int64s:
-    """Return buffer number and offset of some addresses, as in a view; -1 stays below 0.
+    """Convert addresses to buffer number and offset in the form of a view; -1 stays negative.
 
     Spans have 2**30 bytes. If span 5 is buffer 0 and span 9 buffer 1, address ``9 * 2**30 + 70`` becomes
     ``70 << 32 | 1``.
 
     Args:
         addresses: int64 ``[n]``.
-        spans: The buffers of spans, numbered in order; missing spans are appended.
+        spans: The spans in the order of their buffers' numbers; missing spans are appended.
     """
     span = addresses >> SPAN_BITS
     different = np.unique(span)
@@ -234,14 +236,14 @@ _TO_LARGE_BINARY = pc.CastOptions(pa.large_binary())
 
 
 def _cast(views: pa.Array, nbytes: int) -> pa.Buffer:
-    """Concatenate the bytes that views refer to, at most ``nbytes``."""
+    """Concatenate the bytes to which views refer, at most ``nbytes``."""
     # Without the checks of Array.cast, which take as long as copying 10 KB.
     return _CAST.call([views], _TO_BINARY if nbytes < 1 << 31 else _TO_LARGE_BINARY).buffers()[2]
 
 
 @lru_cache(maxsize=1)
 def cast_copies() -> bool:
-    """Whether this pyarrow casts views as described above, tried on a long and a short value."""
+    """Whether this version of pyarrow casts views as described above; tested with a long and a short value."""
     letters = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz", np.uint8)
     address = letters.ctypes.data
     buffer = pa.foreign_buffer(address >> SPAN_BITS << SPAN_BITS, (2 << SPAN_BITS) - 1)
@@ -257,9 +259,9 @@ def cast_copies() -> bool:
 
 # Number of chunks that may be added before the table of known chunks is copied.
 _ROOM = 64
-# Largest number of rows of a column that a block makes dense, for each row that the block reads.
+# Largest number of rows that a block makes dense per row that it reads.
 _DENSE_ROWS = 8
-# For fewer bytes the processor knows the pages: on 170 MB reading ahead gains nothing, on 1.7 GB 9 per cent.
+# Number of bytes from which on reading ahead is useful: with 170 MB it gains nothing, with 1.7 GB 9 per cent.
 _WIDE_BYTES = 1 << 29
 # State of a chunk whose values have not been checked against their limit; different from all other states.
 _UNSEEN = min(IRREGULAR, UNKNOWN) - 1
@@ -268,15 +270,15 @@ _ZEROS = pa.py_buffer(bytes(ALIGNMENT))
 
 @dataclass
 class _Table:
-    """The known properties of chunks, one row each; snapshots with equal chunks share the table.
+    """A table of the known properties of chunks, a row for each chunk; snapshots with equal chunks share the table.
 
     Args:
         begins: The address at which each column begins, ``UNKNOWN`` or ``IRREGULAR``, int64 ``[chunks, fields]``.
-        words: The same in the form of a view, and last the chunk's state, so that a lookup touches memory once, int64
+        words: ``begins`` in the form of a view, and last the chunk's state, so that a lookup touches memory once, int64
             ``[chunks, fields + 1]``. The state is 1 if all columns are regular and all values allowed, else
             ``UNKNOWN``, ``IRREGULAR`` or ``_UNSEEN``.
         exceeds: Whether a column may have values above its maximum in the chunk, bool ``[chunks, fields]``.
-        owners: The memory of appended rows, by the number of their chunk.
+        owners: The memory of appended rows, by chunk number.
     """
 
     begins: Int64s
@@ -285,21 +287,22 @@ class _Table:
     owners: dict[int, object]
 
     def resized(self, count: int, room: int) -> _Table:
-        """Return a table of ``room`` chunks that keeps the first ``count``; the other chunks are unknown."""
+        """Return a table for ``room`` chunks with the first ``count`` chunks; the other chunks are unknown."""
         begins, words, exceeds = (_longer(rows[:count], room) for rows in (self.begins, self.words, self.exceeds))
         return _Table(begins, words, exceeds, {})
 
 
 @dataclass(frozen=True, eq=False)
 class FieldChunks:
-    """The chunks of some fields' columns, looked up when a window touches them. One thread at a time may use it.
+    """The chunks of fields' columns, which are looked up when a window touches them. Only one thread at a time may use
+    this object.
 
     Args:
         fields: The fields.
         table: The known properties of the chunks.
-        chunks: Number of the table's chunks that exist.
+        chunks: Number of existing chunks in the table.
         row_bytes: Bytes of a step of each field, int64 ``[fields]``.
-        spans: Spans of memory, numbered in their order here; the columns keep their memory alive.
+        spans: The spans of memory, numbered in this order; the columns keep the memory alive.
         memory: Allocates the views.
     """
 
@@ -312,8 +315,8 @@ class FieldChunks:
 
     @classmethod
     def of(cls, fields: Sequence[CopiedField]) -> FieldChunks:
-        """Return the chunks of some fields, with the chunks that their columns have located so far."""
-        # Few of millions of chunks are ever used, and zeros take no memory until they are written.
+        """Create the table for fields, with the chunks that the fields' columns have already located."""
+        # Of millions of chunks, few are ever used, and zeros need no memory until they are written.
         begins = sparse_zeros((int(fields[0].column._first_chunk[-1]), len(fields)), np.int64)
         for number, one in enumerate(fields):
             if (known := one.column.begins_so_far()) is not None:
@@ -324,7 +327,7 @@ class FieldChunks:
         return cls(fields, table, len(begins), np.array([one.row_bytes for one in fields], np.int64))
 
     def forward(self, fields: Sequence[CopiedField], growth: Growth) -> FieldChunks:
-        """Return the chunks of the same fields in a snapshot with appended rows.
+        """Return the table of the same fields for a snapshot with appended rows.
 
         Properties of unchanged chunks are shared, in constant time; new chunks are appended in reserved memory. If a
         chunk has changed, the table is copied.
@@ -333,7 +336,7 @@ class FieldChunks:
         chunks, table = first + len(growth.appended), self.table
         fits = chunks <= len(table.words) and self._is_same(growth)
         for number, segment in enumerate(growth.appended, first):
-            # A dense copy has only the rows that its chunk had at that time.
+            # A dense copy has only the rows that its chunk had when the copy was made.
             fits = fits and all(one.column.lies_in(segment) for one in fields)
             fits = fits and table.owners.setdefault(number, segment.extent) is segment.extent
         if not fits:
@@ -342,7 +345,8 @@ class FieldChunks:
         return replace(self, fields=fields, table=table, chunks=chunks)
 
     def _is_same(self, growth: Growth) -> bool:
-        """Return whether the properties of the last chunk hold after it has grown: its values have not moved.
+        """Return whether the properties of the last chunk are still valid after rows were appended: its values have not
+        moved.
 
         Appended numbers are within the allowed range, since they were checked on append.
         """
@@ -353,7 +357,7 @@ class FieldChunks:
         return len(growth.replaced) == 1 and all(name in now and before.get(name) == now[name] for name in names)
 
     def byte_views(self, windows: Windows, *, later: bool = False) -> ByteViews | None:
-        """Return the views of windows; None if no field has only regular chunks there.
+        """Return the views of windows; None if no field has only regular chunks in these windows.
 
         With ``later``, no value of the windows is read before it is copied.
         """
@@ -367,7 +371,7 @@ class FieldChunks:
         if (pieces.size == longest).all():
             short = self._short(pieces, longest, regular)
             regular = [number for number in regular if self.fields[number].name not in short]
-        # Zeros behind the values of a field let the values of the next field begin at a multiple of ``ALIGNMENT``.
+        # Zeros after the values of a field align the values of the next field to ``ALIGNMENT``.
         sizes = np.diff(windows.bounds)
         zeros = -(sizes[:, None] * (self.row_bytes[regular] * windows.length)) % ALIGNMENT
         padded = int(zeros.any())
@@ -401,7 +405,7 @@ class FieldChunks:
         )
 
     def _short(self, pieces: Pieces, steps: int, numbers: list[int]) -> dict[str, Int64s]:
-        """Return the begins of pieces of ``steps`` steps, for the fields whose values would fit into the views."""
+        """Return the begins of pieces of ``steps`` steps, for fields whose values would fit into views."""
         short = {}
         for number in numbers:
             one = self.fields[number]
@@ -414,7 +418,7 @@ class FieldChunks:
     def _write(
         self, words: npt.NDArray[np.int64], pieces: Pieces, begins: Int64s, numbers: list[int], *, giant: bool
     ) -> None:
-        """Write the views of pieces, int64 ``[batches, fields, values or more, 2]``.
+        """Write the views of pieces to an array, int64 ``[batches, fields, values or more, 2]``.
 
         The offset is the upper half of a word. Example: with 8 bytes a step and a chunk at offset 100 of buffer 2, row
         5 is at offset 140: ``100 << 32 | 2`` plus ``5 * (8 << 32)`` is ``140 << 32 | 2``.
@@ -439,14 +443,15 @@ class FieldChunks:
         return heads
 
     def _begins_and_fields(self, pieces: Pieces, longest: int, *, look: bool) -> tuple[Int64s, list[int], set[str]]:
-        """Return the begins of chunks as in ``words``, the fields contiguous in all of them, and unsafe fields.
+        """Return the begins of chunks in the form of ``words``, the fields that are contiguous in all chunks, and the
+        unsafe fields.
 
-        An unsafe field may have values above the allowed maximum; it is given by name.
+        Unsafe fields may have values above the allowed maximum; they are returned by name.
 
         Args:
             pieces: The pieces.
             longest: Number of steps of the longest piece.
-            look: Whether the values of chunks may be read.
+            look: Whether values of chunks may be read.
         """
         chunk = pieces.chunk
         found = self.table.words.take(chunk, axis=0)
@@ -466,9 +471,9 @@ class FieldChunks:
         return found, np.nonzero(regular)[0].tolist(), unsure
 
     def _locate_chunks(self, fresh: Int64s, rows: int, *, look: bool) -> None:
-        """Locate some chunks of every field, int64 ``[n]``, ascending, and make at most ``rows`` of each column dense.
+        """Locate chunks (int64 ``[n]``, ascending) of every field, and make at most ``rows`` rows of each column dense.
 
-        Without ``look``, the values are not read, and each chunk counts as one that may exceed its limit.
+        Without ``look``, values are not read, and each chunk counts as unsafe.
         """
         table = self.table
         begins = np.stack([one.column.begins(fresh, rows) for one in self.fields], axis=1)
@@ -484,14 +489,15 @@ class FieldChunks:
         )
         state = np.where(nowhere.any(axis=1), IRREGULAR, 1)
         state[table.exceeds[fresh].any(axis=1)] = IRREGULAR if look else _UNSEEN
-        # Chunks that can still be made dense are looked up again.
+        # Chunks that can be made dense later are looked up again.
         table.words[fresh, -1] = np.where((begins == UNKNOWN).any(axis=1), UNKNOWN, state)
 
     def _put_inline(self, pieces: Pieces, numbers: Int64s, words: npt.NDArray[np.int64], first: int) -> None:
-        """Write the bytes of short values, as of windows that end shortly behind a chunk's end, into their views.
+        """Write the bytes of short values into their views, for example of windows that end shortly after the end of a
+        chunk.
 
-        With 4 and 8 bytes a step, a piece of 3 steps fits into the view of the first field, 12 bytes, but not into the
-        view of the second field, 24 bytes.
+        Example: for fields of 4 and 8 bytes per step, a piece of 3 steps fits into the view of the first field (12
+        bytes), but not into the view of the second field (24 bytes).
 
         Args:
             pieces: The begin and the number of steps of each value.
@@ -500,7 +506,7 @@ class FieldChunks:
             first: The number of the first batch.
         """
         wide, (chunks, rows, sizes) = self.row_bytes[numbers], (part[first : first + len(words)] for part in pieces)
-        # Fields with equally many bytes a step have the same short values.
+        # Fields with the same number of bytes per step have the same short values.
         for row_bytes in np.unique(wide[wide <= INLINE_BYTES]).tolist():
             (position,) = np.nonzero(wide == row_bytes)
             batch, slot = np.nonzero((sizes <= INLINE_BYTES // row_bytes) & (sizes > 0))
@@ -518,7 +524,7 @@ class FieldChunks:
 
 
 def _inline_views(addresses: Int64s, nbytes: Int64s, row_bytes: int) -> Int64s:
-    """Return views that contain the values themselves, int64 ``[n, fields, 2]``.
+    """Return views that contain the values, int64 ``[n, fields, 2]``.
 
     A view is four numbers of 4 bytes: the number of bytes of the value, and three numbers with the value, padded with
     zeros. A value of 8 bytes, the numbers 5 and 7, is the view 8, 5, 7, 0, or the words ``8 | 5 << 32`` and ``7``.
@@ -534,7 +540,8 @@ def _inline_views(addresses: Int64s, nbytes: Int64s, row_bytes: int) -> Int64s:
     if row_bytes % 4 == 0 and not (addresses & 3).any():
         numbers, first = flat_view(np.dtype(np.int32)), element_of_all(addresses, 4)
         for four in range(INLINE_BYTES // row_bytes * row_bytes // 4):
-            # Numbers behind the last one are not read, as that memory may not exist: the last number replaces them.
+            # Numbers after the last number of a value are not read, because that memory may not exist; the last number
+            # is repeated instead.
             found = numbers[first + np.minimum(four, nbytes // 4 - 1)]
             fours[..., 1 + four] = np.where(4 * four < nbytes, found, 0)
         return views
@@ -546,7 +553,7 @@ def _inline_views(addresses: Int64s, nbytes: Int64s, row_bytes: int) -> Int64s:
 
 
 def _longer(rows: npt.NDArray[Any], count: int) -> npt.NDArray[Any]:
-    """Return an array of ``count`` rows: the given rows, then rows with unknown content."""
+    """Return an array extended to ``count`` rows; the additional rows have undefined content."""
     more = np.empty((count, *rows.shape[1:]), rows.dtype)
     more[: len(rows)] = rows
     more[len(rows) :] = False if rows.dtype == np.bool_ else UNKNOWN

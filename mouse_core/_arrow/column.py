@@ -1,7 +1,8 @@
-"""Columns: rows of chunks (record batches in sequence, over all segments of a store), and the addresses of chunks.
+"""Columns, which consist of chunks (the record batches of all segments of a store in order), and the addresses of
+chunks.
 
-The address of a chunk's values is looked up at the first access and cached. From then on ``ByteViews`` copies
-contiguous values from the chunk or from its dense copy; ``gathering`` gathers all other values.
+The address of a chunk's values is looked up at the first access and cached. Then ``ByteViews`` copies contiguous values
+from the chunk or from its dense copy, and ``gathering`` gathers all other values.
 """
 
 from __future__ import annotations
@@ -45,18 +46,18 @@ if TYPE_CHECKING:
 # every 1,000 rows, 100,000 of them in a hundred million steps: asking pyarrow about each of them, column by column,
 # takes ten times as long as reading their windows.
 
-# Metadata takes some 60 bytes for each column; the batches of tables with hundreds of columns are looked up singly.
+# Metadata have some 60 bytes for each column; for tables with hundreds of columns, batches are looked up one by one.
 _LONGEST_METADATA = 1 << 14
 _UNKNOWN = np.iinfo(np.int64).min
 _NOT_ALIKE = _UNKNOWN + 1
 
 
 class Alike:
-    """The record batches of a table whose metadata equal those of one of them, the template.
+    """The record batches of a table whose metadata equal the metadata of one batch, the template.
 
     Args:
         table: A table from mapped files; all columns of a chunk belong to one record batch.
-        starts: The first row of every chunk, and the end, int64 ``[chunks + 1]``.
+        starts: The first row of every chunk, and the number of rows, int64 ``[chunks + 1]``.
     """
 
     def __init__(self, table: pa.Table, starts: Int64s) -> None:
@@ -66,15 +67,17 @@ class Alike:
         self.template = 1 if len(self._sizes) > 2 and self._sizes[0] != self._sizes[1] else 0
         self._distance = np.full(len(self._sizes), _UNKNOWN, np.int64)
         self._lock = ProcessLock()
-        # List offsets of the template that other batches' were compared with: their addresses and sizes in bytes.
+        # List offsets of the template with which other batches were compared: their addresses and sizes in bytes.
         self._lists: dict[int, int] = {}
-        # Address ranges of known files: their begins, and their ends.
+        # Begins and ends of the address ranges of known files.
         self._begins: list[int] = []
         self._ends: list[int] = []
         self._metadata = self._find_metadata()
 
     def distances(self, chunks: Int64s) -> tuple[Int64s, npt.NDArray[np.bool_]]:
-        """Return the distance in bytes of each chunk from the template, and a mask of chunks with an equal layout."""
+        """Return the distance in bytes of each chunk from the template, and whether each chunk has the template's
+        layout.
+        """
         with self._lock:
             unknown = chunks[self._distance[chunks] == _UNKNOWN]
             if len(unknown):
@@ -85,7 +88,9 @@ class Alike:
     def same_lists(
         self, column: pa.ChunkedArray, distance: Int64s, alike: npt.NDArray[np.bool_]
     ) -> npt.NDArray[np.bool_]:
-        """Return a mask of the alike chunks that also have the template's list offsets in ``column``."""
+        """Return whether each of the given chunks with the template's layout also has the template's list offsets in
+        ``column``.
+        """
         from mouse_core.readahead import in_parts  # loaded when chunks are compared
 
         if not self._holds(column):
@@ -104,7 +109,7 @@ class Alike:
         return alike
 
     def _holds(self, column: pa.ChunkedArray) -> bool:
-        """Whether the column's values lie in the template's body; after a cast, they do not."""
+        """Whether the column's values lie in the template's body, which is not the case after a cast."""
         if self._metadata is None:
             return False
         buffers = [buffer for buffer in column.chunk(self.template).buffers() if buffer is not None and buffer.size]
@@ -112,7 +117,7 @@ class Alike:
         return all(parent is not None and parent.address == self._address for parent in parents)
 
     def _find_metadata(self) -> Int64s | None:
-        """Return the template's message before its body, as int64 words; None if it is no uncompressed IPC message."""
+        """Return the metadata message of the template as int64 words; None if it is not an uncompressed IPC message."""
         body = self._find_body() if len(self._sizes) else None
         if body is None or not self._in_file(body):
             return None
@@ -128,7 +133,7 @@ class Alike:
         return None if not len(marked) else words[int(marked[-1]) :].astype(np.int64)
 
     def _find_body(self) -> pa.Buffer | None:
-        """Return the template's body, and record the column and buffer through which other bodies are found."""
+        """Return the template's body, and record the column and buffer by which other bodies are found."""
         for column in self._table.columns:
             if not pa.types.is_dictionary(column.type):
                 for number, buffer in enumerate(column.chunk(self.template).buffers()):
@@ -158,7 +163,7 @@ class Alike:
         return True
 
     def _compare(self, chunks: Int64s) -> Int64s:
-        """Return the distance of each chunk, or ``_NOT_ALIKE``."""
+        """Return the distance of each chunk from the template, or ``_NOT_ALIKE``."""
         distance = np.full(len(chunks), _NOT_ALIKE, np.int64)
         if self._metadata is None:
             return distance
@@ -183,20 +188,20 @@ class Alike:
         return distance
 
 
-# Up to this number of chunks are looked up one by one.
+# Up to this number, chunks are looked up one by one.
 _FEW = 8
 
 
 @dataclass(frozen=True)
 class Reading:
-    """The options for reading a column, independent of its segments.
+    """The options for reading a column, which do not depend on segments.
 
     Args:
-        name: The column's name, for error messages.
+        name: The name of the column, for error messages.
         kind: The type of the column.
         shape: The shape of one row, images as ``(H, W, C)``.
         fill, pad: See ``spec.Field``.
-        budget: The limit of dense copies; None for no dense copies.
+        budget: The limit for dense copies; None: no dense copies.
         crop, decoder: See ``spec.Field``.
     """
 
@@ -211,7 +216,7 @@ class Reading:
 
     @memo
     def width(self) -> int:
-        """Number of values of a row."""
+        """Number of values in a row."""
         return prod(self.shape)
 
     @memo
@@ -221,19 +226,20 @@ class Reading:
 
     @memo
     def is_plain(self) -> bool:
-        """Whether values may lie in memory as in NumPy."""
+        """Whether values may be stored in NumPy's layout."""
         return self.kind.kind in ("scalar", "list")
 
     @memo
     def dense_budget(self) -> DenseBudget | None:
-        """``budget`` if dense copies are allowed, else None."""
-        # Copies have the stored dtype for every delivered dtype, so fill and pad must be exact in it.
+        """The budget if dense copies are allowed, else None."""
+        # Dense copies have the stored dtype for every delivered dtype, so the stored dtype must represent fill and pad
+        # exactly.
         specials = [value for value in (self.fill, self.pad) if value is not None]
         return self.budget if self.is_plain and all(_is_exact(value, self.dtype) for value in specials) else None
 
     @memo
     def copies_key(self) -> str:
-        """The key under which columns share dense copies."""
+        """The key by which columns share dense copies."""
         return repr((self.shape, self.fill, self.pad))
 
 
@@ -245,20 +251,23 @@ def _is_exact(value: float, dtype: np.dtype[Any]) -> bool:
 
 
 class ColumnPart:
-    """One column of one segment, and the addresses of its chunks, which are found on demand and shared by snapshots.
+    """One column of one segment, and the addresses of its chunks, which are located on demand and shared by snapshots.
 
     Args:
-        column: Returns the values; None if the segment has no such column, which is read as nulls.
+        column: Returns the values of the column; returns None if the segment lacks the column, which is then read as
+            nulls.
         starts: The first row of every chunk of the segment, and the end, int64 ``[chunks + 1]``.
-        same_chunks: Whether the column's own chunks begin at ``starts``; else each range lies within one of its chunks.
-        alike: Finds chunks with equal layouts.
+        same_chunks: Whether the column's chunks begin at ``starts``; otherwise each range of ``starts`` lies within one
+            chunk.
+        alike: The object that finds chunks with equal layouts.
         image_roots: The folders in which images that rows name by path may lie.
     """
 
-    # The remote memory behind the addresses. Readers of an address must wait for it; ``chunk`` returns lasting values.
+    # The remote memory that contains the addresses; readers of an address must wait for it. The values that ``chunk``
+    # returns stay valid.
     backing: RemoteMemory | None = None
-    videos: Any = None  # of its frames: ``video.frames.VideoFiles``
-    # Number of chunks up to which singly looking up is as fast.
+    videos: Any = None  # the videos of a column of frames, ``video.frames.VideoFiles``
+    # Number of chunks up to which looking up one by one is as fast.
     few = _FEW
 
     def __init__(
@@ -279,7 +288,7 @@ class ColumnPart:
     def _column(self) -> pa.ChunkedArray | None:
         return self._make_column()
 
-    # For each chunk, computed on demand: its rows, the begin of its values, values per row, the largest integer.
+    # For each chunk, computed on demand: number of rows, begin of the values, values per row, largest integer.
     rows = memo(lambda part: np.diff(part._starts))
     begin = memo(lambda part: sparse_zeros(len(part._starts) - 1, np.int64))
     width = memo(lambda part: sparse_zeros(len(part._starts) - 1, np.int64))
@@ -293,21 +302,24 @@ class ColumnPart:
         return self._column.chunk(number) if self._same_chunks else self._column.slice(first, end - first).chunk(0)
 
     def slices(self, wanted: Sequence[tuple[int, int, int]]) -> list[pa.Array]:
-        """Return ranges of rows; each of ``wanted`` is a chunk's number, its first row and the row count."""
+        """Return the rows of several ranges; each item of ``wanted`` is a chunk's number, the first row and the number
+        of rows.
+        """
         return [self.chunk(number).slice(row, count) for number, row, count in wanted]
 
     def prepare(self, numbers: Sequence[int]) -> None:
-        """Read the metadata for locating these chunks at once, unless it is in memory."""
+        """Read the metadata for locating the given chunks together, unless it is in memory."""
 
     def locate(self, number: int) -> tuple[int, tuple[int, ...]] | None:
-        """Return the begin of a chunk's values, and the shape of a row; see ``locate_checked``."""
+        """Return the begin of a chunk's values and the shape of a row; see ``locate_checked``."""
         return locate_checked(self.chunk(number))
 
     def alike(self, chunks: Int64s) -> Iterator[tuple[int, Int64s, Int64s]]:
-        """Yield chunks with equal layouts; they may include chunks besides ``chunks``.
+        """Yield groups of chunks with equal layouts, which may include further chunks than ``chunks``.
 
         Yields:
-            The number of a template chunk; the chunks with its layout; the distance in bytes of each from the template.
+            The number of a template chunk; the chunks with the template's layout; the distance in bytes of each chunk
+            from the template.
         """
         if self._alike is not None and self._column is not None:
             distance, alike = self._alike.distances(chunks)
@@ -315,30 +327,31 @@ class ColumnPart:
             yield self._alike.template, chunks[alike], distance[alike]
 
     def has_copies(self, reading: Reading) -> bool:
-        """Whether ``copies`` was called for this way of reading."""
+        """Whether ``copies`` was called for these reading options."""
         return reading.copies_key in self._copies
 
     def copies(self, reading: Reading) -> DenseCopies:
-        """Return the dense copies of the chunks, shared by all readers with equal shape, fill and pad."""
+        """Return the dense copies of the chunks, which all readers with equal shape, fill and pad share."""
         with self.lock:
             if reading.copies_key not in self._copies:
                 self._copies[reading.copies_key] = DenseCopies(self.rows, reading.width * reading.dtype.itemsize)
             return self._copies[reading.copies_key]
 
     def known(self) -> tuple[Int64s, Int64s]:
-        """Return the begin of every chunk's values and the number per row, as far as they are known."""
+        """Return the begin of every chunk's values and the number of values per row, as far as they are known."""
         with self.lock:
             return self.begin.copy(), self.width.copy()
 
 
 class Growth(NamedTuple):
-    """The difference between segments and the earlier ones that they extend.
+    """The difference between the segments of a later and an earlier snapshot, where the later segments extend the
+    earlier segments.
 
     Args:
         kept: The number of unchanged segments.
-        appended: The other segments (``store._segments.Segment``), each of one chunk. The first may be the last earlier
-            segment after it grew.
-        replaced: The earlier segments that are not kept, each of one chunk; most often one, or none.
+        appended: The other segments (``store._segments.Segment``), each of one chunk. The first of them may be the last
+            earlier segment with appended rows.
+        replaced: The earlier segments that are not kept, each of one chunk; usually at most one.
     """
 
     kept: int
@@ -350,9 +363,9 @@ class Column:
     """A column over all segments of a snapshot, and the addresses of its chunks' values.
 
     Args:
-        reading: The options for reading it.
-        parts: The column in segments.
-        later: The segments behind these parts, whose parts are created on demand.
+        reading: The options for reading the column.
+        parts: The column's parts in the first segments.
+        later: The later segments, whose parts are created on demand.
     """
 
     def __init__(self, reading: Reading, parts: Sequence[ColumnPart], later: Sequence[Any] = ()) -> None:
@@ -362,7 +375,9 @@ class Column:
         self._known_parts, self._later = parts, later
 
     def forward(self, growth: Growth) -> Column:
-        """Return the column with appended rows. The properties of each segment are looked up on demand."""
+        """Return the column for a snapshot with appended rows. The properties of each segment are looked up on
+        demand.
+        """
         if "_parts" in self.__dict__:
             return Column(self.reading, self._parts[: growth.kept], growth.appended)
         later = [*self._later[: max(0, growth.kept - len(self._known_parts))], *growth.appended]
@@ -370,17 +385,17 @@ class Column:
 
     @memo
     def _parts(self) -> Sequence[ColumnPart]:
-        """Return the column in every segment."""
+        """Return the column's part in every segment."""
         return [*self._known_parts, *(segment.part(self.name) for segment in self._later)]
 
     @memo
     def backings(self) -> Sequence[RemoteMemory]:
-        """Return the remote memories behind some of the column's addresses."""
+        """Return the remote memories that contain addresses of the column."""
         return tuple({id(part.backing): part.backing for part in self._parts if part.backing is not None}.values())
 
     @memo
     def _lock(self) -> ProcessLock:
-        """The lock of the tables; a single part's tables have the part's lock."""
+        """The lock of the tables; with a single part, the part's lock."""
         return self._parts[0].lock if len(self._parts) == 1 else ProcessLock()
 
     @memo
@@ -389,14 +404,16 @@ class Column:
 
     @memo
     def _tables(self) -> tuple[Int64s, Int64s]:
-        """Return the begin of every chunk's values and the number per row, as far as known."""
+        """Return the begin of every chunk's values and the number of values per row, as far as they are known."""
         if len(self._parts) == 1:
             return self._parts[0].begin, self._parts[0].width
         begins, widths = zip(*(part.known() for part in self._parts), strict=True)
         return np.concatenate(begins), np.concatenate(widths)
 
     def begins_so_far(self) -> Int64s | None:
-        """Return ``begins`` of all chunks, ``UNKNOWN`` for chunks not looked up yet; None if no chunk was."""
+        """Return ``begins`` of all chunks, with ``UNKNOWN`` for chunks that were not looked up; None if no chunk was
+        looked up.
+        """
         if not any("begin" in part.__dict__ for part in self._parts):
             return None
         begin, width = self._tables
@@ -404,9 +421,10 @@ class Column:
             return np.where((begin != UNKNOWN) & (width != self.width), IRREGULAR, begin)
 
     def begins(self, chunks: Int64s, rows: int = 0) -> Int64s:
-        """Return the address of the first value of each of some chunks, or of their dense copies.
+        """Return the address of the first value of each given chunk, or of its dense copy.
 
-        The address is ``IRREGULAR`` if rows are not contiguous, ``UNKNOWN`` if a later call can return a copy.
+        The address is ``IRREGULAR`` if rows are not contiguous, and ``UNKNOWN`` if a later call can return a dense
+        copy.
 
         Args:
             chunks: The chunk numbers, ascending, int64 ``[n]``.
@@ -422,12 +440,13 @@ class Column:
         return found
 
     def dense(self, values: pa.Array, dtype: np.dtype[Any] | None = None) -> npt.NDArray[Any]:
-        """Convert values to dense rows, ``[n, width]`` of a dtype, by default the stored one; see ``dense_rows``."""
+        """Convert values to dense rows ``[n, width]`` of a dtype, by default the stored dtype; see ``dense_rows``."""
         reading = self.reading
         return dense_rows(values, self.shape, dtype or self._stored, fill=reading.fill, pad=reading.pad)
 
     def largest(self, chunks: Int64s) -> Int64s:
-        """Return the largest integer in each of some regular chunks; a negative integer counts as the largest int64.
+        """Return the largest integer in each of the given regular chunks; a negative integer counts as the largest
+        int64.
 
         A chunk that is too long to be searched for the few rows of a batch also counts as the largest int64.
 
@@ -451,7 +470,7 @@ class Column:
 
     def _largest_in_chunks(self, table: ColumnPart | DenseCopies, chunks: Int64s) -> Int64s:
         if isinstance(table, ColumnPart) and table.backing is not None:
-            return np.full(len(chunks), np.iinfo(np.int64).max)  # a remote chunk is not read for this
+            return np.full(len(chunks), np.iinfo(np.int64).max)  # a remote chunk is not read for this purpose
         with table.lock:
             unknown = chunks[table.largest[chunks] < 0]
             for rows in np.unique(table.rows[unknown]).tolist():
@@ -460,16 +479,18 @@ class Column:
             return table.largest[chunks]
 
     def _is_in_place(self, width: Int64s) -> npt.NDArray[np.bool_]:
-        """Whether chunks with `width` values in each row can be copied from their addresses, bool ``[n]``."""
+        """Return whether chunks with `width` values per row can be copied from their addresses, bool ``[n]``."""
         in_place: npt.NDArray[np.bool_] = (width == self.width) & (self.kind.value_type != "bool")
         return in_place
 
     def lies_in(self, segment: Any) -> bool:
-        """Whether the values of a segment of appended rows are copied from their addresses."""
+        """Whether the values of a segment of appended rows can be copied from their addresses."""
         return self.name in segment.addresses and bool(self._is_in_place(np.array(segment.addresses[self.name][1])))
 
     def _by_part(self, chunks: Int64s) -> Iterator[tuple[ColumnPart, slice, Int64s]]:
-        """Yield each part with some of ``chunks`` (ascending), the chunks as a slice, and their numbers in the part."""
+        """Yield each part that contains some of ``chunks`` (ascending), with the slice of these chunks and their
+        numbers in the part.
+        """
         ends = np.searchsorted(chunks, self._first_chunk[1:]).tolist()
         for number, (begin, end) in enumerate(pairwise([0, *ends])):
             if begin < end:
@@ -481,7 +502,8 @@ class Column:
         The begin is an address; for booleans, 8 times the address plus the bit's number.
         """
         if len(chunk) <= _FEW and self._later and "_tables" not in self.__dict__:
-            # The tables are as long as the snapshot, and the next snapshot may come soon.
+            # The tables have a row for each chunk of the snapshot, and the next snapshot may follow soon, so they are
+            # not created here.
             found = np.array([self._locate_chunk(number) for number in chunk.tolist()], np.int64).reshape(-1, 2)
             return found[:, 0], found[:, 1]
         begins, widths = self._tables
@@ -500,10 +522,11 @@ class Column:
             return begins[chunk], widths[chunk]
 
     def _locate_alike(self, part: ColumnPart, first: int, local: Int64s) -> None:
-        """Locate chunks of one part whose layout equals another chunk's; the part's chunks are numbered from ``first``.
+        """Locate chunks of one part whose layout equals the layout of a located chunk; the part's chunks are numbered
+        from ``first``.
 
-        If record batches lie 13,000 bytes apart, and the values of the first begin at address 70,400, the values of the
-        third begin at 96,400.
+        Example: if record batches have a distance of 13,000 bytes, and the values of the first begin at address 70,400,
+        the values of the third begin at 96,400.
         """
         scale = 8 if self.kind.value_type == "bool" else 1
         for template, chunks, distance in part.alike(local):
@@ -511,13 +534,13 @@ class Column:
             fits = (distance % self._stored.itemsize == 0) & (begin > 0)
             chunks, begins = chunks[fits], begin + scale * distance[fits]
             with part.lock:
-                # A reader that sees the begin must also find the width, even in a child that is forked in between.
+                # A reader that sees the begin must also see the width, even in a child that is forked in between.
                 part.width[chunks], part.begin[chunks] = width, begins
             with self._lock:
                 self._tables[1][first + chunks], self._tables[0][first + chunks] = width, begins
 
     def _locate_chunk(self, number: int) -> tuple[int, int]:
-        """Return the begin of one chunk's values and the number per row."""
+        """Return the begin of one chunk's values and the number of values per row."""
         part, local = self.part_of(number)
         with part.lock:
             if part.begin[local] == UNKNOWN:
@@ -529,11 +552,13 @@ class Column:
         return begin, width
 
     def _first_value_of(self, part: ColumnPart, number: int) -> tuple[int, int]:
-        """Return the values in a row of a chunk and their begin; ``IRREGULAR`` if rows are not in order."""
+        """Return the number of values per row of a chunk, and the begin of its values; ``IRREGULAR`` if rows are not
+        contiguous.
+        """
         try:
             located = part.locate(number)
         except DataError:
-            raise  # computed columns and columns of files name the error's place themselves
+            raise  # errors of derived columns and of columns in files already name the place
         except ValueError as error:
             raise DataError(f"column {self.name!r}: {error}") from error
         if located is None:

@@ -1,4 +1,4 @@
-"""The types of columns, independent of Arrow's encoding, and the fields that can be read from them."""
+"""Types of columns, independent of Arrow's encoding, and which fields can be read from a column of a type."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def is_list(data_type: pa.DataType) -> bool:
 
 @dataclass(frozen=True)
 class ColumnType:
-    """The type of a column, independent of Arrow's encoding: columns of equal types fit together.
+    """The type of a column, independent of Arrow's encoding; columns of equal types can be combined.
 
     Args:
-        kind: "scalar", "list", "image" (encoded: a ``{bytes, path}`` struct or binary), "video" (frames of videos: a
-            ``{video, frame}`` struct of whole numbers), "null" or "other".
-        value_type: The Arrow type of the innermost values, as text; of images and frames that of their pixels, and for
-            uint8 the kind.
-        depth: Levels of lists.
+        kind: "scalar", "list", "image" (an encoded image: a ``{bytes, path}`` struct or binary), "video" (a video
+            frame: a ``{video, frame}`` struct of integers), "null" or "other".
+        value_type: The Arrow type of the innermost values, as text. For images and frames, the type of the pixels, or
+            the kind if pixels are uint8.
+        depth: Number of nested list levels.
     """
 
     kind: str
@@ -41,7 +41,7 @@ class ColumnType:
 
     @property
     def is_encoded(self) -> bool:
-        """Whether values are encoded pictures."""
+        """Whether values are encoded images or frames."""
         return self.kind in ("image", "video")
 
     @property
@@ -86,7 +86,9 @@ def column_type(data_type: pa.DataType) -> ColumnType:
 
 
 def fixed_shape(data_type: pa.DataType) -> tuple[int, ...] | None:
-    """Return the shape of one row if the type determines it: ``()`` for scalars, sizes of nested fixed-size lists."""
+    """Return the shape of a row if the type determines it: ``()`` for scalars, the sizes for nested fixed-size lists;
+    else None.
+    """
     shape: list[int] = []
     declared = getattr(data_type, "shape", None)  # Array2D and similar types of datasets
     if isinstance(data_type, pa.BaseExtensionType) and declared is not None and None not in declared:
@@ -103,7 +105,7 @@ def declared_columns(given: Any) -> dict[str, pa.Field]:
     """Return the declared columns of a store by name; see ``columns`` of ``DatasetStore``.
 
     Raises:
-        ConfigError: A type or shape that no column can have.
+        ConfigError: A type or shape is invalid for a column.
     """
     given = getattr(given, "arrow_schema", given)  # of datasets.Features
     if isinstance(given, pa.Schema):

@@ -1,9 +1,8 @@
-"""Dense NumPy rows from Arrow rows that are ragged, null or packed in bits: slower than a copy, with the same result.
+"""Conversion of Arrow rows that are ragged, null or packed in bits to dense NumPy rows.
 
-``dense_rows`` converts rows. ``DenseCopies`` keeps whole converted chunks, within a limit (``DenseBudget``): a single
-such chunk would otherwise send every batch with its rows through the slow path. A dense copy has the layout of a
-regular chunk, and all sources of a store share it. Example: a chunk of 1,000 booleans has 125 bytes; its copy has
-1,000.
+``dense_rows`` converts rows. ``DenseCopies`` caches complete converted chunks within a limit (``DenseBudget``), because
+conversion for every batch would be slow. A dense copy has the layout of a regular chunk, and all sources of a store
+share it. Example: a chunk of 1,000 booleans has 125 bytes; its copy has 1,000 bytes.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from mouse_core.dtypes import RowError, convert
 from mouse_core.spec import check_count
 
 UNKNOWN = 0
-"""Address of a chunk that was not located yet."""
+"""Address value for a chunk that was not located yet."""
 IRREGULAR = -1
-"""Address of a chunk whose rows are not contiguous."""
+"""Address value for a chunk whose rows are not contiguous."""
 # The default limit of a store: two million rows of 16 floats, or 16 million rows of one number.
 DENSE_BYTES = 128 << 20
-# Number of rows that are converted at a time, which bounds the temporary memory.
+# Number of rows that are converted together, which bounds temporary memory.
 _PART_ROWS = 1 << 15
 
 Dense = npt.NDArray[Any]
@@ -37,7 +36,7 @@ _Bools = npt.NDArray[np.bool_]
 
 
 class DenseBudget:
-    """Limit of the size of dense copies that a store keeps.
+    """The limit for the total size of a store's dense copies.
 
     Args:
         nbytes: The limit in bytes.
@@ -56,12 +55,12 @@ class DenseBudget:
 
     @property
     def used(self) -> int:
-        """Return the present size of dense copies in bytes."""
+        """Return the present total size of dense copies in bytes."""
         with self._lock:
             return sum(copies.nbytes for copies in self._takers)
 
     def take(self, copies: DenseCopies, nbytes: int) -> bool:
-        """Reserve ``nbytes`` more for the lifetime of ``copies``; return False if that exceeds the limit."""
+        """Reserve ``nbytes`` more for the lifetime of ``copies``; return False if the limit would be exceeded."""
         with self._lock:
             if self.used + nbytes > self.nbytes:
                 return False
@@ -71,16 +70,17 @@ class DenseBudget:
 
 
 class DenseCopies:
-    """Dense copies of the chunks of one column in one segment, for one way of reading. They are never dropped.
+    """The dense copies of the chunks of one column in one segment, for one set of reading options. Copies are never
+    dropped.
 
     Args:
-        rows: The rows of each chunk, int64 ``[chunks]``.
+        rows: The number of rows of each chunk, int64 ``[chunks]``.
         row_bytes: Size of a dense row in bytes.
     """
 
     def __init__(self, rows: Int64s, row_bytes: int) -> None:
         self.rows = rows
-        # The address of each copy; UNKNOWN without a copy yet, IRREGULAR if no copy is possible.
+        # The address of each copy; UNKNOWN if no copy was made yet, IRREGULAR if a copy is impossible.
         self.begin = np.zeros(len(rows), np.int64)
         self.largest = np.full(len(rows), -1, np.int64)
         self.lock = ProcessLock()
@@ -98,12 +98,12 @@ class DenseCopies:
         values: Callable[[int], pa.Array],
         dense: Callable[[pa.Array], Dense],
     ) -> Int64s:
-        """Return the begins of the copies of some chunks, as in ``begin``.
+        """Return the addresses of the copies of chunks; missing copies are made as far as allowed.
 
         Args:
             chunks: The numbers of the chunks.
-            rows: Number of further rows that may be made dense, now or once the allowance suffices for a chunk.
-            budget: The limit of dense copies.
+            rows: Number of further rows that may be made dense; the number accumulates until it suffices for a chunk.
+            budget: The limit for dense copies.
             values: Returns the values of a chunk.
             dense: Converts values to rows ``[n, width]`` of a dtype; raises RowError for invalid values.
         """
@@ -120,7 +120,7 @@ class DenseCopies:
             return self.begin[chunks]
 
     def _copy(self, values: pa.Array, budget: DenseBudget, dense: Callable[[pa.Array], Dense]) -> int:
-        """Return the address of a copy of a chunk's values, and keep the copy; ``IRREGULAR`` if no copy is possible."""
+        """Make and keep a copy of a chunk's values, and return its address; ``IRREGULAR`` if a copy is impossible."""
         count = len(values)
         only_nulls = values.null_count == count
         if only_nulls and self._null is not None and len(self._null) >= count:
@@ -173,12 +173,12 @@ def dense_rows(
         array: Valid rows of one column: damage is not detected.
         shape: The shape of one row.
         dtype: The dtype of the result.
-        fill: The value that replaces a null row or value; None: a null is an error.
-        pad: The value that fills rows shorter than ``shape``; None: a shorter row is an error.
+        fill: The value that replaces a null row or value; None: a null raises RowError.
+        pad: The value that pads rows shorter than ``shape``; None: a shorter row raises RowError.
 
     Raises:
-        RowError: A null without ``fill``, a row wider than ``shape``, a narrower row without ``pad``, or a value that
-            does not fit ``dtype``.
+        RowError: A row is null without ``fill``, wider than ``shape``, or narrower without ``pad``, or a value does not
+            fit ``dtype``.
     """
     array = plain(array)
     nulls = _nulls(array)
@@ -203,7 +203,7 @@ def dense_rows(
 
 
 def _nulls(array: pa.Array) -> _Bools | None:
-    """Return the mask of null items, ``[n]``; None without nulls."""
+    """Return whether each item is null, ``[n]``; None without nulls."""
     if not array.null_count:
         return None
     bits = array.buffers()[0]
@@ -211,7 +211,7 @@ def _nulls(array: pa.Array) -> _Bools | None:
 
 
 def _bits(bits: pa.Buffer, array: pa.Array) -> _Bools:
-    """Return the array's part of a buffer with a bit for each item."""
+    """Return the bits of the array's items from a buffer with a bit for each item."""
     first, end = array.offset, array.offset + len(array)
     octets = np.frombuffer(bits, np.uint8)[first // 8 : -(-end // 8)]
     begin = first % 8
@@ -237,7 +237,7 @@ def _fill_lists(
     fill: float | None,
     pad: float | None,
 ) -> None:
-    """Write rows that are lists to ``out``, ``[n, width]``; ``nulls`` is the mask of null rows."""
+    """Write rows that are lists to ``out``, ``[n, width]``; ``nulls`` marks null rows."""
     n, width = out.shape
     values, inner_nulls, lengths = _values_of_lists(array, nulls)
     _check_widths(lengths, nulls, width, is_padded=pad is not None)
@@ -258,7 +258,7 @@ def _fill_lists(
     if nulls is None and lowest == highest:
         out[:, :highest] = values.reshape(n, highest)
     else:
-        # Lengths 1 and 3 with a width of 4 give [[x, -, -, -], [x, x, x, -]], in the order of the values.
+        # Example: lengths 1 and 3 with a width of 4 give [[x, -, -, -], [x, x, x, -]], in the order of the values.
         out[np.arange(width) < lengths[:, None]] = values
     if nulls is not None:
         out[nulls] = fill
@@ -277,7 +277,7 @@ def _values_of_lists(array: pa.Array, nulls: _Bools | None) -> tuple[npt.NDArray
     inner_nulls = _nulls(leaves)
     values = _numbers(leaves, inner_nulls)
     if nulls is not None:
-        # Null rows may still have values.
+        # Null rows may have values in memory.
         if lengths[nulls].any():
             there = np.repeat(~nulls, lengths)
             values, inner_nulls = values[there], None if inner_nulls is None else inner_nulls[there]
@@ -296,7 +296,7 @@ def _check_widths(lengths: Int64s, nulls: _Bools | None, width: int, *, is_padde
 
 
 def _row_of(position: int, lengths: npt.NDArray[np.int64]) -> int:
-    """Return the row of the value at ``position`` among the values of all rows."""
+    """Return the row of a value, given its ``position`` in the values of all rows."""
     return int(np.searchsorted(np.cumsum(lengths), position, side="right"))
 
 

@@ -1,4 +1,4 @@
-"""Gather windows of steps from a column with chunks of any layout."""
+"""Gathering of windows of steps from a column with chunks of any layout."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _LONG = 1024
 
 
 def gather(column: Column, windows: WindowsPart, out: npt.NDArray[Any]) -> None:
-    """Write the windows' values, for chunks of any layout. For regular chunks, ``ByteViews`` is faster.
+    """Write the values of windows to ``out``, for chunks of any layout. For regular chunks, ``ByteViews`` is faster.
 
     Args:
         column: The column to read.
         windows: The positions of the windows.
-        out: The target, ``[n, S, width]`` of any dtype, C-contiguous.
+        out: The array to write, ``[n, S, width]`` of any dtype, C-contiguous.
 
     Raises:
-        RowError: A value is not allowed or does not fit; its ``row`` is ``window * S + step``.
+        RowError: A value is not allowed or does not fit; the error's ``row`` is ``window * S + step``.
         DataError: The Arrow data is damaged.
     """
     every, whole, length = windows.every, windows.whole, windows.every.length
@@ -47,7 +47,7 @@ def gather(column: Column, windows: WindowsPart, out: npt.NDArray[Any]) -> None:
 
 
 def pieces_lying(column: Column, windows: WindowsPart, dtype: np.dtype[Any]) -> list[npt.NDArray[Any]] | None:
-    """Return views of a batch's windows, piece by piece, ``[n, width]`` each; None if some rows are not contiguous.
+    """Return views of the pieces of a batch's windows, ``[n, width]`` each; None if some rows are not contiguous.
 
     The views are read-only, and valid as long as the column's snapshot exists.
     """
@@ -67,10 +67,10 @@ def pieces_lying(column: Column, windows: WindowsPart, dtype: np.dtype[Any]) -> 
 
 
 def ranges_of(columns: Sequence[Column], windows: WindowsPart) -> Iterator[tuple[Int64s, Int64s]]:
-    """Yield the byte ranges that gathering a batch reads: begins and ends, int64 ``[n]`` addresses each, in any order.
+    """Yield the byte ranges that gathering a batch reads, as begin and end addresses, int64 ``[n]``, in any order.
 
-    The ranges that are known without reading come first; then the ranges of lists and bytes, level by level, which
-    depend on the ranges before them.
+    Ranges that are known without reading are first, followed by the ranges of lists and bytes, level by level, which
+    depend on the bytes of earlier ranges.
     """
     chunk, row, size = (part[windows.number] for part in windows.every.pieces)
     begins, ends, later = [], [], []
@@ -83,7 +83,7 @@ def ranges_of(columns: Sequence[Column], windows: WindowsPart) -> Iterator[tuple
         ends.append(((first + (row + size) * step)[regular] * bits + 7) // 8)
         for number, at, count in zip(*(part[first == IRREGULAR].tolist() for part in (chunk, row, size)), strict=True):
             part, local = column.part_of(number)
-            if count and part.backing is None:  # remote parts fetch their own ranges
+            if count and part.backing is None:  # remote parts fetch their ranges separately
                 later.append((part.chunk(local), at, count))
     for found in ranges_in(later) if later else [[]]:
         more = np.array(found, np.int64).reshape(-1, 2)
@@ -94,7 +94,7 @@ def ranges_of(columns: Sequence[Column], windows: WindowsPart) -> Iterator[tuple
 def _gather_rows(
     column: Column, chunk: Int64s, row: Int64s, target: Int64s, length: int, steps: npt.NDArray[Any]
 ) -> None:
-    """Write runs of ``length`` rows to ``steps[target : target + length]``, for chunks of any layout."""
+    """Write each run of ``length`` rows to ``steps[target : target + length]``, for chunks of any layout."""
     if not len(chunk):
         return
     first, width = column.addresses(chunk)
@@ -126,7 +126,7 @@ def _gather_rows(
 def _regular_when_there(column: Column, begin: Int64s, row: Int64s, length: int, width: int) -> npt.NDArray[Any]:
     if not column.backings:
         return _regular(column, begin, row, length, width)
-    from mouse_core.readahead import copied_when_there  # loaded where some part is remote
+    from mouse_core.readahead import copied_when_there  # imported only if a part is remote
 
     if column.kind.value_type == "bool":
         firsts = begin + row * width
@@ -148,7 +148,7 @@ def _regular(column: Column, begin: Int64s, row: Int64s, length: int, width: int
 def _gather_slices(
     column: Column, chunk: Int64s, row: Int64s, target: Int64s, length: int, steps: npt.NDArray[Any]
 ) -> None:
-    # Rows that are adjacent in source and target are one slice, and slices of one type are converted together.
+    # Rows that are adjacent in source and target form one slice, and slices of one type are converted together.
     joined = (np.diff(chunk) == 0) & (np.diff(row) == length) & (np.diff(target) == length)
     begins = [0, *(np.nonzero(~joined)[0] + 1).tolist(), len(chunk)]
     slices: dict[pa.DataType, list[pa.Array]] = {}
@@ -191,10 +191,10 @@ def _gather_slices(
 def _share_rows(
     column: Column, chunk: Int64s, row: Int64s, target: Int64s, length: int, steps: npt.NDArray[Any]
 ) -> bool:
-    """Decode rows that several windows share only once; return whether there are such rows.
+    """Decode rows that several windows share only once; return whether windows share rows.
 
-    Runs of 3 rows from rows 5 and 6 are rows 5, 6, 7, 6, 7, 8. Rows 5, 6, 7, 8 are read, and their places in the result
-    are 0, 1, 2, 1, 2, 3.
+    Example: runs of 3 rows from the rows 5 and 6 have the rows 5, 6, 7, 6, 7, 8. The rows 5, 6, 7, 8 are read, and the
+    result takes them at the positions 0, 1, 2, 1, 2, 3.
     """
     within = np.arange(length)
     places = np.stack([np.repeat(chunk, length), (row[:, None] + within).reshape(-1)])
@@ -212,7 +212,7 @@ def _share_rows(
 
 
 def _different(numbers: Int64s) -> list[int]:
-    """Return the distinct numbers, most often a single one."""
+    """Return the distinct numbers; often all numbers are equal."""
     if len(numbers) and (numbers == numbers[0]).all():
         return [int(numbers[0])]
     different: list[int] = np.unique(numbers).tolist()

@@ -12,19 +12,20 @@ from mouse_core._base.memo import memo
 
 Int64s = npt.NDArray[np.int64]
 
-# Approximate size of a window in bytes: start, stretch, chunk, row, and its pieces.
+# Approximate size of a window in bytes: start, stretch, chunk, row and pieces.
 _WINDOW_BYTES = 64
 # Number of stretches that are examined together.
 _AT_ONCE = 1 << 16
 
 
 class Pieces(NamedTuple):
-    """Windows cut at the ends of stretches, so that each piece is contiguous in one chunk; a row for each batch.
+    """Windows cut into pieces at the ends of stretches; each piece is contiguous in one chunk. The arrays have a row
+    for each batch.
 
-    Pieces are in the order of the windows' steps; batches with fewer pieces are filled up with pieces of no steps.
+    Pieces are in the order of the windows' steps; batches with fewer pieces are padded with pieces of 0 steps.
 
     Args:
-        chunk, row: Chunk and row at which each piece begins, int64 ``[batches, most]``.
+        chunk, row: The chunk, and the row in the chunk, at which each piece begins, int64 ``[batches, most]``.
         size: Number of steps of each piece, int64 ``[batches, most]``.
     """
 
@@ -37,8 +38,8 @@ class Steps(NamedTuple):
     """Single steps of windows.
 
     Args:
-        chunk, row: Chunk and row of each step, int64 ``[n]``.
-        target: Position of each step among all windows: ``window * length + step``, int64 ``[n]``.
+        chunk, row: The chunk, and the row in the chunk, of each step, int64 ``[n]``.
+        target: The position of each step in all windows, ``window * length + step``, int64 ``[n]``.
     """
 
     chunk: Int64s
@@ -47,13 +48,13 @@ class Steps(NamedTuple):
 
 
 class Stretches:
-    """The begins of stretches of rows, each contiguous in one chunk; most stretches are whole chunks.
+    """Stretches of rows, each contiguous in one chunk; most stretches are complete chunks.
 
     Args:
-        starts: The first row of every stretch, and the end, int64 ``[stretches + 1]``.
+        starts: The first row of every stretch, and the number of rows, int64 ``[stretches + 1]``.
         chunk, row: The chunk of each stretch, and its first row in that chunk, int64 ``[stretches]``; by default the
             stretches are the chunks.
-        longest: Number of rows of the longest chunk; by default of the longest stretch.
+        longest: Number of rows of the longest chunk; by default, of the longest stretch.
     """
 
     def __init__(
@@ -63,9 +64,9 @@ class Stretches:
         self.chunk, self.row = chunk, row
         # The chunks of a file have equal sizes, so a division finds the stretch: many times as fast as a search.
         found, shortest, most = [np.zeros(1, np.int64)] if len(self) else [], 1, 0
-        # In parts that fit into the cache: there may be tens of millions of stretches.
+        # Processed in parts that fit into the cache, because there may be tens of millions of stretches.
         for begin in range(0, len(self), _AT_ONCE):
-            sizes = np.diff(starts[begin : begin + _AT_ONCE + 2])  # and the next one, whose size may change
+            sizes = np.diff(starts[begin : begin + _AT_ONCE + 2])  # and the next stretch, whose size may change
             found.append(np.flatnonzero(np.diff(sizes)) + begin + 1)
             own = sizes[:_AT_ONCE]
             shortest, most = min(shortest, int(own.min())), max(most, int(own.max()))
@@ -81,7 +82,7 @@ class Stretches:
     def find(self, rows: Int64s) -> Int64s:
         """Return the stretch of each row."""
         if self._runs is None:
-            # side="right" steps over empty stretches.
+            # side="right" skips empty stretches.
             return np.searchsorted(self.starts, rows, side="right") - 1
         begin, stretch, size = self._runs
         found: Int64s
@@ -94,14 +95,16 @@ class Stretches:
         return found
 
     def located(self, stretch: Int64s, row: Int64s) -> tuple[Int64s, Int64s]:
-        """Return chunk and row in the chunk, for rows of stretches."""
+        """Return the chunk and the row in the chunk of each row, given its stretch."""
         if self.chunk is None or self.row is None:
             return stretch, row
         return self.chunk[stretch], self.row[stretch] + row
 
 
 def distinct(numbers: Int64s, count: int) -> Int64s:
-    """Return the distinct numbers of ``numbers``, all in ``0..count - 1``, ascending, like ``np.unique``."""
+    """Return the distinct values of ``numbers``, which are all in ``0..count - 1``, in ascending order, like
+    ``np.unique``.
+    """
     if 8 * len(numbers) < count:
         return np.unique(numbers)
     there = np.zeros(count, np.bool_)
@@ -116,7 +119,7 @@ class Windows:
         stretches: The stretches of rows.
         rows: The snapshot's rows at which the windows begin, int64 ``[n]``.
         length: Number of steps of a window.
-        bounds: The first window of each batch, and the end; by default all windows are one batch.
+        bounds: The first window of each batch, and the number of windows; by default all windows are one batch.
         physical: The corresponding rows of the tables, if they differ: int64 ``[n, length]``.
         lengths: Number of present steps of each window, if windows may be shorter: int64 ``[n]``.
     """
@@ -147,11 +150,11 @@ class Windows:
 
     @property
     def planned(self) -> Windows:
-        """The windows that were planned, where these are their steps."""
+        """The planned windows; for packed windows, the windows before packing."""
         return self
 
     def part(self, number: int) -> WindowsPart:
-        """Return the windows of one of the batches."""
+        """Return the windows of one batch."""
         return WindowsPart(self, number)
 
     @memo
@@ -161,17 +164,17 @@ class Windows:
 
     @memo
     def stretch(self) -> Int64s:
-        """The stretch that each window begins in, int64 ``[n]``."""
+        """The stretch in which each window begins, int64 ``[n]``."""
         return self.stretches.find(self.starts)
 
     @memo
     def chunk(self) -> Int64s:
-        """The chunk that each window begins in, int64 ``[n]``."""
+        """The chunk in which each window begins, int64 ``[n]``."""
         return self.stretch if self.stretches.chunk is None else self.stretches.chunk[self.stretch]
 
     @memo
     def row(self) -> Int64s:
-        """The row of that chunk, int64 ``[n]``."""
+        """The row of that chunk at which each window begins, int64 ``[n]``."""
         row: Int64s = self.starts - self.stretches.starts[self.stretch]
         return row if self.stretches.row is None else row + self.stretches.row[self.stretch]
 
@@ -218,7 +221,7 @@ class Windows:
 
 
 class WindowsPart:
-    """The windows of one batch, as a part of ``every``, which was located as a whole."""
+    """The windows of one batch: a part of ``every``, whose windows were located together."""
 
     def __init__(self, every: Windows, number: int) -> None:
         self.every = every
@@ -229,30 +232,31 @@ class WindowsPart:
         return self.end - self.begin
 
     def row_of(self, step: int) -> int:
-        """Return the snapshot's row of a step, counted over the part's windows."""
+        """Return the snapshot's row of a step; steps are counted over the part's windows."""
         window, step = divmod(step, self.every.length)
         return int(self.every.rows[self.begin + window]) + step
 
     @memo
     def whole(self) -> Int64s:
-        """Return the windows that lie in one chunk, counted from the part's first window."""
+        """Return the windows that are contiguous in one chunk, counted from the part's first window."""
         return np.nonzero(self.every.is_whole[self.begin : self.end])[0]
 
     @memo
     def broken_steps(self) -> Steps:
-        """Return the steps of the other windows; targets are counted from the part's first window."""
+        """Return the steps of the windows that are not contiguous; targets are counted from the part's first window."""
         broken = np.nonzero(~self.every.is_whole[self.begin : self.end])[0] + self.begin
         steps = self.every.steps(broken)
         return steps._replace(target=steps.target - self.begin * self.every.length)
 
 
 def _cut(windows: Windows) -> Pieces:
-    """Return the pieces of windows of consecutive rows; the pieces' chunks are stretches.
+    """Return the pieces of windows of consecutive rows; ``chunk`` of the result has numbers of stretches.
 
-    Example: chunks of 10 rows and windows of 4 that begin at rows 2, 8 and 13, in two batches with bounds 0, 2, 3. The
-    windows' chunks have 8, 2 and 7 rows left, so the second window is cut into 2 and 2 steps. The counts of pieces are
-    1, 2, 1, so the batches have 3 and 1. With a row of 3 for each batch, the windows' first pieces are at positions 0,
-    1 and 3, the second window's other piece at 2, and positions 4 and 5 are empty.
+    Example: chunks have 10 rows, and windows of 4 rows begin at the rows 2, 8 and 13, in two batches with bounds 0, 2,
+    3. From there, 8, 2 and 7 rows of the chunk are left, so the second window is cut into pieces of 2 and 2 rows. The
+    windows have 1, 2 and 1 pieces, so the batches have 3 and 1 pieces. In an array with a row of 3 positions for each
+    batch, the first pieces of the windows have the positions 0, 1 and 3, the second piece of the second window has
+    position 2, and the positions 4 and 5 are empty.
     """
     stretches, starts, length, sizes = windows.stretches, windows.starts, windows.length, np.diff(windows.bounds)
     stretch = windows.stretch
@@ -262,21 +266,21 @@ def _cut(windows: Windows) -> Pieces:
     if not len(broken) and (sizes == sizes[0]).all():
         shape = (len(sizes), -1)
         return Pieces(stretch.reshape(shape), row.reshape(shape), np.full((len(sizes), int(sizes[0])), length))
-    # The rest of a broken window lies at the begin of the next stretch, or in several stretches if that one is too
+    # The rest of a cut window lies at the begin of the next stretch, or in several stretches if the next stretch is too
     # short.
     rest = length - room[broken]
     after = stretches.find(starts[broken] + room[broken])
     too_short = stretches.starts[after + 1] - stretches.starts[after] < rest
     twice, often = broken[~too_short], broken[too_short]
-    *pieces_of_often, which = [often] * 4  # mostly none
+    *pieces_of_often, which = [often] * 4  # usually empty
     if len(often):
         *pieces_of_often, which = cut_at_stretches(stretches, starts[often] + room[often], rest[too_short])
-    more = np.bincount(which, minlength=len(often))  # pieces behind the first one, for each of these windows
+    more = np.bincount(which, minlength=len(often))  # number of further pieces of each cut window
     counts = np.ones(len(starts), np.int64)
     counts[twice] = 2
     counts[often] += more
     position, most = _positions(counts, windows.bounds)
-    # For windows in several pieces, the other pieces follow the first one at distances 1, 2, ..
+    # The further pieces of a window follow its first piece at distances 1, 2, ..
     others = position[often][which] + 1 + np.arange(len(which)) - (np.cumsum(more) - more)[which]
     second = position[twice] + 1
     np.minimum(room, length, out=room)
@@ -292,10 +296,11 @@ def _cut(windows: Windows) -> Pieces:
 
 
 def _positions(counts: Int64s, bounds: Sequence[int]) -> tuple[Int64s, int]:
-    """Return the position of each window's first piece, int64 ``[n]``, and the largest number of pieces in a batch.
+    """Return the position of each window's first piece, int64 ``[n]``, and the largest number of pieces of a batch.
 
-    Each batch has a row of that many pieces. Counts 1, 2, 1 with bounds 0, 2, 3 end at 0, 1, 3, 4; the batches begin
-    there at 0 and 3, so the largest batch has 3, and the positions are 0, 1 and 3 + (3 * 1 - 3) = 3.
+    Each batch has a row of that number of positions. Example: the counts 1, 2, 1 have the running sums 0, 1, 3, 4. With
+    bounds 0, 2, 3, the batches begin at 0 and 3, so the largest batch has 3 pieces, and the positions are 0, 1 and 3 +
+    (3 * 1 - 3) = 3.
     """
     ends = np.concatenate([[0], np.cumsum(counts)])
     begins = ends[np.asarray(bounds)]
@@ -307,9 +312,11 @@ def _positions(counts: Int64s, bounds: Sequence[int]) -> tuple[Int64s, int]:
 def cut_at_stretches(stretches: Stretches, starts: Int64s, length: Int64s) -> tuple[Int64s, Int64s, Int64s, Int64s]:
     """Cut ``length`` consecutive rows from each of ``starts`` at the ends of stretches.
 
-    Return for each piece stretch, row, size, and the number of its start; all int64 ``[n]``.
+    Return, for each piece, the stretch, the row in the stretch, the size, and the number of the start; all int64
+    ``[n]``.
 
-    With stretches of 10 rows, 25 rows from row 8 become the pieces (0, 8, 2), (1, 0, 10), (2, 0, 10) and (3, 0, 3).
+    Example: with stretches of 10 rows, 25 rows from row 8 on become the pieces (0, 8, 2), (1, 0, 10), (2, 0, 10) and
+    (3, 0, 3).
     """
     first = stretches.find(starts)
     counts = stretches.find(starts + (length - 1)) - first + 1
@@ -323,9 +330,9 @@ def cut_at_stretches(stretches: Stretches, starts: Int64s, length: Int64s) -> tu
 
 
 def join_steps(steps: Steps, length: int) -> tuple[Int64s, Int64s, Int64s, Int64s]:
-    """Join single steps to pieces if they are adjacent in one window."""
+    """Join single steps that are adjacent in one window to pieces."""
     joined = (np.diff(steps.chunk) == 0) & (np.diff(steps.row) == 1)
-    # A window of the next batch may begin where this one ends.
+    # A window of the next batch may begin where this window ends.
     joined &= steps.target[1:] % length != 0
     begins = np.concatenate([[0], np.nonzero(~joined)[0] + 1])
     sizes = np.diff(np.concatenate([begins, [len(steps.chunk)]]))
@@ -333,10 +340,10 @@ def join_steps(steps: Steps, length: int) -> tuple[Int64s, Int64s, Int64s, Int64
 
 
 def in_rows(chunk: Int64s, row: Int64s, size: Int64s, window: Int64s, bounds: Sequence[int]) -> Pieces:
-    """Arrange pieces in a row for each batch, filled up with pieces of no steps.
+    """Arrange pieces in an array with a row for each batch, padded with pieces of 0 steps.
 
-    Pieces of windows 0, 1, 1, 2 with bounds 0, 2, 3: the batches begin with pieces 0 and 3 and have 3 and 1. So the
-    rows are pieces 0, 1, 2 and 3, 4, 5; 4 and 5 are beyond the batch's end.
+    Example: pieces belong to the windows 0, 1, 1, 2, and the bounds are 0, 2, 3. The batches begin with the pieces 0
+    and 3, and have 3 pieces and 1 piece. So the rows are the pieces 0, 1, 2 and 3, 4, 5, where 4 and 5 are padding.
     """
     first = np.searchsorted(window, np.asarray(bounds))
     counts = np.diff(first)

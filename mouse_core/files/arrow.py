@@ -1,7 +1,7 @@
-"""Arrow files on disk: opened without trust, and checked for bytes behind their end mark.
+"""Opening untrusted Arrow files on disk, with a check for bytes after their end mark.
 
-A stream of record batches ends at a length of zero. So a few zeroed bytes in its middle end it without an error, and
-the reader of Arrow misses the rows behind them. Bytes behind the end mark show such damage.
+A stream of record batches ends at a length of zero. So a few zeroed bytes in the middle of a file end the stream
+without an error, and Arrow's reader misses the later rows. Bytes after the end mark reveal such damage.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from mouse_core.files.manifest import check_schemas
 from mouse_core.files.reading import reading
 
 _FILE_MAGIC = b"ARROW1"
-# Bytes of the head of the file format, and of the footer's length and the magic at its end.
+# Sizes in bytes of the file format's head, and of the trailer: the footer's length and the magic.
 _FILE_HEAD, _FILE_TAIL = 8, 10
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
-# Bytes after which pages of a mapped file are released; reading the head of a batch loads about 128 KB.
+# Number of bytes after which pages of a mapped file are released; reading the head of a batch loads about 128 KB.
 _RELEASED = 64 << 20
 TOUCHED = 128 << 10
-# Buffers are padded to a multiple of this; the head of a record batch takes more.
+# Buffers are padded to a multiple of this number; the head of a record batch is larger.
 _PADDING = 64
-# Operations of datasets on a mapped table that keep all rows and columns in place.
+# Operations of ``datasets`` on a mapped table that keep the positions of all rows and columns.
 _HARMLESS = ("replace_schema_metadata", "rename_columns")
 
 
 @contextmanager
 def mapped(file: Path, *, whole: bool = False) -> Iterator[tuple[Any, Callable[[int], None]]]:
-    """Yield a file mapped into memory, and a function that takes the number of bytes that were read.
+    """Yield a memory-mapped file, and a function ``release`` to call with the number of bytes that were read.
 
-    Pages that were read count as memory of the process until the function releases them, now and then.
+    Read pages count as memory of the process until ``release`` releases them, which happens from time to time.
 
     Args:
         file: The file.
-        whole: Whether all of it is read, and not only heads of record batches; then the system reads ahead.
+        whole: Whether all bytes are read, so that the system should read ahead, or only heads of record batches.
     """
     with file.open("rb") as stream:
         memory = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
@@ -56,7 +56,7 @@ def mapped(file: Path, *, whole: bool = False) -> Iterator[tuple[Any, Callable[[
             memory.madvise(mmap.MADV_DONTNEED)
             seen = 0
 
-    # The mapping ends when the last batch that lies in it is gone.
+    # The mapping ends when the last batch that refers to it is deleted.
     try:
         yield pa.BufferReader(pa.py_buffer(memory)), release
     finally:
@@ -65,19 +65,19 @@ def mapped(file: Path, *, whole: bool = False) -> Iterator[tuple[Any, Callable[[
 
 
 def is_stream(file: Path) -> bool:
-    """Whether the file has the stream format, which ``datasets`` writes, and not the file format."""
+    """Whether an Arrow file has the stream format, which ``datasets`` writes, instead of the file format."""
     with reading(file), file.open("rb") as source:
         return source.read(len(_FILE_MAGIC)) != _FILE_MAGIC
 
 
 def schema_of(file: Path) -> pa.Schema:
-    """Return the schema of a file, of the stream or the file format."""
+    """Return the schema of a file in the stream or the file format."""
     with reading(file), mapped(file) as (source, _):
         return _reader(source)[0].schema
 
 
 def table_of(file: Path) -> pa.Table:
-    """Return the rows of a stream in mapped memory; only heads of record batches are read."""
+    """Return the rows of a stream as a table over mapped memory; only heads of record batches are read."""
     with reading(file), mapped(file) as (source, _):
         return pa.ipc.open_stream(source).read_all()
 
@@ -85,14 +85,14 @@ def table_of(file: Path) -> pa.Table:
 def batches(
     file: Path, *, whole: bool = True
 ) -> Iterator[tuple[Callable[[], pa.RecordBatch | None], Callable[[int], None]]]:
-    """Yield functions that read one record batch each (the last returns None), and the function of ``mapped``.
+    """Yield functions that each read one record batch (the last function returns None), and ``release`` of ``mapped``.
 
     Args:
         file: The file.
-        whole: Whether the values are read.
+        whole: Whether the values are read, not only the heads.
 
     Raises:
-        DataError: The file is cut, or has bytes behind the end of the stream.
+        DataError: The file is truncated, or has bytes after the end of the stream.
     """
     with reading(file), mapped(file, whole=whole) as (source, release):
         reader, end = _reader(source)
@@ -104,7 +104,7 @@ def count_rows(file: Path) -> int:
     """Return the number of rows of an Arrow file, from the heads of its record batches.
 
     Raises:
-        DataError: The file is damaged, was cut, or goes on after its end mark.
+        DataError: The file is damaged or truncated, or continues after its end mark.
     """
     rows = 0
     for read, release in batches(file, whole=False):
@@ -117,16 +117,16 @@ def count_rows(file: Path) -> int:
 
 
 def check_mapped(data: Any) -> None:
-    """Check that a table of ``datasets`` has all rows of the files that it is mapped from.
+    """Check that a table of ``datasets`` has all rows of its mapped files.
 
-    The schema of each file is compared with the manifest beside it. The check takes a constant time for each file; if
-    columns or rows of it were left out, it reads the heads of its record batches.
+    The schema of each file is compared with the manifest in the same folder. The check takes constant time for each
+    file; if the table leaves out rows or columns of a file, it reads the heads of all record batches.
 
     Args:
         data: A ``datasets.table.Table``.
 
     Raises:
-        DataError: A file is cut, has another schema than was written, or has more rows than the table.
+        DataError: A file is truncated, has another schema than the written schema, or has more rows than the table.
     """
     blocks = [block for row in getattr(data, "blocks", [[data]]) for block in row]
     found = {path: block for block in reversed(blocks) if (path := getattr(block, "path", None)) is not None}
@@ -134,13 +134,15 @@ def check_mapped(data: Any) -> None:
     check_schemas(files)
     for file, block in files.items():
         plain = all(replay[0] in _HARMLESS for replay in block.replays or ())
-        # If both ends do not decide it, all heads of record batches are read.
+        # If the positions of the buffers do not decide, all heads of record batches are read.
         if not (plain and _ends_together(file, block.table)):
             count_rows(file)
 
 
 def _ends_together(file: Path, table: pa.Table) -> bool:
-    """Whether a table that is mapped from a stream has its last record batch, by the positions of its buffers."""
+    """Whether a table that is mapped from a stream contains the stream's last record batch, according to the positions
+    of the table's buffers.
+    """
     if not table.num_columns or not all(column.num_chunks for column in table.columns):
         return False
     with reading(file), mapped(file) as (source, _):
@@ -158,12 +160,12 @@ def _ends_together(file: Path, table: pa.Table) -> bool:
         if theirs is None or ours is None or last is None:
             return False
         end, stop = last[1] - theirs[0] + ours[0] - origin.address, size - len(_END_OF_STREAM)
-        # Between the last value and the end mark there is nothing but padding, which is zeros.
+        # Only padding, which is zeros, lies between the last value and the end mark.
         return 0 <= stop - end < _PADDING and not any(source.read_at(stop - end, end))
 
 
 def _extent(arrays: list[pa.Array]) -> tuple[int, int] | None:
-    """Return the lowest address of the buffers of some arrays, and the end of the highest buffer."""
+    """Return the lowest address of the arrays' buffers, and the end of the highest buffer."""
     found = [buffer for array in arrays for buffer in array.buffers() if buffer is not None and buffer.size]
     if not found:
         return None
@@ -176,13 +178,14 @@ def _named(read: Callable[[], pa.RecordBatch | None], file: Path, number: int) -
 
 
 def _reader(source: Any) -> tuple[Any, int]:
-    """Return a reader of the stream or file format, and the offset where its end mark must end."""
+    """Return a reader of the stream or file format, and the offset at which its end mark must end."""
     size: int = source.size()
     is_file = source.read(len(_FILE_MAGIC)) == _FILE_MAGIC
     if is_file:
         source.seek(0)
         return pa.ipc.open_file(source), size
-    # Every complete stream has this mark; without this check, a file that was cut between batches would seem complete.
+    # Every complete stream has this mark; without the check, a file that was truncated between batches would seem
+    # complete.
     source.seek(max(size - len(_END_OF_STREAM), 0))
     if source.read() != _END_OF_STREAM:
         raise DataError("expected an Arrow stream that ends with its end mark; it was cut or never finished")
@@ -191,7 +194,7 @@ def _reader(source: Any) -> tuple[Any, int]:
 
 
 def _each(reader: Any, source: Any, end: int) -> Iterator[Callable[[], pa.RecordBatch | None]]:
-    """Yield functions that read one record batch each; the last returns None."""
+    """Yield functions that each read one record batch; the last function returns None."""
     if isinstance(reader, pa.RecordBatchFileReader):
         known = reader.num_record_batches
         for number in range(known):
@@ -229,7 +232,7 @@ def _nothing_more(source: Any, known: int) -> None:
     except StopIteration:
         place = source.tell()
     except (pa.ArrowException, OSError):
-        pass  # old writers end the stream with the footer, which is no record batch
+        pass  # files of old writers end with the footer, which is not a record batch
     if found > known or place != footer:
         raise DataError(
             f"expected {known} record batches, as the footer lists, and the footer behind them, found more; rows are "

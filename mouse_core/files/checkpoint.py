@@ -1,9 +1,9 @@
-"""Checkpoint files: a tree of plain values and arrays, with checksums, replaced as a whole.
+"""Checkpoint files: a tree of plain values and arrays, with checksums; a file is always replaced completely.
 
 A file has three parts:
 
 - a head: 8 magic bytes, then the length of the description (8 bytes) and its checksum (8 bytes), both little-endian;
-- the bytes of each array, at a multiple of 64;
+- the bytes of each array, aligned to 64 bytes;
 - the description, JSON: the tree, and for each array its dtype, shape, position, length and checksum.
 """
 
@@ -37,13 +37,14 @@ _NAME = "replay.mouse"
 def write_checkpoint(
     path: str | PathLike[str], state: Mapping[str, Any], *, sync: bool = True, only_writer: bool = False
 ) -> None:
-    """Write a state to ``path``; after an error, the file there is unchanged.
+    """Write a state to ``path``; after an error, an existing file is unchanged.
 
     Args:
-        path: A file, or an existing directory, where the file is ``replay.mouse``.
+        path: A file, or an existing directory, in which the file ``replay.mouse`` is written.
         state: Nested dicts of plain values and arrays.
-        sync: Whether the file survives a crash of the machine, and not only of the process.
-        only_writer: Whether no other process writes to the folder. If False, leftovers of dead writers are removed.
+        sync: Whether the file must survive a crash of the machine, not only of the process.
+        only_writer: Whether no other process writes to the folder. If False, unfinished files of dead writers are
+            removed.
 
     Raises:
         StorageError: The file cannot be written.
@@ -59,8 +60,8 @@ def write_checkpoint(
 def _write(file: BinaryIO, state: Mapping[str, Any]) -> None:
     arrays: list[npt.NDArray[Any]] = []
     tree = _described(state, arrays)
-    # The description is written last, as the positions of arrays do not depend on it. So a checkpoint is written in one
-    # pass that reads each array once.
+    # The description is written last, because the positions of arrays do not depend on it. So a checkpoint is written
+    # in one pass that reads each array once.
     entries = []
     file.write(_HEAD.pack(b"\0" * 8, 0, 0))
     position = _HEAD.size
@@ -88,7 +89,7 @@ def _pieces(array: npt.NDArray[Any]) -> Iterator[memoryview]:
 
 
 def _described(value: Any, arrays: list[npt.NDArray[Any]]) -> Any:
-    """Return the JSON of a tree, and append its arrays to ``arrays``."""
+    """Return the JSON description of a tree, and append the tree's arrays to ``arrays``."""
     if isinstance(value, Mapping):
         return {"dict": {str(name): _described(child, arrays) for name, child in value.items()}}
     if isinstance(value, np.ndarray):
@@ -98,7 +99,7 @@ def _described(value: Any, arrays: list[npt.NDArray[Any]]) -> Any:
 
 
 def read_checkpoint(path: str | PathLike[str]) -> dict[str, Any]:
-    """Return the state in a file of ``write_checkpoint``.
+    """Return the state in a file that ``write_checkpoint`` wrote.
 
     Raises:
         StateError: The file is damaged, truncated, or not a checkpoint.
@@ -164,7 +165,7 @@ def _array(
 
 
 def _check(source: Path, unit: str, expected: int, found: int) -> None:
-    """Raise StateError unless a unit has the checksum that was written."""
+    """Raise StateError unless a part of the file has the written checksum."""
     try:
         check(f"checkpoint {source}", unit, expected, found)
     except DataError as error:
@@ -178,6 +179,6 @@ def _restored(value: Mapping[str, Any], arrays: list[npt.NDArray[Any]]) -> Any:
 
 
 def _file(path: str | PathLike[str]) -> Path:
-    """Return the file of a path, which may be a directory."""
+    """Return the path of the file; ``path`` may be its directory."""
     file = Path(path)
     return file / _NAME if file.is_dir() else file

@@ -1,17 +1,17 @@
-"""Checksums of stored bytes: one algorithm, XXH3, for every unit that is written and compared.
+"""Checksums of stored bytes, with one algorithm, XXH3, for all kinds of content.
 
-A checksum finds accidents: a flipped bit, a torn page, a missing end. A checksum does not find intent.
+A checksum detects accidental damage: a flipped bit, a torn page, a missing end. It does not detect manipulation.
 
-| unit | function | where the checksum lies |
+| content | function | where the checksum is stored |
 | --- | --- | --- |
 | block of rows, record batch, array of a checkpoint | `checksum`, 64 bits | table or head in the file |
-| page of 4096 bytes of a remote file | `page_checksums`, 32 bits | file beside the remote one, or in the cache |
+| page of 4096 bytes of a remote file | `page_checksums`, 32 bits | second remote file, or cache |
 | whole file | `digest`, `file_digest`, 128 bits | manifest of its folder, or name of the file |
 | JSON text | `json_with_digest`, 128 bits | first member of the text |
-| short content, as in a cache | `with_digest`, 128 bits | behind the content |
+| short content, as in a cache | `with_digest`, 128 bits | after the content |
 
-Another algorithm takes another four names from another library, here and nowhere else: two functions of bytes with a
-``seed``, and two classes with ``update``, ``copy``, ``digest_size``, ``hexdigest`` and (of 64 bits) ``intdigest``.
+To change the algorithm, only this module must change. It needs two functions of bytes with a ``seed``, and two classes
+with ``update``, ``copy``, ``digest_size``, ``hexdigest`` and (for 64 bits) ``intdigest``.
 """
 
 from __future__ import annotations
@@ -38,23 +38,25 @@ ALGORITHM = "XXH3"
 """Name of the algorithm, for messages."""
 
 DIGEST_BYTES = RunningDigest().digest_size
-"""Bytes of a digest."""
+"""Size of a digest in bytes."""
 
 DIGEST_DIGITS = 2 * DIGEST_BYTES
-"""Hexadecimal digits of a digest, as text."""
+"""Number of hexadecimal digits of a digest as text."""
 
 PageChecksums = npt.NDArray[np.uint32]
 """Checksums of the pages of a file, uint32 ``[pages]``."""
 
 PAGE = 4096
-"""Bytes of a page that has a checksum of its own."""
+"""Size in bytes of a page, for page checksums."""
 
 _PIECE = 8 << 20
 _HEAD, _HEAD_END = b'{"digest": "', b'",'
 
 
 def check(path: str | os.PathLike[str], unit: str, expected: Any, found: Any) -> None:
-    """Raise DataError, naming file and unit, unless the checksum found equals the checksum that was written."""
+    """Raise DataError unless the found checksum equals the written checksum; the message names the file and the
+    part.
+    """
     if expected != found:
         shown = [one if isinstance(one, str) else f"{int(one):016x}" for one in (expected, found)]
         raise damaged(path, f"expected the checksum {shown[0]}, found {shown[1]}; {unit} is damaged")
@@ -67,9 +69,9 @@ def file_digest(
 
     Args:
         stream: The file.
-        end: Offset of the first byte that does not count; None: the whole file.
-        more: Bytes that count as if they followed.
-        advance: Called with the number of bytes of each piece read.
+        end: Offset of the end of the digested bytes; None: the end of the file.
+        more: Further bytes, which are digested after the file's bytes.
+        advance: Called with the number of bytes after each read.
     """
     running, rest = RunningDigest(), os.fstat(stream.fileno()).st_size if end is None else end
     stream.seek(0)
@@ -82,11 +84,12 @@ def file_digest(
 
 
 def page_checksums(contents: Sequence[Any], firsts: Sequence[int] = (0,)) -> PageChecksums:
-    """Return the checksum of each page of some runs of pages, uint32 ``[n]``: the lower half, seeded by page number.
+    """Return the checksum of each page in runs of pages, uint32 ``[n]``: the lower half of a 64-bit checksum, with the
+    page number as seed.
 
     Args:
-        contents: Bytes of each run; its last page may be shorter.
-        firsts: Number of the first page of each run, counted from the beginning of the file.
+        contents: The bytes of each run; the last page of a run may be shorter.
+        firsts: The number of the first page of each run, counted from the beginning of the file.
     """
     found: list[int] = []
     for content, first in zip(contents, firsts, strict=True):
@@ -100,38 +103,38 @@ def page_checksums(contents: Sequence[Any], firsts: Sequence[int] = (0,)) -> Pag
 
 
 def with_digest(content: bytes) -> bytes:
-    """Return the content with its digest behind it."""
+    """Return the content followed by its digest."""
     return content + RunningDigest(content).digest()
 
 
 def without_digest(content: bytes | memoryview) -> bytes | None:
-    """Return the content that ``with_digest`` was given; None if it is damaged."""
+    """Check the result of ``with_digest``, and return the content; None if it is damaged."""
     bare = bytes(content[:-DIGEST_BYTES])
     return bare if RunningDigest(bare).digest() == content[-DIGEST_BYTES:] else None
 
 
 def json_with_digest(value: Mapping[str, Any]) -> bytes:
-    """Return a JSON text whose first member is the digest of all text behind it: ``{"digest": "5f0c..", "rows": 3}``.
+    """Return a JSON text whose first member is the digest of the rest of the text: ``{"digest": "5f0c..", "rows": 3}``.
 
     Args:
-        value: Members of the object, at least one, none called "digest".
+        value: The members of the object, at least one; the name "digest" is reserved.
     """
     rest = json.dumps(value, allow_nan=False).encode()[1:] + b"\n"
     return _HEAD + digest(rest).encode() + _HEAD_END + rest
 
 
 def has_json_digest(text: bytes) -> bool:
-    """Whether a text begins like one of ``json_with_digest``."""
+    """Whether a text begins like a result of ``json_with_digest``."""
     return text.startswith(_HEAD)
 
 
 def check_json(path: str | os.PathLike[str], text: bytes, remedy: str = "") -> None:
-    """Raise DataError unless ``json_with_digest`` wrote exactly this text.
+    """Raise DataError unless the digest in a text of ``json_with_digest`` is right.
 
     Args:
         path: The file, for the message.
-        text: Content of the file.
-        remedy: What to do about damage; empty: nothing is known.
+        text: The content of the file.
+        remedy: The remedy for damage, for the message; may be empty.
     """
     begin, end = len(_HEAD), len(_HEAD) + DIGEST_DIGITS
     rest, found = text[end + len(_HEAD_END) :], text[begin:end].decode(errors="replace")
@@ -141,7 +144,7 @@ def check_json(path: str | os.PathLike[str], text: bytes, remedy: str = "") -> N
 
 
 def cached_json(path: Path) -> dict[str, Any]:
-    """Return the object that ``json_with_digest`` was given; empty if the file is missing or damaged."""
+    """Return the object in a file of ``json_with_digest``; an empty object if the file is missing or damaged."""
     try:
         text = read_bytes(path)
         check_json(path, text)

@@ -1,4 +1,4 @@
-"""Positions of an Arrow file's record batches, and of each column's values, from metadata alone.
+"""Positions of an Arrow file's record batches and of each column's values, read from metadata only.
 
 An Arrow file is a sequence of messages with a footer at its end, which lists their positions; a stream has an end mark
 instead of a footer::
@@ -6,21 +6,21 @@ instead of a footer::
     ARROW1.. | schema | head 0 | body 0 | head 1 | body 1 | ... | end mark | footer | length of the footer | ARROW1
                schema | head 0 | body 0 | head 1 | body 1 | ... | end mark
 
-The head of a record batch holds its number of rows, and the positions in the body of each column's memory: nulls, ends
-of lists, values. So a hundred thousand record batches are located through 24 bytes of footer and some hundred bytes of
-head each, in local and remote files. Values are read on demand. Footer and heads are FlatBuffers
+The head of a record batch has its number of rows, and the positions in the body of each column's memory: nulls, ends of
+lists, values. So locating a record batch needs only 24 bytes of the footer and a few hundred bytes of its head, in
+local and remote files. Values are read on demand. Footer and heads are FlatBuffers
 (https://arrow.apache.org/docs/format/Columnar.html, format/File.fbs and Message.fbs).
 
-Metadata are untrusted: a position outside of the file or the body raises ``DataError``.
+Metadata are untrusted: a position outside the file or the body raises ``DataError``.
 
 ``SummedFile`` is a file of many small record batches with a checksum each; opening it creates no record batch. The
 checksums lie between the end mark and the footer, which Arrow's readers skip, 8 bytes each::
 
     ARROW1.. | schema | head 0 | body 0 | ... | end mark | checksums | footer | its length | ARROW1
 
-The first checksum covers the bytes before record batch 0, each other checksum a record batch. The digest of the bytes
-behind the last record batch covers checksums and footer. With this digest, a reader can check any byte, and checking
-one record batch reads no other.
+The first checksum covers the bytes before record batch 0, each further checksum one record batch. The digest of the
+bytes after the last record batch covers checksums and footer. With this digest, a reader can check any record batch
+without reading other record batches.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from mouse_core.files.reading import damaged
 
 
 class Flat:
-    """A table of a FlatBuffer; it begins with the distance to a list of its fields' positions.
+    """A table in a FlatBuffer, which begins with the distance to the list of its fields' positions.
 
     Args:
         memory: The buffer.
@@ -80,7 +80,7 @@ class Flat:
         return Flat(self.memory, place + self._number("<I", place)) if place else None
 
     def rows(self, number: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        """Return a field that is a list of numbers or records, as a view of the buffer's memory."""
+        """Return a field that is a list of numbers or records as a view of the buffer's memory."""
         place = self._place(number)
         if not place:
             return np.zeros(0, dtype)
@@ -104,12 +104,12 @@ _V5 = 4
 
 
 class Memory(NamedTuple):
-    """A piece of memory of a column.
+    """The position of one of a column's buffers in the file.
 
     Args:
-        kind: "nulls" (a bit for each value; no bytes if none is null), "ends" (of lists, texts and bytes), or "values".
-        begin: Its first byte in the file.
-        size: Its size in bytes.
+        kind: "nulls" (a bit for each value; no bytes without nulls), "ends" (of lists, texts and bytes), or "values".
+        begin: The first byte in the file.
+        size: The size in bytes.
     """
 
     kind: str
@@ -119,13 +119,12 @@ class Memory(NamedTuple):
 
 @dataclass(frozen=True)
 class ColumnPlace:
-    """Place of one column of a record batch in its file.
+    """The position of one column of a record batch in its file.
 
     Args:
         type: The Arrow type of the column.
-        levels: For the column and each level below it, outer levels first: the number of values and the number of
-            nulls.
-        memory: The pieces of memory of the column, in Arrow's order.
+        levels: The numbers of values and nulls of the column and of each nested level, outer levels first.
+        memory: The column's buffers, in Arrow's order.
     """
 
     type: pa.DataType
@@ -133,7 +132,7 @@ class ColumnPlace:
     memory: tuple[Memory, ...]
 
     def array(self, read: Read) -> pa.Array:
-        """Read all memory of the column, and return the column as an array.
+        """Read all buffers of the column, and return the column as an array.
 
         Args:
             read: Returns the bytes ``begin .. end`` of the file as a ``pyarrow.Buffer``; the array is a view of it.
@@ -149,13 +148,13 @@ class ColumnPlace:
 
 
 class Head(NamedTuple):
-    """Description of the body of a record batch, from its head.
+    """The description of a record batch's body, parsed from its head.
 
     Args:
         rows: Number of rows of the record batch.
         levels: For each column and its nested levels, the number of values and of nulls, int64 ``[n, 2]``.
-        memory: For each piece of memory, its first byte in the body and its size in bytes, int64 ``[m, 2]``.
-        compressed: Whether the memory is compressed, so that values cannot be read from it directly.
+        memory: For each buffer, the first byte in the body and the size in bytes, int64 ``[m, 2]``.
+        compressed: Whether buffers are compressed, so that values cannot be read directly.
     """
 
     rows: int
@@ -165,7 +164,7 @@ class Head(NamedTuple):
 
     @classmethod
     def of(cls, table: Flat, size: int, version: int = _V5) -> Head:
-        """Parse the head from a table of metadata whose body has ``size`` bytes."""
+        """Parse a head from a table of metadata; the body has ``size`` bytes."""
         pair = np.dtype(("<i8", (2,)))
         rows, levels, memory = table.number(0, "<q"), table.rows(1, pair), table.rows(2, pair)
         if version < _V5 - 1 or rows < 0 or (levels < 0).any() or (memory < 0).any():
@@ -175,18 +174,18 @@ class Head(NamedTuple):
         return cls(rows, levels, memory, table.table(3) is not None)
 
     def columns(self, schema: pa.Schema, body: int) -> dict[str, ColumnPlace]:
-        """Return the places of columns, by name.
+        """Return the positions of columns, by name.
 
-        Missing columns must be read with Arrow's own reader, in whole record batches: compressed columns, dictionaries,
-        and columns behind types that are rarely stored.
+        Columns that are missing in the result must be read with Arrow's reader, in complete record batches: compressed
+        columns, dictionaries, and columns after rarely used types.
 
         Args:
             schema: The schema of the file.
             body: The first byte of the body in the file.
 
         Raises:
-            DataError: The head does not fit these columns.
-        Return the number of levels and the pieces of memory of a column of a type; None if the type is not supported.
+            DataError: The head does not match the schema.
+        Return the number of levels and the buffers of a column of a type; None if the type is not supported.
         """
         found: dict[str, ColumnPlace] = {}
         level = piece = 0
@@ -209,7 +208,7 @@ class Head(NamedTuple):
 
 
 def _form(data_type: pa.DataType) -> tuple[int, tuple[str, ...]] | None:
-    """Return the levels and pieces of a column with memory `own` and nested columns `within`."""
+    """Return the levels and buffers of a column with its own buffers `own` and nested columns `within`."""
     is_of = pa.types
     if is_of.is_null(data_type):
         return 1, ()
@@ -241,7 +240,7 @@ def _with(own: tuple[str, ...], within: list[pa.DataType]) -> tuple[int, tuple[s
 
 
 def _array(data_type: pa.DataType, levels: Iterator[tuple[int, int]], buffers: Iterator[pa.Buffer | None]) -> pa.Array:
-    """An array over some memory, which is taken in Arrow's order; Arrow validates it."""
+    """Return an array as a view of buffers, which are consumed in Arrow's order; Arrow validates the array."""
     if isinstance(data_type, pa.BaseExtensionType):
         return pa.ExtensionArray.from_storage(data_type, _array(data_type.storage_type, levels, buffers))
     rows, nulls = next(levels)
@@ -264,29 +263,28 @@ def _array(data_type: pa.DataType, levels: Iterator[tuple[int, int]], buffers: I
 
 MAGIC = b"ARROW1"
 END_BYTES = 10
-"""Size of the trailer of a footer: the footer's length and the magic."""
+"""Size in bytes of the file's trailer: the footer's length and the magic."""
 
 PREFIX_BYTES = 8
-"""Size of the prefix of a message: a mark and the metadata's length."""
+"""Size in bytes of a message's prefix: a mark and the metadata's length."""
 
 _SCHEMA, _RECORD_BATCH = 1, 3
 _MARK = 0xFFFFFFFF
 _BLOCKS = np.dtype([("offset", "<i8"), ("head", "<i4"), ("unused", "<i4"), ("body", "<i8")])
-# A head has 16 bytes for each piece of memory and each level of a column; no table needs more than this size.
+# Largest size of a head, which has 16 bytes for each buffer and each level of a column.
 _MOST_METADATA = 64 << 20
 
 
 @dataclass(frozen=True)
 class Footer:
-    """Positions of the record batches of a file.
+    """The positions of a file's record batches, from the footer.
 
     Args:
-        begins: The first byte of each record batch in the file, int64 ``[n]``; like the other arrays a view of the
-            footer.
+        begins: The first byte of each record batch in the file, int64 ``[n]``; all arrays are views of the footer.
         heads: The size of each head in bytes, int32 ``[n]``.
         bodies: The size of each body, which follows its head, in bytes, int64 ``[n]``.
         begin: The first byte of the footer in the file.
-        has_dictionaries: Whether columns refer to dictionaries, which lie at other positions in the file.
+        has_dictionaries: Whether columns refer to dictionaries, which are stored at other positions in the file.
     """
 
     begins: npt.NDArray[np.int64]
@@ -299,7 +297,7 @@ class Footer:
         return len(self.begins)
 
     def span(self, number: int) -> tuple[int, int, int]:
-        """Return the first byte of a record batch, the first byte of its body, and the end of both."""
+        """Return the first byte of a record batch, the first byte of its body, and the end of its body."""
         begin = int(self.begins[number])
         body = begin + int(self.heads[number])
         return begin, body, body + int(self.bodies[number])
@@ -313,7 +311,7 @@ def read_footer(read: Read, size: int) -> Footer:
         size: The size of the file in bytes.
 
     Raises:
-        DataError: The file is no Arrow file, or was cut.
+        DataError: The file is not an Arrow file, or is truncated.
     """
     end = memoryview(read(size - END_BYTES, size)) if size > len(MAGIC) + END_BYTES else memoryview(b"")
     if bytes(end[4:]) != MAGIC:
@@ -328,7 +326,7 @@ def read_footer(read: Read, size: int) -> Footer:
     if len(blocks):
         least = min(int(begins.min()), int(heads.min()) - PREFIX_BYTES, int(bodies.min()))
         most = max(int(begins.max()), int(bodies.max()))
-        # Both numbers are compared by themselves, because their sum may overflow 8 bytes.
+        # Both numbers are compared separately, because their sum may overflow 8 bytes.
         if least < 0 or most > begin or int((begins + heads + bodies).max()) > begin:
             raise DataError(f"expected record batches before byte {begin}, found some that are not there")
     return Footer(begins, heads, bodies, begin, len(flat.rows(2, _BLOCKS)) > 0)
@@ -346,7 +344,7 @@ class Message(NamedTuple):
 
     Args:
         begin: The first byte of the message.
-        body: The first byte of its body.
+        body: The first byte of the message's body.
         end: The first byte of the next message.
         head: The description of a record batch; None for any other message.
     """
@@ -395,13 +393,13 @@ def read_message(read: Read, begin: int, size: int, *, guess: int = 4096) -> Mes
 
 
 def messages(read: Read, size: int) -> Iterator[Message]:
-    """Yield the messages of a stream in sequence; each begins where the message before it ends.
+    """Yield the messages of a stream in order; each message begins where the previous message ends.
 
     Args:
-        read, size: As for ``read_message``.
+        read, size: See ``read_message``.
 
     Raises:
-        DataError: The stream is damaged, was cut, or continues behind its end mark.
+        DataError: The stream is damaged or truncated, or continues after its end mark.
     """
     begin = 0
     while (message := read_message(read, begin, size)) is not None:
@@ -412,7 +410,7 @@ def messages(read: Read, size: int) -> Iterator[Message]:
 
 
 _SUMS = np.dtype("<u8")
-# Limits of one request, in record batches and in bytes: requested pages must stay in memory until they are used, also
+# Limits of one request, in record batches and in bytes: requested pages must stay in memory until they are used, even
 # if memory is short.
 _ASKED, _ASKED_BYTES = 512, 8 << 20
 
@@ -426,8 +424,8 @@ def write_summed(path: Path, batch: pa.RecordBatch, rows: int) -> tuple[int, str
         rows: Number of rows of a record batch; the last may have fewer.
 
     Returns:
-        The distance in bytes between the begins of consecutive record batches of ``rows`` rows if all of these have the
-            same layout, else 0; and the digest of the bytes behind the last record batch, see ``SummedFile``.
+        The distance in bytes between the begins of consecutive record batches of ``rows`` rows if all have the same
+        layout, else 0; and the digest of the bytes after the last record batch, see ``SummedFile``.
     """
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:
         writer.write_table(pa.Table.from_batches([batch]), max_chunksize=rows)
@@ -448,18 +446,20 @@ def _footer(view: memoryview) -> Footer:
 
 
 def _sums(view: memoryview, footer: Footer) -> bytes:
-    """Return the checksums of a file that has none yet."""
+    """Compute the checksums for a new file."""
     edges = pairwise(_edges(footer))
     return np.array([checksum(view[begin:end]) for begin, end in edges], _SUMS).tobytes()
 
 
 def _edges(footer: Footer) -> list[int]:
-    """Return the offsets of record batches, with 0 in front and the end of the last."""
+    """Return the offsets of record batches, preceded by 0 and followed by the end of the last record batch."""
     return [0, *footer.begins.tolist(), footer.span(len(footer) - 1)[2]]
 
 
 def _stride(view: memoryview, footer: Footer, schema: pa.Schema, whole: int) -> int:
-    """Return the distance between the first ``whole`` record batches if their layouts are equal; else 0."""
+    """Return the distance between consecutive batches of the first ``whole`` record batches if their layouts are equal;
+    else 0.
+    """
     begins = footer.begins[:whole].astype(np.int64)
     if not whole or not (footer.heads[:whole] == footer.heads[0]).all():
         return 0
@@ -478,18 +478,18 @@ def _stride(view: memoryview, footer: Footer, schema: pa.Schema, whole: int) -> 
 
 
 class SummedFile:
-    """A file of many record batches, which are created on demand; see ``write_summed``.
+    """A file of many record batches, which are created on demand, with checksums; see ``write_summed``.
 
     Args:
-        path: The path, for messages.
+        path: The path of the file, for messages.
         memory: The memory of the mapped file.
         schema: The columns of the file.
         rows: Number of rows.
         batch_rows: Number of rows of a record batch; the last may have fewer.
-        expected: Digest of the bytes behind the last record batch. None: checksums are not compared.
+        expected: Digest of the bytes after the last record batch. None: checksums are not compared.
 
     Raises:
-        DataError: The file differs from the file that was written.
+        DataError: The file differs from the written file.
     """
 
     def __init__(
@@ -498,7 +498,7 @@ class SummedFile:
         self.path, self._schema, self.rows, self.batch_rows = path, schema, rows, batch_rows
         self._memory, buffer = memory, pa.py_buffer(memory)
         self._buffer = buffer
-        # Without this advice, the kernel would read some MB around each access, although little is read at first.
+        # Without this advice, the kernel would read some MB around each access, although only a little is needed.
         self._advise("MADV_RANDOM", 0, len(memory))
         self.footer = read_footer(self.read, buffer.size)
         count = len(self.footer)
@@ -509,12 +509,12 @@ class SummedFile:
         if sums < end + PREFIX_BYTES:
             raise DataError(f"expected checksums of {count} record batches, found no room for them")
         self._sums = np.frombuffer(buffer, _SUMS, count + 1, sums)
-        # A byte for each record batch: 1 if it was compared with its checksum, or needs no check.
+        # A byte for each record batch: 1 if the batch was compared with its checksum or needs no check.
         self._seen: npt.NDArray[np.uint8] = np.full(count, expected is None, np.uint8)
         if expected is not None:
             check(path, "the table of checksums behind the rows", expected, digest(self.read(end, buffer.size)))
             self._check(0, 0, int(self.footer.begins[0]))
-        else:  # a record batch with a checksum is requested as a whole
+        else:  # a record batch with a checksum is requested completely
             self._advise("MADV_NORMAL", 0, len(memory))
 
     def _advise(self, advice: str, begin: int, end: int) -> None:
@@ -532,14 +532,16 @@ class SummedFile:
             yield numbers[begin : begin + most]
 
     def _ask(self, numbers: npt.NDArray[np.int64]) -> None:
-        """Request ascending record batches all at once: a disk serves many together as fast as a few."""
+        """Request all given record batches (ascending) together, because a disk serves many requests as fast as a
+        few.
+        """
         breaks = np.flatnonzero(np.diff(numbers) != 1)
         firsts, lasts = numbers[np.append(0, breaks + 1)], numbers[np.append(breaks, len(numbers) - 1)]
         for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
             self._advise("MADV_WILLNEED", int(self.footer.begins[first]), self.footer.span(last)[2])
 
     def read(self, begin: int, end: int) -> pa.Buffer:
-        """Return bytes of the file without copying them."""
+        """Return bytes of the file without a copy."""
         return self._buffer.slice(begin, end - begin)
 
     def __len__(self) -> int:
@@ -547,11 +549,13 @@ class SummedFile:
 
     @property
     def whole(self) -> int:
-        """Number of record batches that have all ``batch_rows`` rows."""
+        """Number of full record batches, with ``batch_rows`` rows."""
         return self.rows // self.batch_rows
 
     def check_stride(self, stride: int) -> None:
-        """Raise DataError unless full record batches begin ``stride`` bytes after each other; 0 is not checked."""
+        """Raise DataError unless full record batches begin at distances of ``stride`` bytes; a stride of 0 is not
+        checked.
+        """
         begins, heads, bodies = (
             part[: self.whole] for part in (self.footer.begins, self.footer.heads, self.footer.bodies)
         )
@@ -561,7 +565,7 @@ class SummedFile:
             raise DataError(f"expected record batches {stride} bytes after each other, found others")
 
     def check(self, numbers: npt.NDArray[np.int64]) -> None:
-        """Compare record batches with their checksums, unless they were compared before.
+        """Compare record batches with their checksums, unless they were already compared.
 
         Raises:
             DataError: A record batch is damaged.
@@ -584,7 +588,7 @@ class SummedFile:
         check(self.path, unit, self._sums[number], checksum(self.read(begin, end)))
 
     def batch(self, number: int) -> pa.RecordBatch:
-        """Return a record batch, as a view of the mapped memory.
+        """Return a record batch as a view of the mapped memory.
 
         Raises:
             DataError: The record batch is damaged.
@@ -605,7 +609,7 @@ class SummedFile:
         return found
 
     def batches(self, numbers: range) -> list[pa.RecordBatch]:
-        """Yield record batches; each takes some KB of memory."""
+        """Yield all record batches; each needs some KB of memory."""
         made = []
         for some in self._together(np.array(numbers, np.int64)):
             self._ask(some)

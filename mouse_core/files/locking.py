@@ -1,6 +1,6 @@
-"""Locks between processes (``flock``): the system frees a lock when its holder ends, however it ends.
+"""Locks between processes (``flock``), which the system releases when the holder ends for any reason.
 
-A lock belongs to an open file or folder. So a lock that a dead process held is free.
+A lock belongs to an open file or folder, so the lock of a dead process is released.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 def lock(file: int, *, wait: bool) -> bool:
-    """Lock an open file or folder until it is unlocked or closed.
+    """Lock an open file or folder until ``unlock`` or close.
 
     Args:
         file: Descriptor of the file or folder.
-        wait: Whether to wait until another holder frees the lock.
+        wait: Whether to wait until another holder releases the lock.
 
     Returns:
         Whether the file is locked now.
 
     Raises:
-        OSError: The file system has no such locks.
+        OSError: The file system has no locks.
     """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -42,12 +42,12 @@ def lock(file: int, *, wait: bool) -> bool:
 
 
 def unlock(file: int) -> None:
-    """Free the lock of an open file."""
+    """Release the lock of an open file."""
     fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def is_at(path: str | os.PathLike[str], file: int) -> bool:
-    """Whether an open file or folder is still the one at ``path``."""
+    """Whether ``path`` still refers to an open file or folder."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(file))
     except OSError:
@@ -55,10 +55,10 @@ def is_at(path: str | os.PathLike[str], file: int) -> bool:
 
 
 class Descriptor:
-    """An open file that closes itself: ``_file`` is its descriptor, -1 if it was closed or never opened."""
+    """Base class of objects that own an open file and close it: ``_file`` is the descriptor, -1 if it is not open."""
 
     _file = -1
-    # An attribute of the class: modules are emptied before the last descriptors are closed as Python ends.
+    # Stored as a class attribute, because Python clears modules before it closes the last descriptors at exit.
     _close_file = staticmethod(os.close)
 
     def __init__(self, file: int = -1) -> None:
@@ -66,11 +66,11 @@ class Descriptor:
 
     @property
     def file(self) -> int:
-        """The descriptor."""
+        """The descriptor of the file."""
         return self._file
 
     def close(self) -> None:
-        """Close the file; may be called twice."""
+        """Close the file; a second call does nothing."""
         # An interrupt between these lines must not close the file twice.
         file, self._file = self._file, -1
         if file >= 0:
@@ -82,13 +82,13 @@ class Descriptor:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # Not a subclass's `close`, which may need attributes that an interrupted `__init__` never set; what else a subclass
-    # opened closes itself.
+    # Do not call a subclass's `close`, which may need attributes that an interrupted `__init__` did not set; other
+    # files of a subclass close themselves.
     __del__ = close
 
 
 def this_boot() -> int:
-    """Return a number from 1 that changes when the machine is restarted; 0 where the system has none."""
+    """Return a positive number that changes when the machine is restarted; 0 if the system has no such number."""
     try:
         said = _asked(b"kern.bootsessionuuid") if sys.platform == "darwin" else _BOOT.read_text()
         return 1 + int(said.replace("-", "")[:15], 16)
@@ -97,7 +97,7 @@ def this_boot() -> int:
 
 
 def _asked(name: bytes) -> str:
-    """Return a text of the kernel of macOS by its name; empty if there is none."""
+    """Return a text value of the macOS kernel (sysctl) by name; empty if it does not exist."""
     found, size = ctypes.create_string_buffer(64), ctypes.c_size_t(64)
     failed = ctypes.CDLL(None).sysctlbyname(name, found, ctypes.byref(size), None, ctypes.c_size_t(0))
     return "" if failed else found.value.decode()
@@ -109,18 +109,17 @@ def this_process() -> str:
 
 
 class Held(Descriptor):
-    """A lock file that is held until it is closed, or until its holder ends, and that says who holds it.
+    """A locked file that names its holder; the lock is held until ``close`` or the end of the holder.
 
-    A forked child that closes it leaves the parent's lock as it is, and as long as it does not, the lock is held.
+    If a forked child closes the file, the parent's lock is not released. Until the child closes it, the lock is held.
 
     Args:
-        path: The file, made if it is missing.
-        what: What the lock is for; begins messages.
-        wait: Whether to wait for another holder to end.
+        path: The file; created if it is missing.
+        what: The purpose of the lock, with which messages begin.
+        wait: Whether to wait until another holder releases the lock.
 
     Raises:
-        ConfigError: Another process holds the lock, and the message names that process; or the file system has no such
-            locks.
+        ConfigError: Another process holds the lock (the message names it), or the file system has no locks.
     """
 
     def __init__(self, path: Path, what: str, *, wait: bool = False) -> None:
@@ -141,10 +140,10 @@ class Held(Descriptor):
 
 
 class FileLock:
-    """A lock between processes and threads, which take turns; its holder may take it again.
+    """A reentrant lock between processes and between threads.
 
     Args:
-        path: The file to lock; made if it is missing.
+        path: The file to lock; created if it is missing.
     """
 
     def __init__(self, path: Path) -> None:
@@ -160,7 +159,8 @@ class FileLock:
 
     def __enter__(self) -> None:
         if self._process != os.getpid():
-            # A lock belongs to the open file, which a forked child shares with its parent: it needs one of its own.
+            # A lock belongs to the open file, which a forked child shares with its parent, so the child must open the
+            # file again.
             self._close()
             self._open()
         self._thread.acquire()

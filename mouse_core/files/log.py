@@ -1,22 +1,23 @@
-"""Durable logs: records that are appended to a file, and that are read when the file is opened again.
+"""Durable logs: records are appended to a file, and are read when the file is opened again.
 
-Before each record stand its length, its checksum and the checksum of these two, little-endian in 8, 4 and 4 bytes::
+A header precedes each record: the record's length, its checksum, and the checksum of both, little-endian in 8, 4 and 4
+bytes::
 
     b"abc"  ->  03 00 00 00 00 00 00 00 | 50 39 2f 89 | checksum of these 12 bytes | 61 62 63
 
-A crash can tear only the last record. Nobody was told that this record is there, so the reader drops it. Damage before
-the last record raises DataError. There are two backings:
+A crash can tear only the last record. That record was not acknowledged to its caller, so a reader drops it. Damage
+before the last record raises DataError. The two kinds of logs are:
 
-- ``Log`` is a file that grows with each record. A file that a crash tore looks like a file that was cut later. So a
-  second file, ``<name>.size``, says how many bytes were acknowledged. Its number falls before the log gets shorter, and
-  rises after the log got longer::
+- ``Log`` is a file that grows with each record. A torn file looks like a file that was truncated later. So a second
+  file, the note ``<name>.size``, has the number of acknowledged bytes. The number is reduced before the log is
+  shortened, and increased after a record was appended::
 
       append 20 bytes to 100   a crash here leaves 100..120 bytes; the note says 100, so the rest is dropped
       note 120                 from here on 119 bytes are damage, and so is a log that is gone
 
 - ``MappedLog`` is mapped memory: appending a record costs no system call, 1 instead of 8 microseconds. The length of a
-  record is written last, as one word; a length of 0 is the end of the log. Only the process that made the log appends
-  to it. Another process reads it once that process has ended.
+  record is written last, as one word; a length of 0 is the end of the log. Only the process that created the log
+  appends to it. Other processes read the log after that process has ended.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ from mouse_core.files.mapped import mapped, open_file, origin, set_aside, sync_m
 from mouse_core.files.reading import damaged, reading
 from mouse_core.files.writing import beside, publish, remove, storing, sync_folders, write_at
 
-# Length of the record, its checksum, and the checksum of these two: a length that cannot be trusted would hide
-# everything behind it.
+# Length of the record, its checksum, and the checksum of both. A damaged length without a checksum would hide all later
+# records.
 _HEADER = struct.Struct("<QII")
 _BLOCK = 2**20
-# Of the note: bytes that waited for the disk, bytes that were acknowledged, the boot in which they were, a checksum.
+# The note: number of synced bytes, number of acknowledged bytes, the boot in which they were acknowledged, a checksum.
 _NOTE = struct.Struct("<QQQI")
-# Of a mapped log: the magic, the origin of the file, and the seed of the checksums.
+# The header of a mapped log: the magic, the origin of the file, and the seed of the checksums.
 _MAPPED = struct.Struct("<8sQQ")
 _MAGIC = b"mouserec"
 _LEAST_BYTES = 1 << 14
@@ -50,7 +51,7 @@ _ZEROS = bytes(8)
 
 
 def _sum(content: bytes, seed: int = 0) -> int:
-    """Return the lower half of the checksum of some bytes."""
+    """Return the lower half of the checksum of ``content``."""
     return checksum(content, seed) & 0xFFFFFFFF
 
 
@@ -62,17 +63,17 @@ def _frame(record: bytes, seed: int = 0) -> bytes:
 def _records(
     path: Path, file: BinaryIO, position: int = 0, *, seed: int = 0, is_mapped: bool = False
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield where each whole record begins, and the record, from byte ``position`` on.
+    """Yield the begin of each complete record, and the record, from byte ``position`` on.
 
     Args:
         path: The file, for messages.
         file: The file at ``position``.
-        position: Where a record begins.
+        position: The begin of a record.
         seed: The seed of the checksums.
-        is_mapped: Whether a length of 0 is the end of the log, and older records may follow.
+        is_mapped: Whether a length of 0 ends the log, after which old records may follow.
 
     Raises:
-        DataError: A record is damaged that is not the last one.
+        DataError: A record before the last record is damaged.
     """
     size = os.fstat(file.fileno()).st_size
     while position + _HEADER.size <= size:
@@ -82,7 +83,7 @@ def _records(
             return
         if _sum(header[:-4]) != header_sum:
             if not any(header) and not any(map(any, iter(partial(file.read, _BLOCK), b""))):
-                return  # room that was made for a record and never filled
+                return  # space that was reserved for a record and never written
             raise DataError(f"log {path}: expected a record at byte {position}, found damage")
         end = position + _HEADER.size + length
         if end > size:
@@ -104,7 +105,7 @@ class Log(Descriptor):
 
     Args:
         path: The file, made if it is missing.
-        visit: Called with where each record begins, and the record; None: all records are in ``records``.
+        visit: Called with the begin of each record, and the record; None: all records are stored in ``records``.
 
     Raises:
         DataError: A record is damaged, or acknowledged records are missing.
@@ -117,7 +118,7 @@ class Log(Descriptor):
         self._synced = 0
         self.records: list[bytes] = []
         self.size = 0
-        self._is_named = False  # whether the name is known to be on the disk
+        self._is_named = False  # whether the file's name is known to be on disk
         with storing(f"log {path}"):
             remove(beside(path))
             synced, acknowledged = _noted(path)
@@ -144,7 +145,7 @@ class Log(Descriptor):
 
         Args:
             record: The record.
-            sync: Whether to wait until the record is on the disk.
+            sync: Whether to wait until the record is on disk.
 
         Raises:
             StorageError: The record cannot be written.
@@ -165,7 +166,7 @@ class Log(Descriptor):
             self._acknowledge(self.size if sync else self._synced, self.size)
 
     def cut(self, size: int) -> None:
-        """Drop everything behind the first ``size`` bytes; after a StorageError the log is unchanged."""
+        """Shorten the log to its first ``size`` bytes; after a StorageError the log is unchanged."""
         with storing(f"log {self.path}"):
             self._acknowledge(min(self._synced, size), size)
             os.ftruncate(self._file, size)
@@ -185,10 +186,10 @@ class Log(Descriptor):
         raise DataError(f"log {self.path}: expected a record at byte {begin}, found the end of the log")
 
     def rewrite(self, records: Iterable[bytes]) -> list[int]:
-        """Replace all records at once, and return where each new record begins.
+        """Replace all records atomically, and return the begin of each new record.
 
         Args:
-            records: The new records, which may be made one by one from the old ones.
+            records: The new records; an iterator may create them from the old records.
 
         Raises:
             StorageError: The records cannot be written; the log is unchanged.
@@ -209,7 +210,7 @@ class Log(Descriptor):
                 os.close(file)
                 remove(new)
                 raise
-            # From here on the name is that of the new file. If the name cannot be synced now, ``append`` syncs it.
+            # From here on, the name refers to the new file. If the name cannot be synced now, ``append`` syncs it.
             before, self._file, self.size, self._is_named = self._file, file, size, False
             os.close(before)
             with suppress(OSError):
@@ -218,12 +219,12 @@ class Log(Descriptor):
         return places
 
     def close(self) -> None:
-        """Close the files; may be called twice."""
+        """Close the files; a second call does nothing."""
         self._note.close()
         super().close()
 
     def _acknowledge(self, synced: int, written: int) -> None:
-        """Note how many bytes are on the disk, and how many were written."""
+        """Write the note: the numbers of synced and of acknowledged bytes."""
         self._synced = synced
         if self._note.file >= 0:
             note = _NOTE.pack(synced, written, self._boot, 0)[:-4]
@@ -240,12 +241,12 @@ def _open(path: str | os.PathLike[str], flags: int = 0) -> int:
 
 
 def note_path(path: Path) -> Path:
-    """Path of the note of a log."""
+    """Return the path of a log's note."""
     return path.with_name(f"{path.name}.size")
 
 
 def _noted(path: Path) -> tuple[int, int]:
-    """Return how many bytes of a log were synced, and how many were acknowledged; 0 without a whole note."""
+    """Return the numbers of synced and of acknowledged bytes of a log; 0 without a valid note."""
     try:
         note = note_path(path).read_bytes()
     except FileNotFoundError:
@@ -257,7 +258,7 @@ def _noted(path: Path) -> tuple[int, int]:
 
 
 def _check_size(path: Path, size: int, acknowledged: int) -> None:
-    """Raise DataError if a log has fewer bytes than were acknowledged."""
+    """Raise DataError if a log is shorter than its acknowledged bytes."""
     if size < acknowledged:
         found = f"{size} whole ones" if path.exists() else "no file"
         raise DataError(
@@ -267,16 +268,16 @@ def _check_size(path: Path, size: int, acknowledged: int) -> None:
 
 
 def read_log(path: Path) -> list[bytes]:
-    """Return the records of a log that another process may be appending to; errors as of ``follow_log``."""
+    """Return the records of a log to which another process may be appending; raises the errors of ``follow_log``."""
     return follow_log(path)[0]
 
 
 def follow_log(path: Path, position: int = 0) -> tuple[list[bytes], int]:
-    """Return the whole records from a position on, and where the last one ends; another process may be appending.
+    """Return the complete records from a position on, and the end of the last record; another process may be appending.
 
     Args:
         path: The file; a missing file has no records.
-        position: Where a record begins: 0, or a position that an earlier call returned.
+        position: The begin of a record: 0, or a position that an earlier call returned.
 
     Raises:
         DataError: A record is damaged.
@@ -290,7 +291,7 @@ def follow_log(path: Path, position: int = 0) -> tuple[list[bytes], int]:
                 for begin, record in _records(path, file, position):
                     records.append(record)
                     end = begin + _HEADER.size + len(record)
-            # A writer that makes the log shorter changes the note first.
+            # A writer that shortens the log changes the note first.
             if end >= acknowledged or acknowledged == _noted(path)[1]:
                 _check_size(path, end, acknowledged)
                 return records, end
@@ -302,15 +303,16 @@ def follow_log(path: Path, position: int = 0) -> tuple[list[bytes], int]:
 class MappedLog(Descriptor):
     """A new log in mapped memory, which one process writes.
 
-    Behind a header of 24 bytes stand the records, and behind the last one a length of 0. The header has the magic, the
-    origin of the file (see ``origin``), and how often the log was cleared. That number is the seed of the checksums: so
-    a record from before a ``clear`` is never taken for a new one, even if a power cut keeps only some pages.
+    The records follow a header of 24 bytes, and a length of 0 follows the last record. The header has the magic, the
+    origin of the file (see ``origin``), and the number of times that the log was cleared. That number is the seed of
+    the checksums, so a record from before a ``clear`` never counts as a new record, even if a power cut preserves only
+    some pages.
 
     Args:
         path: The file.
 
     Raises:
-        StorageError: The file cannot be made.
+        StorageError: The file cannot be created.
     """
 
     def __init__(self, path: Path) -> None:
@@ -350,14 +352,14 @@ class MappedLog(Descriptor):
         self._end = end
 
     def clear(self) -> None:
-        """Drop all records."""
+        """Remove all records."""
         self._end = _MAPPED.size
         self._memory[self._end : self._end + 8] = _ZEROS
         self._seed = (self._seed + 1) % (1 << 32)
         self._memory[16:24] = self._seed.to_bytes(8, "little")
 
     def sync(self) -> None:
-        """Wait until all records are on the disk; raises StorageError if they are not."""
+        """Wait until all records are on disk; raises StorageError if syncing fails."""
         with storing(f"log {self.path}"):
             sync_mapped(self._file, self._memory)
 
@@ -380,13 +382,13 @@ def read_mapped_log(path: Path) -> list[bytes]:
     """Return the records of a mapped log whose writer has ended.
 
     Raises:
-        DataError: A record is damaged. After a restart of the machine a damaged record is the end of the log.
+        DataError: A record is damaged. After a restart of the machine, a damaged record counts as the end of the log.
     """
     records: list[bytes] = []
     with reading(path), path.open("rb") as file:
         head = file.read(_MAPPED.size)
         if len(head) < _MAPPED.size or not any(head):
-            return records  # the writer ended before it had written the header
+            return records  # the writer ended before it wrote the header
         magic, written, seed = _MAPPED.unpack(head)
         if magic != _MAGIC:
             raise damaged(path, f"expected a mapped log, found {magic!r}")

@@ -1,21 +1,21 @@
-"""The manifest of a folder of files that are written once: rows, bytes and checksum of each.
+"""The manifest of a folder of write-once files, with the number of rows, size and digest of each file.
 
-The manifest stands in ``state.json`` beside what ``datasets`` keeps there, which passes over it::
+The manifest is an additional entry of the file ``state.json`` of ``datasets``, which ignores it::
 
     "_mouse": {"rows": 603, "digest": "...",
                "files": {NAME: {"rows": 603, "bytes": 30416, "digest": "...", "schema": "..."}},
                "own_digest": "..."}
 
-``verify`` compares the digest of all bytes. Whenever an Arrow file is opened, the digest of its schema is compared:
-under another schema the same bytes are other values.
+``verify`` compares the digest of all bytes. Opening an Arrow file compares the digest of its schema, because with
+another schema the same bytes are other values.
 
-A Parquet file that is written here carries its checksums in itself, between its last page and its footer, where no
-reader looks. A program that rewrites the file does not copy them::
+A Parquet file that this package writes contains its digests between the last page and the footer, which readers ignore.
+A program that rewrites the file does not copy them::
 
     mouse_data file DIGEST footer DIGEST mouse_data
 
-The first is of the whole file apart from these bytes. The second is of all that stands behind them: the footer, its
-length and the magic number.
+The first digest covers all other bytes of the file. The second digest covers the later bytes: the footer, its length
+and the magic number.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ from mouse_core.files.checksum import DIGEST_DIGITS, check, digest, file_digest
 from mouse_core.files.reading import damaged, read_json_object, reading
 
 _STATE, _INFO, _KEY = "state.json", "dataset_info.json", "_mouse"
-# What stands before the metadata of a message of Arrow's, and how large a schema is at most.
+# The mark before the metadata of an Arrow message, and the largest size of a schema.
 _PREFIX_BYTES, _MOST_SCHEMA = 8, 64 << 20
 _SEAL = b"mouse_data file %b footer %b mouse_data\n"
 _SEAL_FORM = re.compile(
     rb"mouse_data file ([0-9a-f]{%d}) footer ([0-9a-f]{%d}) mouse_data\n" % (DIGEST_DIGITS, DIGEST_DIGITS)
 )
 _SEAL_BYTES = len(_SEAL) - 4 + 2 * DIGEST_DIGITS
-# A flip may hit one of the two, but then not the other.
+# The mark occurs twice, because a bit flip damages at most one of them.
 _SEAL_ENDS = (b"mouse_data file ", b" mouse_data\n")
 _MAGIC = b"PAR1"
 
 
 @dataclass(frozen=True)
 class ManifestFile:
-    """A file of a manifest.
+    """The entry of a file in a manifest.
 
     Args:
-        bytes: Size of the file.
+        bytes: Size of the file in bytes.
         digest: Digest of all bytes.
-        rows: Number of rows; None: a description without rows.
+        rows: Number of rows; None: the file has metadata instead of rows.
         schema: Digest of the schema that an Arrow file begins with; see ``_schema_digest``.
     """
 
@@ -64,13 +64,13 @@ class ManifestFile:
 
 @dataclass(frozen=True)
 class FilesManifest:
-    """The manifest of a folder.
+    """The content of a folder's manifest.
 
     Args:
         rows: Number of rows in all files.
         digest: Digest of all rows; see ``formats.rows_digest``. None: not known when the folder was written.
-        files: Files by name.
-        own_digest: Digest of the ``state.json`` that the manifest stands in, apart from this entry.
+        files: The entries of files by name.
+        own_digest: Digest of the ``state.json`` that contains the manifest, without this digest.
     """
 
     rows: int
@@ -83,7 +83,7 @@ def add_manifest(folder: Path, rows: Mapping[str, int], digest: str | None) -> N
     """Add the manifest of a folder to its ``state.json``.
 
     Args:
-        folder: The folder, complete apart from the manifest.
+        folder: The folder, which is complete except for the manifest.
         rows: Number of rows of each file, by name.
         digest: Digest of all rows; None: not known.
     """
@@ -96,7 +96,7 @@ def add_manifest(folder: Path, rows: Mapping[str, int], digest: str | None) -> N
 
 
 def read_manifest(folder: Path) -> FilesManifest | None:
-    """Return the manifest of a folder; None: the folder has none.
+    """Return the manifest of a folder; None if the folder has no manifest.
 
     Raises:
         DataError: The manifest is damaged.
@@ -116,7 +116,7 @@ def read_manifest(folder: Path) -> FilesManifest | None:
 
 
 def _schema_digest(file: Path) -> str:
-    """Return the digest of the message that an Arrow stream begins with: a mark, the schema's length and the schema."""
+    """Return the digest of the first message of an Arrow stream: a mark, the schema's length and the schema."""
     with file.open("rb") as stream:
         begin = stream.read(_PREFIX_BYTES)
         return digest(begin + stream.read(min(int.from_bytes(begin[4:], "little"), _MOST_SCHEMA)))
@@ -126,7 +126,7 @@ def check_schemas(files: Collection[Path]) -> None:
     """Compare the schemas of Arrow files with the manifests of their folders.
 
     Raises:
-        DataError: A file has another schema than was written.
+        DataError: A file's schema differs from the written schema.
     """
     manifests = {folder: read_manifest(folder) for folder in {file.parent: None for file in files}}
     for file in files:
@@ -139,13 +139,13 @@ def check_schemas(files: Collection[Path]) -> None:
 
 
 def check_counts(rows: Mapping[Path, int]) -> None:
-    """Compare rows and sizes of files with the manifests of their folders.
+    """Compare the numbers of rows and sizes of files with the manifests of their folders.
 
     Args:
-        rows: Number of rows found in each file.
+        rows: The number of rows found in each file.
 
     Raises:
-        DataError: Another number than was written, or a file that was not.
+        DataError: A number differs from the written number, or the manifest does not name a file.
     """
     for folder in {file.parent: None for file in rows}:
         manifest = read_manifest(folder)
@@ -169,7 +169,7 @@ def check_bytes(folder: Path, manifest: FilesManifest, advance: Callable[[int], 
 
     Args:
         folder: The folder.
-        manifest: Its manifest.
+        manifest: The manifest of the folder.
         advance: Called with the number of bytes read.
 
     Returns:
@@ -196,13 +196,13 @@ def check_bytes(folder: Path, manifest: FilesManifest, advance: Callable[[int], 
 
 
 def add_parquet_checksum(file: Path) -> None:
-    """Write into a Parquet file what its bytes are.
+    """Add digests of its content to a Parquet file.
 
     Args:
-        file: Complete, under a name at which nobody looks for it yet.
+        file: The complete file, under a temporary name.
     """
     begins = _footer_begins(file)
-    assert begins is not None  # a writer has written it
+    assert begins is not None  # the writer has just written the file
     with file.open("r+b") as stream:
         stream.seek(begins)
         tail = stream.read()
@@ -212,17 +212,18 @@ def add_parquet_checksum(file: Path) -> None:
 
 
 def check_parquet_checksum(file: Path, advance: Callable[[int], None] | None = None) -> bool:
-    """Hold a Parquet file against the seal that was written into it.
+    """Compare a Parquet file with the digests that it contains.
 
     Args:
-        file: It.
-        advance: Called with the number of bytes read, of the whole file; None compares the footer alone.
+        file: The file.
+        advance: Called with the number of read bytes, while the complete file is compared; None: only the footer is
+            compared.
 
     Returns:
-        Whether there is a seal.
+        Whether the file contains digests.
 
     Raises:
-        DataError: Other bytes than were written.
+        DataError: The bytes differ from the written bytes.
     """
     begins = _footer_begins(file)
     if begins is None or begins < _SEAL_BYTES:
@@ -242,7 +243,7 @@ def check_parquet_checksum(file: Path, advance: Callable[[int], None] | None = N
 
 
 def _footer_begins(file: Path) -> int | None:
-    """Return the offset of a Parquet footer, from the last bytes of the file; None: they cannot be right."""
+    """Return the offset of a Parquet footer, from the last bytes of the file; None if they are invalid."""
     with file.open("rb") as stream:
         size = stream.seek(0, os.SEEK_END)
         if size < 3 * len(_MAGIC):

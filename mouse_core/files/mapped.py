@@ -1,4 +1,6 @@
-"""Mapped files: room on the disk, single words, syncing, and the origin that tells a file from its copies."""
+"""Memory-mapped files: reserving disk space, atomic words, syncing, and the origin, which distinguishes a file from its
+copies.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from mouse_core.files.locking import this_boot
 from mouse_core.files.reading import damaged
 from mouse_core.files.writing import write_all
 
-# Errors of a file system that cannot set room aside.
+# Errors of a file system that cannot reserve space.
 _CANNOT = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
 _ZEROS = bytes(1 << 20)
 _FENCE = threading.Lock()
@@ -27,19 +29,19 @@ def open_file(path: Path, *, create: bool = False, write: bool = True) -> int:
 
 
 def set_aside(file: int, size: int, *, begin: int = 0, written: bool = False) -> None:
-    """Make a file ``size`` bytes long, and reserve room on the disk for all of it.
+    """Extend a file to ``size`` bytes, and reserve disk space for all of them.
 
-    Without that room, a write to mapped memory ends the process.
+    Without reserved space, a write to mapped memory kills the process when the disk is full.
 
     Args:
         file: Descriptor of the file.
-        size: Length of the file then.
-        begin: Length of the file now.
-        written: Whether to write all bytes once. Then the file system has nothing to note when a page is first written,
-            and syncing a few pages takes half as long; making the file takes as long as writing all of it.
+        size: The new length of the file.
+        begin: The present length of the file.
+        written: Whether to write all bytes once. Then the file system updates no metadata when a page is first written,
+            and syncing a few pages takes half as long; but creating the file takes as long as writing all its bytes.
 
     Raises:
-        OSError: The disk is full, or the file would be longer than is allowed.
+        OSError: The disk is full, or the file would exceed the largest allowed length.
     """
     if not _reserved(file, begin, size) or written:
         os.lseek(file, begin, os.SEEK_SET)
@@ -47,15 +49,15 @@ def set_aside(file: int, size: int, *, begin: int = 0, written: bool = False) ->
             write_all(file, memoryview(_ZEROS)[: size - at])
     advise: Any = getattr(os, "posix_fadvise", None)
     if written and advise is not None:
-        # The system caches written bytes in large pieces, and writes such a piece as a whole if one byte changes. It
-        # caches read bytes page by page; reading ahead, no first write waits for a page.
+        # The system caches written bytes in large pieces, and writes a complete piece if one byte changes. Bytes that
+        # are read are cached page by page; with readahead, no first write waits for a page.
         os.fsync(file)
         advise(file, begin, size - begin, os.POSIX_FADV_DONTNEED)
         advise(file, begin, size - begin, os.POSIX_FADV_WILLNEED)
 
 
 def _reserved(file: int, begin: int, size: int) -> bool:
-    """Ask the file system to reserve room; return whether it can."""
+    """Ask the file system to reserve space; return whether it supports this."""
     reserve: Any = getattr(os, "posix_fallocate", None)
     if reserve is None:
         return False
@@ -69,12 +71,12 @@ def _reserved(file: int, begin: int, size: int) -> bool:
 
 
 def mapped(file: int, size: int, *, write: bool) -> mmap.mmap:
-    """Map the first ``size`` bytes of a file."""
+    """Map the first ``size`` bytes of a file to memory."""
     return mmap.mmap(file, size, access=mmap.ACCESS_WRITE if write else mmap.ACCESS_READ)
 
 
 def sync_mapped(file: int, memory: mmap.mmap) -> None:
-    """Wait until the bytes of a mapped file are on the disk; raises OSError if they are not."""
+    """Wait until the bytes of a mapped file are on disk; raises OSError if syncing fails."""
     sync: Any = getattr(os, "fdatasync", None)
     if sync is None:
         memory.flush()
@@ -83,9 +85,9 @@ def sync_mapped(file: int, memory: mmap.mmap) -> None:
 
 
 def fence() -> None:
-    """Let other processes see the earlier writes of this thread to memory before its later ones.
+    """Memory fence: other processes see the earlier memory writes of this thread before its later writes.
 
-    Taking and freeing a lock does that on every processor; x86 does not need it.
+    Acquiring and releasing a lock has this effect on every processor; x86 does not need it.
     """
     for _ in range(2):
         with _FENCE:
@@ -93,27 +95,31 @@ def fence() -> None:
 
 
 def origin(file: int) -> int:
-    """Return a number of 31 bits that differs for a copy of the file, and after a restart of the machine; 0: unknown.
+    """Return a number of 31 bits that changes if the file is copied or the machine is restarted; 0: unknown.
 
-    A copy that has the inode number of the removed original has the same origin, until the machine is restarted.
+    A copy that gets the inode number of the removed original has the same origin until the machine is restarted.
     """
     boot, found = this_boot(), os.fstat(file)
     return boot and max(1, checksum(f"{boot} {found.st_dev} {found.st_ino}".encode()) >> 33)
 
 
 class Words(Protocol):
-    """Numbers in mapped memory: ``words`` is a memoryview of int64, ``path`` the file, for messages."""
+    """An object with numbers in mapped memory: ``words`` is a memoryview of int64, and ``path`` is the file, for
+    messages.
+    """
 
     path: Path
     words: memoryview[int]
 
 
 class Word:
-    """A number in mapped memory that changes with a single store: a process that dies leaves the old one or the new.
+    """A descriptor for a number in mapped memory that a single store changes, so a process that dies leaves the old or
+    the new number.
 
     Args:
         place: Index of the number in ``words``.
-        unit: The memory holds a multiple of this prime, so that a flipped bit is found; 1: it holds the number.
+        unit: A prime: the memory contains the number times ``unit``, so that a flipped bit is detected; 1: the memory
+            contains the number.
     """
 
     def __init__(self, place: int, unit: int = 1) -> None:
@@ -134,7 +140,7 @@ class Word:
 
 
 def _renew_fence() -> None:
-    """In a forked child: the thread that held the parent's lock may not exist there."""
+    """Renew the lock in a forked child, where the thread that held the parent's lock may not exist."""
     global _FENCE
     _FENCE = threading.Lock()
 

@@ -1,4 +1,4 @@
-"""Reading untrusted files: every error is one of ours and names the file."""
+"""Reading of untrusted files, in which every error is a ``MouseError`` and names the file."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from typing import Any
 from mouse_core.errors import ConfigError, DataError, MouseError, StorageError
 
 OF_THE_SYSTEM = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM, errno.ESTALE)
-"""Numbers of system errors that do not depend on the content of a file."""
+"""Error numbers of system errors that do not depend on the content of a file."""
 
 MOST_JSON = 16 << 20
-"""Largest size of a JSON file: parsing may need twenty times as much memory."""
+"""Largest size in bytes of a JSON file; parsing may need twenty times as much memory."""
 
 
 def damaged(path: str | os.PathLike[str], reason: object, *, at: str = "") -> DataError:
@@ -25,25 +25,25 @@ def damaged(path: str | os.PathLike[str], reason: object, *, at: str = "") -> Da
 
     Args:
         path: The file.
-        reason: What was expected and what was found.
-        at: The place in the file: an episode, an offset.
+        reason: The text of the message: expected and found content.
+        at: The position in the file, such as an episode or an offset.
     """
     return DataError(f"{os.fspath(path)}{f', {at}' if at else ''}: {reason}")
 
 
 @contextmanager
 def reading(path: str | os.PathLike[str], *, at: str = "") -> Iterator[None]:
-    """Convert errors of libraries over damaged bytes to a DataError that names the file.
+    """Context manager that converts libraries' errors about damaged bytes to a DataError that names the file.
 
     Args:
         path: The file that is read.
-        at: The place in the file: an episode, an offset.
+        at: The position in the file, such as an episode or an offset.
 
     Raises:
-        DataError: An error that is not ours was raised inside; a DataError without the file's name gets it as a prefix.
-            Or the file is a pipe or a device, which might never answer; then the body does not run.
+        DataError: A library raised an error inside the block; a DataError without the file's name gets the name as a
+            prefix. Or the file is a pipe or a device, which may block forever; then the block does not run.
         ConfigError: The file is missing.
-        StorageError: The system cannot read the file now, for example as too many files are open.
+        StorageError: The system cannot read the file now, for example because too many files are open.
     """
     name = os.fspath(path)
     if _may_wait(name):
@@ -80,10 +80,10 @@ def _may_wait(name: str) -> bool:
 
 
 def check_inside(files: Iterable[Path], root: Path) -> None:
-    """Raise DataError if a file of a dataset is a pipe, a device, or a link that leads out of the dataset's folder.
+    """Raise DataError if a file of a dataset is a pipe, a device, or a link to a file outside the dataset's folder.
 
-    An untrusted dataset may hold links to any file of this machine. Links to ``blobs`` of the same repository are
-    allowed in the cache of the Hub's client, where ``snapshots/REVISION/...`` consists of such links.
+    An untrusted dataset may contain links to any file on this machine. In the cache of the Hub's client, where
+    ``snapshots/REVISION/...`` consists of links, links to ``blobs`` of the same repository are allowed.
 
     Args:
         files: Files at any depth of the folder.
@@ -109,7 +109,7 @@ def read_bytes(file: Path, *, most_bytes: int = MOST_JSON) -> bytes:
     """Return the content of a file of at most ``most_bytes`` bytes.
 
     Raises:
-        DataError: The file is larger, or no regular file.
+        DataError: The file is larger, or is not a regular file.
     """
     with reading(file):
         if not file.is_file():
@@ -123,13 +123,13 @@ def read_json_object(file: Path, *, most_bytes: int = MOST_JSON) -> Mapping[str,
     """Return the JSON object in a file of at most ``most_bytes`` bytes.
 
     Raises:
-        DataError: The file is damaged, holds no JSON object, or is no regular file.
+        DataError: The file is damaged, does not contain a JSON object, or is not a regular file.
     """
     return json_object(file, read_bytes(file, most_bytes=most_bytes))
 
 
 def json_object(file: Path, text: bytes) -> Mapping[str, Any]:
-    """Return the JSON object in the content of a file; DataError if it is none."""
+    """Parse a file's content as a JSON object; raise DataError if it is not a JSON object."""
     with reading(file):
         found = json.loads(text.decode("utf-8"))
     if not isinstance(found, Mapping):

@@ -1,14 +1,15 @@
-"""Files and folders that are complete or missing, also after a loss of power.
+"""Writing of files and folders that are either complete or missing, even after a power cut.
 
-A new file is written beside its place, synced, renamed, and then its folder is synced::
+A new file is written under a temporary name, synced and renamed; then its folder is synced::
 
     write  .saved.4711-a3f09c.partial     a crash here leaves the old file, and this one
     sync   .saved.4711-a3f09c.partial
     rename it to  saved                   a crash here leaves the old file or the new one
     sync   the folder                     from here on it is the new one
 
-The number is that of the writing process, which keeps the file locked. So the next writer can tell leftovers, which it
-removes, from files of a living writer. In a folder with one writer at a time, the name is ``.saved.partial``.
+The temporary name contains the number of the writing process, which keeps the file locked. So the next writer can
+distinguish leftovers, which it removes, from files of a running writer. In a folder with only one writer at a time, the
+temporary name is ``.saved.partial``.
 """
 
 from __future__ import annotations
@@ -29,19 +30,21 @@ from mouse_core.files.locking import is_at, lock
 
 StrPath = str | os.PathLike[str]
 
-# The beginning of an address; as a path it would create a local folder of that name.
+# The beginning of a remote address; used as a path, it would create a local folder of that name.
 _ADDRESS = re.compile(r"(s3a?|gs|az|azure|adl|abfss?|https?|hf|file):")
 _LEFTOVER = re.compile(r"\.(?P<name>.+?)(\.(?P<process>\d+)-[0-9a-f]+)?\.partial")
-# Errors of a system that cannot sync a folder, or does not allow to open it.
+# Errors of a system that cannot sync a folder, or does not allow opening it.
 _CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EACCES)
-# Above this number of files, syncing the whole file system is cheaper than syncing one file after the other.
+# Above this number of files, syncing the complete file system is faster than syncing the files one by one.
 _MANY = 64
 _SYNCING = 8
 
 
 @contextmanager
 def storing(what: str) -> Iterator[None]:
-    """Convert errors of the system to StorageError; ``what`` names what is written or read."""
+    """Context manager that converts system errors to StorageError; ``what`` names the object that is written or
+    read.
+    """
     try:
         yield
     except StorageError:
@@ -56,15 +59,15 @@ def storing(what: str) -> Iterator[None]:
 
 @contextmanager
 def replacing(path: StrPath, *, sync: bool = True, only_writer: bool = False) -> Iterator[Path]:
-    """Yield a temporary path; on success, the file written there replaces the file at ``path``.
+    """Yield a temporary path; if the block succeeds, the file at the temporary path replaces the file at ``path``.
 
     Args:
         path: The path of the file.
         sync: Whether the file must survive a crash of the machine, not only of the process.
-        only_writer: Whether this is the folder's only writer, which needs no lock.
+        only_writer: Whether this process is the folder's only writer, which needs no lock.
 
     Raises:
-        OSError: The file cannot be written; the old file at ``path`` is unchanged.
+        OSError: The file cannot be written; an existing file at ``path`` is unchanged.
     """
     with _beside(Path(path), folder=False, only_writer=only_writer) as partial:
         yield partial
@@ -73,16 +76,17 @@ def replacing(path: StrPath, *, sync: bool = True, only_writer: bool = False) ->
 
 @contextmanager
 def making(path: StrPath, what: str, *, folder: bool = True) -> Iterator[Path]:
-    """Yield the path of an empty folder (or file) to write, which moves to ``path`` when it is synced.
+    """Yield the path of an empty folder (or file) to write; if the block succeeds, it is synced and renamed to
+    ``path``.
 
     Args:
-        path: The final path, where nothing exists. Folders above it are created.
-        what: Prefix of messages.
-        folder: Whether it is a folder.
+        path: The final path, which must not exist. Missing parent folders are created.
+        what: The begin of messages.
+        folder: Whether to write a folder instead of a file.
 
     Raises:
-        ConfigError: Something is at ``path``, or another process is writing it.
-        StorageError: It cannot be written; nothing is left.
+        ConfigError: ``path`` exists, or another process is writing it.
+        StorageError: The folder or file cannot be written; no partial content remains.
     """
     target = Path(path)
     other = remove_leftovers(target.parent, [target.name])
@@ -92,7 +96,7 @@ def making(path: StrPath, what: str, *, folder: bool = True) -> Iterator[Path]:
     with storing(f"{what}: {str(target)!r}"):
         make_folder(target.parent)
         with _beside(target, folder=True) as partial:
-            # The folder is locked, as some libraries lock the files that they write.
+            # The folder is locked instead of a file, because some libraries lock the files that they write.
             inside = partial if folder else partial / target.name
             yield inside
             put_in_place(inside, target)
@@ -100,7 +104,7 @@ def making(path: StrPath, what: str, *, folder: bool = True) -> Iterator[Path]:
 
 
 def link_or_copy(source: StrPath, target: StrPath) -> None:
-    """Give a file a second name, or copy it if the file system has no links."""
+    """Create a hard link to a file, or a copy if the file system has no links."""
     try:
         os.link(source, target)
     except OSError:
@@ -108,13 +112,13 @@ def link_or_copy(source: StrPath, target: StrPath) -> None:
 
 
 def check_nothing_at(path: Path, what: str) -> None:
-    """Raise ConfigError if something is at ``path``."""
+    """Raise ConfigError if ``path`` exists."""
     if os.path.lexists(path):
         raise ConfigError(f"{what}: expected a path where nothing is, found {str(path)!r}")
 
 
 def put_in_place(partial: StrPath, path: StrPath, *, sync: bool = True) -> None:
-    """Rename a complete file or folder to its final name, and replace a file there."""
+    """Rename a complete file or folder to its final name; an existing file is replaced."""
     if sync:
         sync_tree(partial)
     os.replace(partial, path)
@@ -124,9 +128,9 @@ def put_in_place(partial: StrPath, path: StrPath, *, sync: bool = True) -> None:
 
 @contextmanager
 def _beside(target: Path, *, folder: bool, only_writer: bool = False) -> Iterator[Path]:
-    """Yield a path beside ``target`` for a file or folder, which is removed after an error.
+    """Yield a temporary path in the folder of ``target`` for a file or folder, which is removed after an error.
 
-    Unless the folder has only one writer, the file is created, and locked while it is written.
+    Unless the folder has only one writer, the file is created and locked first.
     """
     partial, file = (Path(beside(target)), -1) if only_writer else _begin(target, folder)
     try:
@@ -140,7 +144,7 @@ def _beside(target: Path, *, folder: bool, only_writer: bool = False) -> Iterato
 
 
 def _begin(target: Path, folder: bool) -> tuple[Path, int]:
-    """Create a file or folder; return its path and the descriptor that keeps it locked."""
+    """Create a temporary file or folder; return its path and the descriptor that keeps it locked."""
     while True:
         partial = target.with_name(f".{target.name}.{os.getpid()}-{os.urandom(6).hex()}.partial")
         if folder:
@@ -150,7 +154,7 @@ def _begin(target: Path, folder: bool) -> tuple[Path, int]:
         except FileNotFoundError:
             if not folder:
                 raise
-            continue  # another process removed it as a leftover before it was locked
+            continue  # another process removed the file as a leftover before it was locked
         with suppress(OSError):
             lock(file, wait=True)
         if is_at(partial, file):
@@ -159,7 +163,7 @@ def _begin(target: Path, folder: bool) -> tuple[Path, int]:
 
 
 def write_file(path: StrPath, content: bytes | memoryview, *, sync: bool = True, only_writer: bool = False) -> None:
-    """Write a file completely, or leave the old one unchanged; see ``replacing``.
+    """Write a file completely, or leave the existing file unchanged; see ``replacing``.
 
     Raises:
         StorageError: The file cannot be written.
@@ -172,20 +176,22 @@ def write_file(path: StrPath, content: bytes | memoryview, *, sync: bool = True,
 
 
 def beside(path: StrPath) -> str:
-    """Return the path of an unfinished file in a folder with a single writer."""
+    """Return the temporary path of an unfinished file in a folder with a single writer."""
     folder, name = os.path.split(path)
     return os.path.join(folder, f".{name}.partial")
 
 
 def write_partial(path: StrPath, content: bytes | memoryview) -> str:
-    """Write a new file beside its final path, and return its name there. After an error, nothing is left."""
+    """Write a new file under a temporary name in the folder of its final path, and return that path. After an error, no
+    file remains.
+    """
     with _beside(Path(path), folder=False, only_writer=True) as partial:
         _write_to(partial, content)
     return str(partial)
 
 
 def publish(paths: Iterable[StrPath]) -> None:
-    """Rename files that were written beside their final paths, and replace files there."""
+    """Rename files of ``write_partial`` to their final paths, replacing existing files."""
     for path in paths:
         os.replace(beside(path), path)
 
@@ -226,11 +232,11 @@ def remove(path: StrPath) -> None:
 
 
 def remove_leftovers(folder: StrPath, names: Collection[str] | None = None, *, only_writer: bool = False) -> int | None:
-    """Remove unfinished files of dead writers; return the process number of a living writer, or None.
+    """Remove unfinished files of dead writers; return the process number of a running writer, or None.
 
     Args:
         folder: The folder.
-        names: Names of the final files; None: any.
+        names: Names of the final files; None: all names.
         only_writer: Whether this process is the only writer in the folder, so that every unfinished file is a leftover.
     """
     living = None
@@ -251,7 +257,9 @@ def remove_leftovers(folder: StrPath, names: Collection[str] | None = None, *, o
 
 
 def _remove_unless_locked(partial: str) -> bool:
-    """Remove a file or folder that no process has locked; return whether one has. Without locks, it stays."""
+    """Remove a file or folder unless a process has locked it; return whether it is locked. On a file system without
+    locks, the file stays.
+    """
     try:
         file = os.open(partial, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
@@ -271,7 +279,7 @@ def _remove_unless_locked(partial: str) -> bool:
 
 
 def make_folder(path: StrPath, *, sync: bool = True) -> None:
-    """Create a folder and missing folders above it, and sync their names.
+    """Create a folder and its missing parent folders, and sync their names.
 
     Raises:
         ConfigError: The path is an address.
@@ -287,15 +295,15 @@ def make_folder(path: StrPath, *, sync: bool = True) -> None:
     made = [one for one in folder.parents if not one.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     if sync:
-        # A process that created the folder may have died before it synced its name.
+        # The process that created the folder may have died before it synced the folder's name.
         sync_folders([folder.parent, *(one.parent for one in made)])
 
 
 def sync_files(paths: Sequence[StrPath]) -> None:
-    """Sync the contents of files of one file system.
+    """Sync the contents of files on one file system.
 
-    Linux can sync a whole file system at once. That is far cheaper for many files; for a few it is not done, as it also
-    waits for the writes of other programs.
+    Linux can sync a complete file system at once, which is far faster for many files. It also waits for the writes of
+    other programs, so a few files are synced separately.
     """
     whole = _syncfs() if len(paths) > _MANY else None
     if whole is not None:
@@ -322,7 +330,7 @@ def _sync_file(path: StrPath) -> None:
 
 
 def sync_folders(paths: Iterable[StrPath]) -> None:
-    """Sync the names in some folders, if the system can sync folders."""
+    """Sync the names in folders, if the system can sync folders."""
     for path in dict.fromkeys(map(str, paths)):
         try:
             _sync_file(path)
@@ -332,7 +340,7 @@ def sync_folders(paths: Iterable[StrPath]) -> None:
 
 
 def sync_tree(path: StrPath) -> None:
-    """Sync a file, or all content of a folder."""
+    """Sync a file, or the complete content of a folder."""
     if not os.path.isdir(path):
         sync_files([path])
         return

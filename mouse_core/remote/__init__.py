@@ -1,4 +1,4 @@
-"""Remote objects: clients that read them, and the local cache file of their bytes."""
+"""Clients that read remote objects, and the local cache file of the objects' bytes."""
 
 from mouse_core.remote.clients import ObjectClient, ObjectInfo, Reaching
 

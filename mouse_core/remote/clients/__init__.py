@@ -30,21 +30,21 @@ __all__ = [
 ]
 
 SCHEMES = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss", "http", "https", "file")
-"""Schemes that obstore reads; ``HubClient`` reads "hf"."""
+"""URL schemes that obstore reads; ``HubClient`` reads "hf"."""
 
 
 def open_client(url: str, storage_options: Mapping[str, Any] | None = None) -> FolderClient:
-    """Return a client of the objects below an address; it makes no request yet.
+    """Return a client of the objects below an address, without any request.
 
     Args:
         url: ``s3://bucket/runs``, ``gs://``, ``az://``, ``https://``, ``file:///``, or ``hf://datasets/name/of/it``,
-            with ``@revision`` behind the name for another revision than the newest.
-        storage_options: Options of obstore's store, beside the environment: ``{"aws_endpoint": ..., "client_options":
-            {...}}``; for the Hub: "token".
+            with ``@revision`` after the name for another revision than the newest.
+        storage_options: Options of obstore's store, in addition to the environment: ``{"aws_endpoint": ...,
+            "client_options": {...}}``; for the Hub: "token".
 
     Raises:
-        ConfigError: An invalid address, or options that its client does not know.
-        ImportError: The client is not installed; the message says what to install.
+        ConfigError: The address is invalid, or its client does not know an option.
+        ImportError: The client is not installed; the message names the package to install.
     """
     from mouse_core.errors import ConfigError
 

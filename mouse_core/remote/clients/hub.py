@@ -1,7 +1,8 @@
-"""Client of the files of a dataset on the Hub: huggingface_hub lists them, and obstore reads them from a web server.
+"""Client of the files of a dataset on the Hub: huggingface_hub lists the files, and obstore reads them from a web
+server.
 
-The first request resolves the revision to a commit, which never changes. The address of the bytes of a large file is
-signed for a limited time; after an error the client asks for a new address.
+The first request resolves the revision to a commit, which never changes. The address of a large file's bytes is signed
+for a limited time; after an error, the client requests a new address.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ class HubClient(FolderClient):
     """Reads the files of a dataset on the Hub; see ``ObjectClient``.
 
     Args:
-        url: ``hf://datasets/namespace/name``, ``@revision`` behind it, and then a folder.
-        options: "token" and "endpoint", by default as huggingface_hub finds them, and "client_options" of obstore.
+        url: ``hf://datasets/namespace/name``, optionally followed by ``@revision`` and a folder.
+        options: "token" and "endpoint", by default from huggingface_hub, and "client_options" of obstore.
     """
 
     def __init__(self, url: str, options: StorageOptions) -> None:
@@ -76,7 +77,9 @@ class HubClient(FolderClient):
         return found
 
     def _of_hub(self, call: Any) -> Any:
-        """Return the result of a call to the Hub; convert errors to ours, without signed addresses."""
+        """Return the result of a call to the Hub; convert errors to errors of this package, without signed
+        addresses.
+        """
         failure: ConfigError | StorageError
         try:
             return call()
@@ -127,7 +130,7 @@ class HubClient(FolderClient):
         return memoryview(await found.bytes_async())
 
     def _find(self, path: str) -> Any:
-        """Return a client of the address of a file's bytes."""
+        """Return a client for the address of a file's bytes."""
         import huggingface_hub
 
         name = f"{self._folder}/{path}" if self._folder else path

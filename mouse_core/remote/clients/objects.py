@@ -1,6 +1,6 @@
-"""Client of remote objects by the package obstore: S3, Google, Azure, web servers and folders.
+"""Client of remote objects through the package obstore: S3, Google, Azure, web servers and folders.
 
-The parts in order: errors of requests, converted to ours; the configuration of obstore from options, environment and
+The parts of this module, in order: conversion of errors; the configuration of obstore from options, environment and
 profile; a thread that runs requests; a helper process for forked processes; and the client.
 """
 
@@ -43,7 +43,7 @@ class MissingObject(DataError):
 
 
 def imported() -> Any:
-    """Return the package obstore; ImportError, with the remedy, if it is missing."""
+    """Return the package obstore; if it is missing, raise ImportError with the remedy."""
     try:
         import obstore
         import obstore.store
@@ -53,13 +53,13 @@ def imported() -> Any:
 
 
 def error_of(error: Exception, shown: str, changed: str, asked: Callable[[], str]) -> MouseError:
-    """Convert a client's error to one of ours.
+    """Convert a client's error to an error of this package.
 
     Args:
         error: The error.
-        shown: The object's address.
-        changed: Message for an object that has another version now.
-        asked: Returns a description of the server and of the source of keys, for an access that is denied.
+        shown: The address of the object.
+        changed: The message for an object whose version has changed.
+        asked: Returns a description of the server and the source of keys, for denied access.
     """
     if isinstance(error, MouseError):
         return error
@@ -76,15 +76,15 @@ def error_of(error: Exception, shown: str, changed: str, asked: Callable[[], str
         return DataError(f"{shown}: expected a server that answers ranges of bytes, found one that does not")
     if "416" in said:
         return DataError(f"{shown}: expected more bytes, found an object that ends before ({said})")
-    if re.match(r"4\d\d(?<!408)(?<!429)", said):  # another try gets the same answer
+    if re.match(r"4\d\d(?<!408)(?<!429)", said):  # another attempt would get the same answer
         return DataError(f"{shown}: expected an answer, found a refusal ({said})")
-    # Without keys, obstore asks for the role of the machine, which most machines lack.
+    # Without keys, obstore requests the role of the machine, which most machines lack.
     more = f"; {asked()}" if _ROLES in str(error) else ""
     return StorageError(f"{shown}: not reached: {said}{more}")
 
 
 def _said(error: Exception) -> str:
-    """Return the public part of a client's error: status and code, no credentials."""
+    """Return the public part of a client's error: status and code, without credentials."""
     text = str(error)
     status, code = _STATUS.search(text), _CODE.search(text)
     if status:
@@ -101,7 +101,7 @@ def _said(error: Exception) -> str:
 
 
 def first_line(error: BaseException, hidden: set[str]) -> str:
-    """Return the first line of an error, without the texts ``hidden``."""
+    """Return the first line of an error's text, without the texts ``hidden``."""
     lines: Iterator[str] = (line.strip() for line in str(error).splitlines())
     text = without_secrets(next((line for line in lines if line), type(error).__name__))
     for one in sorted(hidden, key=len, reverse=True):
@@ -138,8 +138,8 @@ _PROFILE = {
 
 
 def config_of(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration of obstore's store beyond the environment: the options, and for S3 the profile's values,
-    if neither options nor environment hold credentials.
+    """Return the configuration of obstore's store in addition to the environment: the options, and for S3 the values of
+    the profile if neither options nor environment contain credentials.
     """
     config = {name: value for name, value in options.items() if name not in _OURS and not _HTTP.match(name)}
     if _kind(url) == "s3" and _source(url, options) == "profile":
@@ -155,7 +155,7 @@ def config_of(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
 def client_options(url: str, options: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of obstore's HTTP client: time-outs, and whether it may connect without TLS."""
     told = {**_TIMES, **dict(options.get("client_options", {}))}
-    # For obstore, "allow_http" is an option of the client, and has this name only.
+    # In obstore, "allow_http" is an option of the client.
     allowed = [value for name, value in options.items() if _HTTP.match(name)]
     said = {**{name.lower(): value for name, value in os.environ.items()}, **config}
     endpoints = [url, *(value for name, value in said.items() if _ENDPOINT.match(name.lower()))]
@@ -165,7 +165,7 @@ def client_options(url: str, options: Mapping[str, Any], config: Mapping[str, An
 
 
 def asked_as(url: str, options: Mapping[str, Any]) -> str:
-    """Describe for messages which server was asked and where keys were looked for; no key is shown."""
+    """Return a text for messages with the requested server and the source of keys, without any key."""
     kind = _kind(url)
     if kind == "hf":
         told = (
@@ -217,17 +217,19 @@ def _profile_name() -> str:
 
 
 def _file(which: str) -> Path:
-    """Return the path at which AWS's tools look for a file of profiles."""
+    """Return the path of a file of profiles, as AWS's tools find it."""
     variable = {"credentials": "AWS_SHARED_CREDENTIALS_FILE", "config": "AWS_CONFIG_FILE"}[which]
     return Path(os.environ.get(variable) or Path("~/.aws") / which).expanduser()
 
 
 def _profile() -> dict[str, str]:
-    """Return the user's profile by obstore's names; empty if it is missing or cannot be read."""
+    """Return the values of the user's profile under obstore's names; empty if the profile is missing or cannot be
+    read.
+    """
     name = _profile_name()
     found: dict[str, str] = {}
     for which in ("config", "credentials"):
-        # Sections of "config" are called "profile NAME", apart from the default one.
+        # Sections of "config" are named "profile NAME", except the default section.
         for section in dict.fromkeys((name, f"profile {name}")):
             parser = configparser.ConfigParser(interpolation=None, strict=False)
             try:
@@ -243,42 +245,45 @@ AT_ONCE = 128
 """Largest number of concurrent requests."""
 
 GROUP = 10
-"""Ranges in one call of obstore; of calls with several ranges, fewer run at once."""
+"""Largest number of ranges in one call of obstore; fewer such calls run concurrently."""
 
-# Seconds to wait for cancelled requests, for the client's own threads behind them, and for threads that deliver
-# results.
+# Seconds to wait for cancelled requests, for the client's threads that run them, and for threads that deliver results.
 _SECONDS, _NOTICED, _TOLD = 2.0, 0.4, 0.01
 
 _T = TypeVar("_T")
-# Number of forks before the process in which the client's threads began; all clients share the threads.
+# Number of forks that preceded the process in which the client's threads began; all clients share the threads.
 _begun: list[int] = []
 
 
 def is_forked() -> bool:
-    """Whether this process was forked from a process that had made requests, so that it lacks the client's threads."""
+    """Whether this process was forked from a process that had made requests, and therefore lacks the client's
+    threads.
+    """
     return bool(_begun) and _begun[0] != forks()
 
 
 class Asking:
-    """Runs the requests of any number of threads, a limited number at once, in a thread that begins with the first."""
+    """Runs the requests of any number of threads, a limited number concurrently, in a thread that starts with the first
+    request.
+    """
 
     def __init__(self, name: str) -> None:
         self._name, self._lock = name, ProcessLock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._forks = -1
-        # Tasks that wait for their turn, and tasks that run.
+        # Waiting tasks, and running tasks.
         self._tasks: tuple[set[Any], set[Any]] = (set(), set())
-        # Set when the program ends; further requests are errors.
+        # Set when the program ends; further requests raise errors.
         self._ended = threading.Event()
-        # An entry for each thread that calls the loop now.
+        # An entry for each thread that is currently calling the loop.
         self._telling: list[None] = []
         self._turns: tuple[asyncio.Semaphore, asyncio.Semaphore] | None = None
 
     def all(self, requests: Sequence[Callable[[], Awaitable[_T]]], *, in_groups: bool = False) -> list[_T]:
-        """Return the results of requests in order; raise the first error and cancel the rest.
+        """Return the results of requests in order; on the first error, raise it and cancel the other requests.
 
         Args:
-            requests: Functions that begin a request.
+            requests: Functions that each begin a request.
             in_groups: Whether each request has up to ``GROUP`` ranges.
 
         Raises:
@@ -328,17 +333,17 @@ class Asking:
         finally:
             waiting.discard(task)
             under_way.discard(task)
-            del task  # it refers to the error, and the error to this frame
+            del task  # break the reference cycle between the error and this frame
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Asking, (self._name,)
 
 
 def _counted(loop: asyncio.AbstractEventLoop, telling: list[None]) -> asyncio.AbstractEventLoop:
-    """Return the loop, with an entry in ``telling`` for each thread that is in its ``call_soon_threadsafe``.
+    """Return an event loop that records, in ``telling``, each thread inside its ``call_soon_threadsafe``.
 
-    The client's threads call it with results. It wakes the loop before it returns: so the program may have the result,
-    and end, while the thread that delivered it still waits for the interpreter.
+    The client's threads deliver results by this method, which wakes the loop before it returns. So the program may get
+    the result and end while the delivering thread still waits for the interpreter.
     """
     tell = loop.call_soon_threadsafe
 
@@ -360,13 +365,13 @@ def _end(
     ended: threading.Event,
     telling: list[None],
 ) -> None:
-    """Cancel all requests, and wait until the client's threads have noticed.
+    """Cancel all requests, and wait until the client's threads have handled the cancellation.
 
-    A thread of the client that returns to an interpreter that has ended would abort the process.
+    A client thread that returns to an ended interpreter would abort the process.
     """
     if known != forks() or not loop.is_running():
         return
-    if asyncio._get_running_loop() is loop:  # a request held the last reference
+    if asyncio._get_running_loop() is loop:  # a request had the last reference
         loop.stop()
         return
     ended.set()
@@ -380,7 +385,7 @@ def _end(
 
 
 async def _give_up(waiting: Any, under_way: Any) -> None:
-    # The client's own threads return once for each cancelled request.
+    # The client's threads return once for each cancelled request.
     left = [task for task in under_way if not task.done()]
     for task in list(waiting):
         task.cancel()
@@ -398,20 +403,20 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
         loop.close()
 
 
-# Largest number of concurrent calls in a helper; each may have many ranges.
+# Largest number of concurrent calls in a helper process; each call may have many ranges.
 _THREADS = 32
 
 
 class Helper:
-    """A process that makes the requests of a client.
+    """A helper process that makes the requests of a client.
 
     Args:
-        client: The client's class and its arguments.
+        client: The class of the client, and its arguments.
     """
 
     def __init__(self, *client: Any) -> None:
         command = [sys.executable, "-c", "from mouse_core.remote.clients.objects import main; main()"]
-        # Answers have a pipe of their own, and the helper gets the module paths of this process.
+        # Answers have a separate pipe, and the helper gets the module search paths of this process.
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._waiting: dict[int, Future[Any]] = {}
         self._lock, self._number = threading.Lock(), 0
@@ -423,7 +428,7 @@ class Helper:
         threading.Thread(target=self._read, daemon=True, name="mouse-remote").start()
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Return the result of a method of the client, or raise its error."""
+        """Return the result of a method of the client in the helper process, or raise its error."""
         future: Future[Any] = Future()
         with self._lock:
             self._number += 1
@@ -446,7 +451,7 @@ class Helper:
 
 
 def main() -> None:
-    """Answer requests until the input ends."""
+    """Main function of the helper process: answer requests until the input ends."""
     requests, answers = (Connection(os.dup(stream.fileno())) for stream in (sys.stdin, sys.stdout))
     sys.path[:], (kind, url, options) = requests.recv()
     from mouse_core.remote.clients.options import StorageOptions
@@ -472,11 +477,11 @@ def main() -> None:
             pass
 
 
-# Below this number of ranges, each request is conditional on the version of the object, if that is given.
+# Below this number of ranges, each request is conditional on the object's version, if it is given.
 _FEW = 3
 # Larger ranges are split into several concurrent requests.
 _MOST_BYTES = 8 << 20
-# Retries by default; with obstore's own three minutes, a program would seem to hang.
+# The default of retries; with obstore's default of three minutes, a program would seem to hang.
 _RETRY = {
     "max_retries": 4,
     "retry_timeout": timedelta(seconds=30),
@@ -489,7 +494,7 @@ class FolderClient:
 
     Args:
         url: The address.
-        options: For obstore.
+        options: The options for obstore.
     """
 
     def __init__(self, url: str, options: StorageOptions) -> None:
@@ -498,14 +503,14 @@ class FolderClient:
         self._asking = Asking(self.url)
         self._lock = ProcessLock()
         self._helper: tuple[int, Helper] | None = None
-        # Checked objects of a local folder: none is a link that leads out of it.
+        # Objects of a local folder that were checked: they are not links to files outside the folder.
         self._inside = set[str]()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Only processes that are started here get the signature of a signed address.
+        # Only processes that this process starts get the signature of a signed address.
         query = StorageOptions({"query": self._query} if self._query else {})
         return _again, (type(self), self.url, query, self._options)
 
@@ -531,10 +536,10 @@ class FolderClient:
         return self.get_all(wanted, {path: version})
 
     def get_all(self, wanted: Sequence[tuple[str, int, int]], versions: dict[str, str]) -> list[bytes | memoryview]:
-        """Return ranges of several objects; see ``ObjectClient.get_ranges``.
+        """Return byte ranges of several objects; see ``ObjectClient.get_ranges``.
 
         Args:
-            wanted: Path, first byte and end of each range.
+            wanted: The path, first byte and end of each range.
             versions: The versions that objects must have, by path.
         """
         self._check_inside(dict.fromkeys(path for path, _, _ in wanted))
@@ -560,11 +565,11 @@ class FolderClient:
         return [part[0] if len(part) == 1 else b"".join(part) for part in parts]
 
     def read(self, path: str, *, most_bytes: int) -> tuple[bytes, str]:
-        """Return a whole object and its version.
+        """Return the content of an object and its version.
 
         Raises:
             DataError: The object has more than ``most_bytes`` bytes, or is missing.
-            StorageError: The request failed, and may succeed later.
+            StorageError: The request failed but may succeed later.
         """
         info = self.head(path)
         if info.size > most_bytes:
@@ -582,11 +587,11 @@ class FolderClient:
         return True
 
     def listed(self, path: str = "") -> list[ObjectInfo]:
-        """Return the objects below a folder, in the order of their names.
+        """Return the objects below a folder, sorted by name.
 
         Raises:
-            ConfigError: The server cannot list objects, such as a web server.
-            StorageError: The request failed, and may succeed later.
+            ConfigError: The server, such as a web server, cannot list objects.
+            StorageError: The request failed but may succeed later.
         """
         if self.url.startswith(("http://", "https://")):
             raise ConfigError(f"{self.shown(path)}: expected a storage that lists what it has, found a web server")
@@ -602,7 +607,7 @@ class FolderClient:
         return Path(unquote(urlsplit(self.url).path)) if self.url.startswith("file://") else None
 
     def _check_inside(self, paths: Iterable[str]) -> None:
-        """Raise DataError for an object that is a pipe, or a link that leads out of the folder."""
+        """Raise DataError for an object that is a pipe, or a link to a file outside the folder."""
         if self._here is not None and (new := [path for path in paths if path not in self._inside]):
             check_inside([self._here / path for path in new], self._here)
             self._inside |= set(new)
@@ -610,7 +615,7 @@ class FolderClient:
     # ------------------------------------------------------------------ writing
 
     def make(self) -> None:
-        """Create the folder of a ``file://`` address; object storage needs none."""
+        """Create the folder of a ``file://`` address; do nothing for object storage."""
         if self._here is not None:
             with storing(self.url):
                 self._here.mkdir(parents=True, exist_ok=True)
@@ -619,9 +624,9 @@ class FolderClient:
         """Write an object, completely or not at all.
 
         Args:
-            path: Name of the object.
-            content: The bytes, or a file with them.
-            version: The version of the object that is replaced; "": no object may exist; None: any.
+            path: The name of the object.
+            content: The bytes, or a file with the bytes.
+            version: The version that the replaced object must have; "": no object may exist; None: replace any object.
 
         Returns:
             The version of the new object.
@@ -676,7 +681,7 @@ class FolderClient:
     async def _get(self, path: str, begin: int, end: int, version: str) -> memoryview:
         options: dict[str, Any] = {"range": (begin, end)}
         if version.startswith('"'):
-            # Weak tags and times are compared with those of the answer.
+            # Weak tags and times are compared with the tag or time in the answer.
             options["if_match"] = version
         found = await imported().get_async(self._store, path, options=options)
         if version and _version(found.meta) != version:
@@ -695,8 +700,9 @@ class FolderClient:
     async def _get_some(self, path: str, ranges: Sequence[tuple[int, int]], version: str) -> list[memoryview]:
         """Return up to ``GROUP`` ranges of an object.
 
-        One call for all takes a third of the processor time of single calls, but cannot be conditional: so the version
-        is compared afterwards. As no two contents have the same version, the ranges have it too.
+        One call for all ranges needs a third of the processor time of single calls, but cannot be conditional, so the
+        version is compared afterwards. Since different contents have different versions, an unchanged version shows
+        that the ranges have this version.
         """
         if version and len(ranges) < _FEW:
             return list(await asyncio.gather(*(self._get(path, begin, end, version) for begin, end in ranges)))
@@ -728,7 +734,7 @@ class FolderClient:
         try:
             done = await obstore.put_async(self._store, path, content, **options)
         except (obstore.exceptions.NotSupportedError, NotImplementedError):
-            # A storage without conditional writes: this check alone keeps two writers apart.
+            # The storage has no conditional writes, so only this check detects a second writer.
             there = ""
             try:
                 there = (await self._head(path)).version
@@ -746,7 +752,7 @@ class FolderClient:
         )
 
     def _helped(self, method: str, *arguments: Any) -> Any:
-        """Return the result of a method run by a helper process, where this one cannot make requests."""
+        """Run a method in a helper process, because this process cannot make requests; return the result."""
         with self._lock:
             if self._helper is None or self._helper[0] != forks():
                 self._helper = forks(), Helper(type(self), self.url + self._query, dict(self._options))
@@ -755,7 +761,7 @@ class FolderClient:
     def _ask(
         self, requests: Sequence[tuple[str, Callable[[], Awaitable[Any]]]], *, in_groups: bool = False
     ) -> list[Any]:
-        """Return the results of requests; convert errors to ours, without secrets."""
+        """Return the results of requests; convert errors to errors of this package, without secrets."""
         imported()
         failure: MouseError
         try:
@@ -763,16 +769,16 @@ class FolderClient:
         except _Failed as failed:
             changed, asked = self._is_another(failed.path), partial(asked_as, self.url, self._options)
             failure = error_of(failed.error, self.shown(failed.path), changed, asked)
-            failed.__traceback__ = None  # it refers to the tasks, and these to the error
-        # Outside of the except block: the client's error contains addresses with their queries.
+            failed.__traceback__ = None  # break the reference cycle between tasks and error
+        # Raised outside the except block, because the client's error contains addresses with queries.
         try:
             raise failure
         finally:
-            del failure  # its traceback refers to this frame, and so to all objects of the caller
+            del failure  # the traceback refers to this frame, and thus to all objects of the caller
 
 
 class _Failed(Exception):
-    """The error of a request, and the path of its object."""
+    """The error of a request, with the path of the request's object."""
 
     def __init__(self, path: str, error: Exception) -> None:
         super().__init__(path)
@@ -797,7 +803,7 @@ def _query_of(url: str) -> str:
 
 
 def _version(found: Any) -> str:
-    """Return the version of an object from the client's metadata; another content has another version."""
+    """Return the version of an object from the client's metadata; different contents have different versions."""
     if found.get("e_tag"):
         return str(found["e_tag"])
     changed = found.get("last_modified")

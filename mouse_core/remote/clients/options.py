@@ -1,4 +1,6 @@
-"""Addresses of remote objects, the protocol of clients that read them, and options of clients; none shows a secret."""
+"""Addresses of remote objects, the protocol of clients, and the options of clients. Messages and reprs never contain a
+secret.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,13 @@ from mouse_core.errors import ConfigError
 
 @dataclass(frozen=True)
 class ObjectInfo:
-    """The current state of an object.
+    """Path, size and version of a remote object.
 
     Args:
-        path: Name of the object, below the client's ``url``.
+        path: The name of the object below the client's ``url``.
         size: Size in bytes.
-        version: A text that changes with the content: an ETag, a version, a commit. Empty if the server has none; the
-            object then counts as one that never changes.
+        version: A text that changes with the content: an ETag, a version, a commit. Empty if the server has no version;
+            the object then counts as unchangeable.
     """
 
     path: str
@@ -31,15 +33,16 @@ class ObjectInfo:
 
 
 class ObjectClient(Protocol):
-    """Reads objects by ranges of bytes. Several threads may use one at once.
+    """Reads byte ranges of objects. Several threads may use a client concurrently.
 
-    A client may have a third method, ``get_all(wanted, versions)``: ranges of several objects at once, each a path, its
-    first byte and its end, and the versions by path. A mirror calls it instead of ``get_ranges`` for each object.
+    A client may have a third method, ``get_all(wanted, versions)``, which reads ranges of several objects together;
+    ``wanted`` has the path, first byte and end of each range, and ``versions`` the versions by path. A mirror calls
+    this method instead of ``get_ranges`` for each object.
 
-    The kind of an error tells whether another try may help:
+    The class of an error shows whether another attempt may succeed:
 
-    - ``StorageError``: a temporary failure: a time-out, a dropped connection, status 500 or 503.
-    - ``ChangedError``: the object has another version now.
+    - ``StorageError``: a temporary failure, such as a time-out, a dropped connection, status 500 or 503.
+    - ``ChangedError``: the version of the object has changed.
     - ``DataError``: the object is missing, or access is denied.
 
     No message contains a credential, or an address with a query.
@@ -47,7 +50,7 @@ class ObjectClient(Protocol):
 
     @property
     def url(self) -> str:
-        """The address of the objects, equal for every reader and without credentials: ``s3://bucket/runs``."""
+        """The address of the objects, without credentials and equal for all readers: ``s3://bucket/runs``."""
         ...
 
     def head(self, path: str) -> ObjectInfo:
@@ -62,16 +65,16 @@ class ObjectClient(Protocol):
     def get_ranges(
         self, path: str, begins: Sequence[int], ends: Sequence[int], version: str
     ) -> Sequence[bytes | memoryview]:
-        """Return some ranges of an object.
+        """Return byte ranges of an object.
 
         Args:
             path: Name of the object.
             begins: The first byte of each range.
-            ends: The byte behind the last one of each range.
-            version: The version that the object must have; "": any, because the caller compares checksums.
+            ends: The end (one past the last byte) of each range.
+            version: The version that the object must have; "": any version, because the caller compares checksums.
 
         Returns:
-            The bytes of each range, complete, in memory that never changes.
+            All bytes of each range, in memory that never changes.
 
         Raises:
             ChangedError: The object has another version now.
@@ -83,7 +86,7 @@ class ObjectClient(Protocol):
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _QUERY = re.compile(r"\?[^\s'\"),]*")
-# Options without credentials: they state server and way of a request.
+# Options without credentials, which describe the server and the kind of requests.
 _OPEN = re.compile(
     r"(aws_|google_|azure_)?(storage_)?(endpoint(_url)?(_s3)?|(default_)?region|bucket(_name)?|container_name|account_name"
     r"|virtual_hosted_style_request|skip_signature|allow_http|s3_express|request_payer|unsigned_payload|imdsv1_fallback"
@@ -104,7 +107,7 @@ def is_url(path: object) -> bool:
 
 
 def without_secrets(text: str) -> str:
-    """Return the text without the queries and users of addresses, which may contain credentials."""
+    """Return the text without the query and user parts of addresses, which may contain credentials."""
     return _USER.sub(r"\1", _QUERY.sub("", text))
 
 
@@ -112,11 +115,11 @@ def public_url(url: str) -> str:
     """Return the address without a query and a last slash.
 
     Raises:
-        ConfigError: The address has a user or a password, which messages would show.
+        ConfigError: The address has a user or a password, which messages would reveal.
     """
     parts = urlsplit(url)
     user, mark, _ = parts.netloc.rpartition("@")
-    # In addresses of Azure, abfss://container@account, the part before the @ is no user.
+    # In Azure addresses, abfss://container@account, the part before the @ is not a user.
     if mark and (parts.scheme.lower() in ("http", "https", "s3", "s3a", "gs", "hf") or ":" in user):
         raise ConfigError(
             f"{without_secrets(url)}: expected an address without a user, found one; the environment or "
@@ -126,7 +129,7 @@ def public_url(url: str) -> str:
 
 
 class StorageOptions(Mapping[str, Any]):
-    """Options of a client: keys, endpoints, time-outs. No message contains them.
+    """The options of a client: keys, endpoints, time-outs. Messages never contain them.
 
     Processes that ``multiprocessing`` starts get all options. Every other pickle contains only options without
     credentials, such as an endpoint, a region and time-outs; the client finds keys and tokens again in the environment
@@ -160,7 +163,7 @@ class StorageOptions(Mapping[str, Any]):
 
 
 def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options without credentials, by a list of their names."""
+    """Return the options without credentials, selected by a list of names."""
     plain = {name: value for name, value in options.items() if _OPEN.match(name) and _is_open(value)}
     for name, known in (("client_options", _OPEN_OF_CLIENTS), ("retry_config", None)):
         told = options.get(name)
@@ -170,27 +173,29 @@ def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_open(value: Any) -> bool:
-    """Whether a value is a number, or a text without a user or a query."""
+    """Whether a value is a number, or a text without a user or a query part."""
     return isinstance(value, bool | int | float) or (isinstance(value, str) and not set("@?") & set(value))
 
 
 @dataclass(frozen=True)
 class Reaching:
-    """The options of ``DatasetStore.open``, and of whatever else takes an address.
+    """The options for reaching remote objects, for ``DatasetStore.open`` and all other functions that accept an
+    address.
 
     Args:
-        storage_options: Options of the client beside those in the environment or a profile: ``{"aws_endpoint": ...,
-            "client_options": {"timeout": "10s"}}``. Names are those of obstore; for the Hub "token" and "endpoint". No
-            message, state or fingerprint contains them, and no pickle except for processes that ``multiprocessing``
-            starts.
-        cache: The folder of the cache, for all processes of a machine and for later runs; None: the folder in
-            ``MOUSE_CACHE``, or one among the user's caches.
-        cache_bytes: Largest size of the cache, at least 4 MB; None: half of the free space of its disk.
-        fail: The effect of temporary failures: requests are repeated for half a minute before the error is raised
-            ("raise"), or without end ("retry").
+        storage_options: Options of the client, in addition to the environment or a profile: ``{"aws_endpoint": ...,
+            "client_options": {"timeout": "10s"}}``. Names are those of obstore; for the Hub "token" and "endpoint".
+            Messages, states and fingerprints never contain them; pickles contain them only for processes that
+            ``multiprocessing`` starts.
+        cache: The folder of the cache, which all processes of a machine and later runs share; None: the folder in
+            ``MOUSE_CACHE``, or a folder in the user's cache directory.
+        cache_bytes: Largest size of the cache in bytes, at least 4 MB; None: half of the free space on its disk.
+        fail: How long requests are repeated after temporary failures: "raise": for half a minute, then the error is
+            raised; "retry": without end.
 
     Raises:
-        ConfigError: Options that are no mapping by name, a cache that is no local folder, or another ``fail``.
+        ConfigError: The options are not a mapping by name, the cache is not a local folder, or ``fail`` has another
+            value.
     """
 
     storage_options: Mapping[str, Any] | None = None

@@ -1,4 +1,6 @@
-"""A local cache file of remote objects: bounded, shared by processes, and read as mapped memory."""
+"""A local cache file of remote objects, which has a size limit, is shared by processes, and is read as mapped
+memory.
+"""
 
 from mouse_core.remote.mirror.mirror import Mirror, MirrorObject, cache_folder
 

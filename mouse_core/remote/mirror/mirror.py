@@ -1,6 +1,6 @@
 """The local file that caches bytes of remote objects, and the state of each process that shares it.
 
-Threads fetch requested pages into the file, in the estimated order in which they will be read.
+Threads fetch requested pages to the file, in the order in which the pages are expected to be read.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ from mouse_core.remote.mirror.table import (
     touched,
 )
 
-# Largest number of requested batches that are not read yet; those of an abandoned loader are never read. With 64 fewer,
-# no more are asked for.
+# Largest number of requested batches that are not read yet; batches of an abandoned loader are never read. With 64
+# fewer, no more are asked for.
 _MOST, _FEWER, _MOST_AHEAD = 4096, 64, 1 << 18
 _FAR = 4096
 # Weight of the last measurement.
@@ -65,7 +65,7 @@ _WEIGHT = 0.1
 
 
 class _Asked(NamedTuple):
-    """A requested batch: its number, its blocks as an array and a list, its pages, and the time at which it is read."""
+    """A requested batch: its number, its blocks as an array and a list, its pages, and the expected time of reading."""
 
     batch: int
     blocks: Int64s
@@ -74,41 +74,44 @@ class _Asked(NamedTuple):
     when: int
 
     def among(self, blocks: set[int]) -> bool:
-        """Whether ``blocks`` contains all blocks of the batch."""
+        """Whether all blocks of the batch are in ``blocks``."""
         return blocks.issuperset(self.numbers)
 
 
 class Pace:
-    """Finds by the blocks that are read which batch a process reads, and so when the next ones will be read.
+    """Determines from the read blocks which batch a process is reading, and estimates when the next batches will be
+    read.
 
-    ``Table.tick`` counts the batches of all processes, which is the common time. If four processes read equally fast, a
-    batch that is 10 ahead of the current one will be read in 40.
+    The common time is the number of batches that all processes have read, which ``Table.tick`` counts. Example: if four
+    processes read equally fast, a batch that is 10 ahead of the current batch will be read in 40 units of time.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._asked: deque[_Asked] = deque()
-        # By page: the times at which requested batches read it. None until the mirror is full, as it takes long.
+        # By page: the times at which requested batches read the page. None until the mirror is full, because recording
+        # takes long.
         self._uses: dict[int, list[int]] | None = None
         self._at: int | None = None
         self._ticks = 1.0
-        # When requested batches were last read, how many, and the number of unknown reads since then.
+        # When requested batches were last read, the number of these batches, and the number of unknown reads since
+        # then.
         self._last = self._count = self._unknown = 0
         self._read: Int64s | None = None
         self.pages_ahead = 0
-        """Pages requested and not read yet, counted once for each batch that reads them."""
+        """Number of requested pages that are not read yet, counted once for each batch that reads them."""
 
     def knows(self, pages: int) -> bool:
-        """Whether at least ``pages`` pages, or the largest kept number, are requested and not read yet."""
+        """Whether at least ``pages`` pages, or the largest recorded number, are requested and not read yet."""
         return self.pages_ahead >= min(pages, _MOST_AHEAD) or len(self._asked) >= _MOST - _FEWER
 
     def ahead(self, batch: int, blocks: Int64s, pages: Int64s, now: int) -> int:
-        """Return the time at which a requested batch will be read.
+        """Register a requested batch, and return the time at which it will be read.
 
         Args:
-            batch: Number of the batch.
-            blocks: Its blocks, ascending, int64 ``[n]``.
-            pages: Its pages, int64 ``[m]``.
+            batch: The number of the batch.
+            blocks: The batch's blocks, ascending, int64 ``[n]``.
+            pages: The batch's pages, int64 ``[m]``.
             now: The current time.
         """
         with self._lock:
@@ -139,17 +142,17 @@ class Pace:
                     self._uses = uses
 
     def awaits(self, blocks: Int64s) -> bool:
-        """Whether the batch that was requested with this array object of blocks is not read yet."""
+        """Whether the batch that was requested with this array object of blocks has not been read yet."""
         with self._lock:
             return any(asked.blocks is blocks for asked in self._asked)
 
     def read(self, blocks: Int64s, pages: Int64s, now: int) -> tuple[int, Int64s]:
-        """Note that blocks (ascending, int64 ``[n]``) and pages, int64 ``[m]``, are read now.
+        """Record that blocks (ascending, int64 ``[n]``) and pages (int64 ``[m]``) are read now.
 
         Returns:
-            The number of batches that were read, with skipped ones, at least 1; 0 if the same blocks were read just
-            before, as after an eviction. And the time at which each page is read again, int64 ``[m]``: ``now`` if that
-            is unknown, or ``choose`` was not called.
+            The number of batches that were read, including skipped batches, at least 1; 0 if the same blocks were read
+            just before, for example after an eviction. Also the time at which each page will be read again, int64
+            ``[m]``: ``now`` if it is unknown or ``choose`` was not called.
         """
         with self._lock:
             is_new = self._read is None or not np.array_equal(blocks, self._read)
@@ -170,7 +173,7 @@ class Pace:
             return count, again
 
     def _forget(self) -> int:
-        """Forget the oldest requested batch, and return its number."""
+        """Remove the oldest requested batch, and return its number."""
         batch, _, _, pages, when = self._asked.popleft()
         self.pages_ahead -= len(pages)
         if self._uses is not None:
@@ -184,9 +187,11 @@ class Pace:
         return batch
 
     def _arrive(self, blocks: Int64s, now: int) -> int:
-        """Forget the requested batches that read ``blocks``, and all earlier ones; return their number.
+        """Remove the requested batches that read ``blocks``, and all earlier batches; return the number of removed
+        batches.
 
-        Batches that share stretches cannot all be found by their blocks; they are skipped with the next one found.
+        Batches that share stretches cannot all be identified by their blocks; they are skipped when the next batch is
+        identified.
         """
         # Batches before the first of them count as skipped.
         there = set(blocks.tolist())
@@ -207,26 +212,26 @@ class Pace:
 
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 5.0
-# Requests for damaged bytes, which may have been damaged on the way.
+# Number of requests for damaged bytes, which may have been damaged in transit.
 _TRIES = 3
 
 
-# Most requests wait for the network, in which Python takes no part.
+# Number of threads; most requests wait for the network, without the interpreter.
 _THREADS = 16
 _IDLE_SECONDS = 2.0
-# Pages of one call of a client, fewer if the mirror is full. A block counts as 4 pages at least, as it is likely a
-# request of its own.
+# Number of pages in one call of a client, fewer if the mirror is full. A block counts as at least 4 pages, because it
+# is probably a separate request.
 _MOST_PAGES, _FEW_PAGES, _REQUEST_PAGES = 512, 256, 4
-# While as many pages are in flight as came in 0.1 s (measured over 0.5 s), and more than 2048, no more are fetched
-# ahead: urgent pages share the network with them.
+# No more pages are fetched ahead while the pages in flight exceed 2048 and the number that arrived in 0.1 s (measured
+# over 0.5 s), because urgent pages share the network.
 _ON_ITS_WAY, _RATE_SECONDS, _FEW_ON_ITS_WAY = 0.1, 0.5, 2048
 # Seconds until the next try without room, or while another process fetches the pages.
 _AGAIN_SECONDS = 0.01
-# How far ahead pages are fetched into a full mirror, in the table's time.
+# How far ahead pages are fetched to a full mirror, in the table's time.
 _FIRST_HORIZON, _LONGEST_HORIZON, _SHRINKING = 2.0, 4096.0, 0.95
-# Pages that are read later than this are fetched for 8 batches together, in the order of their positions.
+# Pages that are read later than this time are fetched for 8 batches together, ordered by position.
 _NEAR, _TOGETHER = 32, 8
-# Pages in flight or not read yet are at most this part of all pages: while there is room, and in a full mirror.
+# Pages in flight or not read yet are at most this part of all pages: in a mirror with room, and in a full mirror.
 _ROOM_PART, _AHEAD_PART = 2, 4
 
 
@@ -235,11 +240,11 @@ class Task:
     """Pages to fetch with one call of a client.
 
     Args:
-        when: The time at which they are read; 0 for pages that a reader waits for.
-        number: Number of the task.
+        when: The time at which the pages are read; 0 for pages that a reader waits for.
+        number: The number of the task.
         blocks: Blocks, ascending, int64 ``[n]``.
-        masks: Pages of each, int64 ``[n]``.
-        urgent: Whether a reader waits for them.
+        masks: The pages of each block, int64 ``[n]``.
+        urgent: Whether a reader waits for the pages.
         steal: Whether to take over pages that another process has been fetching for too long.
     """
 
@@ -252,11 +257,11 @@ class Task:
 
 
 class Fetcher:
-    """The threads of a process that fetch pages. They end after some seconds without a task.
+    """The threads of a process that fetch pages. A thread ends after some seconds without a task.
 
     Args:
-        keeper: Writes fetched pages into the mirror.
-        pace: Knows which batches were read.
+        keeper: The object that writes fetched pages to the mirror.
+        pace: The record of which batches were read.
     """
 
     def __init__(self, keeper: Keeper, pace: Pace) -> None:
@@ -265,18 +270,19 @@ class Fetcher:
         lock = threading.RLock()
         self._more = threading.Condition(lock)  # notified of new tasks
         self.changed = threading.Condition(lock)
-        """Notified when pages came, or failed."""
+        """A condition that is notified when pages arrived or a fetch failed."""
         self.errors: dict[int, Exception] = {}
         self._asked: list[tuple[int, int, Int64s, Int64s]] = []  # tasks not fetched yet: when, number, blocks, masks
-        self._begun: deque[tuple[int, int]] = deque()  # fetched or in flight, and not read: when, pages
+        # pages that are fetched or in flight and not read: time, number of pages
+        self._begun: deque[tuple[int, int]] = deque()
         self._begun_pages = 0  # sum of the pages above
         self._heap: list[Task] = []
         self._later: list[tuple[float, Task]] = []
-        self._coming = np.zeros(0, np.int64)  # pages of each block that are queued
+        self._coming = np.zeros(0, np.int64)  # queued pages of each block
         self._tasks = self._threads = self._idle = 0
         self._closed = False
-        self._waiting = -1  # the time at which there was no room
-        self._came: deque[tuple[float, int]] = deque()  # arrivals: the time, and the number of pages
+        self._waiting = -1  # the last time at which the mirror had no room
+        self._came: deque[tuple[float, int]] = deque()  # arrivals: time and number of pages
         self._horizon = _FIRST_HORIZON
 
     # ------------------------------------------------------------------ requests of readers
@@ -285,7 +291,8 @@ class Fetcher:
         """Fetch pages before they are read, or verify pages that another process fetched.
 
         Args:
-            parts: For each batch the time at which it is read, its blocks, ascending, int64 ``[n]``, and masks.
+            parts: For each batch, the time at which it is read, its blocks, ascending, int64 ``[n]``, and the masks of
+                their pages.
         """
         with self.changed:
             for when, blocks, masks in parts:
@@ -294,11 +301,11 @@ class Fetcher:
         self.reach()
 
     def reach(self) -> None:
-        """Begin to fetch requested pages, as far ahead as it helps.
+        """Start fetching requested pages, as far ahead as is useful.
 
-        While there is room, up to half of the mirror is fetched ahead. In a full mirror, new pages replace others, and
-        pages that come early replace useful ones: so pages are fetched just in time. Each wait of a reader doubles how
-        far ahead that is, up to a quarter of the mirror.
+        While the mirror has room, up to half of it is fetched ahead. In a full mirror, new pages replace other pages,
+        and pages that arrive too early replace useful pages, so pages are fetched just in time. Each wait of a reader
+        doubles the distance of readahead, up to a quarter of the mirror.
         """
         self._follow()
         with self.changed:
@@ -312,11 +319,11 @@ class Fetcher:
                     break
                 is_far = not is_full and when > self._table.clock + _NEAR
                 if is_far and len(self._asked) < _TOGETHER:
-                    break  # fewer and larger requests take less processor time
+                    break  # fewer and larger requests need less processor time
                 self._begin(_TOGETHER if is_far else 1)
 
     def _begin(self, count: int) -> None:
-        """Begin to fetch the ``count`` requests that are read first; the caller holds ``changed``."""
+        """Start fetching the ``count`` requests that are read first; the caller holds ``changed``."""
         first = [heapq.heappop(self._asked) for _ in range(count)]
         # Requests that were read meanwhile are left out.
         first = [one for one in first if one[0] > self._table.clock or self._pace.awaits(one[2])]
@@ -330,12 +337,12 @@ class Fetcher:
         wanted = masks & ~state & ~self._coming[blocks]
         self._coming[blocks] |= wanted
         some = wanted != 0
-        # Pages that other processes fetched are verified before they are read.
+        # Pages that other processes fetched are verified before they are used.
         some[np.searchsorted(blocks, self.keeper.unverified(blocks, state, masks))] = True
         self._push(blocks[some], masks[some], first[0][0])
 
     def _is_begun_with(self, part: int) -> bool:
-        """Whether more than one ``part``-th of the mirror is fetched or in flight, and not read yet."""
+        """Whether more than 1 / ``part`` of the mirror is fetched or in flight and not read yet."""
         return self._begun_pages > self._limits.pages // part
 
     def bring(self, blocks: Int64s, masks: Int64s) -> None:
@@ -344,7 +351,8 @@ class Fetcher:
         table, began, pushed = self._table, time.monotonic(), -np.inf
         table.ask(pages_of(blocks, masks), table.clock + 1)
         with self.changed:
-            # Pages in flight, or not fetched yet, were too late; pages that were evicted before, too early.
+            # Pages that are in flight or not fetched yet were requested too late; pages that were evicted before their
+            # use were fetched too early.
             late = bool((self._coming[blocks] & masks).any() or (self._asked and self._asked[0][0] <= table.clock + 1))
             self._horizon = float(np.clip(self._horizon * (2 if late else 0.5), _FIRST_HORIZON, _LONGEST_HORIZON))
             while True:
@@ -356,7 +364,8 @@ class Fetcher:
                 blocks, masks = blocks[lacking], masks[lacking]
                 self._raise(blocks)
                 now, claims = time.monotonic(), table.claim[blocks]
-                # Pages that no process fetches; sometimes also pages of other processes, which may have died.
+                # Fetch pages that no process is fetching; after a while, also pages that other processes are fetching,
+                # because they may have died.
                 due = claims == 0 if now - pushed > _AGAIN_SECONDS / 2 else claims < 0
                 if now - pushed > 10 * _AGAIN_SECONDS:
                     due = claims >= 0
@@ -367,7 +376,7 @@ class Fetcher:
         self._counters.add(waits=1, seconds=time.monotonic() - began)
 
     def _raise(self, blocks: Int64s) -> None:
-        """Raise the error of a block, once."""
+        """Raise the error of a block; each error is raised once."""
         for block in blocks.tolist():
             error = self.errors.pop(block, None)
             if error is not None:
@@ -376,10 +385,10 @@ class Fetcher:
                 try:
                     raise error
                 finally:
-                    del error  # its traceback refers to this frame
+                    del error  # the error's traceback refers to this frame
 
     def queued(self) -> int:
-        """Return the number of pages that are requested and not present yet."""
+        """Return the number of requested pages that are not present yet."""
         with self.changed:
             tasks = [*self._heap, *(task for _, task in self._later)]
             wanted = [(task.blocks, task.masks) for task in tasks] + [some[2:] for some in self._asked]
@@ -387,11 +396,11 @@ class Fetcher:
         return sum(lacking) + self.keeper.in_flight
 
     def in_time(self) -> None:
-        """Reduce the distance of readahead, as some pages arrived in time."""
+        """Reduce the distance of readahead after pages arrived in time."""
         self._horizon = max(_SHRINKING * self._horizon, _FIRST_HORIZON)
 
     def close(self) -> None:
-        """Cancel all tasks that have not begun."""
+        """Cancel all tasks that have not started."""
         with self.changed:
             self._closed = True
             self._asked.clear()
@@ -401,7 +410,7 @@ class Fetcher:
             self.changed.notify_all()
 
     def _follow(self) -> None:
-        """Extend the arrays to blocks that objects received in the meantime."""
+        """Extend the arrays to blocks that objects received since the last call."""
         if len(self._coming) < len(self._table.rows):
             with self.changed:
                 self._coming = longer(self._coming, len(self._table.rows))
@@ -438,7 +447,7 @@ class Fetcher:
     # ------------------------------------------------------------------ threads
 
     def next(self) -> Task | None:
-        """Return the first task that is due; None if the thread is to end."""
+        """Return the first due task; None if the thread must end."""
         until = time.monotonic() + _IDLE_SECONDS
         with self._more:
             while not self._closed:
@@ -461,14 +470,14 @@ class Fetcher:
             return None
 
     def _is_filled(self, now: float) -> bool:
-        """Whether further requests would not arrive earlier, as enough pages are in flight."""
+        """Whether enough pages are in flight, so that starting further requests brings no advantage."""
         while self._came and self._came[0][0] < now - _RATE_SECONDS:
             self._came.popleft()
         rate = sum(pages for _, pages in self._came) / _RATE_SECONDS
         return self.keeper.in_flight > max(_FEW_ON_ITS_WAY, rate * _ON_ITS_WAY)
 
     def run(self, task: Task) -> None:
-        """Fetch the missing pages of a task; an error is kept for the reader that waits."""
+        """Fetch the missing pages of a task; an error is stored for the waiting reader."""
         held, again, has_room = task.blocks[:0], False, True
         try:
             state = self._table.state[task.blocks]
@@ -476,7 +485,7 @@ class Fetcher:
             now = self._table.clock
             claimed = self.keeper.claim(task.blocks, task.masks, task.when, urgent=task.urgent, steal=task.steal)
             if claimed is None:
-                # Later tasks find no room either, until more is read.
+                # Later tasks find no room, either, until more pages are read.
                 self._waiting, has_room = now, False
             else:
                 held = claimed[0]
@@ -486,11 +495,12 @@ class Fetcher:
         except Exception as error:
             with self.changed:
                 if isinstance(error, DataError) and len(self.keeper.known.of(task.blocks)) > 1:
-                    # One of the objects is damaged; each alone shows which.
+                    # One of the objects is damaged; fetch each object separately to find it.
                     self._push(task.blocks, task.masks, task.when, urgent=True, alone=True)
                 else:
                     if isinstance(error, MouseError):
-                        error.__traceback__ = None  # it refers to the frames of this thread, and so to all objects
+                        # the error refers to the frames of this thread, and thus to all objects
+                        error.__traceback__ = None
                     self.errors.update(dict.fromkeys((held if len(held) else task.blocks).tolist(), error))
         finally:
             with self.changed:
@@ -506,7 +516,7 @@ class Fetcher:
             self.reach()
 
     def _fetch(self, held: Int64s, masks: Int64s) -> None:
-        """Fetch pages of blocks that are claimed."""
+        """Fetch pages of claimed blocks."""
         try:
             wanted = Runs.of(self.keeper.known.of(held), held, masks)
             self.keeper.store(held, masks, wanted, *self._got(wanted))
@@ -519,12 +529,12 @@ class Fetcher:
                 self.errors.pop(block, None)
 
     def _got(self, wanted: Runs) -> tuple[list[memoryview], PageChecksums]:
-        """Return the bytes of runs of pages, and the digests of the pages, which were compared with the known digests.
+        """Return the bytes of runs of pages, and the digests of the pages, after comparing them with the known digests.
 
         Raises:
-            ChangedError: An object has another version now.
+            ChangedError: The version of an object has changed.
             DataError: An object is missing or damaged.
-            StorageError: A request failed, and may succeed later.
+            StorageError: A request failed but may succeed later.
         """
         tries = 0
         while True:
@@ -542,10 +552,10 @@ class Fetcher:
                     del error
 
     def _reached(self, wanted: Runs, *, sure: bool) -> list[memoryview]:
-        """Return the bytes of runs of pages, with repeated requests after temporary failures.
+        """Return the bytes of runs of pages; requests are repeated after temporary failures.
 
-        Digests tell whether bytes are those that were written. So the version of an object with known digests is
-        compared only after an error (``sure``).
+        Digests show whether bytes equal the written bytes, so the version of an object with known digests is compared
+        only after an error (``sure``).
         """
         objects = wanted.objects
         sure = sure or all(placed.sums is None for placed in objects)
@@ -569,7 +579,7 @@ class Fetcher:
                     sure = True
                     continue
                 if len(objects) == 1:
-                    objects[0].error = copy.copy(error)  # without its traceback, which refers to the reader
+                    objects[0].error = copy.copy(error)  # without the traceback, which refers to the reader
                 raise
             self._counters.add(retries=1)
             pause = min(2 * pause, _LONGEST_PAUSE)
@@ -608,7 +618,7 @@ def _work(reference: Callable[[], Fetcher | None]) -> None:
         del fetcher, task
 
 
-# The ranges of several batches are sorted together, as if each batch had a mirror of its own of this size.
+# To sort the ranges of several batches together, each batch gets an offset of this size.
 _APART = 1 << 48
 _NONE = np.zeros(0, np.int64)
 
@@ -625,7 +635,9 @@ class Process:
         self._touched = (_NONE, _NONE), (_NONE, _NONE)
 
     def touched(self, begins: Int64s, ends: Int64s) -> tuple[Int64s, Int64s]:
-        """See ``pages.touched``; the last result is kept, as ``there`` and ``wait`` ask for the same ranges."""
+        """Return the result of ``touched``; the last result is cached, because ``there`` and ``wait`` are called with
+        the same ranges.
+        """
         ranges, found = self._touched
         if not (np.array_equal(ranges[0], begins) and np.array_equal(ranges[1], ends)):
             found = touched(begins, ends)
@@ -646,7 +658,7 @@ class Process:
             some, few = slice(*by_block[number : number + 2]), slice(*by_page[number : number + 2])
             when = self.pace.ahead(batch, blocks[some], pages[few], self._table.clock)
             parts.append((when, blocks[some], masks[some]))
-        # The first batch that reads a page is noted last, and counts.
+        # The first batch that reads a page is recorded last, so its time counts.
         whens = np.repeat(np.array([when for when, _, _ in parts], np.int64), np.diff(by_page))
         self._table.ask(pages[::-1], whens[::-1])
         if self.keeper.is_full():
@@ -654,26 +666,26 @@ class Process:
         self.fetcher.ask(parts)
 
     def end(self) -> None:
-        """Stop fetching, and leave the sharers; a forked child does nothing with the state of its parent."""
+        """Stop fetching, and leave the sharers; in a forked child, do nothing."""
         if self._forks != forks():
             return
         self.fetcher.close()
         self.sharer.leave()
 
 
-# Bytes of one piece of a private copy.
+# Size in bytes of one piece of a private copy.
 _PIECE = 8 << 20
 _LEAST_BYTES = 4 << 20
-# Eviction looks ahead over batches that read 4 times as many pages as the mirror holds; pages that are needed later may
-# be evicted.
+# Eviction considers the next batches up to 4 times the mirror's number of pages; pages that are needed later may be
+# evicted.
 _KNOWN = 4
 VARIABLE = "MOUSE_CACHE"
-"""The environment variable with the folder of caches."""
+"""Name of the environment variable with the folder of caches."""
 
 
 def cache_folder(cache: str | os.PathLike[str] | None = None) -> Path:
     """Return the folder of caches: ``cache``, else the folder in ``MOUSE_CACHE``, else ``mouse-data`` in the system's
-    folder of caches.
+    cache directory.
     """
     named = cache or os.environ.get(VARIABLE)
     if named:
@@ -684,22 +696,23 @@ def cache_folder(cache: str | os.PathLike[str] | None = None) -> Path:
 
 
 class Mirror:
-    """Remote objects, one behind another in one sparse local file, whose pages are fetched on request.
+    """A local sparse file that contains remote objects one after another; pages are fetched on request.
 
-    All processes of a machine share the file: each byte is fetched once, and no process evicts pages that another reads
-    soon. An object is identified by its content, so a changed object is another one, and later runs use the same cache.
-    Its content is not trusted: each process compares digests of pages that another one wrote before it reads them.
+    All processes of a machine share the file: each byte is fetched once, and no process evicts pages that another
+    process reads soon. An object is identified by its content, so a changed object counts as another object, and later
+    runs use the same cache. The file is not trusted: a process compares the digests of pages that another process wrote
+    before it reads them.
 
     Args:
-        cache: The folder, as in ``cache_folder``, on a local disk; created if it is missing.
-        cache_bytes: Largest size, at least 4 MB; None: half of the free space of the disk. The pages that the requested
-            batches need last are evicted first. All pages of a single batch stay, even if these are more.
-        fail: The effect of a temporary failure: the request is repeated for ``patience`` seconds, with growing pauses,
-            before the reader gets the error ("raise"), or without end ("retry"). On a full disk, fewer pages are kept.
-        patience: Seconds.
+        cache: The folder, on a local disk; see ``cache_folder``. It is created if it is missing.
+        cache_bytes: Largest size in bytes, at least 4 MB; None: half of the free space on the disk. The pages that the
+            requested batches need last are evicted first. All pages of one batch stay, even if they exceed this size.
+        fail: How long a request is repeated after a temporary failure, with growing pauses: "raise": for ``patience``
+            seconds, then the reader gets the error; "retry": without end. On a full disk, fewer pages are kept.
+        patience: The time in seconds for ``fail="raise"``.
 
     Raises:
-        ConfigError: An invalid limit, or a system without file locks.
+        ConfigError: A limit is invalid, or the system has no file locks.
         StorageError: The folder cannot be created or written.
     """
 
@@ -726,7 +739,8 @@ class Mirror:
                 cache_bytes = max(_LEAST_BYTES, shutil.disk_usage(inside).free // 2 + self._table.pages * PAGE)
             self._limits = Limits(cache_bytes // PAGE, fail, patience)
             self._inside, self._lock, self._known = inside, ProcessLock(), Known()
-            # The newest map while it is in use. It refers to the mirror, which ends with its last user.
+            # The newest map, while it is in use. The map refers to the mirror, which is closed when its last user is
+            # deleted.
             self._memory: mmap.mmap | None = None
             self._newest: Callable[[], _Map | None] = lambda: None
             self._processes: dict[int, Process] = {}
@@ -739,13 +753,13 @@ class Mirror:
     def add(
         self, client: ObjectClient, infos: Sequence[ObjectInfo], sums: Sequence[PageSums] = ()
     ) -> list[MirrorObject]:
-        """Return objects with places in the mirror, without fetching any byte.
+        """Assign positions in the mirror to objects, and return the objects; no byte is fetched.
 
         Args:
             client: The client of the objects.
             infos: The objects, from ``client.head``.
-            sums: For each object the source of the digests of its pages, with which fetched pages are compared; empty:
-                pages are not compared.
+            sums: The source of each object's page digests, with which fetched pages are compared; empty: pages are not
+                compared.
 
         Raises:
             StorageError: The cache has no room for the list of objects.
@@ -760,7 +774,7 @@ class Mirror:
                 if self._places.blocks > self._table.blocks:
                     self._table.grow(self._places.blocks, lambda blocks: self._file.lengthen(blocks * BLOCK))
                 self._table.follow()
-                self._file.lengthen(self._table.room * BLOCK)  # another program may have removed or cut it
+                self._file.lengthen(self._table.room * BLOCK)  # another program may have removed or truncated the file
                 placed = [
                     self._known.get(begin) or Placed(client, info, begin * BLOCK, key & 0xFFFFFFFF, found)
                     for begin, key, info, found in zip(begins, keys, infos, known, strict=True)
@@ -775,7 +789,7 @@ class Mirror:
         return [MirrorObject(found_map, found_map.begin + one.begin, one.info) for one in placed]
 
     def _map(self, size: int) -> _Map:
-        """Return a map of at least ``size`` bytes; earlier maps stay, as their addresses are in use."""
+        """Return a map of at least ``size`` bytes; earlier maps stay valid, because their addresses are in use."""
         if self._memory is None or len(self._memory) < size:
             self._memory, self._newest = self._file.map(), lambda: None
             for process in self._processes.values():
@@ -795,14 +809,14 @@ class Mirror:
         return process.counters.said() | more
 
     def close(self) -> None:
-        """Stop fetching. Maps stay until their last user ends."""
+        """Stop fetching. Maps stay valid until their last user is deleted."""
         for process in self._processes.values():
             process.end()
 
     # ------------------------------------------------------------------ for maps and objects
 
     def _process(self) -> Process:
-        """Return the state of this process; a forked child has its own."""
+        """Return the state of this process; a forked child gets a new state."""
         found = self._processes.get(forks())
         if found is None:
             with self._lock:
@@ -821,9 +835,9 @@ class MirrorObject(NamedTuple):
     """An object in a mirror.
 
     Args:
-        backing: The memory of the object; its ``wait`` is called before bytes are copied.
-        address: Address of the first byte, as long as ``backing`` lives.
-        info: The object.
+        backing: The memory of the object; call its ``wait`` before bytes are copied.
+        address: The address of the first byte, valid as long as ``backing`` exists.
+        info: Path, size and version of the object.
     """
 
     backing: _Map
@@ -834,12 +848,12 @@ class MirrorObject(NamedTuple):
 class _Map:
     """The mirror's file as mapped memory, a ``RemoteMemory``."""
 
-    # Ranges with a page between them stay apart; the mirror itself joins requests.
+    # Ranges with a page between them are not joined here, because the mirror joins requests.
     gap = PAGE - 1
 
     def __init__(self, mirror: Mirror, memory: mmap.mmap) -> None:
         self._mirror, self._table, self.memory = mirror, mirror._table, memory
-        self.counted = mirror  # all maps have one set of counters
+        self.counted = mirror  # all maps share one set of counters
         self.begin, self.size = address_of(memory), len(memory)
         self.room: int | None = mirror._limits.pages * PAGE
 
@@ -849,15 +863,15 @@ class _Map:
             self._mirror._process().ask(begins - self.begin, ends - self.begin, batches)
 
     def looks_further(self) -> bool:
-        """Whether knowledge of later batches would improve the choice of pages to evict."""
+        """Whether requests of later batches would improve the choice of pages to evict."""
         process = self._mirror._process()
         return process.keeper.is_full() and not process.pace.knows(_KNOWN * self._mirror._limits.pages)
 
     def there(self, begins: Int64s, ends: Int64s) -> bool:
-        """Whether the bytes in ranges of addresses are present."""
+        """Return whether the bytes in ranges of addresses are present."""
         process = self._mirror._process()
         if process.keeper.is_full():
-            return False  # in a full mirror, each batch waits by itself
+            return False  # in a full mirror, each batch waits separately
         blocks, masks = process.touched(begins - self.begin, ends - self.begin)
         return not (masks & ~self._table.state[blocks]).any()
 
@@ -871,7 +885,7 @@ class _Map:
             lacking = (masks & ~states) != 0
             if lacking.any():
                 waited = True
-                table.ask(pages, table.clock + 1)  # so that other pages of these batches are not evicted
+                table.ask(pages, table.clock + 1)  # so that the other pages of these batches are not evicted
                 process.fetcher.bring(blocks[lacking], masks[lacking])
                 continue
             unverified = process.keeper.unverified(blocks, states, masks)
@@ -890,7 +904,7 @@ class _Map:
         return blocks, masks, states
 
     def still(self, token: Any) -> bool:
-        """Whether no page was evicted since ``wait``."""
+        """Return whether no page was evicted since ``wait``."""
         blocks, masks, states = token
         return bool(same_pages(self._table.state[blocks], states, masks).all())
 

@@ -1,14 +1,14 @@
-"""The state that processes share for a mirror, and the work of one process on it.
+"""The shared state of a mirror's processes, and the operations of one process on it.
 
 The state consists of the numbers of processes, a sparse file of bytes, a table of its blocks, and the offsets of
-objects. A process claims blocks, evicts pages, writes bytes, and verifies pages that other processes wrote.
+objects. A process claims blocks, evicts pages, writes bytes, and verifies pages of other processes.
 
 A mirror is divided into blocks of 64 KB, and each block into 16 pages of 4 KB. Presence and eviction are tracked per
 page, by one bit in the block's mask; fetches in progress are tracked per block.
 
-Rows of the table are changed under a lock and read without one; each word is written atomically. A process that fetches
-a block claims it, writes the bytes, and then marks the pages as present. A process that is killed in between leaves a
-claim, which is void, as no process has its number.
+Rows of the table are changed under a lock and read without a lock; each word is written atomically. A process that
+fetches a block claims the block, writes the bytes, and then marks the pages as present. The claim of a process that is
+killed in between is void, because no running process has its number.
 """
 
 from __future__ import annotations
@@ -49,28 +49,28 @@ Int64s = npt.NDArray[np.int64]
 PAGES = 16
 BLOCK = PAGE * PAGES
 ALL_PAGES = (1 << PAGES) - 1
-# Two pages with at most this number of pages between them are fetched by one request, as a second request would take
-# longer.
+# Two pages with at most this number of pages between them are fetched by one request, because a second request would
+# take longer.
 _GAP_PAGES = 16
-# The most pages of a request: one connection is slower than several together.
+# Largest number of pages in a request, because several connections together are faster than one connection.
 _LONGEST_RUN = 256
 
 
 def touched(begins: Int64s, ends: Int64s) -> tuple[Int64s, Int64s]:
-    """Return the blocks that ranges of bytes touch, and the masks of the touched pages.
+    """Return the blocks that byte ranges touch, and the masks of the touched pages.
 
-    Bytes 5,000 to 9,000 lie in pages 1 and 2 of block 0: its mask is 0b110. Bytes 65,540 to 65,550 lie in page 16, the
-    first of block 1: its mask is 0b1.
+    Example: the bytes 5,000 to 9,000 lie in the pages 1 and 2 of block 0, whose mask is 0b110. The bytes 65,540 to
+    65,550 lie in page 16, the first page of block 1, whose mask is 0b1.
 
     Args:
         begins: The begins of the ranges, ascending, int64 ``[n]``.
-        ends: The ends of the ranges. Each end is behind the begin of its range, and not behind the end of the next
+        ends: The ends of the ranges. Each end is larger than the begin of its range, and at most the end of the next
             range.
 
     Returns:
         Blocks, ascending, int64 ``[m]``, and masks, int64 ``[m]``.
     """
-    # Computed per range, as there are many more pages than ranges.
+    # Computed per range, because there are many more pages than ranges.
     first, last = begins // PAGE, (ends - 1) // PAGE
     blocks, low, high = first // PAGES, first % PAGES, last % PAGES
     more = last // PAGES - blocks
@@ -82,12 +82,12 @@ def touched(begins: Int64s, ends: Int64s) -> tuple[Int64s, Int64s]:
 
 
 def by_block(pages: Int64s) -> tuple[Int64s, Int64s]:
-    """Return the blocks of ``pages`` (ascending, int64 ``[n]``), and the mask of these pages in each block."""
+    """Return the blocks of ``pages`` (ascending, int64 ``[n]``), and the mask of the pages in each block."""
     return _united(pages // PAGES, 1 << pages % PAGES)
 
 
 def _united(blocks: Int64s, masks: Int64s) -> tuple[Int64s, Int64s]:
-    """Return each of ``blocks`` (ascending, int64 ``[n]``) once, with the union of its masks."""
+    """Return the distinct ``blocks`` (ascending, int64 ``[n]``), each with the union of its masks."""
     if len(blocks) < 2:
         return blocks, masks
     is_head = np.empty(len(blocks), np.bool_)
@@ -98,7 +98,9 @@ def _united(blocks: Int64s, masks: Int64s) -> tuple[Int64s, Int64s]:
 
 
 def joined(parts: Sequence[tuple[Int64s, Int64s]]) -> tuple[Int64s, Int64s]:
-    """Return the union of several pairs of blocks and masks, ascending: (2, 0b1) and (2, 0b100) become (2, 0b101)."""
+    """Return the union of several pairs of blocks and masks, with ascending blocks: (2, 0b1) and (2, 0b100) become (2,
+    0b101).
+    """
     if len(parts) == 1:
         return parts[0]
     blocks, masks = (np.concatenate(some) for some in zip(*parts, strict=True))
@@ -113,23 +115,26 @@ def bits(masks: Int64s) -> npt.NDArray[np.bool_]:
 
 
 def masks_of(bits: npt.NDArray[np.bool_]) -> Int64s:
-    """Return the masks with these bits, int64 ``[n]``; the inverse of the function ``bits``."""
+    """Return the masks with the given bits, int64 ``[n]``; the inverse of the function ``bits``."""
     masks: Int64s = np.packbits(bits, bitorder="little").view("<u2").astype(np.int64)
     return masks
 
 
 def pages_of(blocks: Int64s, masks: Int64s) -> Int64s:
-    """Return the pages in masks, ascending if ``blocks`` are: pages 32 and 34 for block 2 and mask 0b101."""
+    """Return the pages in masks, ascending if ``blocks`` are ascending: block 2 with mask 0b101 has the pages 32 and
+    34.
+    """
     (place,) = bits(masks).reshape(-1).nonzero()
     found: Int64s = (blocks * PAGES)[place // PAGES] + place % PAGES
     return found
 
 
 def runs(pages: Int64s) -> tuple[Int64s, Int64s]:
-    """Return runs that contain ``pages`` (ascending, int64 ``[n]``): the first page of each, and the page behind its
-    last.
+    """Return runs that contain ``pages`` (ascending, int64 ``[n]``): the first page of each run, and its end (one past
+    its last page).
 
-    Pages 3, 4, 9 and 40 are two runs, 3 to 10 and 40 to 41: between 4 and 9 lie fewer than 16 pages.
+    Example: the pages 3, 4, 9 and 40 give two runs, 3 to 10 and 40 to 41, because fewer than 16 pages lie between 4 and
+    9.
     """
     ends = np.flatnonzero(np.diff(pages) > _GAP_PAGES + 1)
     firsts = pages[np.concatenate([[0], ends + 1])]
@@ -143,7 +148,7 @@ def runs(pages: Int64s) -> tuple[Int64s, Int64s]:
 
 
 def ascending(begins: Sequence[int] | Int64s, ends: Sequence[int] | Int64s) -> tuple[Int64s, Int64s]:
-    """Return ranges sorted by their begin, without empty ranges; ranges that touch are merged."""
+    """Return ranges sorted by begin, without empty ranges; adjacent and overlapping ranges are merged."""
     first, last = np.asarray(begins, np.int64), np.asarray(ends, np.int64)
     order = np.argsort(first, kind="stable")
     order = order[last[order] > first[order]]
@@ -153,8 +158,8 @@ def ascending(begins: Sequence[int] | Int64s, ends: Sequence[int] | Int64s) -> t
 
 
 def pieces(sizes: Int64s, most: int) -> Iterator[tuple[int, int]]:
-    """Yield consecutive groups of ``sizes`` that sum to at most ``most``: the index of the first, and the index behind
-    the last. A larger size is a group of its own.
+    """Divide ``sizes`` into consecutive groups with a sum of at most ``most``; yield the first index and the end index
+    of each group. A single larger size is a group.
     """
     first = 0
     reached = np.cumsum(sizes)
@@ -165,14 +170,14 @@ def pieces(sizes: Int64s, most: int) -> Iterator[tuple[int, int]]:
         first = behind
 
 
-# Seconds for which the finding that another process lives is reused.
+# Seconds for which the result that another process is running is reused.
 _SECONDS = 0.05
 
 
 class Sharer(Descriptor):
-    """A process that shares a mirror, represented by a locked file whose name is the number of the process.
+    """A process that shares a mirror, represented by a locked file whose name is the process's number.
 
-    A forked child closes the file of its parent; otherwise the lock would outlive the parent.
+    A forked child closes its parent's file; otherwise the lock would outlive the parent.
 
     Args:
         folder: The folder of the files of all sharers.
@@ -187,13 +192,14 @@ class Sharer(Descriptor):
             self._path = folder / f"{self.number:x}"
             self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o666)
             lock(self._file, wait=True)
-            if is_at(self._path, self._file):  # no other process removed the file as that of a dead process
+            # no other process removed the file, mistaking it for the file of a dead process
+            if is_at(self._path, self._file):
                 break
             self.close()
         _MINE.add(self)
 
     def lives(self, number: int) -> bool:
-        """Whether the process with this number still runs; the file of an ended process is removed."""
+        """Return whether the process with this number is running; the file of an ended process is removed."""
         if number == self.number:
             return True
         now = time.monotonic()
@@ -222,7 +228,7 @@ class Sharer(Descriptor):
                 self.lives(int(path.name, 16))
 
     def leave(self) -> None:
-        """Remove the file of this process, which no longer shares the mirror."""
+        """Remove the file of this process, which then no longer shares the mirror."""
         if self._file >= 0:
             with suppress(OSError):
                 self._path.unlink()
@@ -244,12 +250,12 @@ if hasattr(os, "register_at_fork"):
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _MACOS_PUNCH = 99
-# FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE: free disk space, and keep the size of the file.
+# FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE: release disk space and keep the size of the file.
 _LINUX_PUNCH = 3
 
 
 class SparseFile(Descriptor):
-    """A file with holes.
+    """A sparse file.
 
     Args:
         path: The file; created if it is missing.
@@ -264,12 +270,12 @@ class SparseFile(Descriptor):
         return os.fstat(self._file).st_size
 
     def lengthen(self, size: int) -> None:
-        """Extend the file to ``size`` bytes by a hole; a longer file stays."""
+        """Extend the file to ``size`` bytes by a hole; a longer file is unchanged."""
         os.ftruncate(self._file, max(size, self.size))
 
     def map(self) -> mmap.mmap:
-        """Map the whole file as memory without readahead; later writes are visible in it."""
-        # No code writes to the map, but the system frees parts of writable maps only.
+        """Map the complete file to memory without readahead; later writes to the file are visible in the map."""
+        # No code writes to the map, but the system releases parts of writable maps only.
         memory = mmap.mmap(self._file, self.size)
         if hasattr(memory, "madvise"):
             with suppress(OSError):
@@ -277,7 +283,7 @@ class SparseFile(Descriptor):
         return memory
 
     def write(self, parts: list[tuple[memoryview, int]]) -> None:
-        """Write pairs of bytes and offset; written pairs are removed from the list.
+        """Write pairs of bytes and offset to the file; written pairs are removed from the list.
 
         Raises:
             OSError: The disk is full.
@@ -293,8 +299,8 @@ class SparseFile(Descriptor):
                 parts.append((content[written:], begin + written))
 
     def empty(self, pages: Int64s) -> None:
-        """Free the disk space of ``pages`` (ascending, int64 ``[n]``), which become zeros, if the system supports
-        holes.
+        """Release the disk space of ``pages`` (ascending, int64 ``[n]``), which then read as zeros, if the system
+        supports holes.
         """
         if not len(pages):
             return
@@ -347,11 +353,12 @@ _ROW = np.dtype([("state", "<i8"), ("claim", "<i8"), ("when", "<i4", PAGES), ("c
 _SMALLEST = (1 << 30) // BLOCK
 # Larger than every distance between two times.
 _FAR = (1 << 31) - 1
-# How late a page may be read, in batches: its reader may be slower than others, or may have waited.
+# The number of batches by which a page may be read late, because its reader may be slower than other readers or may
+# have waited.
 _LATE = 512
-# The number of batches for which pages that were read may still be copied by their reader.
+# The number of batches after a read during which the reader may still copy the pages.
 _COPIED = 16
-# Pages to evict are searched in at most this many blocks: a longer search would hardly find better pages.
+# Largest number of blocks in which pages to evict are searched; a longer search would hardly find better pages.
 _LOOKED_AT = 1 << 17
 # The highest bit of each 3-bit counter of ``state``.
 _HIGH = np.uint64(0x9249249249240000)
@@ -366,7 +373,7 @@ class Table(Descriptor):
     """The shared table of a mirror.
 
     Args:
-        folder: The folder of the table; an empty table is created if there is none.
+        folder: The folder of the table; an empty table is created if the table is missing.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -382,7 +389,7 @@ class Table(Descriptor):
         if self.header[0] != _MAGIC:
             os.ftruncate(self._file, _HEADER)
             self._map()
-            # The clock starts late enough that time 0, of pages that were never used, is long ago.
+            # The clock starts late enough that time 0, the time of pages that were never used, is long ago.
             self.header[1:] = [_LATE + 1, *([0] * (len(self.header) - 2))]
             self.header[0] = _MAGIC
 
@@ -399,11 +406,11 @@ class Table(Descriptor):
 
     @property
     def clock(self) -> int:
-        """The time: the number of batches that all processes have read."""
+        """The current time: the number of batches that all processes together have read."""
         return int(self.header[1])
 
     def tick(self, count: int) -> None:
-        """Count ``count`` read batches; of two concurrent calls, one may be lost."""
+        """Advance the time by ``count`` read batches; of two concurrent calls, one may be lost."""
         self.header[1] += count
 
     @property
@@ -413,20 +420,20 @@ class Table(Descriptor):
 
     @property
     def blocks(self) -> int:
-        """Number of blocks given to objects."""
+        """Number of blocks that are assigned to objects."""
         return int(self.header[3])
 
     @property
     def room(self) -> int:
-        """Size of the file of bytes, in blocks."""
+        """Size of the sparse file in blocks."""
         return int(self.header[4])
 
     def grow(self, blocks: int, lengthen: Callable[[int], None]) -> None:
-        """Raise the number of blocks of objects to ``blocks``; the caller holds the lock.
+        """Increase the number of assigned blocks to ``blocks``; the caller holds the lock.
 
         Args:
             blocks: The new number of blocks.
-            lengthen: Extends the file of bytes to a number of blocks.
+            lengthen: Extends the sparse file to a number of blocks.
         """
         if blocks > self.room:
             room = max(_SMALLEST, 1 << (blocks - 1).bit_length())
@@ -445,12 +452,12 @@ class Table(Descriptor):
 
     @staticmethod
     def count(masks: Int64s) -> int:
-        """Return the number of pages of all masks."""
+        """Return the total number of pages in all masks."""
         return int(_sizes()[masks].sum(dtype=np.int64))
 
     @staticmethod
     def sizes(masks: Int64s) -> Int64s:
-        """Return the number of pages of each mask, int64 ``[n]``."""
+        """Return the number of pages in each mask, int64 ``[n]``."""
         return _sizes()[masks].astype(np.int64)
 
     # ------------------------------------------------------------------ fetching
@@ -458,13 +465,13 @@ class Table(Descriptor):
     def claim_for(
         self, me: int, blocks: Int64s, masks: Int64s, lives: Callable[[int], bool], *, steal: bool = False
     ) -> npt.NDArray[np.bool_]:
-        """Claim the blocks that lack wanted pages and that no process fetches; the caller holds the lock.
+        """Claim the blocks that lack requested pages and that no process is fetching; the caller holds the lock.
 
         Args:
             me: The number of the calling process.
             blocks: The blocks, ascending, int64 ``[n]``.
-            masks: The pages wanted of each, int64 ``[n]``.
-            lives: Returns whether a process still runs, so that its claim holds.
+            masks: The requested pages of each block, int64 ``[n]``.
+            lives: Returns whether a process is running, so that its claim is valid.
             steal: Whether to take over blocks that running processes have claimed.
 
         Returns:
@@ -485,11 +492,11 @@ class Table(Descriptor):
         Args:
             me: The number of the process that claimed the blocks.
             blocks: The blocks, ascending, int64 ``[n]``.
-            masks: The new pages, int64 ``[n]``, without pages that were present.
+            masks: The new pages of each block, int64 ``[n]``, without pages that were already present.
             checks: The entry ``check`` of each page, uint32 ``[n, 16]``.
 
         Returns:
-            The states of the blocks, int64 ``[n]``; 0 for blocks that another process had taken over.
+            The states of the blocks, int64 ``[n]``; 0 for blocks that another process has taken over.
         """
         mine = self.claim[blocks] == me
         blocks, masks = blocks[mine], masks[mine]
@@ -507,23 +514,23 @@ class Table(Descriptor):
         return states
 
     def unclaim(self, me: int, blocks: Int64s) -> None:
-        """Release claims of this process on ``blocks``; the caller holds the lock."""
+        """Release this process's claims on ``blocks``; the caller holds the lock."""
         self.claim[blocks[self.claim[blocks] == me]] = 0
 
     # ------------------------------------------------------------------ using
 
     def ask(self, pages: Int64s, when: int | Int64s) -> None:
-        """Record the time of the next use of pages: one time for all, or one for each. Of a repeated page the last one
-        counts.
+        """Record the time of the next use of pages: one time for all pages, or a time for each page. For a repeated
+        page, the last time counts.
 
-        Other processes may write at the same moment, without a lock, as the times are estimates.
+        Other processes may write concurrently without a lock, because times are estimates.
         """
         place = pages // PAGES, pages % PAGES
         known = self.when[place] - _low(self.clock)
         self.when[place] = np.where((known > 0) & (known < when - self.clock), self.when[place], _low(when))
 
     def use(self, pages: Int64s, again: Int64s) -> None:
-        """Record that pages were used, and the time of the next use of each, int64 ``[n]``: the current time if
+        """Record that pages were used, and the time of each page's next use, int64 ``[n]``: the current time if it is
         unknown.
         """
         now = self.clock
@@ -532,7 +539,7 @@ class Table(Descriptor):
     def _until(self, blocks: Int64s) -> npt.NDArray[np.int32]:
         """Return the number of batches until the next use of each page, int32 ``[n, 16]``.
 
-        The number is below 0 for an overdue use, and -512 or less some time after the last use.
+        The number is negative for an overdue use, and at most -512 some time after the last use.
         """
         until: npt.NDArray[np.int32] = self.when[blocks] - _low(self.clock)  # correct across wrap-around
         return until
@@ -540,34 +547,35 @@ class Table(Descriptor):
     # ------------------------------------------------------------------ letting go
 
     def needed_last(self, me: int, pages: int, before: int, lives: Callable[[int], bool]) -> tuple[Int64s, Int64s]:
-        """Return up to ``pages`` pages to evict, least needed first; the caller holds the lock.
+        """Return up to ``pages`` pages to evict, the least needed pages first; the caller holds the lock.
 
-        Pages of unknown next use come first, beginning with the longest unused. Pages with the latest next use follow.
-        Pages whose next use was expected not long ago come last, as their reader may be late. Pages of blocks that a
-        dead process had claimed are returned in addition.
+        The order is: pages with unknown next use, longest unused first; then pages by their next use, latest first;
+        last, pages whose next use was expected recently, because their reader may be late. In addition, pages of blocks
+        that a dead process had claimed are returned.
 
         Example, at time 100: three pages of unknown next use were last used at 40, 70 and 95, and three pages have the
-        next use 109, 112 and 130. The order is 40, 70, 130, 112, 109, 95, as the last page may still be copied.
+        next use 109, 112 and 130. The order is 40, 70, 130, 112, 109, 95: the page of time 95 is last, because its
+        reader may still be copying it.
 
         Args:
             me: The number of the calling process.
             pages: The number of pages.
-            before: Pages whose next use is at this time or earlier stay.
-            lives: Returns whether a process's claim holds.
+            before: Pages whose next use is at this time or earlier are not evicted.
+            lives: Returns whether a process is running, so that its claim is valid.
 
         Returns:
             The blocks of the pages, ascending, int64 ``[n]``, and their masks.
         """
         states, claims = self.state[: self.blocks], self.claim[: self.blocks]
         sizes = _sizes()[states & ALL_PAGES]
-        # A killed process may have changed a state and not the sum.
+        # A killed process may have changed a state without updating the sum.
         self.header[2] = int(sizes.sum(dtype=np.int64))
         claimed = np.flatnonzero(claims)
         dead = [claimed[claims[claimed] == one] for one in np.unique(claims[claimed]).tolist() if not lives(one)]
         left = np.concatenate([np.zeros(0, np.int64), *dead])
         blocks = np.flatnonzero((sizes > 0) & (claims == 0))
         if len(blocks) > _LOOKED_AT:
-            # Each search begins where the last one ended.
+            # Each search begins where the previous search ended.
             blocks = np.roll(blocks, -(int(self.header[5]) % len(blocks)))[:_LOOKED_AT]
             self.header[5] += _LOOKED_AT
         until = self._until(blocks).reshape(-1)
@@ -584,19 +592,21 @@ class Table(Descriptor):
         return gone[order], masks[order]
 
     def let_go(self, me: int, blocks: Int64s, masks: Int64s) -> None:
-        """Mark pages as absent, and claim their blocks until their bytes are freed; the caller holds the lock."""
+        """Mark pages as absent, and claim their blocks until their bytes are released; the caller holds the lock."""
         self.claim[blocks] = me
         state = self.state[blocks]
         self.header[2] -= self.count(state & masks)
         counts = (state & _counts()[masks]).view(np.uint64)
-        # Each counter grows by one, without a carry into the next counter.
+        # Each counter is incremented, without a carry to the next counter.
         more = (counts & ~_HIGH) + _ones()[masks] ^ (counts & _HIGH)
         self.state[blocks] = (state & ~(masks | _counts()[masks])) | more.view(np.int64)
         fence()
 
 
 def same_pages(states: Int64s, others: Int64s, masks: Int64s) -> npt.NDArray[np.bool_]:
-    """Whether both states agree on the presence and the evictions of the pages in ``masks``, bool ``[n]``."""
+    """Return whether both states are equal in the presence and the eviction counts of the pages in ``masks``, bool
+    ``[n]``.
+    """
     same: npt.NDArray[np.bool_] = (states ^ others) & (masks | _counts()[masks]) == 0
     return same
 
@@ -617,7 +627,7 @@ def _sizes() -> npt.NDArray[np.uint8]:
 
 @cache
 def _ones() -> npt.NDArray[np.uint64]:
-    """Return for every mask the lowest bit of the counters of its pages, uint64 ``[65536]``."""
+    """Return, for every mask, the lowest bits of its pages' counters, uint64 ``[65536]``."""
     ones = np.zeros(ALL_PAGES + 1, np.uint64)
     for page in range(PAGES):
         ones |= (np.arange(ALL_PAGES + 1) >> page & 1).astype(np.uint64) << np.uint64(PAGES + 3 * page)
@@ -626,7 +636,7 @@ def _ones() -> npt.NDArray[np.uint64]:
 
 @cache
 def _counts() -> Int64s:
-    """Return for every mask all three bits of the counters of its pages, int64 ``[65536]``."""
+    """Return, for every mask, all bits of its pages' counters, int64 ``[65536]``."""
     return (_ones() * np.uint64(7)).view(np.int64)
 
 
@@ -635,10 +645,10 @@ _APART = 1 << 40
 
 
 class PageSums(Protocol):
-    """Source of the digests of an object's pages; it can be pickled. Several threads may call it at once."""
+    """A picklable source of the digests of an object's pages. Several threads may call it concurrently."""
 
     def __call__(self) -> PageChecksums:
-        """Return the digests, as ``page_checksums`` does.
+        """Return the page digests in the form of ``page_checksums``.
 
         Raises:
             DataError: The object is damaged.
@@ -647,7 +657,7 @@ class PageSums(Protocol):
         ...
 
     def find(self, others: Sequence[Any]) -> None:
-        """Find the digests of ``others``, sources of the same class, with as few requests as possible.
+        """Find the digests of all ``others`` (sources of the same class) with as few requests as possible.
 
         Raises:
             StorageError: A request failed, and may succeed later.
@@ -661,14 +671,15 @@ class PageSums(Protocol):
 
 @dataclass(eq=False)
 class Placed:
-    """An object with its place in a mirror.
+    """An object and its position in a mirror.
 
     Args:
-        client: The client that reads it.
+        client: The client that reads the object.
         info: The object.
-        begin: Offset of its first byte in the mirror; zeros follow its end up to the end of a block.
-        salt: 32 bits that are combined with the digests in the table, so that bytes of another object do not match.
-        sums: Source of the digests of its pages; None: pages are not compared.
+        begin: Offset of the object's first byte in the mirror; zeros fill the rest of the object's last block.
+        salt: A number of 32 bits that is combined with the digests in the table, so that bytes of another object do not
+            match.
+        sums: The source of the object's page digests; None: pages are not compared.
     """
 
     client: ObjectClient
@@ -685,15 +696,15 @@ class Placed:
 
     @property
     def page(self) -> int:
-        """Number of its first page in the mirror."""
+        """Number of the object's first page in the mirror."""
         return self.begin // PAGE
 
     def known_sums(self) -> PageChecksums | None:
-        """Return the digests of its pages; None without a source. Errors as ``PageSums``."""
+        """Return the digests of the object's pages; None without a source. Raises the errors of ``PageSums``."""
         return None if self.sums is None else self.sums()
 
     def damaged(self, page: int) -> DataError:
-        """Return the error for a damaged page, counted from the beginning of the object."""
+        """Return the error for a damaged page; pages are counted from the beginning of the object."""
         assert self.sums is not None
         begin = page * PAGE
         end = min(begin + PAGE, self.info.size)
@@ -707,53 +718,57 @@ class Runs:
 
     Args:
         objects: The objects.
-        whose: Number of the object of each run, int64 ``[n]``.
-        firsts, ends: Number of the first page of each run in the mirror, and of the page behind it, int64 ``[n]``.
+        whose: The number of each run's object, int64 ``[n]``.
+        firsts, ends: The first page of each run in the mirror, and its end (one past its last page), int64 ``[n]``.
     """
 
     def __init__(self, objects: Sequence[Placed], whose: Int64s, firsts: Int64s, ends: Int64s) -> None:
         self.objects, self.whose, self.firsts, self.ends = objects, whose, firsts, ends
         self.counts = ends - firsts
         self.bounds = np.append(0, np.cumsum(self.counts))
-        """Number of each run's first page among all pages of the runs, and of all pages, int64 ``[n + 1]``."""
+        """The position of each run's first page in the list of all pages, and the number of all pages, int64 ``[n +
+        1]``.
+        """
 
     @classmethod
     def of(cls, parts: Sequence[tuple[Placed, slice]], blocks: Int64s, masks: Int64s) -> Runs:
-        """Return the runs that bring pages of blocks, given the objects of ``Known.of``."""
-        # The offset between objects keeps runs from continuing into the next object.
+        """Return the runs that contain the pages of blocks, given the objects of ``Known.of``."""
+        # The offset between objects prevents runs across two objects.
         numbers = np.repeat(np.arange(len(parts)), [part.stop - part.start for _, part in parts])
         firsts, ends = runs(pages_of(blocks + numbers * (_APART // PAGES), masks))
         whose = firsts // _APART
         return cls([placed for placed, _ in parts], whose, firsts - whose * _APART, ends - whose * _APART)
 
     def bytes(self) -> tuple[Int64s, Int64s]:
-        """Return the first byte of each run in its object, and the one behind its last, int64 ``[n]``."""
+        """Return the first byte and the end of each run in its object, int64 ``[n]``."""
         begins = np.array([one.begin for one in self.objects])[self.whose]
         ends = np.array([one.end for one in self.objects])[self.whose]
         return self.firsts * PAGE - begins, np.minimum(self.ends * PAGE, ends) - begins
 
     @memo
     def pages(self) -> Int64s:
-        """Numbers of all pages, int64 ``[m]``."""
+        """The numbers of all pages, int64 ``[m]``."""
         pages: Int64s = np.repeat(self.firsts - self.bounds[:-1], self.counts) + np.arange(self.bounds[-1])
         return pages
 
     def digests(self, contents: Sequence[memoryview]) -> PageChecksums:
-        """Return the digests of all pages from the bytes of the runs, as ``page_checksums`` does, uint32 ``[m]``."""
+        """Compute the digests of all pages from the bytes of the runs, uint32 ``[m]``; see ``page_checksums``."""
         begins = np.array([one.page for one in self.objects])[self.whose]
         return page_checksums(contents, (self.firsts - begins).tolist())
 
     def salts(self) -> PageChecksums:
-        """Return the ``salt`` of each page's object, uint32 ``[m]``."""
+        """Return the ``salt`` of the object of each page, uint32 ``[m]``."""
         return np.repeat(np.array([one.salt for one in self.objects], np.uint32)[self.whose], self.counts)
 
     def _parts(self) -> list[slice]:
-        """Return the slice of all pages for each object; runs ascend, so an object's pages are neighbours."""
+        """Return each object's slice of the list of all pages; runs are ascending, so an object's pages are
+        adjacent.
+        """
         cuts = self.bounds[np.searchsorted(self.whose, np.arange(len(self.objects) + 1))].tolist()
         return [slice(*cut) for cut in pairwise(cuts)]
 
     def find_sums(self) -> None:
-        """Find the digests of all objects that have a source; errors as ``PageSums``."""
+        """Find the digests of all objects that have a source; raises the errors of ``PageSums``."""
         known = [placed.sums for placed in self.objects if placed.sums is not None]
         if len(known) > 1:
             known[0].find(known)
@@ -761,7 +776,7 @@ class Runs:
             placed.known_sums()
 
     def wrong(self, digests: PageChecksums) -> DataError | None:
-        """Return the error for pages whose checksums differ from the known ones; None: all are right."""
+        """Return the error for pages whose digests differ from the known digests; None if all are equal."""
         pages = self.pages
         for placed, mine in zip(self.objects, self._parts(), strict=True):
             sums = placed.known_sums()
@@ -777,9 +792,9 @@ class Runs:
 
 
 class Places(Descriptor):
-    """The file with the place of each object: lines of three numbers and their checksum.
+    """The file with the position of each object: lines of three numbers and a checksum.
 
-    The caller holds the mirror's lock, so that one process at a time calls the methods.
+    Callers hold the mirror's lock, so only one process at a time calls a method.
 
     Args:
         path: The file; created if it is missing.
@@ -790,10 +805,10 @@ class Places(Descriptor):
         self._read = 0
         self._known: dict[int, tuple[int, int]] = {}
         self.blocks = 0
-        """Number of blocks given to objects."""
+        """Number of blocks that are assigned to objects."""
 
     def follow(self) -> None:
-        """Read lines that other processes added. A last line that a power cut tore is removed."""
+        """Read lines that other processes added. A last line that is incomplete after a power cut is removed."""
         content = os.pread(self._file, os.fstat(self._file).st_size - self._read, self._read)
         for line in content.splitlines(keepends=True):
             found = _parsed(line)
@@ -806,7 +821,9 @@ class Places(Descriptor):
             self._read += len(line)
 
     def place(self, keys: Sequence[int], sizes: Sequence[int]) -> list[int]:
-        """Return the first block of each object; new objects get a place behind all others, which is written."""
+        """Return the first block of each object; a new object gets a position after all others, which is written to the
+        file.
+        """
         lines = []
         for key, size in zip(keys, sizes, strict=True):
             if key not in self._known:
@@ -829,7 +846,7 @@ class Places(Descriptor):
 
 
 def key_of(url: str, info: ObjectInfo, *, verified: bool = False) -> int:
-    """Return the key of an object's content, 128 bits; verified and unverified content lie apart."""
+    """Return the key of an object's content, 128 bits; verified and unverified contents have different keys."""
     said = [url, info.path, info.version, str(info.size), *(["verified"] if verified else [])]
     return int(digest("\0".join(said).encode()), 16)
 
@@ -849,7 +866,7 @@ def _parsed(line: bytes) -> tuple[int, int, int] | None:
 
 
 class Known:
-    """The objects of a mirror that a process reads, by their places."""
+    """The objects of a mirror that a process reads, by position."""
 
     def __init__(self) -> None:
         self._ordered: tuple[Int64s, list[Placed]] = (np.empty(0, np.int64), [])
@@ -859,27 +876,28 @@ class Known:
         """Add objects; one thread at a time calls it."""
         known = self._by_block | {one.begin // BLOCK: one for one in objects}
         begins = sorted(known)
-        # One assignment, as other threads read it meanwhile.
+        # A single assignment, because other threads read the attribute concurrently.
         self._ordered = (np.array(begins, np.int64), [known[begin] for begin in begins])
         self._by_block = known
 
     def get(self, block: int) -> Placed | None:
-        """Return the object that begins with a block."""
+        """Return the object whose first block is given."""
         return self._by_block.get(block)
 
     def of(self, blocks: Int64s) -> list[tuple[Placed, slice]]:
-        """Return the objects of some blocks (ascending, int64 ``[n]``), each with the slice of its blocks."""
+        """Return the objects of the given blocks (ascending, int64 ``[n]``), each with the slice of its blocks."""
         begins, objects = self._ordered
         numbers = np.searchsorted(begins, blocks, side="right") - 1
         cuts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(blocks)]
         return [(objects[int(numbers[first])], slice(first, end)) for first, end in pairwise(cuts) if end > first]
 
     def calls(self, blocks: Int64s, *, alone: bool) -> list[slice]:
-        """Group blocks into requests: with a client that takes several objects, consecutive objects share a request.
+        """Group blocks into requests; if the client supports several objects per request, consecutive objects share a
+        request.
 
         Args:
             blocks: Blocks, ascending, int64 ``[n]``.
-            alone: Whether each object has a request of its own.
+            alone: Whether each object has a separate request.
         """
         found: list[slice] = []
         before: Placed | None = None
@@ -899,18 +917,18 @@ class Known:
 
 @dataclass
 class Counters:
-    """Sums since this process opened the mirror; bytes count whole pages.
+    """Counters since this process opened the mirror; bytes are multiples of the page size.
 
     Args:
-        read: Bytes that were read, present or not.
-        fetched: Bytes that came over the network.
+        read: Bytes that were read, whether they were present or not.
+        fetched: Bytes that were received over the network.
         wanted: Fetched bytes that this process had requested.
         evicted: Evicted bytes.
         requests: Requested ranges.
-        retries: Repeated requests after a failure.
+        retries: Requests that were repeated after a failure.
         damaged: Blocks of the cache, and requests, whose bytes differ from the written bytes.
-        waits: Reads that waited for absent pages.
-        seconds: Seconds of waiting in these reads.
+        waits: Number of reads that waited for absent pages.
+        seconds: Total waiting time of these reads in seconds.
     """
 
     read: int = 0
@@ -925,7 +943,7 @@ class Counters:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def add(self, **more: float) -> None:
-        """Add to some counters."""
+        """Add numbers to counters."""
         with self._lock:
             for name, value in more.items():
                 setattr(self, name, getattr(self, name) + value)
@@ -936,7 +954,7 @@ class Counters:
             return {name: value for name, value in vars(self).items() if name[0] != "_"}
 
 
-# More pages are evicted than the next ones need, as the choice looks at every block.
+# More pages are evicted than the next pages need, because choosing pages examines every block.
 _SPARE = 128
 # In a full mirror, at most this part of all pages is in flight.
 _COMING = 32
@@ -946,12 +964,12 @@ _FEW, _TRIES, _PAUSE = 64, 20, 0.02
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a mirror.
+    """The limits of a mirror.
 
     Args:
-        pages: The most pages that are kept.
-        fail: Whether failed requests are repeated without end ("retry"), or for ``patience`` seconds ("raise").
-        patience: Seconds.
+        pages: The largest number of pages to keep.
+        fail: "retry": repeat failed requests without end; "raise": repeat them for ``patience`` seconds.
+        patience: The time in seconds for ``fail="raise"``.
     """
 
     pages: int
@@ -960,14 +978,14 @@ class Limits:
 
 
 class Keeper:
-    """Writes pages of one process into a mirror.
+    """Writes fetched pages of one process to a mirror, and evicts pages.
 
     Args:
         table: The table of blocks and pages.
-        file: The file of bytes.
-        memory: The mapped file; None without blocks.
-        known: The objects.
-        sharer: This process.
+        file: The sparse file.
+        memory: The mapped sparse file; None without blocks.
+        known: The objects that this process reads.
+        sharer: This process as a sharer of the mirror.
         limits: The limits of the mirror.
         counters: The counters of this process.
     """
@@ -987,28 +1005,28 @@ class Keeper:
         self._lock = threading.Lock()
         self._most = limits.pages
         self.in_flight = 0
-        """Number of pages being fetched."""
+        """Number of pages that are being fetched."""
         self._verified = np.zeros(0, np.int64)  # states in which blocks were verified
 
     def is_full(self) -> bool:
-        """Whether new pages replace others, or will soon."""
-        # The margin makes the answer stay the same after an eviction.
+        """Whether new pages replace other pages now or soon."""
+        # With this margin, the result stays the same after an eviction.
         return self.table.pages + self.in_flight > self._most - self._most // 8
 
     def claim(
         self, blocks: Int64s, masks: Int64s, when: int, *, urgent: bool, steal: bool
     ) -> tuple[Int64s, Int64s] | None:
-        """Claim blocks that no process fetches, and make room for them.
+        """Claim blocks that no process is fetching, and evict pages to make room.
 
         Args:
             blocks: Blocks, ascending, int64 ``[n]``.
-            masks: The pages wanted of each, int64 ``[n]``.
-            when: The time at which they are read; pages that are needed before stay.
-            urgent: Whether a reader waits for them, so that they are fetched without room.
+            masks: The requested pages of each block, int64 ``[n]``.
+            when: The time at which the blocks are read; pages that are needed earlier are not evicted.
+            urgent: Whether a reader waits for the pages, so that they are fetched even without room.
             steal: Whether to take over blocks that another process has been fetching for too long.
 
         Returns:
-            The claimed blocks, ascending, int64 ``[m]``, and the pages to fetch of each; None without room.
+            The claimed blocks, ascending, int64 ``[m]``, and the pages of each block to fetch; None without room.
         """
         table, me = self.table, self.sharer.number
         if not (masks & ~table.state[blocks]).any():
@@ -1029,21 +1047,22 @@ class Keeper:
         return held, masks
 
     def _let_go(self, pages: int, before: int, *, all_or_none: bool) -> tuple[Int64s, Int64s] | None:
-        """Evict the pages that are needed last, if the mirror gets too large; the caller holds the table's lock.
+        """Evict the pages that are needed last if the mirror would exceed its limit; the caller holds the table's lock.
 
         Args:
             pages: Number of new pages.
-            before: Pages that are needed until this time stay.
-            all_or_none: Whether no page is evicted if that is not enough.
+            before: Pages that are needed up to this time are not evicted.
+            all_or_none: Whether to evict no page if evictions cannot make enough room.
 
         Returns:
-            Blocks, and masks of their pages to be emptied; None if too few pages may be evicted.
+            Blocks, and masks of their evicted pages, whose space must be released; None if too few pages may be
+            evicted.
         """
         over = self.table.pages + self.in_flight + pages - self._most
         if over <= 0 or not pages:
             return np.empty(0, np.int64), np.empty(0, np.int64)
         if all_or_none and self.in_flight > self._most // _COMING:
-            return None  # pages that were evicted for more would be fetched again
+            return None  # further evicted pages would have to be fetched again
         most = over + self._most // _SPARE
         blocks, masks = self.table.needed_last(self.sharer.number, most, before, self.sharer.lives)
         freed = self.table.count(self.table.state[blocks] & masks)
@@ -1054,7 +1073,7 @@ class Keeper:
         return blocks, masks
 
     def _empty(self, blocks: Int64s, masks: Int64s) -> None:
-        """Free the disk space of evicted pages; of blocks without pages, all of it."""
+        """Release the disk space of evicted pages; for blocks without pages, all space of the block."""
         if len(blocks):
             none_left = (self.table.state[blocks] & ALL_PAGES) == 0
             self._file.empty(pages_of(blocks, np.where(none_left, ALL_PAGES, masks)))
@@ -1062,7 +1081,7 @@ class Keeper:
                 self.table.unclaim(self.sharer.number, blocks)
 
     def failed(self, held: Int64s, masks: Int64s) -> None:
-        """Give up claimed blocks whose request failed."""
+        """Release the claims on blocks whose request failed."""
         with self.table.lock:
             self.in_flight -= self.table.count(masks)
             self.table.unclaim(self.sharer.number, held)
@@ -1072,18 +1091,19 @@ class Keeper:
     def store(
         self, held: Int64s, masks: Int64s, came: Runs, contents: Sequence[memoryview], digests: PageChecksums
     ) -> None:
-        """Write fetched pages of claimed blocks to their places, and mark them as there.
+        """Write fetched pages of claimed blocks to the file, and mark them as present.
 
         Args:
-            held: Blocks from ``claim``, ascending, int64 ``[n]``.
-            masks: The pages from ``claim``.
-            came: The fetched runs of pages.
+            held: The blocks that ``claim`` returned, ascending, int64 ``[n]``.
+            masks: The pages that ``claim`` returned.
+            came: The runs of fetched pages.
             contents: The bytes of each run.
-            digests: Digests of all pages of the runs, uint32 ``[m]``.
+            digests: The digests of all pages of the runs, uint32 ``[m]``.
         """
         self._follow()
         before = self.table.state[held]
-        # For all pages at once, as most runs are short: their numbers, and the rows of their blocks in ``held``.
+        # Computed for all pages together, because most runs are short: numbers of pages, and the rows of their blocks
+        # in ``held``.
         pages = came.pages
         rows = np.minimum(np.searchsorted(held, pages // PAGES), len(held) - 1)
         is_held = held[rows] == pages // PAGES
@@ -1102,7 +1122,7 @@ class Keeper:
         self._verified[held[known]] = after[known]
 
     def _write(self, parts: list[tuple[memoryview, int]]) -> None:
-        """Write bytes to their places; on a full disk, evict pages and lower the limit."""
+        """Write bytes to the file; on a full disk, evict pages and lower the limit."""
         tries = _TRIES
         while True:
             try:
@@ -1113,30 +1133,30 @@ class Keeper:
                 if not tries:
                     raise StorageError(f"cache: expected room on its disk, found it full: {error}") from error
             with self.table.lock:
-                # Some room is left: in a file system in memory, even reading a hole takes some.
+                # Some disk space is left free, because in a memory file system even reading a hole allocates space.
                 self._most = min(self._most, self.table.pages) * 7 // 8
                 gone = self._let_go(max(_FEW, self._most // 8), self.table.clock + 1, all_or_none=False)
             if gone is not None and len(gone[0]):
                 self._empty(*gone)
             else:
-                # Another process is freeing space, or no page is left.
+                # Another process is releasing space, or no page is left.
                 tries -= 1
                 time.sleep(_PAUSE)
 
     def unverified(self, blocks: Int64s, states: Int64s, masks: Int64s) -> Int64s:
-        """Return the blocks with pages that were not verified since they came."""
+        """Return the blocks with pages that were not verified since they were fetched."""
         self._follow()
         found: Int64s = blocks[~same_pages(self._verified[blocks], states, masks & states)]
         return found
 
     def _follow(self) -> None:
-        """Extend the array to blocks that objects got meanwhile."""
+        """Extend the array to blocks that were assigned since the last call."""
         if len(self._verified) < len(self.table.rows):
             with self._lock:
                 self._verified = longer(self._verified, len(self.table.rows))
 
     def verify(self, blocks: Int64s) -> None:
-        """Compare the bytes of some blocks with their digests; evict damaged blocks."""
+        """Compare the bytes of the given blocks with their digests; evict damaged blocks."""
         states = self.table.state[blocks]
         blocks = self.unverified(blocks, states, states & ALL_PAGES)
         for placed, part in self.known.of(blocks):
@@ -1145,10 +1165,10 @@ class Keeper:
                     self._drop(placed, block)
 
     def _drop(self, placed: Placed, block: int) -> None:
-        """Evict a damaged block, unless a process is fetching pages of it."""
+        """Evict a damaged block, unless a process is fetching pages of the block."""
         one, table = np.array([block]), self.table
         with table.lock:
-            # Without a claim, no process is changing the digests.
+            # Without a claim, no process changes the digests.
             holder = int(table.claim[block])
             is_free = not holder or not self.sharer.lives(holder)
             damaged = is_free and not self._is_whole(placed, block)
@@ -1159,7 +1179,7 @@ class Keeper:
             self._empty(one, np.array([ALL_PAGES]))
 
     def _is_whole(self, placed: Placed, block: int) -> bool:
-        """Whether the pages of a block have the noted digests; the result is kept."""
+        """Return whether the pages of a block match the recorded digests; the result is cached."""
         state, checks = int(self.table.state[block]), self.table.check[block].tolist()
         assert self.memory is not None  # one entry for each block
         with memoryview(self.memory) as memory:
@@ -1175,10 +1195,10 @@ class Keeper:
 def _together(
     is_held: npt.NDArray[np.bool_], came: Runs, contents: Sequence[memoryview]
 ) -> list[tuple[memoryview, int]]:
-    """Return the held stretches of the received pages: the bytes of each, and their begin.
+    """Return the stretches of received pages that are held: the bytes and the begin of each stretch.
 
-    For held pages 1, 1, 0, 1, 1, of which one run has four and another run one, the result is pages 0..2 and 3..4 of
-    the first run, and the page of the second run.
+    Example: five pages are received, four in one run and one in another, and the third is not held (1, 1, 0, 1, 1). The
+    result is the first two pages, the fourth page of the first run, and the page of the second run.
     """
     if is_held.all():
         return list(zip(contents, (came.firsts * PAGE).tolist(), strict=True))
@@ -1195,7 +1215,7 @@ def _together(
 
 
 def longer(values: Int64s, size: int) -> Int64s:
-    """Return the values with zeros behind them, int64 ``[size]``; zeros take no memory until they are written."""
+    """Return the values followed by zeros, int64 ``[size]``; zeros need no memory until they are written."""
     found: Int64s = sparse_zeros(max(size, len(values)), np.int64)
     found[: len(values)] = values
     return found
