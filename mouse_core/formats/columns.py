@@ -280,6 +280,11 @@ def schema_of(columns: Mapping[str, npt.NDArray[Any]]) -> pa.Schema:
     return pa.schema([(name, to_arrow(values, where=name).type) for name, values in columns.items()])
 
 
+def typed(schema: pa.Schema, columns: Collection[str], kind: pa.DataType) -> pa.Schema:
+    """Return a schema in which some columns have the type ``kind``."""
+    return pa.schema([pa.field(one.name, kind) if one.name in columns else one for one in schema])
+
+
 def _check_texts(names: Iterable[str], where: str = "") -> None:
     for name in names:
         if not is_text(name):

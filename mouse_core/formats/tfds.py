@@ -1,58 +1,49 @@
 """RLDS datasets in the form of TensorFlow Datasets, read without TensorFlow.
 
 A folder holds ``dataset_info.json`` and ``features.json``, and files of records: TFRecord or ArrayRecord. A record is
-an episode: a tf.train.Example with the values of all its steps one after the other. The parts of this module in order:
-Examples, metadata and features, stores that read shards in place, and the reader and the writer.
+an episode: a tf.train.Example with the values of all its steps one after the other. The parts in order: Examples,
+metadata and features, and the reader and the writer.
 """
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import math
 import os
 import re
 import struct
-import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from mouse_core._base.checks import check_count
-from mouse_core._base.progress import progress_bar
-from mouse_core.errors import ConfigError, DataError, StateError, StorageError
-from mouse_core.files.checkpoint import read_checkpoint, write_checkpoint
+from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.reading import check_inside, damaged, read_json_object, reading
 from mouse_core.files.writing import making
-from mouse_core.formats._files.on_disk import kept_beside
 from mouse_core.formats.base import BATCH_ROWS, RowStream, episodes_of, in_stored_layout
 from mouse_core.formats.columns import (
     check_batch_rows,
-    check_final,
     is_image,
     rows_at_once,
     to_batch,
     travels_with_action,
+    typed,
 )
 from mouse_core.formats.pictures import IMAGE, image_column
 from mouse_core.formats.rlds import Stack, check_last_step, first_batch, last_step_notes, rlds_steps, stack_rows
 from mouse_core.images.pixels import decode_image, encode_png
 from mouse_core.metadata import DatasetMetadata
 from mouse_core.nested import nest
-from mouse_core.remote.clients import ObjectInfo
 from mouse_core.spec import check_choice
-from mouse_core.store.dataset_store import DatasetStore
-from mouse_core.store.remote.files import ArrowFile, Asking
-from mouse_core.store.remote.rows import DecodedFiles, FileRows
 
 
 def masked_crc32c(data: Any) -> int:
@@ -73,44 +64,32 @@ NamedRecords = Iterator[tuple[bytes, str]]
 """Records, each with the name that messages use."""
 
 
-def record_places(path: str | os.PathLike[str], file: BinaryIO) -> Iterator[tuple[int, int, str]]:
-    """Yield, for each record of a TFRecord file, the first byte and length of its data, and its name for messages.
-
-    The length of the data (8 bytes) and its CRC (4 bytes) precede the data; the CRC of the data (4 bytes) follows. At
-    each yield, the file's position is the first byte of the data.
-
-    Raises:
-        DataError: The CRC of a length does not match, or the file ends within a record.
-    """
-    size = os.fstat(file.fileno()).st_size
-    place = number = 0
-    while place < size:
-        at = f"record {number} at byte {place}"
-        file.seek(place)
-        head = file.read(12)
-        if len(head) < 12:
-            raise damaged(path, f"expected 12 bytes of a record's head, found {len(head)}", at=at)
-        length, expected = struct.unpack("<QI", head)
-        if masked_crc32c(head[:8]) != expected:
-            raise damaged(path, "the CRC of the record's length does not match", at=at)
-        if length > size - place - 16:
-            raise damaged(path, f"expected a record of {length} bytes, found the file's end", at=at)
-        yield place + 12, length, at
-        place, number = place + 16 + length, number + 1
-
-
 def tfrecords(path: str | os.PathLike[str]) -> NamedRecords:
     """Yield the records of a TFRecord file.
+
+    The length of the data (8 bytes) and its CRC (4 bytes) precede the data; the CRC of the data (4 bytes) follows.
 
     Raises:
         DataError: A CRC does not match, or the file ends within a record.
     """
     with reading(path), open(path, "rb") as file:
-        for _, length, at in record_places(path, file):
+        size = os.fstat(file.fileno()).st_size
+        place = number = 0
+        while place < size:
+            at = f"record {number} at byte {place}"
+            head = file.read(12)
+            if len(head) < 12:
+                raise damaged(path, f"expected 12 bytes of a record's head, found {len(head)}", at=at)
+            length, expected = struct.unpack("<QI", head)
+            if masked_crc32c(head[:8]) != expected:
+                raise damaged(path, "the CRC of the record's length does not match", at=at)
+            if length > size - place - 16:
+                raise damaged(path, f"expected a record of {length} bytes, found the file's end", at=at)
             data, tail = file.read(length), file.read(4)
             if masked_crc32c(data) != int.from_bytes(tail, "little"):
                 raise damaged(path, f"the CRC of the record's {length} bytes does not match", at=at)
             yield data, at
+            place, number = place + 16 + length, number + 1
 
 
 def array_records(path: str | os.PathLike[str]) -> NamedRecords:
@@ -151,12 +130,6 @@ __all__ = ["read_tfds", "write_tfds"]
 Feature = npt.NDArray[Any] | list[bytes]
 """A feature's values: int64 or float32 ``[n]``, or byte strings."""
 
-Read = Callable[[int, int], bytes]
-"""Returns the bytes between two positions of a record."""
-
-# Largest size of the head of a field: two numbers of 10 bytes.
-_HEAD = 20
-
 
 def parse_example(data: bytes) -> dict[str, Feature]:
     """Return all features of an Example, by name.
@@ -164,55 +137,30 @@ def parse_example(data: bytes) -> dict[str, Feature]:
     Raises:
         DataError: The bytes are no Example.
     """
-    places = feature_places(lambda begin, end: data[begin:end], len(data))
-    return {name: parse_feature(data, begin, end) for name, (begin, end) in places.items()}
-
-
-def feature_places(read: Read, length: int) -> dict[str, tuple[int, int]]:
-    """Return the first byte and the end of each feature of an Example, without reading its values.
-
-    Args:
-        read: Returns the bytes between two positions of the Example.
-        length: Number of bytes of the Example.
-
-    Raises:
-        DataError: The bytes are no Example.
-    """
-    found: dict[str, tuple[int, int]] = {}
-    for number, start, stop in _messages(read, 0, length):
+    found: dict[str, Feature] = {}
+    for number, start, stop in _messages(data, 0, len(data)):
         if number != 1:
             raise DataError(f"expected an Example of features, found field {number} besides")
-        for _, begin, end in _messages(read, start, stop):
+        for _, begin, end in _messages(data, start, stop):
             name, span = "", None
-            for inner, first, last in _messages(read, begin, end):
+            for inner, first, last in _messages(data, begin, end):
                 if inner == 1:
-                    name = _name(read(first, last))
+                    name = _name(data[first:last])
                 elif inner == 2:
                     span = first, last
             if span is not None:
-                found[name] = span
+                found[name] = _feature(data, *span)
     return found
 
 
-def value_places(read: Read, start: int, stop: int) -> list[tuple[int, int]]:
-    """Return the positions of the first byte and the end of each byte string of a feature; see ``feature_places``."""
-    found: list[tuple[int, int]] = []
-    for number, first, last in _messages(read, start, stop):
-        if number != 1:
-            raise DataError("expected byte strings, found numbers")
-        found += [(begin, end) for inner, begin, end in _messages(read, first, last) if inner == 1]
-    return found
-
-
-def parse_feature(data: bytes, start: int = 0, stop: int | None = None) -> Feature:
-    """Return the values of a feature, from its bytes ``start..stop - 1`` in ``data``; by default all of ``data``."""
-    read: Read = lambda begin, end: data[begin:end]  # noqa: E731
-    for number, first, last in _messages(read, start, len(data) if stop is None else stop):
+def _feature(data: bytes, start: int, stop: int) -> Feature:
+    """Return the values of a feature, from its bytes ``start..stop - 1`` in ``data``."""
+    for number, first, last in _messages(data, start, stop):
         if number == 1:
-            return [data[begin:end] for inner, begin, end in _messages(read, first, last) if inner == 1]
+            return [data[begin:end] for inner, begin, end in _messages(data, first, last) if inner == 1]
         if number in (2, 3):
-            fields = [field for field in _fields(read, first, last) if field[0] == 1]
-            plain = 5 if number == 2 else 0  # wire type of a field with one number; a field of wire type 2 has several
+            fields = [field for field in _fields(data, first, last) if field[0] == 1]
+            plain = 5 if number == 2 else 0  # the kind of a field with one number; a field of kind 2 has several
             if any(kind not in (2, plain) for _, kind, _, _ in fields):
                 raise DataError(f"expected numbers of the kinds 2 and {plain}, found fields {fields[:4]}")
             octets = b"".join(data[begin:end] for _, _, begin, end in fields)
@@ -220,18 +168,16 @@ def parse_feature(data: bytes, start: int = 0, stop: int | None = None) -> Featu
     return []
 
 
-def _fields(read: Read, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
-    """Yield number, wire type, and first byte and end of the value, of each field of a message."""
+def _fields(data: bytes, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
+    """Yield number, kind, and first byte and end of the value, of each field of a message."""
     place = start
     while place < stop:
-        head = read(place, min(place + _HEAD, stop))
-        tag, at = _varint(head, 0)
-        begin, kind = place + at, tag & 7
+        tag, begin = _varint(data, place)
+        kind = tag & 7
         if kind == 0:
-            place += _varint(head, at)[1]
+            place = _varint(data, begin)[1]
         elif kind == 2:
-            length, at = _varint(head, at)
-            begin = place + at
+            length, begin = _varint(data, begin)
             place = begin + length
         elif kind in (1, 5):
             place = begin + (8 if kind == 1 else 4)
@@ -242,25 +188,24 @@ def _fields(read: Read, start: int, stop: int) -> Iterator[tuple[int, int, int, 
         yield tag >> 3, kind, begin, place
 
 
-def _messages(read: Read, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-    """Yield number, first byte and end of each field of a message, if all fields are messages, texts or bytes."""
-    for number, kind, begin, end in _fields(read, start, stop):
+def _messages(data: bytes, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+    """Yield number, first byte and end of each field of a message of messages, texts or bytes."""
+    for number, kind, begin, end in _fields(data, start, stop):
         if kind != 2:
             raise DataError(f"expected a message at byte {begin}, found a field of kind {kind}")
         yield number, begin, end
 
 
 def _varint(data: bytes, place: int) -> tuple[int, int]:
+    """Return the number in base 128 at a place, and the place behind it."""
     value = shift = 0
-    while place < len(data):
+    while place < len(data) and shift <= 63:
         octet = data[place]
         place += 1
         value |= (octet & 0x7F) << shift
         if octet < 0x80:
             return value & 0xFFFFFFFFFFFFFFFF, place
         shift += 7
-        if shift > 63:
-            break
     raise DataError(f"expected a number, found none that ends before byte {place}")
 
 
@@ -620,324 +565,16 @@ def repeatable(leaf: Leaf) -> bool:
     return not leaf.ragged and leaf.kind != "image" and numbers <= _ABOUT_NUMBERS
 
 
-_VERSION = 1
-OPEN = -1
-_SHOWN_BYTES = 1 << 28
-
-
-@dataclass(frozen=True, eq=False)
-class Records:
-    """The records of some shards, in order.
-
-    Args:
-        files: The shards.
-        shard: Number of the shard of each record, int32 ``[n]``.
-        offset: Position of the first byte of each record's data in its shard, int64 ``[n]``.
-        length: Number of bytes of each record's data, int64 ``[n]``.
-        steps: Number of steps of each record, int64 ``[n]``; stored as ``-1 - count`` if ``is_last`` is not set at the
-            last step (-6 for 5 steps).
-    """
-
-    files: tuple[Path, ...]
-    shard: npt.NDArray[np.int32]
-    offset: npt.NDArray[np.int64]
-    length: npt.NDArray[np.int64]
-    steps: npt.NDArray[np.int64]
-
-    def where(self, record: int) -> str:
-        """Return the name of a record for messages: its shard, its number in the shard, and its position."""
-        shard = int(self.shard[record])
-        number = record - int(np.searchsorted(self.shard, shard))
-        return f"{self.files[shard]}, record {number} at byte {int(self.offset[record]) - 12}"
-
-
-def index_records(folder: Path, splits: Sequence[Split]) -> Records:
-    """Return the records of some splits from an index; changed shards are scanned, and the index is written.
-
-    The index lies in ".mouse" in the folder of the dataset, or, if that is read-only, in the folder of caches
-    (``remote.mirror.cache_folder``). A shard counts as changed if its size or modification time differs.
-
-    Raises:
-        DataError: A shard is damaged; the message names it and the record.
-    """
-    files = tuple(file for split in splits for file in split.files)
-    said = [_said(file) for file in files]
-    name = hashlib.sha256(json.dumps([file.name for file in files]).encode()).hexdigest()[:8]
-    place = kept_beside(folder, "tfds") / f"records-{name}.index"
-    known = _read(place)
-    if list(known) != said:
-        known = _made(files, said, known)
-        _write(place, known)
-    lengths = [length for split in splits for length in (split.lengths or [None] * len(split.files))]
-    for file, one, expected in zip(files, said, lengths, strict=True):
-        if expected is not None and len(known[one]) != expected:
-            raise damaged(file, f"expected {expected} records, found {len(known[one])}")
-    shard = np.repeat(np.arange(len(files), dtype=np.int32), [len(known[one]) for one in said])
-    whole = np.concatenate([known[one] for one in said]) if said else np.zeros((0, 3), np.int64)
-    return Records(files, shard, *(np.ascontiguousarray(column) for column in whole.T))
-
-
-_Bounds = dict[tuple[str, int, int], npt.NDArray[np.int64]]
-"""Offset, length and steps of each record of a shard, int64 ``[n, 3]``, by the shard's name, size and time."""
-
-
-def _said(file: Path) -> tuple[str, int, int]:
-    with reading(file):
-        found = file.stat()
-    return file.name, found.st_size, found.st_mtime_ns
-
-
-def _made(files: Sequence[Path], said: Sequence[tuple[str, int, int]], known: Mapping[Any, Any]) -> _Bounds:
-    found: _Bounds = {}
-    total = sum(size for _, size, _ in {*said} - {*known})
-    shown = total > _SHOWN_BYTES and sys.stderr.isatty()
-    with progress_bar("indexing", total=total, unit="bytes", enabled=shown) as advance:
-        for file, one in zip(files, said, strict=True):
-            if one in known:
-                found[one] = known[one]
-            else:
-                found[one] = _scanned(file)
-                advance(one[1])
-    return found
-
-
-def _scanned(path: Path) -> npt.NDArray[np.int64]:
-    """Return offset, length and number of steps of each record of a shard, int64 ``[n, 3]``."""
+def _picture_columns(leaves: Mapping[str, Leaf]) -> list[tuple[str, Leaf]]:
+    """Return the columns of pictures of steps, each with its feature."""
     found = []
-    with reading(path), path.open("rb", buffering=0) as file:
-        for begin, length, at in record_places(path, file):
-            with reading(path, at=at):
-                found.append((begin, length, steps_of(reader(file.fileno(), begin), length)))
-    return np.array(found, np.int64).reshape(-1, 3)
-
-
-def reader(file: int, begin: int) -> Read:
-    """Return the function that reads bytes of a record by their positions in it."""
-
-    def read(first: int, stop: int) -> bytes:
-        found = os.pread(file, stop - first, begin + first)
-        if len(found) != stop - first:
-            raise DataError(f"expected {stop - first} bytes at byte {begin + first}, found {len(found)}")
-        return found
-
-    return read
-
-
-def steps_of(read: Read, length: int) -> int:
-    """Return the number of steps of a record; see ``Records``."""
-    places = feature_places(read, length)
-    flags = {}
-    for name in ("steps/is_first", "steps/is_last"):
-        if name not in places:
-            raise DataError(f"feature {name!r}: expected it, found {sorted(places)[:20]}")
-        flags[name] = parse_feature(read(*places[name]))
-    first, last = flags.values()
-    if len(first) != len(last):
-        raise DataError(f"expected {len(first)} values of is_last, as of is_first, found {len(last)}")
-    return OPEN - len(first) if len(last) and not last[-1] else len(first)
-
-
-def _write(place: Path, known: _Bounds) -> None:
-    shards = [[*shard, len(records)] for shard, records in known.items()]
-    records = np.concatenate([*known.values(), np.zeros((0, 3), np.int64)])
-    with suppress(OSError, StorageError):
-        place.parent.mkdir(parents=True, exist_ok=True)
-        write_checkpoint(place, {"version": _VERSION, "shards": shards, "records": records}, sync=False)
-
-
-def _read(place: Path) -> _Bounds:
-    """Read the index; return an empty one if no complete index of this version exists."""
-    try:
-        state = read_checkpoint(place)
-    except (StateError, StorageError):
-        return {}
-    if state["version"] != _VERSION:
-        return {}
-    stops = np.cumsum([count for *_, count in state["shards"]])
-    found = zip(state["shards"], np.split(state["records"], stops[:-1]), strict=True)
-    return {(name, size, time): records for (name, size, time, _), records in found}
-
-
-# Number of records whose feature positions stay in memory, and number of shards that stay open.
-_MOST_KNOWN, _MOST_OPEN = 1 << 12, 64
-
-
-def image_columns(leaves: Mapping[str, Leaf]) -> dict[str, str]:
-    """Return the features that are images of steps, by the names of their columns."""
-    found = {}
-    for name, leaf in leaves.items():
-        first, *rest = name.removeprefix("steps/").split("/")
+    for leaf in leaves.values():
+        first, *rest = leaf.name.removeprefix(STEPS).split("/")
         single = leaf.kind == "image" and leaf.dtype == "uint8" and is_of_step(leaf) and leaf.ragged == 1
-        if not single or first == "action" or travels_with_action(first):
-            continue
-        observed = first == "observation"
-        found[(".".join if observed else "_".join)([first if observed else f"metadata_{first}", *rest])] = name
+        if single and first != "action" and not travels_with_action(first):
+            observed = first == "observation"
+            found.append((".".join([first, *rest]) if observed else "_".join(["metadata", first, *rest]), leaf))
     return found
-
-
-class RecordFiles(DecodedFiles):
-    """Records of shards; see ``DecodedFiles``. Numbers and texts of a record are decoded together and cached.
-
-    Args:
-        records: The records.
-        leaves: Features of the records.
-        schema: The columns; images are image files.
-        final, last_step: See ``read_tfds``.
-        verify: Whether to compare the CRC of a record when its rows are first read, which reads the whole record.
-
-    Raises:
-        ConfigError: The last observation of an episode is missing, and ``final`` was not chosen.
-    """
-
-    fetched_by = None
-
-    def __init__(
-        self,
-        records: Records,
-        leaves: Mapping[str, Leaf],
-        schema: pa.Schema,
-        final: str | None,
-        last_step: str,
-        verify: bool,
-    ) -> None:
-        self._again = records, leaves, schema, final, last_step, verify
-        self._last_step = last_step
-        self.records, self._leaves, self._final = records, leaves, final
-        self._images = image_columns(leaves)
-        self._numbers = {name: leaf for name, leaf in leaves.items() if name not in self._images.values()}
-        is_open = records.steps <= OPEN
-        steps = np.where(is_open, OPEN - records.steps, records.steps)
-        if last_step == "transition":
-            is_open = steps > 0
-        if is_open.any() and final is None:
-            check_final(None, where=records.where(int(is_open.argmax())))
-        # Records without steps have no rows.
-        self._record = np.flatnonzero(steps > 0)
-        self._steps, self._is_open = steps, is_open
-        rows = (steps + (is_open & (final == "mark")))[self._record]
-        ends = np.searchsorted(records.shard[self._record], np.arange(len(records.files) + 1))
-        files = [
-            ArrowFile(ObjectInfo(os.fspath(path), 0, ""), rows[ends[at] : ends[at + 1]])
-            for at, path in enumerate(records.files)
-        ]
-        super().__init__(None, files, schema)  # type: ignore[arg-type]
-        opened = lru_cache(_MOST_OPEN)(lambda shard: records.files[shard].open("rb", buffering=0))
-        verified = np.full(len(records.steps), not verify)
-        self._record_at = lru_cache(_MOST_KNOWN)(partial(_record_at, records, opened, verified))
-
-    def named(self, chunk: int, reader: Asking[Any]) -> Asking[Any]:
-        """See ``Files``."""
-        try:
-            return (yield from reader)
-        except DataError as error:
-            record = int(self._record[chunk])
-            path = self.records.files[int(self.records.shard[record])]
-            if str(path) in str(error):
-                raise
-            raise DataError(f"{self.records.where(record)}: {error}") from error
-
-    def decode(self, chunk: int, name: str) -> pa.Array:
-        """See ``DecodedFiles``."""
-        record = int(self._record[chunk])
-        where = self.records.where(record)
-        with reading(where):
-            known = self._record_at(record)
-            features = {
-                one: parse_feature(known.read(*place))
-                for one, place in known.places.items()
-                if one not in self._images.values()
-            }
-            count = int(self._steps[record])
-            pieces = [_seen(piece) for piece in episode_pieces(features, record, self._numbers, count)]
-            if sum(piece.count for piece in pieces) != count:
-                raise DataError(f"expected {count} steps, found {sum(piece.count for piece in pieces)}")
-            schema = pa.schema([field for field in self.schema if field.name not in self._images])
-            made = [
-                to_batch(columns, schema, where=where)
-                for columns, _ in stack_rows(iter(pieces), final=self._final, path=where, last_step=self._last_step)
-            ]
-        whole = {one: pa.concat_arrays([batch.column(one) for batch in made]) for one in schema.names}
-        for other in schema.names:
-            if other != name:
-                self.kept((chunk, other), partial(whole.get, other))
-        return whole[name]
-
-    def rows(self, chunk: int, name: str, row: int, count: int) -> Asking[pa.Array]:
-        """See ``Files``."""
-        if name not in self._images:
-            return (yield from super().rows(chunk, name, row, count))
-        yield from ()
-        return self._pictures(chunk, name, row, row + count)
-
-    def column(self, chunk: int, name: str) -> Asking[pa.Array]:
-        """See ``Files``."""
-        if name not in self._images:
-            return (yield from super().column(chunk, name))
-        yield from ()
-        return self._pictures(chunk, name, 0, int(self.starts[chunk + 1] - self.starts[chunk]))
-
-    def _pictures(self, chunk: int, name: str, row: int, stop: int) -> pa.Array:
-        record = int(self._record[chunk])
-        leaf = self._leaves[self._images[name]]
-        with reading(self.records.where(record)):
-            known = self._record_at(record)
-            places = known.values(leaf.name)
-            if len(places) != self._steps[record]:
-                raise DataError(f"feature {leaf.name!r}: expected {self._steps[record]} values, found {len(places)}")
-            found = [known.read(*place) for place in places[row:stop]]
-            if stop > len(places):
-                # The row that marks a missing observation has no image; other images repeat the row before.
-                shape = [size or 1 for size in leaf.shape] or [1, 1, 3]
-                missing = name.startswith("observation")
-                found.append(encode_png(np.zeros(shape, np.uint8)) if missing else known.read(*places[-1]))
-        return image_column(found)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return RecordFiles, self._again
-
-
-def _record_at(
-    records: Records, opened: Callable[[int], IO[bytes]], verified: npt.NDArray[np.bool_], record: int
-) -> _Known:
-    """Return the positions of the features of a record; compare its CRC unless it was compared before."""
-    begin, length = int(records.offset[record]), int(records.length[record])
-
-    def read(first: int, stop: int) -> bytes:
-        file = opened(int(records.shard[record]))  # this reference keeps the file open, even if the cache drops it
-        return reader(file.fileno(), begin)(first, stop)
-
-    if not verified[record]:
-        data = read(0, length)
-        if masked_crc32c(data) != int.from_bytes(read(length, length + 4), "little"):
-            raise DataError(f"the CRC of the record's {length} bytes does not match")
-        verified[record] = True
-    return _Known(read, feature_places(read, length))
-
-
-def _seen(piece: Stack) -> Stack:
-    """Return a piece with a mapping of observations, even if all observations are images."""
-    return replace(piece, values={"observation": {}, **piece.values})
-
-
-class _Known:
-    """The positions of the features of a record.
-
-    Args:
-        read: Returns bytes of the record.
-        places: First byte and end of each feature.
-    """
-
-    def __init__(self, read: Callable[[int, int], bytes], places: Mapping[str, tuple[int, int]]) -> None:
-        self.read, self.places = read, places
-        self._values: dict[str, Sequence[tuple[int, int]]] = {}
-
-    def values(self, name: str) -> Sequence[tuple[int, int]]:
-        """Return first byte and end of each byte string of a feature."""
-        if name not in self._values:
-            if name not in self.places:
-                raise DataError(f"feature {name!r}: expected it, found {sorted(self.places)[:20]}")
-            self._values[name] = value_places(self.read, *self.places[name])
-        return self._values[name]
 
 
 # The features that show whether a last step holds a transition.
@@ -950,16 +587,12 @@ def read_tfds(
     splits: str | Sequence[str] | None = None,
     final: str | None = None,
     last_step: str = "observation",
-    verify: bool = True,
     batch_rows: int = BATCH_ROWS,
 ) -> RowStream:
     """Read an RLDS dataset of TFDS as rows, with the columns of ``mouse_core.formats.rlds.read_rlds``.
 
-    Images are decoded. The CRCs of TFRecord files are verified.
-
-    ``to_store()`` of TFRecord files returns a store that reads its rows from these files. The positions of records are
-    found once and kept. A record is read when a batch needs its rows; only images of the batch are read and decoded.
-    The CRC of a record is compared at its first read, which reads the whole record.
+    Pictures of steps stay image files, ``{bytes, path}``; pictures of depth, of floats and in actions are pixels. The
+    CRCs of TFRecord files are verified.
 
     Args:
         path: The folder with ``features.json``, or a folder above it that contains no other dataset.
@@ -967,8 +600,7 @@ def read_tfds(
         final: See ``read_rlds``; required if the steps of an episode end without ``is_last``, or if ``last_step`` is
             "transition".
         last_step: See ``read_rlds``: "transition" if the action and the reward of an episode's last step are valid.
-        verify: Whether a store compares the CRC of a record when its rows are first read, which reads the whole record.
-        batch_rows: Largest number of rows of a batch.
+        batch_rows: Most rows of a batch.
 
     Returns:
         The rows; ``metadata`` is the content of ``dataset_info.json``.
@@ -980,19 +612,33 @@ def read_tfds(
     """
     check_last_step(last_step, final, where=os.fspath(path))
     check_batch_rows(batch_rows)
-    folder, described, leaves, info, kind, chosen = _described(path, splits)
+    folder = _folder(Path(path))
+    described = parse_features(folder / "features.json")
+    leaves = {name: leaf for name, leaf in described.items() if is_column(leaf)}
+    if f"{STEPS}is_first" not in leaves or f"{STEPS}reward" not in leaves:
+        raise ConfigError(f"{folder}: expected an RLDS dataset with a feature 'steps', found {sorted(leaves)[:12]}")
+    info, kind, found = parse_info(folder)
+    chosen = _chosen(found, splits, folder)
+    pictures: dict[str, bytes] = {}  # by column: the picture of a missing observation
+    for column, leaf in _picture_columns(leaves):
+        pictures[column] = encode_png(np.zeros([size or 1 for size in leaf.shape] or [1, 1, 3], np.uint8))
+        leaves[leaf.name] = replace(leaf, kind="text", dtype="", shape=())
 
     def pieces(leaves: Mapping[str, Leaf] = leaves) -> Iterator[Stack]:
         return _pieces(chosen, kind, leaves, batch_rows)
 
-    schema = first_batch(pieces(), final=final, path=str(folder), last_step=last_step).schema
+    first = first_batch(pieces(), final=final, path=str(folder), last_step=last_step).schema
+    plain, schema = (typed(first, pictures, image) for image in (pa.binary(), IMAGE))
     notes = _notes(described, str(info.get("name", "")))
     if last_step == "observation":
         notes += last_step_notes(pieces({name: leaf for name, leaf in leaves.items() if _BROUGHT.match(name)}))
 
     def batches() -> Iterator[pa.RecordBatch]:
-        for columns, where in stack_rows(pieces(), final=final, path=str(folder), last_step=last_step):
-            yield to_batch(columns, schema, where=where)
+        for rows, where in stack_rows(pieces(), final=final, path=str(folder), last_step=last_step):
+            columns = dict(zip(plain.names, to_batch(rows, plain, where=where).columns, strict=True))
+            for name, missing in pictures.items():
+                columns[name] = image_column(pc.if_else(pc.equal(columns[name], b""), missing, columns[name]))
+            yield pa.RecordBatch.from_arrays(list(columns.values()), schema=schema)
 
     lengths = [length for split in chosen for length in (split.lengths or (-1,))]
     return RowStream(
@@ -1003,59 +649,8 @@ def read_tfds(
         episodes=None if -1 in lengths else sum(lengths),
         notes=notes,
         format_metadata=info,
-        opened=partial(store_of, path, splits=splits, final=final, last_step=last_step, verify=verify)
-        if kind == "tfrecord"
-        else None,
         metadata=in_stored_layout(DatasetMetadata("arrived"), schema),
     )
-
-
-def store_of(
-    path: str | os.PathLike[str],
-    *,
-    splits: str | Sequence[str] | None = None,
-    final: str | None = None,
-    last_step: str = "observation",
-    verify: bool = True,
-    make: Callable[..., DatasetStore] = DatasetStore,
-    **options: Any,
-) -> DatasetStore:
-    """Return a store of a dataset that reads its TFRecord shards in place; see ``read_tfds``.
-
-    Args:
-        path, splits, final, last_step: See ``read_tfds``.
-        verify: Whether to compare the CRC of a record when its rows are first read, which reads the whole record once.
-        make: Creates the store.
-        **options: Options of the store.
-
-    Raises:
-        ConfigError: An error of ``read_tfds``, or the files are not TFRecord files.
-    """
-    folder, _, leaves, _, kind, chosen = _described(path, splits)
-    if kind != "tfrecord":
-        raise ConfigError(
-            f"{folder}: expected TFRecord files, whose rows can stay where they are, found {kind}; "
-            "formats.open reads them, and mouse convert makes a store of them"
-        )
-    schema = read_tfds(path, splits=splits, final=final, last_step=last_step).schema
-    pictures = image_columns(leaves)
-    schema = pa.schema([pa.field(one.name, IMAGE) if one.name in pictures else one for one in schema])
-    store = make(**options)
-    files = RecordFiles(index_records(folder, chosen), leaves, schema, final, last_step, verify)
-    metadata = in_stored_layout(DatasetMetadata("arrived"), schema)
-    store._rows = FileRows(str(folder), store._rows.schema, store._rows.budget, files, metadata)
-    return store
-
-
-def _described(path: str | os.PathLike[str], splits: str | Sequence[str] | None) -> tuple[Any, ...]:
-    """Return folder, features, features that are columns, metadata, format of files and splits of a dataset."""
-    folder = _folder(Path(path))
-    described = parse_features(folder / "features.json")
-    leaves = {name: leaf for name, leaf in described.items() if is_column(leaf)}
-    if f"{STEPS}is_first" not in leaves or f"{STEPS}reward" not in leaves:
-        raise ConfigError(f"{folder}: expected an RLDS dataset with a feature 'steps', found {sorted(leaves)[:12]}")
-    info, kind, found = parse_info(folder)
-    return folder, described, leaves, info, kind, _chosen(found, splits, folder)
 
 
 def _folder(path: Path) -> Path:

@@ -29,6 +29,7 @@ from mouse_core.formats.columns import (
     schema_of,
     to_batch,
     transition_rows,
+    typed,
 )
 from mouse_core.formats.pictures import FRAME, IMAGE, encoded_images, image_column, unreadable_images
 from mouse_core.formats.rows import parquet_batches
@@ -437,7 +438,7 @@ class Frames:
         one = np.ones(1, bool)
         *_, made = transition_rows([(self.seen(frames), self.brought(frames, one), one)], final=self.final, where="")
         numbers = schema_of(self.numbered(made, np.zeros(len(made["episode_step"]), np.int64)))
-        return _typed(_typed(numbers, self.encoded.values(), IMAGE), self.codes.values(), FRAME)
+        return typed(typed(numbers, self.encoded.values(), IMAGE), self.codes.values(), FRAME)
 
     def unreadable_images(self, batch: pa.RecordBatch, key: str) -> Iterator[tuple[int, str]]:
         """Yield each row whose image of a camera is missing or has another shape, with the reason."""
@@ -456,7 +457,7 @@ class Frames:
         if MISSING in rows and (clock := f"metadata_{TIME}") in rows:
             late = rows[MISSING].reshape(rows[clock].shape) / self.described.frames_per_second
             rows = {**rows, clock: (rows[clock] + late).astype(rows[clock].dtype)}
-        plain = _typed(_typed(schema, self.encoded.values(), pa.binary()), self.codes.values(), pa.int64())
+        plain = typed(typed(schema, self.encoded.values(), pa.binary()), self.codes.values(), pa.int64())
         columns = to_batch(rows, plain, where=where).columns
         for place, field in enumerate(schema):
             if field.type == IMAGE:
@@ -652,12 +653,6 @@ def _indices(batch: pa.RecordBatch, name: str, file: _Path) -> npt.NDArray[np.in
     if not pa.types.is_integer(column.type) or column.null_count:
         raise damaged(file, f"{name}: expected whole numbers, found {column.type}")
     return np.asarray(column.to_numpy(zero_copy_only=False).astype(np.int64))
-
-
-def _typed(schema: pa.Schema, columns: Iterable[str], kind: pa.DataType) -> pa.Schema:
-    """Return a schema in which the given columns have the type ``kind``."""
-    named = set(columns)
-    return pa.schema([pa.field(one.name, kind) if one.name in named else one for one in schema])
 
 
 def pixel(feature: Feature) -> np.dtype[Any]:

@@ -96,8 +96,8 @@ class DatasetStore(Store):
     ) -> DatasetStore:
         """Open recorded data of any format as a store, or the store in a folder for writing.
 
-        The store's ``format``, ``notes`` and ``repr`` describe the data that was found. A store on disk, a saved
-        dataset, videos and TFRecord files are read from disk on demand; other formats are read into memory.
+        ``format`` and ``notes`` of the store, and its ``repr``, say what was found. A store on disk, a saved dataset
+        and videos are read where they lie; other formats are read into memory.
 
         A folder has one writer at a time (``mode="a"``) and any number of readers in any process, also during writing;
         readers see the flushed rows. When the writing process ends, for any reason, every row whose ``append`` or

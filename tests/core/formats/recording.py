@@ -215,7 +215,8 @@ def compare(found: Any, expected: Any, where: str) -> None:
     if isinstance(expected, str):
         assert found == expected, where
     else:
-        assert np.array_equal(np.asarray(found), np.asarray(expected), equal_nan=True), where
+        values = decode_image(found) if isinstance(found, dict) else np.asarray(found)
+        assert np.array_equal(values, np.asarray(expected), equal_nan=True), where
 
 
 def innermost(data_type: pa.DataType) -> pa.DataType:
