@@ -56,7 +56,6 @@ VERSION = 1
 SUFFIXES = (".yaml", ".yml")
 _MOST_YAML = 1 << 18
 FLAGS = ("terminated", "truncated", "is_last")
-_RING = ("size", "sizes", "last", "offsets", "next")
 
 Layout = TypeVar("Layout")
 Paths = str | Sequence[str] | Mapping[str, str] | None
@@ -137,9 +136,6 @@ class TreeLayout(Aligned):
             episode's final observation. With ``is_last``, ``terminated`` and ``truncated`` determine only how an
             episode ended.
         episode_steps: The number of steps after which the environment cut episodes off, if no ``truncated`` is stored.
-        ring: The positions in a ring buffer: paths of ``last`` (the row that was written last), ``sizes`` (numbers of
-            rows) and ``offsets`` (first rows of several rings). Without ``sizes``, ``size`` names an attribute with the
-            number of rows, and ``next`` an attribute with the row to be written next; ``next`` overrides ``last``.
         one_a_file: Whether each file is an episode.
         files: A pattern of the files of a folder, such as ``"episode_*.hdf5"``. Files are read in the order of the
             numbers in their names; files in a tar archive are read in the order of the archive.
@@ -170,7 +166,6 @@ class TreeLayout(Aligned):
     episode_ends: str | None = None
     is_last: Paths = None
     episode_steps: int | None = None
-    ring: Mapping[str, str] | None = None
     one_a_file: bool = False
     files: str | None = None
     pictures: str | None = None
@@ -209,11 +204,6 @@ class TreeLayout(Aligned):
         for said in numbers.values():
             if said not in ("file", "*") and _groups_of(said) != 1:
                 yield f"numbers: expected 'file', '*' or a regular expression with a group, found {said!r:.80}"
-        for name, path in (self.ring or {}).items():
-            if name not in _RING or not isinstance(path, str) or not path:
-                yield f"ring: expected paths of some of {list(_RING)}, found {name!r}: {path!r}"
-        if self.ring is not None and ("last" not in self.ring or not {"sizes", "size"} & set(self.ring)):
-            yield f"ring: expected paths of last and of sizes, found {list(self.ring)}"
         for name in ("files", "episode_ends", "pictures"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, str) or not value):
@@ -226,11 +216,11 @@ class TreeLayout(Aligned):
     def _problems_of_episodes(self) -> Iterator[str]:
         """Yield the errors in the arguments that determine where episodes begin and end."""
         starred = any("*" in path for paths in self.roles().values() for path in paths.values())
-        ways = [starred, self.one_a_file, *(way is not None for way in (self.episode_ends, self.is_last, self.ring))]
+        ways = [starred, self.one_a_file, *(way is not None for way in (self.episode_ends, self.is_last))]
         if sum(ways) > 1:
             yield (
-                "expected one of '*' in paths, one_a_file, episode_ends, is_last and ring, found several: each defines "
-                "the episodes"
+                "expected one of '*' in paths, one_a_file, episode_ends and is_last, found several: each says what an "
+                "episode is"
             )
         if not starred and (self.episodes is not None or self.nan_action or "*" in (self.numbers or {}).values()):
             yield "expected '*' in paths, with episodes, nan_action or the number of an episode"
@@ -505,27 +495,11 @@ LAYOUTS: Mapping[str, TreeLayout] = MappingProxyType(
             files="*.np[yz]",
             pictures="observations",
         ),
-        "tianshou": TreeLayout(
-            observation="_meta/obs",
-            action="_meta/act",
-            reward="_meta/rew",
-            terminated="_meta/terminated",
-            truncated="_meta/truncated",
-            next_observation="_meta/obs_next?",
-            # Buffers of `from_data` have 0 in `last_index`, whichever row was written last.
-            ring={
-                "size": "_size",
-                "next": "_insertion_idx",
-                "sizes": "_lengths?",
-                "last": "last_index",
-                "offsets": "_offset?",
-            },
-        ),
     }
 )
 """The layouts that have a name: "aloha" (ACT), "d3rlpy", "d4rl", "diffusion_policy" (UMI), "dreamer" (V2), "drqv2"
-(V-D4RL), "gen_dgrl" (Procgen), "maniskill", "ogbench", "robomimic" (MimicGen, LIBERO, Isaac Lab), "roboset" (RoboHive)
-and "tianshou"."""
+(V-D4RL), "gen_dgrl" (Procgen), "maniskill", "ogbench", "robomimic" (MimicGen, LIBERO, Isaac Lab) and "roboset"
+(RoboHive)."""
 
 
 HDF5 = (".hdf5", ".h5")
@@ -906,7 +880,7 @@ def check_shapes(columns: Mapping[str, npt.NDArray[Any]], known: dict[str, tuple
 
 
 _AT_ONCE = 64
-# For a file with known ends of episodes, and for a ring.
+# Number of episodes of a file.
 _MOST_ENDS = 1 << 27
 
 
@@ -1007,10 +981,6 @@ def stretches_of(file: Tree, layout: TreeLayout, number: int = 0) -> Iterator[St
         for place, (first, stop) in enumerate(pairwise([0, *ends.tolist()])):
             where = f"{file.path}, episode {place}"
             yield Stretch(arrays, first, stop - first, False, True, where, layout, constants)
-    elif layout.ring is not None:
-        for place, (first, stop) in enumerate(_rings(file, layout.ring, rows)):
-            where = f"{file.path}, stretch {place}"
-            yield Stretch(arrays, first, stop - first, False, False, where, layout, constants)
     else:
         yield Stretch(arrays, 0, rows, False, False, file.path, layout, constants)
 
@@ -1091,53 +1061,13 @@ def _constants(layout: TreeLayout, task: str | None, number: int, path: str, sta
     return found
 
 
-def _rings(file: Tree, ring: Mapping[str, str], rows: int) -> Iterator[tuple[int, int]]:
-    """Yield ranges ``[first, stop)`` of rows, for each ring in the order in which its rows were written.
-
-    Example: a full ring has the rows 10..14, and row 11 was written last. The oldest rows are 12..14, so they come
-    first, then 10..11.
-    """
-    last = _numbers(file, ring["last"])
-    offsets = _numbers(file, ring["offsets"]) if "offsets" in ring else last[:0]
-    offsets = offsets if len(offsets) else np.zeros(1, np.int64)
-    sizes = _numbers(file, ring["sizes"]) if "sizes" in ring else last[:0]
-    if not len(sizes):
-        (root,) = file.find(["/"])
-        size, following = ((root or {}).get("attributes", {}).get(ring.get(name, "")) for name in ("size", "next"))
-        if not isinstance(size, int):
-            raise damaged(
-                file.path, f"expected the attribute {ring.get('size')!r}, a number of rows, found {size!r:.80}"
-            )
-        sizes = np.array([size])
-        if isinstance(following, int) and size > 0:  # row 0 comes next: row 4 of a full ring of 5 was written last
-            last = np.array([(following - 1) % size])
-    ends = np.append(offsets[1:], rows)
-    right = len(last) == len(sizes) == len(offsets) and (np.diff(offsets, prepend=0, append=rows) >= 0).all()
-    if not right or (sizes < 0).any() or (sizes > ends - offsets).any():
-        raise damaged(
-            file.path,
-            f"expected rings within {rows} rows, found {sizes[:4].tolist()} rows from {offsets[:4].tolist()} on, "
-            f"last {last[:4].tolist()}",
-        )
-    for first, end, size, newest in zip(*(part.tolist() for part in (offsets, ends, sizes, last)), strict=True):
-        if size and not first <= newest < first + size:
-            raise damaged(file.path, f"expected the last row between {first} and {first + size - 1}, found {newest}")
-        if size == end - first and newest + 1 < end:
-            yield newest + 1, end
-            yield first, newest + 1
-        elif size:
-            yield first, first + size
-
-
 def _numbers(file: Tree, path: str) -> npt.NDArray[np.int64]:
-    """Read an array of whole numbers ``[n]``; return an empty array if the path is optional and does not exist."""
-    (tree,) = file.find([path.removesuffix("?")])
-    if tree is None and path.endswith("?"):
-        return np.zeros(0, np.int64)
+    """Read an array of whole numbers ``[n]``."""
+    (tree,) = file.find([path])
     shape: Any = tree["shape"] if tree is not None and tree["kind"] == "number" else None
     if tree is None or shape is None or len(shape) != 1 or shape[0] > _MOST_ENDS or tree["dtype"][1] not in "iu":
-        raise damaged(file.path, f"{path}: expected integers, found {tree and (tree['kind'], tree['shape'])}")
-    return file.read([(path.removesuffix("?"), 0, shape[0])])[0].astype(np.int64)
+        raise damaged(file.path, f"{path}: expected whole numbers, found {tree and (tree['kind'], tree['shape'])}")
+    return file.read([(path, 0, shape[0])])[0].astype(np.int64)
 
 
 _SUFFIXES = (*HDF5, ".npz", ".npy", ".zarr", ".zip")
@@ -1246,7 +1176,7 @@ def _unnamed(file: Tree, layout: TreeLayout, first: Stretch) -> tuple[dict[str, 
         return {}, {}  # the arrays of an episode have no separate group
     base = first.arrays[0].path.split("/")[: len(group.split("/")) if group else 0]
     flags = layout.roles().get("is_last", {}).values()
-    others = [layout.episode_ends, *(layout.ring or {}).values(), *(path.removeprefix("not ") for path in flags)]
+    others = [layout.episode_ends, *(path.removeprefix("not ") for path in flags)]
     named = {f"{array.path}/{name}" for array in first.arrays for name, _ in array.frames}
     named |= {array.path for array in first.arrays} | {path.removesuffix("?") for path in others if path}
     try:

@@ -211,8 +211,7 @@ _MOST_FOLDERS = 1000
 _MOST_HEADER = 1 << 16
 _EPISODE = re.compile(r"(?!\.).*\d{8}T\d{6}_\d+_\d+_-?\d+_-?[\d.]+\.np[yz]")
 _RELATION = re.compile(rb"^\s*@relation\s", re.IGNORECASE | re.MULTILINE)
-_RLLIB = re.compile(rb'\s*\{\s*"type"\s*:\s*"(SampleBatch|MultiAgentBatch)"')
-_TELLING = ("data", "_meta", "observations")
+_TELLING = ("data", "observations")
 _UNREADABLE = (OSError, EOFError, lzma.LZMAError, zlib.error)
 _ARCHIVES = (".tar", ".gz", ".tgz", ".xz", ".txz")
 
@@ -332,18 +331,6 @@ def is_openml(path: Path) -> bool:
     return False
 
 
-def is_rllib(path: Path) -> bool:
-    """Whether a path is a file whose first line is a batch of RLlib, or a folder of such files."""
-    if path.is_dir():
-        first = min(path.glob("*.json"), default=None)
-        return first is not None and first.is_file() and is_rllib(first)
-    if path.suffix not in (".json", ".jsonl") or not path.is_file():
-        return False
-    with suppress(OSError), path.open("rb") as stream:
-        return _RLLIB.match(stream.read(_MOST_HEADER)) is not None
-    return False
-
-
 def names_of_arrays(path: Path) -> list[str]:
     """Return the names in a zarr group, in an npz file, or in the first HDF5 or npz file of a folder."""
     if is_zarr(path):
@@ -443,7 +430,6 @@ _FORMATS = (
     _Format("dopamine", "files $store$_action_ckpt.N.gz", is_dopamine),
     _Format("robot_logs", "MCAP files, or bags of ROS 2 (metadata.yaml, db3 files)", is_recording),
     _Format("dreamerv3", "npz files TIME-ID-FOLLOWING-LENGTH, pieces of DreamerV3's replay", is_dreamerv3),
-    _Format("rllib", "JSON lines of RLlib, each a SampleBatch or MultiAgentBatch", is_rllib),
     _layout("gen_dgrl", "episodes DATE_NUMBER_LENGTH_SEED_RETURN.npz or .npy, also in a tar", is_there=is_gen_dgrl),
     _Format("openml", "an ARFF file, or a folder with description.xml and a dataset", is_openml),
     _Format("rows", "Arrow or Parquet files, or a folder of save_to_disk", is_there),
@@ -451,7 +437,6 @@ _FORMATS = (
     _layout("robomimic", "an HDF5 file with data/demo_N, or a folder of such", r"data/demo_\d+"),
     _layout("diffusion_policy", "a zarr group with meta/episode_ends and data", "meta/episode_ends data/.*"),
     _layout("maniskill", "HDF5 files with traj_N/actions", r"traj_\d+/actions", lacks=r"traj_\d+/done"),
-    _layout("tianshou", "an HDF5 file with _meta/obs and _meta/act", "_meta/obs _meta/act"),
     _layout("d3rlpy", "an HDF5 file of columns and num_episodes", "columns num_episodes observations_0(_0)?"),
     _layout("drqv2", "npz files of single observations and discounts", "observation action reward discount"),
     _layout("dreamer", "npz files with image, action and reward", "image action reward discount|is_terminal"),
@@ -484,13 +469,12 @@ def open(
             library, a text that begins with one of ``formats.ID_SCHEMES`` (``"minari:D4RL/door/human-v2"``). The
             dataset is opened in the library's cache; the library downloads a missing dataset.
         format: Name of the format, for data that are not recognised: "dopamine", "dreamerv3", "lerobot", "minari",
-            "openml", "rllib", "rows" (datasets on disk, Arrow, Parquet), "store" (``DatasetStore.open``), "ted" or
+            "openml", "rows" (datasets on disk, Arrow, Parquet), "store" (``DatasetStore.open``), "ted" or
             "tfds"; one of ``layouts.LAYOUTS`` ("aloha", "d3rlpy", "d4rl", "diffusion_policy", "dreamer", "drqv2",
-            "gen_dgrl", "maniskill", "ogbench", "robomimic", "roboset", "tianshou"); or a ``layouts.TreeLayout``. For
-            recordings of robots (MCAP, bags of ROS 2), a ``robot_logs.TopicLayout``. Both layouts may also be given as
-            a mapping of their arguments, or as a YAML file with the arguments.
-        final: Treatment of an episode's last transition, for formats that do not store the final observation: "drop" or
-            "mark".
+            "gen_dgrl", "maniskill", "ogbench", "robomimic", "roboset"); or a ``layouts.TreeLayout``. For
+            recordings of robots (MCAP, bags of ROS 2), a ``robot_logs.TopicLayout``. Both layouts may also be their
+            arguments as a mapping, or a YAML file with these.
+        final: "drop" or "mark", for formats without the final observation of an episode.
         splits: Names of the splits to read, if the format has splits.
         alignment: The transition that a row's action, reward and done belong to: "arrived" or "outgoing". For rows
             whose metadata do not state it; the value becomes part of the metadata.

@@ -30,7 +30,6 @@ _OPCODES = re.compile(
 )
 _MEMO = ("PUT", "BINPUT", "LONG_BINPUT")
 _MOST_ITEMS = 1 << 16
-_DEEPEST = 8
 _CODES = ("numpy.core.multiarray", "numpy._core.multiarray")
 _NUMERIC = ("numpy.core.numeric", "numpy._core.numeric")
 
@@ -54,29 +53,6 @@ def pickled_arrays(data: bytes, *, where: str) -> dict[str, npt.NDArray[Any]]:
         if not isinstance(name, str) or not isinstance(value, _Array) or value.items is not None:
             raise DataError(f"{where}: {name!r:.80}: expected an array of numbers, found {type(value).__name__}")
     return {name: value.values(f"{where}, {name}") for name, value in arrays.items()}
-
-
-def pickled_values(data: bytes, *, where: str) -> Any:
-    """Return the value of a pickle: an array of numbers, or nested dicts and tuples of arrays.
-
-    Args:
-        data: The pickle.
-        where: Prefix of messages.
-
-    Raises:
-        DataError: The pickle contains anything else.
-    """
-    return _values(_loaded(data, where), where, 0)
-
-
-def _values(found: Any, where: str, depth: int) -> Any:
-    if isinstance(found, _Array) and found.items is None:
-        return found.values(where)
-    if isinstance(found, dict) and depth < _DEEPEST and all(isinstance(name, str) for name in found):
-        return {name: _values(value, f"{where}, {name}", depth + 1) for name, value in found.items()}
-    if isinstance(found, tuple) and depth < _DEEPEST:
-        return tuple(_values(value, f"{where}, {place}", depth + 1) for place, value in enumerate(found))
-    raise DataError(f"{where}: expected arrays of numbers, or dicts and tuples of such, found {type(found).__name__}")
 
 
 def _loaded(data: bytes, where: str) -> Any:

@@ -10,6 +10,7 @@ import gymnasium
 import numpy as np
 import pyarrow as pa
 
+from mouse_core.images import decode_image
 from mouse_core.testing import FormatConformance
 
 

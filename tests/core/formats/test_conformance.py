@@ -19,7 +19,7 @@ from mouse_core.formats.minari import read_minari, write_minari
 from mouse_core.formats.rows import read_rows
 from mouse_core.formats.ted import read_ted, write_ted
 from mouse_core.testing import FormatConformance
-from tests.core.formats import test_dreamerv3, test_rllib, test_tfds
+from tests.core.formats import test_dreamerv3, test_tfds
 from tests.core.formats.recording import ends_of, suite
 from tests.core.formats.test_flat_files import LENGTHS, atari, flat, logged, write_d4rl, write_dopamine, write_ogbench
 from tests.core.formats.test_layouts import write_robomimic, write_zarr
@@ -79,7 +79,6 @@ def roboset(folder: Path) -> Path:
 FOLDERS = {
     "gen_dgrl": lambda folder: write_gen_dgrl(folder / "x", "npz"),
     "dreamerv3": lambda folder: test_dreamerv3.replay(folder / "x", (4, 3)),
-    "rllib": lambda folder: test_rllib.write(folder / "x", test_rllib.whole()),
     "tfds": lambda folder: test_tfds.made(folder, "vector"),
     "zarr": lambda folder: write_zarr(folder / "x.zarr", logged()[:2]),
 }

@@ -9,7 +9,7 @@ import pytest
 from mouse_core.formats.minari import write_minari
 from mouse_core.formats.rlds import read_rlds
 from tests.core.damaged_files import damaged_copies, read_all, read_each
-from tests.core.formats import test_rllib, test_robot_logs
+from tests.core.formats import test_robot_logs
 from tests.core.formats.recording import Counting, record, rlds_episode
 from tests.core.formats.robots import write_bag, write_mcap
 from tests.core.formats.test_dreamerv3 import logs_of, stream, write_replay
@@ -57,10 +57,6 @@ def dreamerv3(folder: Path) -> Path:
     return folder / "x"
 
 
-def rllib(folder: Path) -> Path:
-    return test_rllib.write(folder / "x", test_rllib.whole())
-
-
 def mcap(folder: Path) -> Path:
     return write_mcap(folder / "x.mcap", test_robot_logs.log_of())
 
@@ -98,7 +94,6 @@ CASES = [
     (array_record, 100, "*.array_record*", 0),
     (array_record, 20, "*.json", 0.2),
     (dreamerv3, 100, "*", 0.6),
-    (rllib, 100, "*", 0.5),
     (mcap, 150, "*", 0.4),  # what is behind the data, an index and statistics, is not read
     (bag, 100, "*", 0.2),  # SQLite has no checksums
 ]
@@ -124,7 +119,7 @@ def test_damage_is_refused_or_reads_as_rows(
 
 def test_some_damage_of_several_formats(tmp_path: Path) -> None:
     copies = []
-    for made in (ogbench, dopamine, dreamerv3, rllib, mcap, bag):
+    for made in (ogbench, dopamine, dreamerv3, mcap, bag):
         folder = tmp_path / made.__name__
         (folder / "copies").mkdir(parents=True)
         damaged = damaged_copies(made(folder), folder / "copies", count=10)

@@ -1,7 +1,7 @@
 """Trees of arrays, written to the layouts that libraries publish, from logs of what an environment returned.
 
 robomimic 0.3.0 (scripts/dataset_states_to_obs.py), ManiSkill 3 (utils/wrappers/record.py), ACT
-(record_sim_episodes.py), d3rlpy 2.8.1 (dataset/io.py), tianshou 2.0.1 (data/utils/converter.py).
+(record_sim_episodes.py), d3rlpy 2.8.1 (dataset/io.py).
 """
 
 import io
@@ -83,29 +83,10 @@ def write_d3rlpy(path: Path, logs: Sequence[Episode]) -> Path:
     return save(path, arrays | {"columns": np.array(columns, "S"), "version": np.bytes_("2.1")})
 
 
-def write_tianshou(path: Path, logs: Sequence[Episode], *, size: int, first: int = 0) -> Path:
-    """A ring of ``size`` rows whose oldest is row ``first``."""
-    arrays = flat(logs)
-    steps = len(arrays["rewards"])
-    place = (first + np.arange(steps)) % size
-    names = {
-        "obs": "observations", "act": "actions", "rew": "rewards", "terminated": "terminals", "truncated": "timeouts",
-        "obs_next": "next_observations",
-    }  # fmt: skip
-    written: dict[str, Any] = {"last_index": place[-1:], "_random_state": np.frombuffer(b"\x80\x04pickled", np.byte)}
-    for name, key in names.items():
-        written[f"_meta/{name}"] = np.zeros((size, *arrays[key].shape[1:]), arrays[key].dtype)
-        written[f"_meta/{name}"][place] = arrays[key]
-    if path.suffix == ".npz":
-        written["_lengths"] = np.array([steps])
-    return save(path, written, maxsize=size, _size=steps)
-
-
 def written(name: str, folder: Path, logs: Sequence[Episode], suffix: str = "hdf5") -> Path:
     path = folder / f"x.{suffix}"
     writers: dict[str, Callable[[], Path]] = {
         "aloha": lambda: write_aloha(folder / "aloha", logs, suffix),
-        "tianshou": lambda: write_tianshou(path, logs, size=30),
         "d4rl": lambda: write_d4rl(folder / "x.hdf5", flat(logs)),
         "roboset": lambda: write_roboset(folder / "x.h5", logs, closed=True),
         "ogbench": lambda: write_ogbench(folder / "x.npz", "raw", logs),
@@ -136,7 +117,7 @@ LACKING = {"aloha", "d3rlpy"}
 
 
 @pytest.mark.parametrize("suffix", ["npz", pytest.param("hdf5", marks=SLOW)])
-@pytest.mark.parametrize("name", ["robomimic", "maniskill", "d3rlpy", "tianshou"])
+@pytest.mark.parametrize("name", ["robomimic", "maniskill", "d3rlpy"])
 def test_what_was_recorded(name: str, suffix: str, tmp_path: Path) -> None:
     logs = logged()
     path = written(name, tmp_path, logs, suffix)
@@ -279,31 +260,6 @@ def test_robomimic_without_next_observations_lacks_the_last(tmp_path: Path) -> N
     assert sum(rows.column("observation_missing").to_pylist()) == len(LENGTHS)
 
 
-@pytest.mark.parametrize("first", [0, 7, 19])
-def test_a_ring_is_read_from_its_oldest_row(first: int, tmp_path: Path) -> None:
-    logs = logged()
-    steps = sum(map(len, logs))  # 20: the ring is full
-    path = write_tianshou(tmp_path / "x.npz", logs, size=steps, first=first)
-    # Where the ring wraps, its rows go on, as the next observations say.
-    table = formats.open(path, format="tianshou").to_table()
-    reward = np.array(table.column("reward"))[np.array(table.column("episode_step")) > 0]
-    assert reward.tolist() == [value for log in logs for value in log.rewards]
-
-
-@SLOW
-def test_a_ring_that_was_filled_at_once_begins_with_its_first_row(tmp_path: Path) -> None:
-    """As tianshou's ``from_data`` leaves it: full, row 0 is next, and "last" is row 0, which nothing has set."""
-    logs = logged()
-    path = write_tianshou(tmp_path / "x.hdf5", logs, size=20)
-    with h5py.File(path, "r+") as file:
-        file["last_index"][:] = 0
-        file.attrs["_insertion_idx"] = 0
-    table = formats.open(path).to_table()
-    assert table.num_rows == sum(map(len, logs)) + len(logs)
-    reward = np.array(table.column("reward"))[np.array(table.column("episode_step")) > 0]
-    assert reward.tolist() == [value for log in logs for value in log.rewards]
-
-
 def test_observations_of_d3rlpy_that_are_tuples_are_columns(tmp_path: Path) -> None:
     arrays = dict(np.load(write_d3rlpy(tmp_path / "x.npz", logged())))
     plain = formats.open(tmp_path / "x.npz", final="drop").to_table()
@@ -320,17 +276,7 @@ def test_observations_of_d3rlpy_that_are_tuples_are_columns(tmp_path: Path) -> N
         formats.open(tmp_path / "z.npz", format="d3rlpy", final="drop").to_table()
 
 
-def test_several_rings_in_one(tmp_path: Path) -> None:
-    path = write_tianshou(tmp_path / "x.npz", logged(), size=20)
-    arrays = dict(np.load(path))
-    # Ring 0 holds rows 0..3 of 0..9, the other one all of 10..19, the newest 12.
-    arrays |= {"_offset": np.array([0, 10]), "_lengths": np.array([4, 10]), "last_index": np.array([3, 12])}
-    expected = arrays["_meta/rew"][[0, 1, 2, 3, 13, 14, 15, 16, 17, 18, 19, 10, 11, 12]]
-    table = formats.open(save(path, arrays), format="tianshou").to_table()
-    assert np.array(table.column("reward"))[np.array(table.column("episode_step")) > 0].tolist() == expected.tolist()
-    save(path, arrays | {"last_index": np.array([3, 9])})
-    with pytest.raises(DataError, match="expected the last row between 10 and 19, found 9"):
-        formats.open(path, format="tianshou").to_table()
+# ---------------------------------------------------------------------------------------------------------------- zarr
 
 
 def write_zarr(path: Path, logs: Sequence[Episode], version: int = 3) -> Path:
@@ -591,7 +537,6 @@ WRONG: list[tuple[Any, str]] = [
     ({"observation": "x", "terminated": "t", "alignment": "arrived"}, "if only flags define"),
     (ONE | {"ending": "lost"}, "expected 'truncated' or 'terminal'"),
     ({"observation": "not x", "one_a_file": True}, "without 'not'"),
-    ({"observation": "x", "terminated": "t", "ring": {"last": "l"}}, "expected paths of last and of sizes"),
     (ONE | {"numbers": {"seed": "x"}}, "expected 'file', "),
     (ONE | {"numbers": {"trial": "*"}}, r"expected '\*' in paths"),
     ({"observation": "*/x", "episodes": "("}, r"episodes: expected a regular expression, found '\('"),
