@@ -293,16 +293,12 @@ def is_recording(path: Path) -> bool:
 
 
 def _is_bag(folder: Path) -> bool:
-    """Whether a folder has metadata of rosbag2, or any metadata file beside db3 files."""
-    if not (folder / BAG).is_file():
-        return False
-    if any(folder.glob("*.db3")):
-        return True
-    try:
-        with (folder / BAG).open("rb") as file:
-            return b"rosbag2_bagfile_information" in file.read(_MOST_HEADER)
-    except OSError:
-        return False
+    """Whether a folder has metadata of rosbag2."""
+    with suppress(OSError):
+        if (folder / BAG).is_file():
+            with (folder / BAG).open("rb") as file:
+                return b"rosbag2_bagfile_information" in file.read(_MOST_HEADER)
+    return False
 
 
 def is_gen_dgrl(path: Path) -> bool:
@@ -428,7 +424,7 @@ _FORMATS = (
     _Format("tfds", "features.json and dataset_info.json of TFDS (RLDS)", is_tfds),
     _Format("ted", "meta.json of a memory-mapped TensorDict", is_memmap),
     _Format("dopamine", "files $store$_action_ckpt.N.gz", is_dopamine),
-    _Format("robot_logs", "MCAP files, or bags of ROS 2 (metadata.yaml, db3 files)", is_recording),
+    _Format("robot_logs", "MCAP files, or bags of ROS 2 (metadata.yaml)", is_recording),
     _Format("dreamerv3", "npz files TIME-ID-FOLLOWING-LENGTH, pieces of DreamerV3's replay", is_dreamerv3),
     _layout("gen_dgrl", "episodes DATE_NUMBER_LENGTH_SEED_RETURN.npz or .npy, also in a tar", is_there=is_gen_dgrl),
     _Format("openml", "an ARFF file, or a folder with description.xml and a dataset", is_openml),

@@ -1,4 +1,4 @@
-"""Reads recordings of robots (MCAP files, bags of ROS 2) as rows: topics become columns, ticks of a clock become steps.
+"""Recordings of robots, MCAP files and bags of ROS 2 with such files, as rows: topics are columns, and ticks of a clock are steps.
 
 The messages of a recording are aligned to the ticks in two passes over its files. The first pass reads only times: it
 finds the message of each column for every tick, and raises an error for messages out of tolerance. The second pass
@@ -15,17 +15,14 @@ import io
 import json
 import os
 import re
-import sqlite3
 import struct
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, TypeGuard
-from urllib.parse import quote
 
 import numpy as np
 import numpy.typing as npt
@@ -165,9 +162,7 @@ def unpacked(packed: memoryview, compression: str, most: int) -> memoryview:
     return memoryview(data)
 
 
-SUFFIXES = (".mcap", ".db3")
-_MOST_BYTES, _MOST_VALUE = 4 << 20, 1 << 28
-_LIMIT_LENGTH = 0  # sqlite3.SQLITE_LIMIT_LENGTH
+_MOST_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -177,30 +172,21 @@ class Recording:
     Args:
         path: The file, or the folder, for messages.
         files: The files in order.
-        packed: Whether each message is compressed.
     """
 
     path: Path
     files: tuple[Path, ...]
-    packed: bool = False
 
-    def messages(self, topics: Collection[str] | None = None) -> Messages:
-        """Yield the messages of some topics (by default all topics) in the order of the files.
+    def messages(self) -> Messages:
+        """Yield the messages in the order of the files.
 
         Raises:
             DataError: A file is damaged.
         """
         for file in self.files:
-            for channel, time, data in _sqlite_messages(file) if file.suffix == ".db3" else mcap_messages(file):
-                if topics is not None and channel.topic not in topics:
-                    continue
+            for channel, time, data in mcap_messages(file):
                 if time >= 1 << 63:
                     raise damaged(file, f"{channel.topic}: expected nanoseconds below 2**63, found {time}")
-                if self.packed:
-                    with reading(file, at=channel.topic):
-                        data = unpacked(data, "zstd", _MOST_VALUE)
-                        if len(data) > _MOST_VALUE:
-                            raise DataError(f"expected a message of at most {_MOST_VALUE} bytes")
                 yield channel, time, data
 
 
@@ -259,19 +245,19 @@ def recordings_of(root: Path, files: str | None = None) -> list[Recording]:
     if not root.exists():
         raise ConfigError(f"{root}: expected a file or folder, found none")
     if root.is_file():
-        return [Recording(root, (root,))]
+        return [_recording(root, [root])]
     if (root / METADATA).is_file():
         return [_bag(root)]
     found = [
         one
         for one in root.glob(files or "*")
-        if not one.name.startswith(".") and (one.suffix in SUFFIXES or (one / METADATA).is_file())
+        if not one.name.startswith(".") and (one.suffix in (".mcap", ".db3") or (one / METADATA).is_file())
     ]
     if not found:
         raise ConfigError(f"{root}: expected {files or 'MCAP files or bags of ROS 2'}, found none")
     check_inside(found, root)
     return [
-        _bag(one) if one.is_dir() else Recording(one, (one,))
+        _bag(one) if one.is_dir() else _recording(one, [one])
         for one in sorted(found, key=lambda one: natural_key(one.name))
     ]
 
@@ -282,68 +268,25 @@ def _bag(folder: Path) -> Recording:
     file = folder / METADATA
     text = read_bytes(file, most_bytes=_MOST_BYTES)
     with reading(file):
-        said = yaml.safe_load(text.decode())
-        said = said["rosbag2_bagfile_information"]
-        names = [PurePosixPath(str(name)).name for name in said["relative_file_paths"]]
+        said = yaml.safe_load(text.decode())["rosbag2_bagfile_information"]
+        files = [folder / PurePosixPath(str(name)).name for name in said["relative_file_paths"]]
         mode = str(said.get("compression_mode") or "none").lower()
-        if not names or mode not in ("none", "message"):
-            raise ConfigError(
-                f"{file}: expected uncompressed files (messages may be compressed), found {names[:4]} and {mode!r}; "
-                "use 'ros2 bag convert', or 'zstd -d' for each file"
-            )
-        others = [name for name in names if Path(name).suffix not in SUFFIXES]
-        if others:
-            raise damaged(file, f"expected files of MCAP or SQLite, found {others[:4]}")
-    files = tuple(folder / name for name in names)
     for one in files:
         if not one.is_file():
             raise damaged(one, f"expected a file, as {METADATA} has it, found none")
     check_inside(files, folder)
-    return Recording(folder, files, mode == "message")
+    return _recording(folder, files, mode)
 
 
-def _sqlite_messages(file: Path) -> Messages:
-    """Yield the messages of an SQLite file of rosbag2."""
-    with reading(file):
-        left = file.with_name(f"{file.name}-wal")
-        if left.is_file() and left.stat().st_size:
-            raise damaged(file, f"expected a closed recording, found {left.name} beside it; use 'ros2 bag reindex'")
-        # Opened read-only and without locks, so that nothing is written beside the file.
-        address = f"file:{quote(os.path.abspath(file))}?mode=ro&immutable=1"
-        with closing(sqlite3.connect(address, uri=True)) as opened:
-            opened.setlimit(_LIMIT_LENGTH, _MOST_VALUE)
-            for pragma in ("trusted_schema=OFF", "cell_size_check=ON", "mmap_size=0"):
-                opened.execute(f"PRAGMA {pragma}")
-            tables = _tables(opened)
-            if not {"topics", "messages"} <= set(tables):
-                raise damaged(file, f"expected the tables topics and messages, found {sorted(tables)[:8]}")
-            channels = _channels(opened, "message_definitions" in tables)
-            query = "SELECT topic_id, timestamp, data FROM messages ORDER BY id"
-            for number, time, data in opened.execute(query):
-                if number not in channels or not isinstance(time, int) or time < 0 or not isinstance(data, bytes):
-                    raise damaged(file, f"expected a message of topics {sorted(channels)[:8]}, found one of {number!r}")
-                yield channels[number], time, memoryview(data)
-
-
-def _tables(opened: sqlite3.Connection) -> list[str]:
-    """Return the names of plain tables; views and virtual tables could run code of the file's author."""
-    query = "SELECT name, sql FROM sqlite_master WHERE type = 'table'"
-    found = [(name, " ".join(str(said).upper().split())) for name, said in opened.execute(query)]
-    return [
-        name for name, said in found if said.startswith("CREATE TABLE") and " AS (" not in said.replace("AS(", "AS (")
-    ]
-
-
-def _channels(opened: sqlite3.Connection, defined: bool) -> dict[int, Channel]:
-    query = "SELECT topic_type, encoding, encoded_message_definition FROM message_definitions"
-    rows: Iterator[Any] = opened.execute(query) if defined else iter(())
-    said = {name: (encoding, text) for name, encoding, text in rows if isinstance(text, str)}
-    found = {}
-    for number, name, kind, encoding in opened.execute("SELECT id, name, type, serialization_format FROM topics"):
-        if not all(isinstance(one, str) for one in (name, kind, encoding)):
-            raise DataError(f"expected a topic's name, type and format, found {(name, kind, encoding)!r:.80}")
-        found[number] = Channel(name, kind, encoding, *said.get(kind, ("", "")))
-    return found
+def _recording(path: Path, files: Sequence[Path], mode: str = "none") -> Recording:
+    """Return the recording of some files; ConfigError for files of SQLite and for files that rosbag2 compressed."""
+    if not files or mode != "none" or any(file.suffix in (".db3", ".zstd") for file in files):
+        raise ConfigError(
+            f"{path}: expected MCAP files that rosbag2 did not compress, found {[file.name for file in files[:4]]} "
+            f"(compression_mode {mode!r}); rosbags-convert --src {path} --dst NEW --dst-storage mcap writes such files "
+            "(pip install rosbags)"
+        )
+    return Recording(path, tuple(files))
 
 
 ROLES = ("observation", "action", "reward", "terminated", "truncated", "metadata", "episode")
@@ -438,7 +381,6 @@ class TopicLayout(Aligned):
             or by ``action`` and ``reward``.
         ending: End of an episode without a flag: "truncated" (done 2) or "terminal" (done 1).
         files: Pattern of the recordings of a folder, such as ``"episode_*.mcap"``.
-        definitions: Definitions of messages by type, as in .msg files, for recordings without definitions.
     """
 
     observation: Paths = None
@@ -458,7 +400,6 @@ class TopicLayout(Aligned):
     alignment: str | Mapping[str, str] = "outgoing"
     ending: str = "truncated"
     files: str | None = None
-    definitions: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.observation is None:
@@ -476,10 +417,6 @@ class TopicLayout(Aligned):
         check_seconds("layout: trim", self.trim)
         if self.files is not None and (not isinstance(self.files, str) or not self.files or "/" in self.files):
             raise ConfigError(f"layout: files: expected names of recordings in the folder, found {self.files!r:.80}")
-        if not isinstance(self.definitions, Mapping) or not all(
-            isinstance(one, str) for one in self.definitions.values()
-        ):
-            raise ConfigError("layout: definitions: expected texts by types of messages")
         self.check_alignment()
         self.columns()
 
@@ -583,7 +520,7 @@ _SEPARATOR = re.compile(r"^={20,}\s*$", re.MULTILINE)
 _FIELD = re.compile(
     r"(?P<kind>[A-Za-z][\w/]*)(<=\d+)?(?P<many>\[(?P<bound><=)?(?P<count>\d{0,9})\])?\s+(?P<name>[A-Za-z]\w*)\s*(?P<rest>.*)"
 )
-_ENCODINGS = {"cdr": ("ros2msg", ""), "ros1": ("ros1msg", ""), "json": None}
+_ENCODINGS = {"cdr": "ros2msg", "ros1": "ros1msg", "json": None}
 
 
 Decode = Callable[[Any], dict[str, Any]]
@@ -593,15 +530,14 @@ Numbers in JSON messages become Python numbers.
 """
 
 
-def decoder(name: str, encoding: str, schema: str, definition: str, given: Mapping[str, str] | None = None) -> Decode:
+def decoder(name: str, encoding: str, schema: str, definition: str) -> Decode:
     """Return the function that decodes the messages of a topic.
 
     Args:
         name: Type of the messages.
         encoding: "cdr", "ros1" or "json".
-        schema: Language of the definition: "ros2msg", "ros1msg" or "".
+        schema: Language of the definition: "ros2msg" or "ros1msg".
         definition: The definition, for ``parse_definitions``.
-        given: Other definitions by type.
 
     Raises:
         DataError: The encoding is not supported, or the definition is invalid.
@@ -611,15 +547,12 @@ def decoder(name: str, encoding: str, schema: str, definition: str, given: Mappi
             f"expected messages in one of {list(_ENCODINGS)}, found {encoding!r}; read them with the library that "
             "wrote them, and write these topics again"
         )
-    schemas = _ENCODINGS[encoding]
-    if schemas is None:
+    language = _ENCODINGS[encoding]
+    if language is None:
         return _from_json
-    if schema not in schemas and name not in (given or {}):
-        raise DataError(
-            f"{name}: expected a definition as in .msg files, found one in {schema!r}; add one to the layout's "
-            "definitions"
-        )
-    definitions = parse_definitions(name, definition if schema in schemas else "", given)
+    if schema != language:
+        raise DataError(f"{name}: expected a definition as in .msg files ({language}), found one in {schema!r}")
+    definitions = parse_definitions(name, definition)
     return partial(_decode, definitions, next(iter(definitions)), encoding == "ros1")
 
 
@@ -739,6 +672,8 @@ class Kind(NamedTuple):
 Fields = tuple[tuple[str, Kind], ...]
 Definitions = Mapping[str, Fields]
 """Fields of messages by type, as ``package/Name``, beginning with the requested type."""
+# Types that ROS 1 has built in, and does not define.
+_TIMES = {f"builtin_interfaces/{name}": "int32 sec\nuint32 nanosec" for name in ("Time", "Duration")}
 
 
 def plain_name(name: str) -> str:
@@ -746,24 +681,21 @@ def plain_name(name: str) -> str:
     return name.replace("/msg/", "/")
 
 
-def parse_definitions(name: str, text: str, given: Mapping[str, str] | None = None) -> Definitions:
+def parse_definitions(name: str, text: str) -> Definitions:
     """Parse the definition of a type of messages, and of the types that it contains.
 
     Args:
         name: The type.
-        text: The definition as in MCAP and rosbag2: the fields, then other types, each behind a line of ``=`` and a
-            line ``MSG: type``. If empty, the definition comes from ``given`` or ``COMMON``.
-        given: Definitions by type; they override ``COMMON``.
+        text: The definition as in MCAP: the fields, then other types, each behind a line of ``=`` and a line ``MSG:
+            type``.
 
     Raises:
         DataError: A definition is missing or invalid.
     """
     if len(text) > _MOST_TEXT:
         raise DataError(f"{name}: expected a definition of at most {_MOST_TEXT} bytes, found {len(text)}")
-    texts = {plain_name(known): definition for known, definition in {**COMMON, **(given or {})}.items()}
     first, *others = _SEPARATOR.split(text)
-    if first.strip() or others:
-        texts[plain_name(name)] = first
+    texts = {**_TIMES, plain_name(name): first}
     for other in others:
         head, _, rest = other.strip().partition("\n")
         if not head.startswith("MSG:"):
@@ -784,8 +716,7 @@ def _add_definition(
         return
     if name not in texts:
         raise DataError(
-            f"{name}: expected a definition of this message, found none in the recording; add one to the layout's "
-            "definitions"
+            f"{name}: expected a definition of this message, found none in the recording"
         )
     definitions[name] = fields = _parse_fields(name, texts)
     if sum(map(len, definitions.values())) > _MOST_FIELDS:
@@ -832,60 +763,7 @@ def _field_type(name: str, match: re.Match[str], texts: Mapping[str, str]) -> Ki
     return Kind(kind, count)
 
 
-_STAMPED = "std_msgs/Header header\n"
-_LAYOUT = "std_msgs/MultiArrayLayout layout\n"
-_NUMBERS = {
-    name: ("float" if name.startswith("F") else "uint" if name.startswith("U") else "int") + re.sub(r"\D", "", name)
-    for name in (
-        "Float32", "Float64", "Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt64",
-    )
-}  # fmt: skip
-COMMON: Mapping[str, str] = {
-    "builtin_interfaces/Time": "int32 sec\nuint32 nanosec",
-    "builtin_interfaces/Duration": "int32 sec\nuint32 nanosec",
-    "std_msgs/Header": "builtin_interfaces/Time stamp\nstring frame_id",
-    "std_msgs/Empty": "",
-    "std_msgs/Bool": "bool data",
-    "std_msgs/String": "string data",
-    "std_msgs/MultiArrayDimension": "string label\nuint32 size\nuint32 stride",
-    "std_msgs/MultiArrayLayout": "MultiArrayDimension[] dim\nuint32 data_offset",
-    **{f"std_msgs/{name}": f"{kind} data" for name, kind in _NUMBERS.items()},
-    **{f"std_msgs/{name}MultiArray": f"{_LAYOUT}{kind}[] data" for name, kind in _NUMBERS.items()},
-    "geometry_msgs/Vector3": "float64 x\nfloat64 y\nfloat64 z",
-    "geometry_msgs/Point": "float64 x\nfloat64 y\nfloat64 z",
-    "geometry_msgs/Quaternion": "float64 x\nfloat64 y\nfloat64 z\nfloat64 w",
-    "geometry_msgs/Pose": "Point position\nQuaternion orientation",
-    "geometry_msgs/PoseWithCovariance": "Pose pose\nfloat64[36] covariance",
-    "geometry_msgs/Twist": "Vector3 linear\nVector3 angular",
-    "geometry_msgs/TwistWithCovariance": "Twist twist\nfloat64[36] covariance",
-    "geometry_msgs/Wrench": "Vector3 force\nVector3 torque",
-    "geometry_msgs/Transform": "Vector3 translation\nQuaternion rotation",
-    "geometry_msgs/PointStamped": f"{_STAMPED}Point point",
-    "geometry_msgs/PoseStamped": f"{_STAMPED}Pose pose",
-    "geometry_msgs/TwistStamped": f"{_STAMPED}Twist twist",
-    "geometry_msgs/WrenchStamped": f"{_STAMPED}Wrench wrench",
-    "geometry_msgs/TransformStamped": f"{_STAMPED}string child_frame_id\nTransform transform",
-    "tf2_msgs/TFMessage": "geometry_msgs/TransformStamped[] transforms",
-    "nav_msgs/Odometry": f"{_STAMPED}string child_frame_id\ngeometry_msgs/PoseWithCovariance pose\n"
-    "geometry_msgs/TwistWithCovariance twist",
-    "sensor_msgs/JointState": f"{_STAMPED}string[] name\nfloat64[] position\nfloat64[] velocity\nfloat64[] effort",
-    "sensor_msgs/Image": f"{_STAMPED}uint32 height\nuint32 width\nstring encoding\nuint8 is_bigendian\nuint32 step\n"
-    "uint8[] data",
-    "sensor_msgs/CompressedImage": f"{_STAMPED}string format\nuint8[] data",
-    "sensor_msgs/Imu": f"{_STAMPED}geometry_msgs/Quaternion orientation\nfloat64[9] orientation_covariance\n"
-    "geometry_msgs/Vector3 angular_velocity\nfloat64[9] angular_velocity_covariance\n"
-    "geometry_msgs/Vector3 linear_acceleration\nfloat64[9] linear_acceleration_covariance",
-    "sensor_msgs/Joy": f"{_STAMPED}float32[] axes\nint32[] buttons",
-    "sensor_msgs/Range": f"{_STAMPED}uint8 radiation_type\nfloat32 field_of_view\nfloat32 min_range\n"
-    "float32 max_range\nfloat32 range",
-    "trajectory_msgs/JointTrajectoryPoint": "float64[] positions\nfloat64[] velocities\nfloat64[] accelerations\n"
-    "float64[] effort\nbuiltin_interfaces/Duration time_from_start",
-    "trajectory_msgs/JointTrajectory": f"{_STAMPED}string[] joint_names\nJointTrajectoryPoint[] points",
-}
-"""Definitions of common messages by type, for recordings of ROS 2 before Iron, which have no definitions."""
-
-
-# Encodings of images: dtype, number of channels, and whether blue comes before red.
+# Encodings of images: dtype, channels, and whether blue comes before red.
 _PIXELS = {
     "rgb8": ("u1", 3, False), "bgr8": ("u1", 3, True), "rgba8": ("u1", 4, False), "bgra8": ("u1", 4, True),
     "mono8": ("u1", 1, False), "8UC1": ("u1", 1, False), "8UC3": ("u1", 3, False), "8UC4": ("u1", 4, False),
@@ -1125,7 +1003,7 @@ class AlignedRecording:
     def _message(self, channel: Channel, data: memoryview) -> Mapping[str, Any]:
         if channel not in self._decoders:
             _, kind, encoding, schema, definition = channel
-            self._decoders[channel] = decoder(kind, encoding, schema, definition, self.layout.definitions)
+            self._decoders[channel] = decoder(kind, encoding, schema, definition)
         return self._decoders[channel](data)
 
     def _read_times(self) -> tuple[dict[Source, Times], dict[Source, npt.NDArray[np.int64]], list[float]]:
@@ -1394,8 +1272,8 @@ def read_robot_logs(
     depth images in the recorded unit.
 
     Args:
-        path: An MCAP file, an SQLite file of rosbag2, a folder of rosbag2 with its ``metadata.yaml``, or a folder of
-            these, ordered by the numbers in their names.
+        path: An MCAP file, a folder of rosbag2 with MCAP files and its ``metadata.yaml``, or a folder of these, ordered
+            by the numbers in their names.
         layout: A ``TopicLayout``, its arguments as a mapping, or a YAML file with them.
         batch_rows: Most rows of a batch.
 

@@ -11,7 +11,7 @@ from mouse_core.formats.rlds import read_rlds
 from tests.core.damaged_files import damaged_copies, read_all, read_each
 from tests.core.formats import test_robot_logs
 from tests.core.formats.recording import Counting, record, rlds_episode
-from tests.core.formats.robots import write_bag, write_mcap
+from tests.core.formats.robots import write_mcap
 from tests.core.formats.test_dreamerv3 import logs_of, stream, write_replay
 from tests.core.formats.test_flat_files import atari, flat, logged, write_d4rl, write_dopamine, write_ogbench
 from tests.core.formats.test_tfds import as_tfrecord, features_of, write
@@ -61,10 +61,6 @@ def mcap(folder: Path) -> Path:
     return write_mcap(folder / "x.mcap", test_robot_logs.log_of())
 
 
-def bag(folder: Path) -> Path:
-    return write_bag(folder / "bag", test_robot_logs.log_of())
-
-
 def array_record(folder: Path, kind: str = "nested") -> Path:
     pytest.importorskip("tensorflow_datasets")
     write(folder / "x", features_of(kind), {"train": [rlds_episode(log) for log in logged(kind, LENGTHS)]})
@@ -95,13 +91,11 @@ CASES = [
     (array_record, 20, "*.json", 0.2),
     (dreamerv3, 100, "*", 0.6),
     (mcap, 150, "*", 0.4),  # what is behind the data, an index and statistics, is not read
-    (bag, 100, "*", 0.2),  # SQLite has no checksums
 ]
 OPTIONS: dict[Any, dict[str, Any]] = {
     d4rl: {"format": "d4rl"},
     dopamine: {"final": "mark"},
     mcap: {"format": STATE},
-    bag: {"format": STATE},
 }
 
 
@@ -119,7 +113,7 @@ def test_damage_is_refused_or_reads_as_rows(
 
 def test_some_damage_of_several_formats(tmp_path: Path) -> None:
     copies = []
-    for made in (ogbench, dopamine, dreamerv3, mcap, bag):
+    for made in (ogbench, dopamine, dreamerv3, mcap):
         folder = tmp_path / made.__name__
         (folder / "copies").mkdir(parents=True)
         damaged = damaged_copies(made(folder), folder / "copies", count=10)
