@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ import pyarrow.compute as pc
 from mouse_core._arrow.column_types import column_type, fixed_shape
 from mouse_core._base.checks import is_whole
 from mouse_core._base.memo import memo
+from mouse_core._base.threads import THREADS
 from mouse_core.columns.episode_rows import Columns
 from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.files.reading import damaged, json_object, read_bytes, read_json_object, reading
@@ -36,8 +38,8 @@ from mouse_core.formats.rows import parquet_batches
 from mouse_core.images.files import find_video
 from mouse_core.metadata import DatasetMetadata
 from mouse_core.spec import Field
-from mouse_core.video.decoding import FrameDecoder, lines, undecodable
-from mouse_core.video.index import LARGEST_SIDE, VideoIndex, index_video, pyav
+from mouse_core.video.decoding import FrameDecoder, undecodable
+from mouse_core.video.index import LARGEST_SIDE, VideoIndex, index_video
 
 Floats = npt.NDArray[np.float64]
 
@@ -75,122 +77,6 @@ def missed(time: float, found: float, frames_per_second: float, more: str = "") 
         f"; tolerance={np.ceil(away * 1e4 + 1) / 1e4:g} (--tolerance) takes it" if away < 1 / frames_per_second else ""
     )
     return f"expected a frame at {time:.4f} s, found the nearest at {found:.4f} s{more}{hint}"
-
-
-class Camera:
-    """Reads the frames of one camera from one or more files.
-
-    Args:
-        name: Name for messages.
-        shape: ``(H, W, C)`` of a frame; C is 1 or 3.
-        frames_per_second: Frames per second of the recording.
-        wide: Whether pixels are 16-bit numbers, such as depth; colours are bytes.
-        tolerance: See ``allowance``.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        shape: tuple[int, int, int],
-        frames_per_second: float,
-        *,
-        wide: bool = False,
-        tolerance: float | None = None,
-    ) -> None:
-        self.name = name
-        self.shape = shape
-        self.dtype = np.dtype(np.uint16 if wide else np.uint8)
-        self._rate, self._tolerance = frames_per_second, tolerance
-        self._file: Path | None = None
-        self._container: Any = None
-        self._frames: Iterator[Any] = iter(())
-        # The current frame and the next frame, each with its time, or None; and the time of the previous frame.
-        self._held: tuple[float, Any] | None = None
-        self._ahead: tuple[float, Any] | None = None
-        self._passed = -np.inf
-
-    def take(self, file: Path, times: Floats) -> npt.NDArray[Any]:
-        """Return the frames at some times; ascending times are fastest.
-
-        Args:
-            file: The video.
-            times: Seconds from the beginning of the video, ``[n]``.
-
-        Returns:
-            Pixels, ``[n, H, W, C]`` of ``dtype``.
-
-        Raises:
-            ImportError: PyAV is not installed.
-            DataError: The video is damaged, has another size, lacks a frame, or has pixels with more bits.
-        """
-        found = np.empty((len(times), *self.shape), self.dtype)
-        with reading(file):
-            for place in np.argsort(times, kind="stable").tolist():
-                time = float(times[place])
-                if file != self._file or self._held is None or time - self._passed < self._held[0] - time:
-                    self._open(file)
-                found[place] = self._pixels(file, self._at(file, time)).reshape(self.shape)
-        return found
-
-    def _open(self, file: Path) -> None:
-        av = pyav()
-        self.close()
-        if not file.is_file():
-            raise damaged(file, "expected a video, found none")
-        self._container = av.open(str(file), options={"err_detect": "explode"})
-        if not self._container.streams.video:
-            raise damaged(file, "expected a video stream, found none")
-        stream = self._container.streams.video[0]
-        height, width = self.shape[:2]
-        if (stream.height, stream.width) != (height, width) or max(height, width) > LARGEST_SIDE:
-            raise damaged(file, f"expected frames of {height}x{width}, found {stream.height}x{stream.width}")
-        stream.codec_context.options = {"err_detect": "explode"}
-        stream.thread_type = "AUTO"
-        self._file, self._frames = file, self._container.decode(stream)
-        self._tick = float(stream.time_base)
-        self._held, self._ahead, self._passed = self._next(file), self._next(file), -np.inf
-
-    def _next(self, file: Path) -> tuple[float, Any] | None:
-        frame = next(self._frames, None)
-        if frame is None or frame.time is None:
-            return None
-        if frame.is_corrupt:
-            # Frames that depend on this frame, possibly earlier ones, are also wrong, and it is unknown which ones.
-            raise damaged(file, f"expected complete frames, found a frame at {frame.time:.4f} s with a missing part")
-        return float(frame.time), frame
-
-    def _at(self, file: Path, time: float) -> Any:
-        """Return the frame that is shown nearest to a time."""
-        while self._held and self._ahead and abs(self._held[0] - time) > abs(self._ahead[0] - time):
-            self._held, self._ahead, self._passed = self._ahead, self._next(file), self._held[0]
-        if self._held is None:
-            raise damaged(file, f"expected a frame at {time:.4f} s, found none")
-        found, frame = self._held
-        if abs(found - time) > allowance(np.array(time), self._tick, self._rate, self._tolerance):
-            raise damaged(file, missed(time, found, self._rate))
-        if (frame.height, frame.width) != self.shape[:2]:
-            raise damaged(file, f"expected frames of {list(self.shape[:2])}, found {frame.height}x{frame.width}")
-        return frame
-
-    def _pixels(self, file: Path, frame: Any) -> npt.NDArray[Any]:
-        """Return the pixels of a frame; greys are returned as the recorded numbers."""
-        bits = max(component.bits for component in frame.format.components)
-        grey = frame.format.name.startswith("gray")
-        if bits <= 8 or (not grey and self.dtype == np.uint8):
-            bytes_: npt.NDArray[np.uint8] = frame.to_ndarray(format="gray" if self.shape[2] == 1 else "rgb24")
-            return bytes_
-        if not grey or bits > 16 or self.dtype == np.uint8:
-            wanted = "gray of up to 16 bits" if self.dtype != np.uint8 else "8 bits a pixel, as meta/info.json has it"
-            raise damaged(file, f"{self.name}: expected {wanted}, found {frame.format.name}")
-        # A conversion would scale the numbers to the full range of 16 bits.
-        return lines(frame, ">u2" if frame.format.name.endswith("be") else "<u2", 1).astype(np.uint16)
-
-    def close(self) -> None:
-        """Close the file."""
-        container, self._container, self._file = self._container, None, None
-        self._frames, self._held, self._ahead = iter(()), None, None
-        if container is not None:
-            container.close()
 
 
 def frame_shape(shape: object, names: object, where: str) -> tuple[int, int, int]:
@@ -249,7 +135,7 @@ class Videos:
         self._digests: dict[int, str] = {}
         self._failed: dict[int, Exception] = {}
         self._held: dict[str, tuple[int, VideoIndex, Floats]] = {}
-        self._decoder = FrameDecoder()
+        self._decoder = FrameDecoder(threads=THREADS)
         self._number = np.arange(len(self._names))
 
     def missing(self, key: str, episode: Int64s, times: Floats) -> Iterator[tuple[int, str, Exception | None]]:
@@ -301,27 +187,37 @@ class Videos:
     def codes(self, key: str, episode: Int64s, times: Floats) -> Int64s:
         """Return the codes of frames for ``frames_column``; arguments as in ``missing``."""
         made = np.empty(len(times), np.int64)
-        for run, video, _, found in self._runs(key, episode, times):
+        for run in _runs(episode):
+            video, _, found = self._frames(key, episode[run], times[run])
             made[run] = (self._number[video] + 1) * _FRAMES + found
         return made
 
     def pixels(self, key: str, episode: Int64s, times: Floats) -> npt.NDArray[Any]:
-        """Return the pixels of frames, ``[n, H, W, C]``; arguments as in ``missing``."""
+        """Return the pixels of frames, ``[n, H, W, C]``; arguments as in ``missing``.
+
+        Raises:
+            DataError: A video is damaged, has other frames than the metadata state, or lacks a frame.
+        """
         feature = self._described.features[key]
-        made = np.zeros((len(times), *feature.shape), np.uint16 if feature.wide else np.uint8)
-        for run, _, index, found in self._runs(key, episode, times):
-            self._decoder.decode([index], np.zeros(len(found), np.int64), found, made[run])
+        made = np.zeros((len(times), *feature.shape), pixel(feature))
+        for run in _runs(episode):
+            try:
+                _, index, found = self._frames(key, episode[run], times[run])
+                self._decoder.decode([index], np.zeros(len(found), np.int64), found, made[run])
+            except DataError as error:
+                number = self._described.episodes.index[episode[run.start]]
+                raise DataError(f"{error}, for {key} in episode {number}") from error
         return made
 
-    def _runs(self, key: str, episode: Int64s, times: Floats) -> Iterator[tuple[slice, int, VideoIndex, Int64s]]:
-        """Yield runs of frames of one video: slice of the frames, video, its index, and the frame numbers in it."""
-        of = self._where[key][0][episode]
-        cuts = (np.flatnonzero(of[1:] != of[:-1]) + 1).tolist()
-        for first, stop in zip([0, *cuts], [*cuts, len(of)], strict=True):
-            if stop > first:
-                run, video = slice(first, stop), int(of[first])
-                index, shown = self._opened(key, video)
-                yield run, video, index, self._found(key, episode[run], times[run], index, shown)[1]
+    def _frames(self, key: str, episode: Int64s, times: Floats) -> tuple[int, VideoIndex, Int64s]:
+        """Return the video of some frames of one episode, its index, and the numbers of the frames in it."""
+        video = int(self._where[key][0][episode[0]])
+        index, shown = self._opened(key, video)
+        wanted, found, there = self._found(key, episode, times, index, shown)
+        if not there.all():
+            at = int(np.argmin(there))
+            raise damaged(index.path, missed(wanted[at], shown[found[at]], self._described.frames_per_second))
+        return video, index, found
 
     def _found(
         self, key: str, episode: Int64s, times: Floats, index: VideoIndex, shown: Floats
@@ -352,6 +248,12 @@ class Videos:
 
     def _below(self, name: str) -> str:
         return os.path.relpath(self._root / name, base_of(self._root))
+
+
+def _runs(episode: Int64s) -> Iterator[slice]:
+    """Yield the rows of each episode: for episodes 3 3 5, rows 0..1 and row 2."""
+    cuts = (np.flatnonzero(np.diff(episode)) + 1).tolist()
+    return (slice(*ends) for ends in pairwise([0, *cuts, len(episode)]) if ends[1])
 
 
 def base_of(root: Path) -> Path:

@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, suppress
+from contextlib import suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -29,7 +29,6 @@ from mouse_core.formats.columns import blocks, check_final, rows_at_once, transi
 from mouse_core.formats.lerobot._meta import (
     INDEX,
     TIME,
-    Camera,
     Description,
     Floats,
     FrameFile,
@@ -160,7 +159,6 @@ class Looking:
             raise DataError(
                 f"{why}; {f'frames of {key} in ' if key else ''}episode {index} cannot be read"
                 f"{' in place' if key else ''}: skip_broken=True leaves out such episodes"
-                + (", and videos='pixels' decodes all videos in turn" if key and cause is not None else "")
             ) from cause
         self.broken.setdefault(place, why)
 
@@ -260,9 +258,6 @@ def _files_digest(root: Path, *folders: str) -> str:
     return hashlib.sha256(json.dumps(sorted(found)).encode()).hexdigest()[:16]
 
 
-_PIECE_BYTES = 16 << 20
-
-
 def read_lerobot(
     path: str | os.PathLike[str],
     *,
@@ -277,10 +272,9 @@ def read_lerobot(
     """Read a LeRobotDataset, version 3 or 2, which stores a frame for every action, without the last observation.
 
     Observations, such as ``observation.state`` and ``observation.images.<name>``, and ``action`` keep their names.
-    ``next.reward`` and ``next.done`` become ``reward`` and ``done``; other columns become ``metadata_<name>``. ``done``
-    is 1 at ``next.done`` (2 with ``next.truncated``), and 2 at the end of an episode without either. Without
-    ``next.reward``, ``reward`` is 0. Every frame of a video is decoded once, in order; images in Parquet stay image
-    files.
+    ``next.reward`` and ``next.done`` become ``reward`` and ``done``, others ``metadata_<name>``. Done is 1 at
+    ``next.done`` (2 with ``next.truncated``), and 2 at the end of an episode without these. Without ``next.reward``,
+    reward is 0. Frames of videos are decoded; pictures in Parquet stay image files.
 
     A store, from ``to_store()``, has no pixels: its rows refer to frames of the videos, which stay in place, and
     batches decode these frames (``mouse_core.video``). The frame of each row, at the row's "timestamp", is searched
@@ -331,10 +325,9 @@ def read_lerobot(
     check_inside((root / file.name for file in described.episodes.files), root)
     recorded = [key for key in frames.pictures if described.features[key].dtype == "video"]
     metadata, notes = frames.metadata(), [*_notes(described)]
-    found: Videos | None = None
+    found = Videos(root, described, recorded, decode=not frames.in_place, tolerance=tolerance)
     faults: tuple[tuple[str, str, str], ...] = ()
     if skip_broken or (recorded and frames.in_place):
-        found = Videos(root, described, recorded, decode=not frames.in_place, tolerance=tolerance)
         looked = Looking(root, frames, found, recorded, skip_broken=skip_broken)
         broken, faults = looked.broken, tuple(looked.faults())
         frames.skipped = frozenset(broken)
@@ -344,9 +337,9 @@ def read_lerobot(
             f"episode {described.episodes.index[place]} is left out: {why}" for place, why in sorted(broken.items())
         )
     metadata = metadata.replace(fields=frames.fields({**frames.encoded, **frames.codes}))
-    if found is not None and frames.in_place:
+    if recorded and frames.in_place:
         metadata = metadata.replace(videos=found.files)
-    reader = _Reader(root, frames, batch_rows, found, tolerance, cut=skip_broken)
+    reader = _Reader(root, frames, batch_rows, found, cut=skip_broken)
     lengths = np.delete(described.episodes.lengths, [*frames.skipped])
     asked: dict[str, Any] = {"final": final, "cameras": cameras, "tolerance": tolerance}
     again = partial(store_of, root, skip_broken=skip_broken, **asked)
@@ -364,7 +357,7 @@ def read_lerobot(
         faults=faults,
         mended=None if skip_broken else partial(read_lerobot, root, skip_broken=True, **asked),
         metadata=in_stored_layout(metadata, reader.schema),
-        image_roots=() if found is None else (os.path.realpath(base_of(root)),),
+        image_roots=(os.path.realpath(base_of(root)),),
     )
 
 
@@ -435,26 +428,15 @@ class _Reader:
         root: The dataset's folder.
         frames: The conversion of frames to rows.
         batch_rows: See ``read_lerobot``.
-        videos: The videos, if frames are found by their index; otherwise videos are decoded in order.
-        tolerance: See ``read_lerobot``.
+        videos: The videos.
         cut: Whether frames behind the last episode of a file are left out.
     """
 
-    def __init__(
-        self,
-        root: Path,
-        frames: Frames,
-        batch_rows: int,
-        videos: Videos | None,
-        tolerance: float | None,
-        *,
-        cut: bool,
-    ) -> None:
-        self.tolerance, self.cut = tolerance, cut
-        self.root, self.frames, self.described, self.videos = root, frames, frames.described, videos
+    def __init__(self, root: Path, frames: Frames, batch_rows: int, videos: Videos, *, cut: bool) -> None:
+        self.root, self.frames, self.described, self.videos, self.cut = root, frames, frames.described, videos, cut
         held = [key for key in frames.pictures if key not in frames.codes and key not in frames.encoded]
         size = bytes_a_frame(self.described, held)
-        self.batch_rows = rows_at_once(size, most=batch_rows, budget=_PIECE_BYTES)
+        self.batch_rows = rows_at_once(size, most=batch_rows)
 
     @memo
     def schema(self) -> pa.Schema:
@@ -483,32 +465,22 @@ class _Reader:
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield all rows."""
         frames, schema, where = self.frames, self.schema, str(self.root)
-        ordinal = -1  # episode of the last row so far
-        with ExitStack() as opened:
-            cameras = {}
-            for key in frames.pictures:
-                feature, rate = self.described.features[key], self.described.frames_per_second
-                if feature.dtype == "video" and key not in frames.codes:
-                    camera = Camera(key, feature.shape, rate, wide=feature.wide, tolerance=self.tolerance)  # type: ignore[arg-type]
-                    cameras[key] = opened.enter_context(closing(camera))
-            parts = (
-                (frames.seen(columns), frames.brought(columns, last), begins)
-                for columns, begins, last in self._pieces(cameras)
-            )
-            for made in transition_rows(parts, final=frames.final, where=where):
-                numbers = ordinal + np.cumsum(made["episode_step"] == 0)
-                if len(numbers):
-                    ordinal = int(numbers[-1])
-                    yield frames.batch(frames.numbered(made, numbers), schema, where=where)
+        ordinal = -1  # the episode of the last row so far
+        parts = (
+            (frames.seen(columns), frames.brought(columns, last), begins) for columns, begins, last in self._pieces()
+        )
+        for made in transition_rows(parts, final=frames.final, where=where):
+            numbers = ordinal + np.cumsum(made["episode_step"] == 0)
+            if len(numbers):
+                ordinal = int(numbers[-1])
+                yield frames.batch(frames.numbered(made, numbers), schema, where=where)
 
-    def _pieces(
-        self, cameras: Mapping[str, Camera]
-    ) -> Iterator[tuple[Columns, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]]:
+    def _pieces(self) -> Iterator[tuple[Columns, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]]:
         """Yield frames by feature, whether an episode begins with a frame, and whether an episode ends with it."""
         frames, skipped = self.frames, np.array(sorted(self.frames.skipped), np.int64)
         episodes = frames.episodes
-        timed = bool(cameras or frames.codes)
-        names = dict.fromkeys([*frames.stored, *INDEX, *([TIME] if timed else [])])
+        cameras = [key for key in frames.pictures if key not in frames.encoded]
+        names = dict.fromkeys([*frames.stored, *INDEX, *([TIME] if cameras else [])])
         for name, _, _, numbers in self._files():
             file, row, end = self.root / name, numbers.start, numbers.stop
             for batch in parquet_batches(file, self.batch_rows, columns=list(names)):
@@ -528,44 +500,18 @@ class _Reader:
                 if not len(rows):
                     continue
                 frames.check(batch, rows, file)
-                times = frames.times(batch, file) if timed else np.zeros(0)
                 called = partial(episodes.called, rows)
                 pictures = frames.images(batch, frames.encoded, file, called)
-                pictures |= self._pictures(cameras, episode, number, times, file)
+                times = frames.times(batch, file) if cameras else np.zeros(0)
+                if not np.isfinite(times).all():
+                    lost = int(np.argmin(np.isfinite(times)))
+                    raise damaged(file, f"expected a {TIME} of {called(lost)}, found {times[lost]}")
+                for key in cameras:
+                    read = self.videos.codes if key in frames.codes else self.videos.pixels
+                    pictures[key] = read(key, episode, times)
                 columns = frames.columns(batch, pictures, file, called=called)
                 yield columns, number == 0, number == episodes.lengths[episode] - 1
             if row < end:
                 (place,), (number,) = episodes.places(np.array([row]))
                 wanted = f"{episodes.lengths[place]} frames of episode {episodes.index[place]}"
                 raise damaged(file, f"expected {wanted}, found {number}")
-
-    def _pictures(
-        self,
-        cameras: Mapping[str, Camera],
-        episode: npt.NDArray[np.int64],
-        number: npt.NDArray[np.int64],
-        times: npt.NDArray[np.float64],
-        file: Path,
-    ) -> Columns:
-        """Return frames of videos by camera: pixels, or codes of frames."""
-        if self.videos is not None:
-            named = {key: self.videos.codes(key, episode, times) for key in self.frames.codes}
-            return named | {key: self.videos.pixels(key, episode, times) for key in cameras}
-        if cameras and not np.isfinite(times).all():
-            row = int(np.argmin(np.isfinite(times)))
-            where = f"frame {number[row]} of episode {self.frames.episodes.index[episode[row]]}"
-            raise damaged(file, f"expected a {TIME} of {where}, found {times[row]}")
-        cuts = (np.flatnonzero(episode[1:] != episode[:-1]) + 1).tolist()
-        runs = [slice(*ends) for ends in zip([0, *cuts], [*cuts, len(episode)], strict=True)]
-        return {
-            key: np.concatenate([self._video(camera, int(episode[run.start]), times[run]) for run in runs])
-            for key, camera in cameras.items()
-        }
-
-    def _video(self, camera: Camera, place: int, times: npt.NDArray[np.float64]) -> npt.NDArray[Any]:
-        name, begin = self.described.episodes.videos[camera.name][place]
-        check_inside([self.root / name], self.root)
-        try:
-            return camera.take(self.root / name, begin + times)
-        except DataError as error:
-            raise DataError(f"{error}, for {camera.name} in episode {self.frames.episodes.index[place]}") from error
