@@ -75,8 +75,6 @@ def test_rows_are_the_tokens_of_each_chat_cut_and_filled_up(source: str, eos: st
         np.testing.assert_array_equal(rows[name], wanted)
         assert rows[name].dtype == np.int64
     assert rows["score"].tolist() == scores
-    batch = chat.collate_chats(chats, pad_token_id=PAD, padding_side=side, pad_to_multiple_of=70)
-    np.testing.assert_array_equal(rows["assistant_masks"], batch["assistant_masks"])
 
 
 def test_every_token_is_a_row_and_every_chat_an_episode(tmp_path: Path) -> None:
@@ -105,21 +103,21 @@ def test_every_token_is_a_row_and_every_chat_an_episode(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_pairs_are_those_of_encode_preference_and_its_collation(side: Any, tmp_path: Path) -> None:
+def test_pairs_are_those_of_encode_preference(side: Any, tmp_path: Path) -> None:
     options: dict[str, Any] = {"template": template(CHATML), "max_length": 40, "pad_id": PAD, "truncation_side": side}
     recipe = chat.Preferences(**options, keep={"margin": "float32"})
     data = [{**one, "margin": at} for at, one in enumerate(PAIRS)]
     rows = stored(text.tokenize(data, tokenizer(), tmp_path, recipe))
     pairs = [chat.encode_preference(template(CHATML), **one, tokenizer=tokenizer()) for one in PAIRS]
-    mode = "keep_start" if side == "right" else "keep_end"
-    wanted = chat.collate_preferences(
-        pairs, pad_token_id=PAD, max_length=40, truncation_mode=mode, pad_to_multiple_of=40, two_blocks=True
-    )
-    for name, values in text.as_pairs(rows).items():
-        if name != "margin":
-            assert values.keys() == {"input_ids", "attention_mask", "completion_mask"}
-            for field, array in values.items():
-                np.testing.assert_array_equal(array, wanted[f"{name.removesuffix('_data')}_{field}"])
+    for side_of, fields in text.as_pairs({name: rows[name] for name in rows if name != "margin"}).items():
+        for row, pair in enumerate(pairs):
+            prompt, answer = (pair[name].tolist() for name in ("prompt_ids", f"{side_of.removesuffix('_data')}_ids"))
+            kept = slice(40) if side == "right" else slice(-40, None)
+            ids, mask = (prompt + answer)[kept], ([0] * len(prompt) + [1] * len(answer))[kept]
+            more = [0] * (40 - len(ids))
+            assert fields["input_ids"][row].tolist() == ids + [PAD] * len(more)
+            assert fields["attention_mask"][row].tolist() == [1] * len(ids) + more
+            assert fields["completion_mask"][row].tolist() == mask + more
     assert rows["margin"].tolist() == [0, 1]
 
     # Without a column of prompts they are what both chats begin with.

@@ -1,4 +1,4 @@
-"""Converts chats to text, tokens with a mask of the assistant's tokens, turns of rollouts, padded batches and rows."""
+"""Conversion of chats to text and tokens with a mask of the assistant's tokens, to turns of rollouts, and to rows."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ from mouse_core.text.recipes import (
     ended,
     flat_of,
     padded,
-    token_places,
     values_of,
     with_offsets,
 )
@@ -252,7 +251,7 @@ def encode_preference(
     tools: Iterable[Mapping[str, Any]] | None = None,
     straddling: str = "include",
 ) -> dict[str, Ids]:
-    """Convert a prompt with two answers to tokens, for ``collate_preferences``.
+    """Convert a prompt with two answers to tokens, for ``DataCollatorForPreference`` of TRL.
 
     Args:
         template: The template.
@@ -517,200 +516,6 @@ def _turn(message: Message, tokens: npt.NDArray[np.int64], logprobs: npt.NDArray
     return Turn(message.text, message.role, tokens, logprobs, metadata=metadata)  # type: ignore[arg-type]
 
 
-Arrays = dict[str, npt.NDArray[Any]]
-_SIDES = ("chosen", "rejected")
-
-
-def collate_chats(
-    chats: Iterable[EncodedChat],
-    *,
-    pad_token_id: int,
-    padding_side: str = "right",
-    pad_to_multiple_of: int | None = None,
-) -> Arrays:
-    """Collate chats to a padded batch, for training on the generated tokens.
-
-    Args:
-        chats: The chats, at least one.
-        pad_token_id: The id of padding.
-        padding_side: "right" or "left".
-        pad_to_multiple_of: The length is rounded up to a multiple of this number; None: the longest length.
-
-    Returns:
-        ``input_ids``, ``attention_mask``, ``assistant_masks`` and ``labels``, int64 ``[B, S]``. Labels are the ids of
-        generated tokens, and -100 at other positions.
-
-    Raises:
-        ConfigError: An option is invalid.
-        DataError: There are no chats, or an element is not a chat.
-    """
-    given = list(chats)
-    for place, chat in enumerate(given):
-        if not isinstance(chat, EncodedChat):
-            raise DataError(f"example {place}: expected an EncodedChat, found {chat!r:.80}")
-    rows = [chat.input_ids for chat in given]
-    made = _padded(rows, pad_token_id, padding_side, pad_to_multiple_of)
-    masks = _block([chat.assistant_masks for chat in given], 0, made["attention_mask"])
-    return {**made, "assistant_masks": masks, "labels": np.where(masks == 1, made["input_ids"], -100)}
-
-
-def collate_preferences(
-    examples: Iterable[Mapping[str, Any]],
-    *,
-    pad_token_id: int,
-    max_length: int | None = None,
-    truncation_mode: str = "keep_start",
-    padding_side: str = "right",
-    pad_to_multiple_of: int | None = None,
-    two_blocks: bool = False,
-) -> Arrays:
-    """Collate prompts with a chosen and a rejected answer to a padded batch for DPO.
-
-    Names, order and numbers equal those of ``DataCollatorForPreference`` of TRL's ``DPOTrainer``.
-
-    Args:
-        examples: Dicts with ``prompt_ids``, ``chosen_ids`` and ``rejected_ids``; either all or none have
-            ``ref_chosen_logps`` and ``ref_rejected_logps``, one number each.
-        pad_token_id: The id of padding.
-        max_length: Largest number of tokens of a prompt with its answer that are kept; None: all.
-        truncation_mode: Which tokens are kept: "keep_start" or "keep_end".
-        padding_side: "right" or "left".
-        pad_to_multiple_of: The length is rounded up to a multiple of this number; None: the longest length.
-        two_blocks: Whether the two halves of the batch are separate fields ``[B, S]``, ``chosen_input_ids``,
-            ``rejected_input_ids`` and so on; nothing is copied.
-
-    Returns:
-        ``input_ids``, ``attention_mask`` and ``completion_mask``, int64 ``[2B, S]``: first all chosen, then all
-        rejected examples; ``ref_chosen_logps`` and ``ref_rejected_logps``, float32 ``[B]``, if the examples have them.
-
-    Raises:
-        ConfigError: An option is invalid.
-        DataError: There are no examples, an example lacks a key that others have, or a value has the wrong type.
-    """
-    if truncation_mode not in ("keep_start", "keep_end"):
-        raise ConfigError(f"truncation_mode: expected 'keep_start' or 'keep_end', found {truncation_mode!r:.80}")
-    kept = slice(None)
-    if max_length is not None:
-        check_count("max_length", max_length, 1)
-        kept = slice(max_length) if truncation_mode == "keep_start" else slice(-max_length, None)
-    given = _dicts(examples)
-    prompts = _ids(given, "prompt_ids")
-    rows, masks = [], []
-    for side in _SIDES:
-        for prompt, answer in zip(prompts, _ids(given, f"{side}_ids"), strict=True):
-            rows.append(np.concatenate([prompt, answer])[kept])
-            masks.append(np.repeat(np.array([0, 1], np.int64), [len(prompt), len(answer)])[kept])
-    made = _padded(rows, pad_token_id, padding_side, pad_to_multiple_of)
-    made["completion_mask"] = _block(masks, 0, made["attention_mask"])
-    if two_blocks:
-        made = _apart(made)
-    return {**made, **_numbers(given, "ref_chosen_logps"), **_numbers(given, "ref_rejected_logps")}
-
-
-def collate_rewards(
-    examples: Iterable[Mapping[str, Any]],
-    *,
-    pad_token_id: int,
-    max_length: int | None = None,
-    padding_side: str = "right",
-    pad_to_multiple_of: int | None = None,
-    two_blocks: bool = False,
-) -> Arrays:
-    """Collate pairs of a chosen and a rejected text to a padded batch for a reward model.
-
-    Names, order and numbers equal those of ``DataCollatorForPreference`` of TRL's ``RewardTrainer``.
-
-    Args:
-        examples: Dicts with ``chosen_ids`` and ``rejected_ids``. Either all or none have ``prompt_ids``, which precede
-            both texts, as from ``encode_preference``; either all or none have a number ``margin``.
-        pad_token_id: The id of padding.
-        max_length: Largest number of tokens that are kept, from the first on; None: all.
-        padding_side: "right" or "left".
-        pad_to_multiple_of: The length is rounded up to a multiple of this number; None: the longest length.
-        two_blocks: As in ``collate_preferences``.
-
-    Returns:
-        ``input_ids`` and ``attention_mask``, int64 ``[2B, S]``: first all chosen, then all rejected texts; ``margin``,
-        float32 ``[B]``, if the examples have it.
-
-    Raises:
-        ConfigError: An option is invalid.
-        DataError: There are no examples, an example lacks a key that others have, or a value has the wrong type.
-    """
-    if max_length is not None:
-        check_count("max_length", max_length, 1)
-    given = _dicts(examples)
-    empty = [np.empty(0, np.int64)] * len(given)
-    prompts = _ids(given, "prompt_ids") if any("prompt_ids" in example for example in given) else empty
-    rows = [
-        np.concatenate([prompt, answer])[:max_length]
-        for side in _SIDES
-        for prompt, answer in zip(prompts, _ids(given, f"{side}_ids"), strict=True)
-    ]
-    made = _padded(rows, pad_token_id, padding_side, pad_to_multiple_of)
-    return {**(_apart(made) if two_blocks else made), **_numbers(given, "margin")}
-
-
-def _dicts(examples: Iterable[Any]) -> list[Mapping[str, Any]]:
-    given = list(examples)
-    for place, example in enumerate(given):
-        if not isinstance(example, Mapping):
-            raise DataError(f"example {place}: expected a dict, found {example!r:.80}")
-    return given
-
-
-def _ids(examples: Sequence[Mapping[str, Any]], name: str) -> list[npt.NDArray[np.int64]]:
-    found = []
-    for place, example in enumerate(examples):
-        values = np.asarray(example.get(name))
-        if values.size == 0 and values.ndim == 1:
-            values = values.astype(np.int64)
-        if values.ndim != 1 or values.dtype.kind not in "iu" or values.min(initial=0) < 0:
-            raise DataError(f"example {place}: expected {name} as token ids, found {example.get(name)!r:.80}")
-        found.append(values.astype(np.int64))
-    return found
-
-
-def _numbers(examples: Sequence[Mapping[str, Any]], name: str) -> Arrays:
-    """Return a number of each example, if the examples have it."""
-    if not any(name in example for example in examples):
-        return {}
-    found = np.empty(len(examples), np.float32)
-    for place, example in enumerate(examples):
-        try:
-            found[place] = float(example[name])
-        except (KeyError, TypeError, ValueError):
-            raise DataError(
-                f"example {place}: expected a number {name}, as others have one, found {example.get(name)!r:.80}"
-            ) from None
-    return {name: found}
-
-
-def _padded(
-    rows: Sequence[npt.NDArray[np.int64]], pad_token_id: int, padding_side: str, pad_to_multiple_of: int | None
-) -> Arrays:
-    if padding_side not in ("right", "left"):
-        raise ConfigError(f"padding_side: expected 'right' or 'left', found {padding_side!r:.80}")
-    check_count("pad_token_id", pad_token_id, 0)
-    multiple = 1 if pad_to_multiple_of is None else check_count("pad_to_multiple_of", pad_to_multiple_of)
-    if not rows:
-        raise DataError("examples: expected one or more, found none")
-    lengths = np.array(list(map(len, rows)))
-    there = token_places(lengths, -(-int(lengths.max()) // multiple) * multiple, padding_side)
-    return {"input_ids": _block(rows, pad_token_id, there), "attention_mask": there.astype(np.int64)}
-
-
-def _block(rows: Sequence[npt.NDArray[np.int64]], fill: int, there: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """Return an array with the values of rows where ``there`` is not 0, and ``fill`` at other positions."""
-    made = np.full(there.shape, fill, np.int64)
-    made[there != 0] = np.concatenate(rows)
-    return made
-
-
-def _apart(made: Arrays) -> Arrays:
-    return {f"{side}_{name}": half for name, both in made.items() for side, half in zip(_SIDES, np.split(both, 2))}  # noqa: B905
-
-
 _Side = Literal["right", "left"]
 _Straddling = Literal["include", "exclude", "refuse"]
 _ANSWERS = ("chosen", "rejected")
@@ -855,9 +660,8 @@ class Preferences(PaddedRecipe):
     """Converts every prompt with a chosen and a rejected answer to a row, for DPO and reward models.
 
     A batch has ``chosen_data.input_ids``, ``chosen_data.attention_mask``, ``chosen_data.completion_mask`` and the same
-    fields of ``rejected_data``, int64 ``[B, L]``; ``as_pairs`` of ``mouse_core.text`` nests them. Tokens and masks
-    equal the results of ``encode_preference`` and ``collate_preferences``: the completion is everything behind the
-    prompt.
+    of ``rejected_data``, int64 ``[B, L]``; ``as_pairs`` of ``mouse_core.text`` nests them. Tokens are those of
+    ``encode_preference``: the completion is all that follows the prompt.
 
     Prompt and answers may be plain texts in place of chats, as in TRL's standard format. Then no template is used, an
     answer ends with the template's variable ``eos_token`` (if it has one), and the tokenizer adds its special tokens. A
