@@ -169,7 +169,6 @@ def declare_push(parser: argparse.ArgumentParser) -> None:
     add("--revision", metavar="BRANCH", help="push to this branch (main)")
     add("--commit-message", metavar="TEXT", help="the commit's message")
     add_shard_size(parser)
-    add("--keep-other-splits", action="store_true", help="leave the dataset's other splits as they are")
     text = "push statistics beside the rows, as LeRobot has them: those saved in a folder, or of the rows"
     add("--statistics", nargs="?", const="", metavar="FOLDER", help=text)
     add("--dry-run", action="store_true", help="write and check everything, and send nothing")
@@ -202,7 +201,6 @@ def run_push(chosen: argparse.Namespace) -> int:
             revision=chosen.revision,
             commit_message=chosen.commit_message,
             max_shard_size=chosen.max_shard_size or "500MB",
-            keep_other_splits=chosen.keep_other_splits,
             progress=wants_bar(),
             dry_run=chosen.dry_run,
         )

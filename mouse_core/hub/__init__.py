@@ -1,6 +1,6 @@
 """Datasets on the Hugging Face Hub from stores: one schema and one commit for each push."""
 
-from mouse_core.hub._push import PushResult, push_named_stores_to_hub, push_stores_to_hub, push_to_hub, read_card
+from mouse_core.hub._push import PushResult, push_named_stores_to_hub, push_stores_to_hub, push_to_hub
 from mouse_core.hub._reading import NamedStores, from_hub
 
 __all__ = [
@@ -10,5 +10,4 @@ __all__ = [
     "push_named_stores_to_hub",
     "push_stores_to_hub",
     "push_to_hub",
-    "read_card",
 ]

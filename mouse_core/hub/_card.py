@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from datasets import Features
 
 _FRONT_MATTER = re.compile(r"\A\s*---[ \t]*\r?\n(.*?)(?:\r?\n|(?<=\n))---[ \t]*(?:\r?\n|\Z)", re.DOTALL)
-_SHARD = re.compile(r"(?P<split>[^/]+)-\d{5}-of-\d{5}(?:-[0-9a-f]+)?\.parquet")
 CONFIG = "default"
 """The configuration whose rows lie directly under ``data/``."""
 
@@ -36,13 +35,6 @@ class Card:
     newline: str = "\n"
     config: str = CONFIG
 
-    def info(self) -> Any:
-        """Return the ``datasets.DatasetInfo`` of the configuration; None if the card has none."""
-        from datasets.info import DatasetInfosDict
-
-        infos: Any = DatasetInfosDict.from_dataset_card_data(dict(self.metadata))
-        return infos.get(self.config)
-
 
 @dataclass(frozen=True)
 class SplitEntry:
@@ -51,7 +43,6 @@ class SplitEntry:
     name: str
     num_rows: int
     data_bytes: int
-    patterns: tuple[str, ...]
 
 
 def parse_card(text: str, *, repo_id: str, config: str = CONFIG) -> Card:
@@ -89,84 +80,24 @@ def check_extendable(card: Card, *, repo_id: str) -> None:
             )
 
 
-def stale_files(card: Card, files: Iterable[str], *, pushed: Iterable[str], keep_other_splits: bool) -> list[str]:
-    """Return the Parquet files that a push replaces, except files that other configurations read.
+def stale_files(card: Card, files: Iterable[str]) -> list[str]:
+    """Return the Parquet files that a push makes stale, except files that other configurations read.
 
-    Replaced files are the files directly in the configuration's folder, and the files that the configuration names now.
-    With ``keep_other_splits``, only files of the pushed splits are replaced.
+    These are the files directly in the configuration's folder, and the files that the configuration names now.
     """
-    others = [pattern for config in _configs(card, mine=False) for _, pattern in _patterns(config)]
-    replaced = _replaced_patterns(card, set(pushed) if keep_other_splits else None)
-    parquet = [path for path in files if path.endswith(".parquet")]
-    found = {path for path in parquet if matches(path, replaced)}
-    if not keep_other_splits:
-        found |= {path for path in parquet if path.rpartition("/")[0] == config_folder(card.config)}
-    return sorted(path for path in found if not matches(path, others))
-
-
-def _replaced_patterns(card: Card, splits: set[str] | None) -> list[str]:
-    """Return the configuration's current patterns; with ``splits``, only patterns and shard names of these splits."""
-    named = [entry for config in _configs(card, mine=True) for entry in _patterns(config)]
-    if splits is None:
-        return [pattern for _, pattern in named]
-    return [pattern for split, pattern in named if split in splits] + [
-        split_pattern(split, card.config) for split in splits
-    ]
+    replaced, others = ([one for config in _configs(card, mine=mine) for one in _patterns(config)] for mine in (True, False))
+    return sorted(
+        path
+        for path in files
+        if path.endswith(".parquet")
+        and (path.rpartition("/")[0] == config_folder(card.config) or _matches(path, replaced))
+        and not _matches(path, others)
+    )
 
 
 def config_folder(config: str) -> str:
     """Return the folder of a configuration's shards."""
     return "data" if config == CONFIG else f"data/{config}"
-
-
-def split_pattern(split: str, config: str = CONFIG) -> str:
-    """Return the pattern by which ``datasets`` finds the shards of a split."""
-    return f"{config_folder(config)}/{split}-*.parquet"
-
-
-def kept_splits(
-    card: Card, files: Iterable[str], *, pushed: Iterable[str], repo_id: str
-) -> tuple[list[SplitEntry], Any]:
-    """Return the splits of the configuration that are not pushed now, and their ``datasets`` features.
-
-    Raises:
-        ConfigError: There are such splits, but the card does not describe them.
-    """
-    patterns = _patterns_by_split(card, files, repo_id)
-    for split in pushed:
-        patterns.pop(split, None)
-    if not patterns:
-        return [], None
-    info = card.info()
-    sizes = dict(info.splits or {}) if info is not None else {}
-    if info is None or info.features is None or not patterns.keys() <= sizes.keys():
-        raise ConfigError(
-            f"README.md of {repo_id}: expected 'dataset_info' with features and sizes of the splits"
-            f" {sorted(patterns)}; without that they cannot be kept (keep_other_splits=False replaces them)"
-        )
-    kept = [
-        SplitEntry(split, int(sizes[split].num_examples), int(sizes[split].num_bytes), tuple(found))
-        for split, found in patterns.items()
-    ]
-    return kept, info.features
-
-
-def _patterns_by_split(card: Card, files: Iterable[str], repo_id: str) -> dict[str, list[str]]:
-    """Return the patterns of the configuration by split, from the card, or else from the names of the shards."""
-    entries = [entry for config in _configs(card, mine=True) for entry in _patterns(config)]
-    if not entries:
-        here = f"{config_folder(card.config)}/"
-        shards = filter(None, (_SHARD.fullmatch(path.removeprefix(here)) for path in files if path.startswith(here)))
-        entries = [(shard["split"], split_pattern(shard["split"], card.config)) for shard in shards]
-    patterns: dict[str, dict[str, None]] = {}
-    for split, pattern in entries:
-        if split is None:
-            raise ConfigError(
-                f"README.md of {repo_id}: expected 'data_files' by split, found {pattern!r};"
-                " without that other splits cannot be kept (keep_other_splits=False replaces them)"
-            )
-        patterns.setdefault(split, {})[pattern] = None
-    return {split: list(found) for split, found in patterns.items()}
 
 
 def render_card(
@@ -216,10 +147,8 @@ def _config_list(card: Card, splits: Sequence[SplitEntry]) -> list[dict[str, Any
     mine: dict[str, Any] = {"config_name": card.config}
     for config in _configs(card, mine=True):
         mine.update({key: value for key, value in config.items() if key != "data_dir"})
-    mine["data_files"] = [
-        {"split": split.name, "path": split.patterns[0] if len(split.patterns) == 1 else list(split.patterns)}
-        for split in splits
-    ]
+    folder = config_folder(card.config)
+    mine["data_files"] = [{"split": split.name, "path": f"{folder}/{split.name}-*.parquet"} for split in splits]
     return [mine, *_configs(card, mine=False)]
 
 
@@ -229,20 +158,20 @@ def _configs(card: Card, *, mine: bool) -> list[dict[str, Any]]:
     return [dict(config) for config in configs if (config.get("config_name", CONFIG) == card.config) == mine]
 
 
-def _patterns(config: Mapping[str, Any]) -> Iterator[tuple[str | None, str]]:
-    """Yield the patterns of a configuration, each with the name of its split; None if the card names no split."""
+def _patterns(config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the patterns of a configuration's files."""
     folder = str(config.get("data_dir") or "").strip("/")
     prefix = f"{folder}/" if folder else ""
     data_files = config.get("data_files")
     if data_files is None and folder:
-        yield None, f"{folder}/**"
+        yield f"{folder}/**"
     for entry in [data_files] if isinstance(data_files, str | dict) else data_files or []:
-        split, paths = (entry.get("split"), entry.get("path")) if isinstance(entry, dict) else (None, entry)
+        paths = entry.get("path") if isinstance(entry, dict) else entry
         for path in [paths] if isinstance(paths, str) else paths or []:
-            yield split, prefix + str(path)
+            yield prefix + str(path)
 
 
-def matches(path: str, patterns: Iterable[str]) -> bool:
+def _matches(path: str, patterns: Iterable[str]) -> bool:
     """Whether a path matches one of the patterns; ``*`` matches any text, slashes included."""
     return any(fnmatchcase(path, pattern) for pattern in patterns)
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from mouse_core._base.checks import check_choice, check_count
 from mouse_core._base.progress import progress_bar
-from mouse_core.errors import ConfigError, SchemaError, StateError
+from mouse_core.errors import ConfigError, SchemaError
 from mouse_core.formats.columns import check_size
 from mouse_core.hub._card import (
     CONFIG,
@@ -24,15 +24,12 @@ from mouse_core.hub._card import (
     SplitEntry,
     check_extendable,
     config_folder,
-    kept_splits,
-    matches,
     parse_card,
     render_card,
-    split_pattern,
     stale_files,
 )
 from mouse_core.hub._shards import Shard, ShardOptions, SplitPiece, unify_features, write_shards
-from mouse_core.metadata import DatasetMetadata, joined, read_metadata, with_metadata
+from mouse_core.metadata import DatasetMetadata, joined, with_metadata
 from mouse_core.statistics import Statistics
 from mouse_core.store.export import to_dataset, warn_of_joins
 from mouse_core.store.snapshot import Snapshot, shows_no_join
@@ -102,15 +99,6 @@ class Repository:
         }
         readme = self._read_text(_README, info.sha) if _README in files else None
         return Remote(info.sha, info.private, has_branch, MappingProxyType(files), readme)
-
-    def read_card(self) -> str | None:
-        """Return the text of the card; None without a card."""
-        from huggingface_hub.errors import EntryNotFoundError
-
-        try:
-            return self._read_text(_README, self.revision)
-        except EntryNotFoundError:
-            return None
 
     def _read_text(self, path: str, revision: str | None) -> str:
         # The user's cache is only for files that the user downloads.
@@ -204,13 +192,13 @@ class Repository:
 
 
 def open_repository(
-    repo_id: str, revision: str | None, *, token: str | bool | None, endpoint: str | None, own: bool = True
+    repo_id: str, revision: str | None, *, token: str | bool | None, endpoint: str | None
 ) -> Repository:
-    """Return a client of a repository; with ``own``, a name without namespace belongs to the token's owner."""
+    """Return a client of a repository; a name without namespace belongs to the token's owner."""
     from huggingface_hub import HfApi
 
     api = HfApi(endpoint=endpoint, token=token, library_name="mouse-data")
-    if own and "/" not in repo_id:
+    if "/" not in repo_id:
         repo_id = f"{api.whoami()['name']}/{repo_id}"
     return Repository(api, repo_id, revision or "main")
 
@@ -312,25 +300,13 @@ Shards = Mapping[str, Sequence[Shard]]
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The dataset after the push, derived from the present contents of the repository."""
-
-    card: Card
-    features: Features
-    metadata: DatasetMetadata
-    kept: Sequence[SplitEntry]
-    kept_bytes: int
-    stale: Sequence[str]
-
-
-@dataclass(frozen=True)
 class Job:
     """The rows to push by split, and the options of the push; this class makes no network requests."""
 
     parts: Mapping[str, Sequence[SplitPiece]]
+    features: Features
     metadata: DatasetMetadata
     options: ShardOptions
-    keep_other_splits: bool
     progress: bool
     config: str = CONFIG
 
@@ -339,40 +315,13 @@ class Job:
         """Number of rows of each split."""
         return {split: sum(len(part.dataset) for part in found) for split, found in self.parts.items()}
 
-    def plan(self, remote: Remote, repo_id: str) -> Plan:
-        """Return the schema, the splits that stay, and the files that are removed.
-
-        Raises:
-            SchemaError: Types or alignments differ.
-            ConfigError: The card cannot be extended, or does not describe the splits to keep.
-        """
+    def card(self, remote: Remote, repo_id: str) -> Card:
+        """Return the present card; ConfigError if it cannot be extended."""
         card = parse_card(remote.readme or "", repo_id=repo_id, config=self.config)
         check_extendable(card, repo_id=repo_id)
-        typed = [
-            (part.where, with_metadata(part.dataset.features, DatasetMetadata()))
-            for found in self.parts.values()
-            for part in found
-        ]
-        kept: list[SplitEntry] = []
-        metadata = self.metadata
-        if self.keep_other_splits:
-            kept, kept_features = kept_splits(card, remote.files, pushed=self.parts, repo_id=repo_id)
-            if kept:
-                where = f"the kept splits {[split.name for split in kept]} of {repo_id}"
-                typed.append((where, with_metadata(kept_features, DatasetMetadata())))
-                said = [(where, read_metadata(kept_features, label=where)), ("the stores", metadata)]
-                metadata = joined(said, have_rows=True)
-        stale = stale_files(card, remote.files, pushed=self.parts, keep_other_splits=self.keep_other_splits)
-        beside = statistics_path(self.config)
-        # Beside ``meta/info.json`` the statistics belong to a LeRobotDataset, and stay.
-        is_ours = beside in remote.files and "meta/info.json" not in remote.files
-        if is_ours and all(split.name != _OF for split in kept):
-            stale.append(beside)
-        patterns = [pattern for split in kept for pattern in split.patterns]
-        kept_bytes = sum(size for path, (size, _) in remote.files.items() if matches(path, patterns))
-        return Plan(card, unify_features(typed), metadata, kept, kept_bytes, stale)
+        return card
 
-    def write(self, features: Features, folder: str) -> Shards:
+    def write(self, folder: str) -> Shards:
         """Write the shards of all splits into a new folder inside ``folder``."""
         inside = tempfile.mkdtemp(dir=folder)
         total = sum(self.rows.values())
@@ -382,7 +331,7 @@ class Job:
                     parts,
                     split=split,
                     prefix=config_folder(self.config),
-                    features=features,
+                    features=self.features,
                     metadata=self.metadata,
                     folder=inside,
                     options=self.options,
@@ -391,21 +340,18 @@ class Job:
                 for split, parts in self.parts.items()
             }
 
-    def readme(self, plan: Plan, shards: Shards, repo_id: str) -> str:
+    def readme(self, card: Card, shards: Shards, repo_id: str) -> str:
         """Return the card of the dataset after the push."""
-        pushed = [
-            SplitEntry(
-                split, self.rows[split], sum(shard.data_bytes for shard in found), (split_pattern(split, self.config),)
-            )
-            for split, found in shards.items()
-        ]
         return render_card(
-            plan.card,
+            card,
             repo_id=repo_id,
-            features=with_metadata(plan.features, plan.metadata),
-            splits=[*pushed, *plan.kept],
-            download_bytes=plan.kept_bytes + sum(shard.file_bytes for found in shards.values() for shard in found),
-            alignment=plan.metadata.alignment,
+            features=with_metadata(self.features, self.metadata),
+            splits=[
+                SplitEntry(split, self.rows[split], sum(shard.data_bytes for shard in found))
+                for split, found in shards.items()
+            ],
+            download_bytes=sum(shard.file_bytes for found in shards.values() for shard in found),
+            alignment=self.metadata.alignment,
         )
 
 
@@ -554,7 +500,7 @@ def push_stores_to_hub(
 ) -> PushResult:
     """Publish one or more stores as one split of a dataset; for the options see ``push_to_hub``.
 
-    The dataset then has only this split. With ``keep_other_splits=True`` its other splits stay.
+    The dataset then consists of that split alone.
     """
     return push_to_hub({split: stores}, repo_id=repo_id, statistics=statistics, **options)
 
@@ -604,7 +550,6 @@ def push_to_hub(
     max_shard_size: int | str = "500MB",
     max_rows_per_shard: int | None = None,
     compression: str = "zstd",
-    keep_other_splits: bool = False,
     config: str = CONFIG,
     temp_dir: str | os.PathLike[str] | None = None,
     endpoint: str | None = None,
@@ -620,12 +565,11 @@ def push_to_hub(
     commits meanwhile, the push lists the repository again and repeats its commit, up to five times.
 
     Args:
-        splits: Stores by split. Without ``keep_other_splits``, the dataset has exactly these splits afterwards.
-        repo_id: ``"namespace/name"``, or ``"name"`` in the namespace of the token's owner. The repository is created if
-            missing.
-        statistics: Statistics of the split "train", or of all splits if none has that name. Statistics are stored
-            beside the rows as ``Statistics.save`` writes them, and ``from_hub`` reads them. If None, statistics of
-            replaced rows are removed.
+        splits: Stores by split; the configuration has exactly these splits afterwards.
+        repo_id: ``"namespace/name"``, or ``"name"`` in the namespace of the token's owner. Created if missing.
+        statistics: Statistics of the split "train", or of all splits if none has that name. They are stored beside the
+            rows as ``Statistics.save`` writes them, and ``from_hub`` reads them. None: statistics of replaced rows are
+            removed.
         private: Whether a new repository is private; by default the Hub decides. An existing repository with another
             visibility raises ConfigError.
         token: An access token with the right to write; by default the token saved by ``hf auth login``.
@@ -635,8 +579,7 @@ def push_to_hub(
             gets a file of its own.
         max_rows_per_shard: Largest number of rows of a Parquet file; by default unlimited.
         compression: ``"zstd"`` or ``"snappy"``.
-        keep_other_splits: Whether other splits of the dataset, which ``splits`` does not name, stay.
-        config: Name of the configuration to push, as in ``load_dataset``; other configurations stay unchanged.
+        config: The configuration of the splits, as ``load_dataset`` takes it; other configurations stay unchanged.
         temp_dir: An existing folder with room for all shards; by default the system's temporary folder.
         endpoint: The Hub's address; by default ``HF_ENDPOINT`` or the public one.
         progress: Whether to show progress bars for writing and uploading.
@@ -659,7 +602,10 @@ def push_to_hub(
             "push: expected rows with their pictures, found frames of videos, which stay where they are; `mouse "
             "convert --images png` has them in the rows"
         )
-    job = Job(parts, metadata, options, keep_other_splits, progress, config)
+    typed = [
+        (part.where, with_metadata(part.dataset.features, DatasetMetadata())) for some in parts.values() for part in some
+    ]
+    job = Job(parts, unify_features(typed), metadata, options, progress, config)
     check_statistics(statistics, splits, job.rows, where="statistics")
     named = "" if config == CONFIG else f"{config}: "
     sizes = ", ".join(f"{split} ({count:,} steps)" for split, count in job.rows.items())
@@ -667,42 +613,12 @@ def push_to_hub(
     with tempfile.TemporaryDirectory(prefix="mouse-push-", dir=temp_dir) as folder:
         beside = write_statistics(statistics, config, folder)
         if dry_run:
-            plan = job.plan(Remote(), repo_id)
-            shards = job.write(plan.features, folder)
-            return _result(job, repo_id, revision or "main", shards, job.readme(plan, shards, repo_id))
+            shards = job.write(folder)
+            readme = job.readme(job.card(Remote(), repo_id), shards, repo_id)
+            return _result(job, repo_id, revision or "main", shards, readme)
         with upload_bars(progress):
             repository = open_repository(repo_id, revision, token=token, endpoint=endpoint)
             return _send(job, repository, folder, beside, private=private, message=message)
-
-
-def read_card(
-    repo_id: str,
-    config: str = CONFIG,
-    *,
-    revision: str | None = None,
-    token: str | bool | None = None,
-    endpoint: str | None = None,
-) -> DatasetMetadata:
-    """Read the metadata of a dataset on the Hub from its card, without loading rows; empty without a card.
-
-    Args:
-        repo_id: The repository.
-        config: The configuration.
-        revision: A branch, tag or commit; by default ``main``.
-        token: An access token, for private datasets; by default the one saved by ``hf auth login``.
-        endpoint: The Hub's address; by default ``HF_ENDPOINT`` or the public one.
-
-    Raises:
-        ConfigError: The card's front matter cannot be read.
-        DataError: The card's metadata cannot be read.
-        huggingface_hub.errors.HfHubHTTPError: The repository or revision is missing, or the token has no right to read
-            it.
-    """
-    with upload_bars(False):
-        repository = open_repository(repo_id, revision, token=token, endpoint=endpoint, own=False)
-        readme = repository.read_card()
-    info = parse_card(readme or "", repo_id=repo_id, config=config).info()
-    return read_metadata((info and info.features) or {}, label=f"README.md of {repo_id}")
 
 
 def _send(
@@ -711,31 +627,27 @@ def _send(
     """Upload and commit; ``beside`` has further local files, by their path in the repository."""
     from huggingface_hub.errors import HfHubHTTPError
 
-    features = None
-    shards: Shards = {}
-    operations: Sequence[CommitOperationAdd] = ()
-    for attempt in range(_ATTEMPTS):
+    remote = repository.read()
+    repository.check_visibility(remote, private)
+    job.card(remote, repository.repo_id)
+    if remote.oid is None:
+        repository.check_token()
+    shards = job.write(folder)
+    repository.create(remote, private)
+    repository.check_visibility(repository.read(), private)
+    operations = repository.upload(
+        {shard.path_in_repo: shard.path for found in shards.values() for shard in found} | dict(beside)
+    )
+    attempt = 0
+    while True:
         remote = repository.read()
-        repository.check_visibility(remote, private)
-        plan = job.plan(remote, repository.repo_id)
-        if remote.oid is None:
-            repository.check_token()
-        if plan.features != features:
-            # The shards are written at the first attempt, and again if the types of the kept splits changed.
-            features = plan.features
-            shards = job.write(features, folder)
-            repository.create(remote, private)
-            repository.check_visibility(repository.read(), private)
-            operations = repository.upload(
-                {shard.path_in_repo: shard.path for found in shards.values() for shard in found} | dict(beside)
-            )
-            remote = repository.read()
-            plan = job.plan(remote, repository.repo_id)
-            if plan.features != features:
-                continue
-        readme = job.readme(plan, shards, repository.repo_id)
+        card = job.card(remote, repository.repo_id)
+        readme = job.readme(card, shards, repository.repo_id)
+        # Statistics without the second file of ``Statistics.save`` were written by LeRobot, and stay.
+        known = statistics_paths(job.config)
+        stale = [*stale_files(card, remote.files), *(known if remote.files.keys() >= {*known} else ())]
         added = {operation.path_in_repo for operation in operations}
-        deleted = [path for path in plan.stale if path not in added]
+        deleted = [path for path in stale if path not in added]
         oid, url = str(remote.oid), repository.commit_url(str(remote.oid))
         if deleted or readme != remote.readme or not _holds(remote, operations):
             try:
@@ -744,13 +656,11 @@ def _send(
                 )
             except HfHubHTTPError as error:
                 _wait_for_others(error, repository, attempt)
+                attempt += 1
                 continue
             oid, url = commit.oid, commit.commit_url
         result = _result(job, repository.repo_id, repository.revision, shards, readme)
         return replace(result, oid=oid, commit_url=url, deleted=tuple(deleted))
-    raise StateError(
-        f"{repository.repo_id}: the splits to keep changed during each of {_ATTEMPTS} attempts; nothing was changed"
-    )
 
 
 def _wait_for_others(error: HfHubHTTPError, repository: Repository, attempt: int) -> None:

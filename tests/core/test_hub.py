@@ -14,7 +14,6 @@ from huggingface_hub.errors import HfHubHTTPError
 
 from mouse_core import BatchSource, DatasetStore
 from mouse_core.errors import DataError, SchemaError
-from mouse_core.hub import read_card
 from mouse_core.metadata import read_metadata
 from mouse_core.store.derived import DerivedStore, Return
 from mouse_core.testing import example_store
@@ -239,14 +238,10 @@ def test_damage_is_noticed_by_a_reader_that_looks(hub: HubServer) -> None:
             pq.read_table(io.BytesIO(bytes(damaged)), page_checksum_verification=True)
 
 
-def test_the_alignment_is_told(hub: HubServer) -> None:
+def test_the_alignment_is_told(hub: HubServer, tmp_path: Path) -> None:
     push(hub, {"train": make_store(5, alignment="outgoing")})
     assert read_metadata(table_of(head(hub), "train")).alignment == "outgoing"
-    assert read_card(REPO, endpoint=hub.endpoint, token=READ_TOKEN).alignment == "outgoing"
-    hub.create("tester/other")
-    assert not read_card("tester/other", endpoint=hub.endpoint, token=READ_TOKEN)
-    with pytest.raises(HfHubHTTPError):
-        read_card("tester/missing", endpoint=hub.endpoint, token=READ_TOKEN)
+    assert read_metadata(load(hub, tmp_path)["train"].features).alignment == "outgoing"
 
 
 def test_the_first_card_says_what_this_is(hub: HubServer) -> None:

@@ -85,41 +85,6 @@ def test_what_others_named_and_wrote_is_left_alone(hub: HubServer, tmp_path: Pat
     assert load(hub, tmp_path)["train"]["action"][:] == [0, 1, 2, 3]
 
 
-@pytest.mark.long
-def test_other_splits_can_be_kept(hub: HubServer, tmp_path: Path) -> None:
-    push(hub, {"train": make_store(30), "eval": make_store(10)}, max_rows_per_shard=10)
-    result = push_stores_to_hub(
-        [make_store(8, 700, metadata_q_star=np.ones((8, 2), dtype=np.float32))],
-        repo_id=REPO,
-        split="train",
-        keep_other_splits=True,
-        token=WRITE_TOKEN,
-        endpoint=hub.endpoint,
-        progress=False,
-    )
-    assert result.splits == {"train": 8}
-    assert result.deleted == tuple(f"data/train-{i:05d}-of-00003.parquet" for i in range(3))
-    loaded = load(hub, tmp_path)
-    assert {split: len(rows) for split, rows in loaded.items()} == {"train": 8, "eval": 10}
-    assert "q_star" not in DatasetStore().from_dataset(loaded["eval"]).snapshot().spec
-    assert loaded["train"].features == loaded["eval"].features
-
-    # The schema stays one, also when the column is now in none of the pushed stores.
-    push(hub, {"eval": make_store(5)}, keep_other_splits=True)
-    assert table_of(head(hub), "eval").column_names == table_of(head(hub), "train").column_names
-    assert table_of(head(hub), "train").num_rows == 8
-
-    requests = len(hub.writes())
-    with pytest.raises(SchemaError, match=r"column 'reward'.*split 'train'.*kept splits \['eval'\]"):
-        push(hub, {"train": from_columns({"action": [0], "reward": [1], "done": [0]})}, keep_other_splits=True)
-    with pytest.raises(SchemaError, match=r"alignment: expected one, found 'arrived' in the kept splits"):
-        push(hub, {"train": make_store(3, alignment="outgoing")}, keep_other_splits=True)
-    hub.commit(REPO, {"README.md": b"no front matter"})
-    with pytest.raises(ConfigError, match=r"expected 'dataset_info' .*keep_other_splits=False"):
-        push(hub, {"train": make_store(3)}, keep_other_splits=True)
-    assert len(hub.writes()) == requests
-
-
 def test_a_commit_in_between_is_seen_and_respected(hub: HubServer) -> None:
     push(hub, {"train": make_store(30)}, max_rows_per_shard=10)
 
@@ -139,32 +104,6 @@ def test_a_commit_in_between_is_seen_and_respected(hub: HubServer) -> None:
     assert shards(head(hub)) == list(result.shards)
     assert card_of(head(hub))[1].endswith("\nWritten meanwhile.\n")
     assert table_of(head(hub), "train")["observation"][0].as_py() == [300.0, -300.0, 150.0]
-
-
-@pytest.mark.parametrize("when", ["after the upload", "before the commit"])
-def test_splits_to_keep_that_change_meanwhile_are_fitted_again(
-    hub: HubServer, monkeypatch: pytest.MonkeyPatch, when: str
-) -> None:
-    n = 10
-    push(hub, {"eval": make_store(n)})
-    push(hub, {"eval": make_store(n, x=np.zeros((n, 2), dtype=np.float32))}, repo_id="tester/wider")
-    upload = HfApi.preupload_lfs_files
-
-    def widen() -> None:
-        hub.commit(REPO, {path: file.data for path, file in head(hub, "tester/wider").files.items()})
-
-    def widen_after_upload(self: HfApi, *arguments: Any, **options: Any) -> None:
-        upload(self, *arguments, **options)
-        if head(hub).message.startswith("Push"):
-            widen()
-
-    if when == "after the upload":
-        monkeypatch.setattr(HfApi, "preupload_lfs_files", widen_after_upload)
-    else:
-        hub.before_commit.append(widen)
-    push(hub, {"train": make_store(4)}, keep_other_splits=True)
-    assert table_of(head(hub), "train").column_names == table_of(head(hub), "eval").column_names
-    assert table_of(head(hub), "train")["x"].to_pylist() == [None] * 4
 
 
 def test_a_commit_in_between_that_brings_the_same_card_is_no_reason_to_leave_it_out(hub: HubServer) -> None:

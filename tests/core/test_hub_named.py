@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 from mouse_core import BatchSource, ConfigError, DataError, SchemaError
-from mouse_core.hub import from_hub, push_named_stores_to_hub, push_stores_to_hub, read_card
+from mouse_core.hub import from_hub, push_named_stores_to_hub, push_stores_to_hub
+from mouse_core.metadata import read_metadata
 from mouse_core.mixtures import Mixture
 from mouse_core.statistics import Normalizer, Statistics, statistics
-from tests.core.hub_client import REPO, card_of, head, make_store, push, shards
+from tests.core.hub_client import REPO, card_of, head, make_store, push, shards, table_of
 from tests.core.hub_server import READ_TOKEN, WRITE_TOKEN, Commit, HubServer
 
 # Together they take many seconds.
@@ -91,16 +92,6 @@ def test_other_configurations_stay_and_nothing_new_is_no_commit(hub: HubServer) 
     assert {config["config_name"] for config in metadata["configs"]} == {"default", "a", "b"}
 
 
-def test_splits_of_a_configuration_are_kept_where_asked(hub: HubServer) -> None:
-    push(hub, {"train": make_store(10), "eval": make_store(5)}, config="a")
-    push(hub, {"train": make_store(12)}, config="a", keep_other_splits=True)
-    metadata, _ = card_of(head(hub))
-    sizes = {split["name"]: split["num_examples"] for split in metadata["dataset_info"][0]["splits"]}
-    assert sizes == {"train": 12, "eval": 5}
-    push(hub, {"train": make_store(3)}, config="a")
-    assert shards(head(hub)) == ["data/a/train-00000-of-00001.parquet"]
-
-
 def test_names_that_cannot_be_are_refused_before_anything_is_sent(hub: HubServer) -> None:
     for wrong in ({}, {"a b": make_store(3)}, {"all": make_store(3)}, {"../x": make_store(3)}, [make_store(3)]):
         with pytest.raises(ConfigError, match=r"stores: expected|config: expected"):
@@ -110,8 +101,8 @@ def test_names_that_cannot_be_are_refused_before_anything_is_sent(hub: HubServer
     assert not hub.repos
     push_named(hub, {"a": make_store(5, alignment="outgoing")})
     push_named(hub, {"b": make_store(5)})
-    cards = [read_card(REPO, name, endpoint=hub.endpoint, token=READ_TOKEN) for name in "ab"]
-    assert [card.alignment for card in cards] == ["outgoing", "arrived"]
+    found = [read_metadata(table_of(head(hub), f"{name}/train")).alignment for name in "ab"]
+    assert found == ["outgoing", "arrived"]
 
 
 def mouse_folder(folder: Path, rows: dict[str, list[dict[str, Any]]]) -> str:
@@ -216,14 +207,8 @@ def test_the_same_again_is_no_commit_and_others_replace_them(hub: HubServer) -> 
 def test_stale_ones_go_with_their_rows_and_no_others(hub: HubServer) -> None:
     store = make_store(50)
     push(hub, {"train": store}, statistics=statistics(store))
-    push(hub, {"eval": make_store(10)}, keep_other_splits=True)
-    assert beside(head(hub)) == BESIDE  # the rows that they are of are still there
     result = push(hub, {"train": make_store(60), "eval": make_store(10)})
     assert set(BESIDE) <= set(result.deleted)
-    assert not beside(head(hub))
-
-    push(hub, {"train": store}, statistics=statistics(store))
-    push(hub, {"train": make_store(70)}, keep_other_splits=True)
     assert not beside(head(hub))
 
     hub.commit(REPO, {"meta/stats.json": b"{}", "meta/info.json": b"{}"})  # no statistics that were pushed
