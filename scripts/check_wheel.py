@@ -80,7 +80,7 @@ for kept in (store, DatasetStore().from_dataset(load_from_disk("dataset"))):
             digests.append(stream_digest(source, 5))
 with PrefetchBatchifier(store, batch_size=4, sequence_length=8, seed=1) as loader:
     digests.append(stream_digest(loader, 5))
-back = rlds.read_rlds(rlds.write_rlds(store))
+back = rlds.read_rlds(lambda: rlds.write_rlds(store))
 digests.append(back.digest())
 digests.append(len(list(rlds.convert_rlds_to_trajectories(rlds.write_rlds(store)))))
 buffer = ReplayBuffer(ArrayStorage(100), PrioritizedSampler(), batch_size=8, seed=3)

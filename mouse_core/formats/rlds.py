@@ -293,14 +293,13 @@ def read_rlds(
     ``log_prob`` move to the next row with the action, other features stay with their step.
 
     Args:
-        episodes: An iterable of episodes as in ``convert_rlds_to_trajectories``, or a function that returns one.
-            Generators, of episodes or of steps, can be read only once.
-        final: Treatment of the last action if the steps of an episode end without ``is_last``, so that the observation
-            it led to is missing: "drop" leaves the action out, "mark" adds a row of zeros. By default an error is
-            raised.
-        last_step: Content of a last step. "observation": as RLDS defines it, its action and reward have no meaning and
-            are left out. "transition": as in much of Open X and DROID, its action and reward are valid, and the
-            observation that they led to is missing in every episode (see ``final``).
+        episodes: Episodes as in ``convert_rlds_to_trajectories``, of which all can be read again, such as a list; or a
+            function that returns an iterable of episodes, such as a generator.
+        final: What becomes of the last action of an episode whose steps end without ``is_last``, as the observation
+            that it led to is missing: "drop" leaves the action out, "mark" adds a row of zeros. By default an error.
+        last_step: Content of a last step: "observation", as RLDS defines it, so that action and reward have no meaning
+            and are left out; or "transition", as in much of Open X and DROID, so that they count, and the observation
+            that they led to is missing in every episode (see ``final``).
         batch_rows: Most rows of a batch.
         path: Name of the source for messages.
 
@@ -312,13 +311,14 @@ def read_rlds(
     """
     check_last_step(last_step, final, where=path)
     check_batch_rows(batch_rows)
-    if not callable(episodes):
-        check_episodes(episodes)
-    first, notes, fresh = _peek(episodes, batch_rows, final, last_step, path)
+    given = episodes if callable(episodes) else lambda: _again(episodes, path)
+    piece = next(stacks(given(), batch_rows, path), None)
+    pieces = [] if piece is None else [piece]
+    first = first_batch(iter(pieces), final=final, path=path, last_step=last_step)
+    notes = last_step_notes(iter(pieces)) if last_step == "observation" else ()
 
     def batches() -> Iterator[pa.RecordBatch]:
-        pieces = stacks(fresh(), batch_rows, path)
-        for columns, where in stack_rows(pieces, final=final, path=path, last_step=last_step):
+        for columns, where in stack_rows(stacks(given(), batch_rows, path), final=final, path=path, last_step=last_step):
             yield to_batch(columns, first.schema, where=where)
 
     return RowStream(
@@ -358,57 +358,16 @@ def last_step_notes(pieces: Iterator[Stack]) -> tuple[str, ...]:
     return ()
 
 
-def _peek(
-    given: Iterable[Any] | Callable[[], Iterable[Any]], batch_rows: int, final: str | None, last_step: str, path: str
-) -> tuple[pa.RecordBatch, tuple[str, ...], Callable[[], Iterable[Any]]]:
-    """Return the first batch, notes about it, and a function that returns all episodes from the start."""
-    seen: list[Any] = []
-
-    def noted(episodes: Iterator[Any]) -> Iterator[Any]:
-        for episode in episodes:
-            seen.append(episode if callable(given) else _kept(episode))
-            yield seen[-1]
-
-    iterator = iter(given() if callable(given) else given)
-    once = not callable(given) and isinstance(given, Iterator)
-    first = next(stacks(noted(iterator), batch_rows, path), None)
-    pieces = [] if first is None else [first]
-    batch = first_batch(iter(pieces), final=final, path=path, last_step=last_step)
-    notes = last_step_notes(iter(pieces)) if last_step == "observation" else ()
-    left: list[Iterable[Any]] = [chain(seen, iterator)]
-
-    def fresh() -> Iterable[Any]:
-        if callable(given):
-            return given()
-        if left:
-            return left.pop()
-        if once:
-            raise ConfigError(f"{path}: a generator can be read once; pass a list, or a function that makes one")
-        return _whole(given, path)
-
-    return batch, notes, fresh
-
-
-def _whole(episodes: Iterable[Any], path: str) -> Iterator[Any]:
-    """Yield episodes again; raise an error if their steps were a generator, which is used up."""
+def _again(episodes: Iterable[Any], path: str) -> Iterator[Any]:
+    """Yield episodes that can be read more than once; ConfigError for generators, of episodes or of steps."""
+    check_episodes(episodes)
+    hint = "can be read once; pass lists, or a function that makes the episodes"
+    if isinstance(episodes, Iterator):
+        raise ConfigError(f"{path}: a generator {hint}")
     for number, episode in enumerate(episodes):
-        if _steps_once(episode):
-            raise ConfigError(
-                f"{path}, episode {number}: its steps are a generator, which can be read once; pass lists of steps, or "
-                "a function that makes the episodes"
-            )
+        if isinstance(episode.get("steps") if isinstance(episode, Mapping) else episode, Iterator):
+            raise ConfigError(f"{path}, episode {number}: its steps are a generator, which {hint}")
         yield episode
-
-
-def _steps_once(episode: Any) -> bool:
-    return isinstance(episode.get("steps") if isinstance(episode, Mapping) else episode, Iterator)
-
-
-def _kept(episode: Any) -> Any:
-    """Return an episode whose steps can be read twice."""
-    if not _steps_once(episode):
-        return episode
-    return {**episode, "steps": list(episode["steps"])} if isinstance(episode, Mapping) else list(episode)
 
 
 def first_batch(

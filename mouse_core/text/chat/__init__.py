@@ -23,7 +23,6 @@ from mouse_core.text.chat.messages import (
     from_openai,
     from_sharegpt,
     to_openai,
-    to_sharegpt,
 )
 
 __all__ = [
@@ -43,6 +42,5 @@ __all__ = [
     "from_turns",
     "render_chat",
     "to_openai",
-    "to_sharegpt",
     "to_turns",
 ]

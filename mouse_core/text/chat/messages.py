@@ -501,31 +501,6 @@ def from_sharegpt(conversation: Any) -> tuple[Message, ...]:
     return checked_messages(found)
 
 
-def to_sharegpt(messages: Iterable[Message]) -> list[dict[str, str]]:
-    """Convert a chat to dicts with ``from`` and ``value``.
-
-    Raises:
-        DataError: The chat has content that the format lacks: parts, other roles, a text beside a call, ids or extras.
-    """
-    names = {"user": "human", "assistant": "gpt", "system": "system", "tool": "observation"}
-    made = []
-    for place, message in enumerate(checked_messages(messages)):
-        lost = [key for key in ("tool_call_id", "name", "extra") if getattr(message, key)]
-        lost += ["content"] if message.tool_calls and message.content else []
-        lost += ["id of a call"] if any(call.id for call in message.tool_calls) else []
-        lost += ["extra of a call"] if any(call.extra for call in message.tool_calls) else []
-        content = "" if message.content is None and message.tool_calls else message.content
-        if message.role not in names or not isinstance(content, str) or lost:
-            raise DataError(f"chat, message {place}: expected a role and a text, found {lost or message.role}")
-        if message.tool_calls:
-            calls = [{"name": call.name, "arguments": call.arguments} for call in message.tool_calls]
-            said = json.dumps(calls[0] if len(calls) == 1 else calls, ensure_ascii=False)
-            made.append({"from": "function_call", "value": said})
-        else:
-            made.append({"from": names[message.role], "value": content})
-    return made
-
-
 def _content(content: Any, where: str) -> str | tuple[MessagePart, ...] | None:
     if content is None or isinstance(content, str):
         return content
