@@ -8,19 +8,15 @@ process.
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
-import subprocess
-import sys
-import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core._base.child import Child
 from mouse_core.errors import ConfigError
 from mouse_core.files.reading import damaged
 
@@ -54,15 +50,7 @@ class H5File:
         if importlib.util.find_spec(self.library) is None:
             raise ImportError(f"{self.called} files need {self.library}: pip install 'mouse-data[formats]'")
         self.check(self.path)
-        self._lock = threading.Lock()
-        self._process: Any = subprocess.Popen(
-            [sys.executable, "-P", str(self.child), self.path],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            # Libraries start no threads in the process, as idle threads would only take address space.
-            env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
-        )
+        self._child = Child(self.child, self.path)
         try:
             self._ask(None, f"expected {self.called} data: ")
         except BaseException:
@@ -77,11 +65,7 @@ class H5File:
 
     def close(self) -> None:
         """End the reading process."""
-        for stream in (self._process.stdin, self._process.stdout):
-            with suppress(OSError):
-                stream.close()
-        self._process.kill()
-        self._process.wait()
+        self._child.close()
 
     def another(self, path: str | os.PathLike[str]) -> None:
         """Close the file, and open another one in the same process: starting a process takes 0.2 s.
@@ -148,52 +132,19 @@ class H5File:
         return [_array(header, parts) for header, parts in zip(answer["values"], payload, strict=True)]
 
     def _ask(self, request: dict[str, Any] | None, expected: str = "") -> tuple[dict[str, Any], list[list[bytearray]]]:
-        process = self._process
-        if process.stdin.closed:
+        if self._child.is_closed:
             raise ConfigError(f"{self.path}: the file is closed")
-        with self._lock:
-            overdue = threading.Event()
-
-            def give_up() -> None:
-                overdue.set()
-                process.kill()
-
-            timer = threading.Timer(PATIENCE, give_up)
-            timer.daemon = True
-            timer.start()
-            header: dict[str, Any] | None = None
-            payload: list[list[bytearray]] = []
-            try:
-                if request is not None:
-                    process.stdin.write(json.dumps(request).encode() + b"\n")
-                    process.stdin.flush()
-                answer = json.loads(process.stdout.readline() or "null")
-                for value in (answer or {}).get("values", ()):
-                    payload.append([_exactly(process.stdout, size) for size in value["sizes"]])
-                header = answer
-            except (BrokenPipeError, EOFError, json.JSONDecodeError):
-                pass  # the process has ended, possibly in the middle of a line
-            finally:
-                timer.cancel()
-        if header is None:
-            process.wait()
-            if overdue.is_set():
-                raise damaged(self.path, f"the {self.called} library did not answer within {PATIENCE:.0f} s")
-            raise damaged(self.path, f"the {self.called} library broke down over it (exit code {process.returncode})")
+        try:
+            header, payload = self._child.ask(request, PATIENCE)
+        except TimeoutError as error:
+            raise damaged(
+                self.path, f"the {self.called} library did not answer within {PATIENCE:.0f} s"
+            ) from error
+        except EOFError as error:
+            raise damaged(self.path, f"the {self.called} library broke down over it (exit code {error})") from error
         if "error" in header:
             raise damaged(self.path, expected + header["error"].strip().splitlines()[0])
         return header, payload
-
-
-def _exactly(stream: Any, size: int) -> bytearray:
-    buffer = bytearray(size)
-    view = memoryview(buffer)
-    while view:
-        count = stream.readinto(view)
-        if not count:
-            raise EOFError
-        view = view[count:]
-    return buffer
 
 
 def _array(header: dict[str, Any], parts: list[bytearray]) -> npt.NDArray[Any]:

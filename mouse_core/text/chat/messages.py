@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import atexit
+import importlib.util
 import json
 import os
+import pickle
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from mouse_core._base.child import Child
+from mouse_core._base.locks import ProcessLock
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.reading import read_json_object
 from mouse_core.spec import check_choice, check_count
-
-if TYPE_CHECKING:
-    from mouse_core.text.chat._sandbox import Program
 
 # A marker of Unicode noncharacters, which texts do not contain.
 _MARKS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
@@ -29,20 +31,19 @@ class ChatTemplate:
     ``continue``, ``raise_exception``, ``strftime_now``, a ``tojson`` without escapes for HTML, and ``{% generation
     %}``.
 
-    Templates are programs, often of other authors. Templates run in Jinja's ``ImmutableSandboxedEnvironment``: they
-    receive JSON values, and cannot access files, modules or Python objects. Loops, the sizes of values and of the text,
-    and the time are bounded. Memory is not bounded: render hostile templates in a process with a memory limit.
+    Templates are programs, often of other authors. They run in Jinja's ``ImmutableSandboxedEnvironment``: they receive
+    JSON values, and cannot access files, modules or Python objects. Another process renders them, with limits of time,
+    memory and text; a template that exceeds a limit raises a DataError.
 
     Args:
         source: The Jinja program.
         variables: Additional variables of the template, such as ``bos_token`` and ``eos_token``.
         now: The time that ``strftime_now`` returns; None: the time of the rendering. Reproducible texts need a value.
-        arguments: The form in which the template receives the arguments of calls. "given": as in the chat. "dict":
-            texts of JSON objects are parsed, for templates that write ``arguments | tojson``. "json": JSON texts, for
-            templates that write the arguments unchanged.
-        max_chars: Largest number of characters of a rendered text.
-        max_steps: Largest number of loop iterations and calls of macros in a rendering.
-        max_seconds: Largest number of seconds of a rendering, checked between short operations.
+        arguments: The form in which the template receives the arguments of calls. "given": as in the chat; "dict":
+            texts of JSON objects are parsed, for templates that write ``arguments | tojson``; "json": as JSON texts,
+            for templates that write them unchanged.
+        max_chars: The most characters of a rendered text.
+        max_seconds: The most seconds of a rendering.
 
     Raises:
         ConfigError: ``source`` is not a template, or the variables are not JSON values.
@@ -55,7 +56,6 @@ class ChatTemplate:
     arguments: str = "given"
     # Limits are not compared, because they do not change rendered texts.
     max_chars: int = field(default=4_000_000, repr=False)
-    max_steps: int = field(default=200_000, repr=False)
     max_seconds: float = field(default=60.0, repr=False)
 
     def __post_init__(self) -> None:
@@ -66,7 +66,6 @@ class ChatTemplate:
             )
         check_choice("arguments", self.arguments, ARGUMENTS)
         check_count("max_chars", self.max_chars, 1)
-        check_count("max_steps", self.max_steps, 1)
         if not isinstance(self.max_seconds, int | float) or not self.max_seconds > 0:
             raise ConfigError(f"max_seconds: expected a number above 0, found {self.max_seconds!r:.80}")
         try:
@@ -74,10 +73,10 @@ class ChatTemplate:
             object.__setattr__(self, "variables", dict(sorted(plain(self.variables, "variables").items())))
         except DataError as error:
             raise ConfigError(str(error)) from error
-        object.__setattr__(self, "_program", _compiled(self.source))
+        object.__setattr__(self, "_has_generation", _has_generation(self.source))
 
     def __reduce__(self) -> Any:
-        # The compiled program is not pickled: each process compiles its own.
+        # Each process that renders compiles the template for itself.
         return type(self), tuple(getattr(self, one.name) for one in fields(self))
 
     @classmethod
@@ -111,7 +110,7 @@ class ChatTemplate:
     @property
     def has_generation(self) -> bool:
         """Whether the template marks generated text by ``{% generation %}``."""
-        return self._compiled.has_generation
+        return bool(self.__dict__["_has_generation"])
 
     def render(
         self,
@@ -136,11 +135,6 @@ class ChatTemplate:
         given = {"tools": tools, "documents": documents}
         return self._rendered(messages_of(messages), given, add_generation_prompt, self._time(), ("", ""))
 
-    @property
-    def _compiled(self) -> Program:
-        program: Program = self.__dict__["_program"]
-        return program
-
     def _time(self) -> datetime:
         return self.now or datetime.now()
 
@@ -157,8 +151,8 @@ class ChatTemplate:
             listed = None if value is None else list(value)
             variables[name] = plain(listed, f"chat, {name}")
         variables["messages"] = for_template(messages, self.arguments)
-        limits: dict[str, Any] = {name: getattr(self, name) for name in ("max_chars", "max_steps", "max_seconds")}
-        return self._compiled.render(variables, marks, now, **limits)
+        request = {"source": self.source, "variables": variables, "marks": marks, "max_chars": self.max_chars}
+        return str(_renderer.ask(request | {"now": pickle.dumps(now).hex()}, self.max_seconds)["text"])
 
 
 class Renderings:
@@ -202,12 +196,47 @@ def messages_of(given: Any) -> tuple[Message, ...]:
     return checked_messages(found)
 
 
-def _compiled(source: str) -> Program:
+class _Renderer:
+    """The process that renders templates: it begins with the first request, and anew after a template broke a limit."""
+
+    def __init__(self) -> None:
+        self._lock = ProcessLock()
+        self._child: Child | None = None
+
+    def ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
+        """Return the answer of ``rendering_child.py``; raise DataError for an error, or without an answer in time."""
+        with self._lock:
+            if self._child is None or self._child.owner != os.getpid():
+                self._child = Child(Path(__file__).with_name("rendering_child.py"))
+                atexit.register(self._child.close)
+            try:
+                answer, _ = self._child.ask(request, seconds)
+            except (TimeoutError, EOFError) as error:
+                self._child.close()
+                self._child = None
+                late = isinstance(error, TimeoutError)
+                why = "to be done within max_seconds" if late else f"a text, found the end of the process ({error})"
+                answer = {"error": f"expected {why}"}
+        if "error" in answer:
+            raise DataError(f"chat template: {answer['error']}")
+        return answer
+
+
+_renderer = _Renderer()
+_LONGEST = 200_000
+_TO_COMPILE = 10.0
+
+
+def _has_generation(source: str) -> bool:
+    """Whether a template has ``{% generation %}``; ConfigError if it cannot be compiled."""
+    if importlib.util.find_spec("jinja2") is None:
+        raise ImportError("chat templates need Jinja: pip install 'mouse-data[text]'")
+    if len(source) > _LONGEST:
+        raise ConfigError(f"chat template: expected at most {_LONGEST} characters, found {len(source)}")
     try:
-        from mouse_core.text.chat._sandbox import Program
-    except ModuleNotFoundError as error:
-        raise ImportError("chat templates need Jinja: pip install 'mouse-data[text]'") from error
-    return Program(source)
+        return bool(_renderer.ask({"source": source}, _TO_COMPILE)["has_generation"])
+    except DataError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _in_folder(folder: Path) -> tuple[Any, dict[str, Any]]:

@@ -1,0 +1,97 @@
+"""A program in another process that answers requests: what it reads or runs can crash, hang or exhaust only itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from mouse_core._base.locks import ProcessLock
+
+
+class Child:
+    """The process of a Python script that answers each line of JSON with a line of JSON and the bytes it announces.
+
+    An answer with ``values`` announces ``sizes`` for each: the lengths of byte strings, which follow the line.
+
+    Args:
+        script: The file of the script.
+        *arguments: Arguments of the script.
+    """
+
+    def __init__(self, script: Path, *arguments: str) -> None:
+        self._lock, self.owner = ProcessLock(), os.getpid()
+        self._process: Any = subprocess.Popen(
+            [sys.executable, "-P", str(script), *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            # The process computes nothing, and idle threads would take address space.
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+        )
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the process was ended by ``close``."""
+        return bool(self._process.stdin.closed)
+
+    def ask(self, request: dict[str, Any] | None, seconds: float) -> tuple[dict[str, Any], list[list[bytearray]]]:
+        """Return the answer to a request, and the byte strings of each value; without a request, the next answer.
+
+        Args:
+            request: The request.
+            seconds: The time after which the process is killed.
+
+        Raises:
+            TimeoutError: There was no answer in time.
+            EOFError: The process ended; the message is its exit code.
+        """
+        process = self._process
+        with self._lock:
+            overdue = threading.Event()
+
+            def give_up() -> None:
+                overdue.set()
+                process.kill()
+
+            timer = threading.Timer(seconds, give_up)
+            timer.daemon = True
+            timer.start()
+            try:
+                if request is not None:
+                    process.stdin.write(json.dumps(request).encode() + b"\n")
+                    process.stdin.flush()
+                answer: dict[str, Any] = json.loads(process.stdout.readline())  # of nothing at the end
+                values = answer.get("values", ())
+                return answer, [[_exactly(process.stdout, size) for size in value["sizes"]] for value in values]
+            except (BrokenPipeError, EOFError, json.JSONDecodeError):
+                pass  # the process has ended, possibly in the middle of a line
+            finally:
+                timer.cancel()
+        process.wait()
+        raise TimeoutError if overdue.is_set() else EOFError(process.returncode)
+
+    def close(self) -> None:
+        """End the process."""
+        if self.owner == os.getpid():
+            for stream in (self._process.stdin, self._process.stdout):
+                with suppress(OSError):
+                    stream.close()
+            self._process.kill()
+            self._process.wait()
+
+
+def _exactly(stream: Any, size: int) -> bytearray:
+    buffer = bytearray(size)
+    view = memoryview(buffer)
+    while view:
+        count = stream.readinto(view)
+        if not count:
+            raise EOFError
+        view = view[count:]
+    return buffer
