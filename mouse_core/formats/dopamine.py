@@ -43,7 +43,6 @@ def read_dopamine(
     *,
     final: str | None = None,
     batch_rows: int = BATCH_ROWS,
-    checkpoints: tuple[int, ...] | list[int] | None = None,
     stack_size: int = 4,
 ) -> RowStream:
     """Read checkpoints of a replay buffer as rows, the oldest transition first.
@@ -56,12 +55,11 @@ def read_dopamine(
             ``replay_logs``; or one of the files, to read only its checkpoint.
         final: Treatment of the last transition of every episode, whose next frame is not stored: "drop" or "mark".
         batch_rows: Most transitions of a batch.
-        checkpoints: Numbers of the checkpoints to read; by default all, in order.
         stack_size: Number of frames of the agent's observation; ``stack_size - 1`` rows of zeros before an episode are
             padding. 1 keeps all rows.
 
     Raises:
-        ConfigError: The files or a checkpoint do not exist, or ``final`` was not chosen.
+        ConfigError: The files do not exist, or ``final`` was not chosen.
         DataError: A file is damaged.
     """
     if batch_rows < 1 or stack_size < 1:
@@ -69,10 +67,7 @@ def read_dopamine(
     found = _checkpoints(Path(path))
     if not found:
         raise ConfigError(f"{path}: expected files $store$_observation_ckpt.<number>.gz, found none")
-    numbers = sorted(found) if checkpoints is None else list(checkpoints)
-    unknown = [number for number in numbers if number not in found]
-    if unknown:
-        raise ConfigError(f"{path}: checkpoints: expected some of {sorted(found)}, found {unknown}")
+    numbers = sorted(found)
     check_final(final, where=os.fspath(path))
     parts = [_Checkpoint(number, found[number]) for number in numbers]
     name = os.fspath(path)
@@ -82,7 +77,7 @@ def read_dopamine(
 
     notes = ["Terminal states and time limits are one flag in this format; both are done 1."]
     absent = sorted(set(range(min(numbers), max(numbers))) - set(found))
-    if absent and checkpoints is None:
+    if absent:
         notes.append(f"Checkpoints that are not there: {', '.join(map(str, absent[:20]))}.")
     first, every = next(rows(parts[:1], 1, 1)), partial(rows, parts, batch_rows, stack_size)
     metadata = {"checkpoints": numbers}

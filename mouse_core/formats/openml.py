@@ -49,24 +49,21 @@ def read_openml(
     path: str | os.PathLike[str],
     *,
     target: str | None = None,
-    one_hot: bool = False,
     missing: str | None = None,
     batch_rows: int = BATCH_ROWS,
 ) -> RowStream:
     """Read a table of OpenML as a contextual bandit: a row for each example, with alignment "outgoing".
 
-    ``observation`` has the features in the order of the table, float64. A categorical attribute is the index of its
-    declared value, or one-hot with ``one_hot``. ``action`` is the index of the class; for a regression it is a vector
-    with the target number. ``reward`` and ``done`` are 1 in every row. ``metadata`` has the names of features and
+    ``observation`` holds the features in the order of the table, float64. A categorical attribute is the index of its
+    declared value. ``action`` is the index of the class; for a regression it is the
+    number, as a vector of one. ``reward`` and ``done`` are 1 in every row. ``metadata`` holds the names of features and
     classes. Features are not scaled; use a ``Normalizer`` for that.
 
     Args:
         path: An ARFF file, with or without gzip, or a Parquet file; or the folder of a dataset in the cache of OpenML's
             client, which also has a description. In scikit-learn's cache, it is the file below ``data/v1/download``.
         target: The attribute to predict; by default the target in the description, else the last attribute.
-        one_hot: Whether a categorical attribute becomes one feature for each of its values.
-        missing: "drop" leaves out examples that lack the value of an attribute; by default such examples raise a
-            DataError.
+        missing: "drop" leaves out examples that lack the value of an attribute; by default they raise a DataError.
         batch_rows: Most rows of a batch.
 
     Raises:
@@ -94,18 +91,15 @@ def read_openml(
         lines = _parquet_lines(file) if parquet else _read_lines(file)
         while some := list(islice(lines, batch_rows)):
             kept = [line for line in some if missing is None or _MISSING not in line[1]]
-            yield _columns(attributes, place, kept, one_hot=one_hot, where=str(file))
+            yield _columns(attributes, place, kept, where=str(file))
 
     how = "as asked for" if target else "as the description says" if said == chosen else "the last one"
     notes = [f"The class is {chosen!r}, {how}; each example is an episode of one step, whose reward is 1."]
     if missing:
         notes.append("Examples without a value for some attribute are left out.")
-    features: list[str] = []
-    for attribute in attributes[:place] + attributes[place + 1 :]:
-        spread = attribute.values if one_hot else None
-        features += [attribute.name] if spread is None else [f"{attribute.name}={value}" for value in spread]
+    features = [attribute.name for attribute in attributes[:place] + attributes[place + 1 :]]
     described = {"features": features, "target": chosen, "classes": list(attributes[place].values or ())}
-    first = _columns(attributes, place, [], one_hot=one_hot, where=str(file))
+    first = _columns(attributes, place, [], where=str(file))
     metadata = DatasetMetadata("outgoing")
     return RowStream.of_columns(
         path, "openml", first, rows, notes=tuple(notes), format_metadata=described, metadata=metadata
@@ -141,7 +135,7 @@ class _Attribute:
 
 
 def _columns(
-    attributes: Sequence[_Attribute], target: int, lines: Sequence[tuple[int, list[str]]], *, one_hot: bool, where: str
+    attributes: Sequence[_Attribute], target: int, lines: Sequence[tuple[int, list[str]]], *, where: str
 ) -> Columns:
     n, numbers = len(lines), [number for number, _ in lines]
     features, action = [np.empty((n, 0))], np.empty(0)
@@ -149,8 +143,6 @@ def _columns(
         values = attribute.array([texts[place] for _, texts in lines], numbers, where)
         if place == target:
             action = values if attribute.values is not None else values[:, None]
-        elif one_hot and attribute.values is not None:
-            features.append(values[:, None] == np.arange(len(attribute.values)))
         else:
             features.append(values[:, None])
     return {

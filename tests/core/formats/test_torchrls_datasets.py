@@ -320,9 +320,6 @@ def test_openml_is_a_contextual_bandit(tmp_path: Path) -> None:
         "target": "class",
         "classes": ["edible", "poisonous"],
     }
-    spread = read_openml(tmp_path / "mushroom.arff", target="class", one_hot=True)
-    assert spread.format_metadata["features"][:3] == ["cap shape=flat", "cap shape=it's, odd", "cap shape=two words"]
-    assert spread.to_table().column("observation").to_pylist()[1] == [0, 0, 1, -20, 0, 1]
     numbers = read_openml(tmp_path / "mushroom.arff", target="width").to_table()
     assert numbers.column("action").to_pylist() == [[1.5], [-20], [3]]
     assert len(stream.to_store()) == 3
