@@ -462,21 +462,14 @@ def ended(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int8]:
     return done
 
 
-def token_places(lengths: npt.NDArray[np.int64], width: int, side: str) -> npt.NDArray[np.bool_]:
-    """Return the mask of positions with tokens in padded rows, ``[n, width]``.
-
-    For 2 tokens in 5 positions, these are 0 and 1 with padding on the right, 3 and 4 with padding on the left.
-    """
-    step = np.arange(width)
-    return step < lengths[:, None] if side == "right" else step >= width - lengths[:, None]
-
-
 def padded(ids: Sequence[Ids], length: int, pad_id: int, side: str) -> list[pa.Array]:
     """Return padded ids ``[n, length]`` and their mask, as columns of lists."""
     flat, lengths = flat_of(ids)
     if lengths.size and lengths.max() > length:
         raise DataError(f"tokenizer: expected at most max_length={length} ids of a text, found {lengths.max()}")
-    there = token_places(lengths, length, side)
+    # For 2 tokens in 5 places they are 0 and 1 with padding on the right, 3 and 4 with padding on the left.
+    step = np.arange(length)
+    there = step < lengths[:, None] if side == "right" else step >= length - lengths[:, None]
     made = np.full((len(ids), length), pad_id, np.int32)
     made[there] = flat
     values = pa.array(made.reshape(-1)), pa.array(there.reshape(-1).view(np.uint8))
