@@ -318,7 +318,9 @@ def read_rlds(
     notes = last_step_notes(iter(pieces)) if last_step == "observation" else ()
 
     def batches() -> Iterator[pa.RecordBatch]:
-        for columns, where in stack_rows(stacks(given(), batch_rows, path), final=final, path=path, last_step=last_step):
+        for columns, where in stack_rows(
+            stacks(given(), batch_rows, path), final=final, path=path, last_step=last_step
+        ):
             yield to_batch(columns, first.schema, where=where)
 
     return RowStream(

@@ -1,4 +1,4 @@
-"""Recordings of robots, MCAP files and bags of ROS 2 with such files, as rows: topics are columns, and ticks of a clock are steps.
+"""Recordings of robots, MCAP files and bags of them, as rows: topics are columns, and ticks of a clock are steps.
 
 The messages of a recording are aligned to the ticks in two passes over its files. The first pass reads only times: it
 finds the message of each column for every tick, and raises an error for messages out of tolerance. The second pass
@@ -715,9 +715,7 @@ def _add_definition(
     if name in definitions:
         return
     if name not in texts:
-        raise DataError(
-            f"{name}: expected a definition of this message, found none in the recording"
-        )
+        raise DataError(f"{name}: expected a definition of this message, found none in the recording")
     definitions[name] = fields = _parse_fields(name, texts)
     if sum(map(len, definitions.values())) > _MOST_FIELDS:
         raise DataError(f"{name}: expected at most {_MOST_FIELDS} fields")

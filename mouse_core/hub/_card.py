@@ -85,7 +85,9 @@ def stale_files(card: Card, files: Iterable[str]) -> list[str]:
 
     These are the files directly in the configuration's folder, and the files that the configuration names now.
     """
-    replaced, others = ([one for config in _configs(card, mine=mine) for one in _patterns(config)] for mine in (True, False))
+    replaced, others = (
+        [one for config in _configs(card, mine=mine) for one in _patterns(config)] for mine in (True, False)
+    )
     return sorted(
         path
         for path in files

@@ -603,7 +603,9 @@ def push_to_hub(
             "convert --images png` has them in the rows"
         )
     typed = [
-        (part.where, with_metadata(part.dataset.features, DatasetMetadata())) for some in parts.values() for part in some
+        (part.where, with_metadata(part.dataset.features, DatasetMetadata()))
+        for some in parts.values()
+        for part in some
     ]
     job = Job(parts, unify_features(typed), metadata, options, progress, config)
     check_statistics(statistics, splits, job.rows, where="statistics")

@@ -10,7 +10,6 @@ import datasets
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from huggingface_hub.errors import HfHubHTTPError
 
 from mouse_core import BatchSource, DatasetStore
 from mouse_core.errors import DataError, SchemaError
@@ -30,7 +29,7 @@ from tests.core.hub_client import (
     push,
     table_of,
 )
-from tests.core.hub_server import READ_TOKEN, HubServer
+from tests.core.hub_server import HubServer
 
 
 def everything(n: int) -> tuple[dict[str, Any], datasets.Features]:

@@ -8,15 +8,23 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
 
 from mouse_core import DatasetStore
 from mouse_core.errors import ConfigError, SchemaError
-from mouse_core.hub import push_stores_to_hub
 from mouse_core.mixtures import Mixture
-from tests.core.hub_client import REPO, card_of, from_columns, head, load, make_store, push, shards, steps, table_of
-from tests.core.hub_server import READ_TOKEN, USER, WRITE_TOKEN, HubServer
+from tests.core.hub_client import (
+    REPO,
+    card_of,
+    head,
+    load,
+    make_store,
+    push,
+    shards,
+    steps,
+    table_of,
+)
+from tests.core.hub_server import READ_TOKEN, USER, HubServer
 
 # Together they take many seconds.
 pytestmark = pytest.mark.slow

@@ -448,7 +448,9 @@ def test_depth_videos_keep_all_of_their_bits(
     assert batch["depth"].dtype == np.uint16
     assert np.array_equal(batch["depth"][0], found.reshape(5, -1))
     unsaid = robot.write(tmp_path / "unsaid", files=[[0, 1]], change=depth_camera({}))
-    with pytest.raises(DataError, match=rf"expected 8 bits a channel.*found gray{bits}le, for .*images.depth in episode 0"):
+    with pytest.raises(
+        DataError, match=rf"expected 8 bits a channel.*found gray{bits}le, for .*images.depth in episode 0"
+    ):
         read_lerobot(unsaid, final="drop").to_table()
 
 

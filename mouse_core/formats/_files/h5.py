@@ -137,9 +137,7 @@ class H5File:
         try:
             header, payload = self._child.ask(request, PATIENCE)
         except TimeoutError as error:
-            raise damaged(
-                self.path, f"the {self.called} library did not answer within {PATIENCE:.0f} s"
-            ) from error
+            raise damaged(self.path, f"the {self.called} library did not answer within {PATIENCE:.0f} s") from error
         except EOFError as error:
             raise damaged(self.path, f"the {self.called} library broke down over it (exit code {error})") from error
         if "error" in header:
