@@ -1,4 +1,4 @@
-"""Processes that read HDF5 and zarr, forked from one that has imported what they import.
+"""Processes that read HDF5 and zarr, or render templates, forked from one that has imported what they import.
 
 Every file of these kinds that is opened starts an interpreter, of which importing NumPy and h5py, or zarr, is nearly
 all: a quarter and half a second of processor time, a thousand times in the tests. The first of a kind is started as
@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,11 @@ sys.argv = request["arguments"]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
-IMPORTED = {"h5_child.py": ("h5py", "numpy"), "zarr_child.py": ("zarr", "zipfile", "numcodecs.blosc", "numpy")}
+IMPORTED = {
+    "h5_child.py": ("h5py", "numpy"),
+    "zarr_child.py": ("zarr", "zipfile", "numcodecs.blosc", "numpy"),
+    "rendering_child.py": ("jinja2.sandbox", "jinja2.ext"),
+}
 
 
 class Server:
@@ -104,8 +109,9 @@ class Forked:
 
     def wait(self) -> int:
         if self.returncode is None:
-            self.returncode = self._server.ask({"wait": self.pid})
-        return self.returncode
+            with suppress(OSError):  # of a server that was closed before
+                self.returncode = self._server.ask({"wait": self.pid})
+        return self.returncode or 0
 
 
 class Starting:

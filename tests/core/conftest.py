@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session", autouse=True)
 def readers() -> Iterator[None]:
-    """Processes that read HDF5 and zarr are forked, but for the first."""
+    """Processes that read HDF5 and zarr, and that render templates, are forked, but for the first."""
     if sys.platform != "linux":
         yield
         return
     starting = Starting()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mouse_core.formats._files.h5.subprocess", starting)
+        patch.setattr("mouse_core._base.child.subprocess", starting)
         yield
     starting.close()
 

@@ -284,11 +284,11 @@ HARMFUL = {
     "widths": "{{ '%2000000000d' % 1 }}",
     "formats": "{{ '{:2000000000}'.format(1) }}",
     "mapped": "{{ messages | map('center', 2000000000) | list }}",
-    "powers": "{{ 10 ** 10 ** 10 }}",
+    "powers": "{{ 10 ** (10 ** 10) }}",
     "loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
     "recursion": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
     "output": "{% for i in range(99) %}{{ 'a' * 99999 }}{% endfor %}",
-    "values in values": "{% set n = namespace(l=[1]) %}{% for i in range(40) %}{% set n.l = [n.l, n.l] %}{% endfor %}",
+    "values in values": "{% set n = namespace(l=[1]) %}{% for i in range(40) %}{% set n.l = [n.l, n.l] %}{% endfor %}{{ n.l }}",
     "values by times": "{% set l = [['a'] * 100000] * 9 %}{{ l * 1000000 }}",
     "indents": "{{ ('a\n' * 1000000) | indent(1000000) }}",
     "indents of JSON": "{{ range(99999) | list | tojson(indent=1000000) }}",
@@ -312,7 +312,7 @@ HARMFUL = {
 @pytest.mark.parametrize("source", HARMFUL.values(), ids=HARMFUL.keys())
 def test_templates_that_mean_harm_are_refused(source: str) -> None:
     with pytest.raises((DataError, ConfigError), match="chat template"):
-        ChatTemplate(source, max_seconds=0.5).render(TALK)
+        ChatTemplate(source, max_seconds=0.2).render(TALK)
     assert ChatTemplate("{{ messages[0].role }}").render(TALK) == TALK[0].role
 
 
