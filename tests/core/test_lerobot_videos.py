@@ -313,8 +313,7 @@ def test_rows_that_say_no_time_are_refused_by_episode(tmp_path: Path) -> None:
 
 
 def test_depth_in_place_has_all_of_its_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    quiet = {"codec": "libx265", "x265-params": "lossless=1:log-level=none:pools=none:keyint=3"}
-    monkeypatch.setattr("tests.core.test_lerobot.encode", lambda file, frames: encode_depth(file, frames, **quiet))
+    monkeypatch.setattr("tests.core.test_lerobot.encode", encode_depth)
     robot = DepthRobot((3, 2), cameras=["depth"])
     root = robot.write(tmp_path / "d", files=[[0, 1]], change=depth_camera({"video.pix_fmt": "gray12le"}))
     store = DatasetStore.open(root, final="drop")
