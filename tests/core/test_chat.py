@@ -288,7 +288,7 @@ HARMFUL = {
     "loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
     "recursion": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
     "output": "{% for i in range(99) %}{{ 'a' * 99999 }}{% endfor %}",
-    "values in values": "{% set n = namespace(l=[1]) %}{% for i in range(40) %}{% set n.l = [n.l, n.l] %}{% endfor %}{{ n.l }}",
+    "nested": "{% set n = namespace(l=1) %}{% for i in range(40) %}{% set n.l = [n.l] * 2 %}{% endfor %}{{ n.l }}",
     "values by times": "{% set l = [['a'] * 100000] * 9 %}{{ l * 1000000 }}",
     "indents": "{{ ('a\n' * 1000000) | indent(1000000) }}",
     "indents of JSON": "{{ range(99999) | list | tojson(indent=1000000) }}",
