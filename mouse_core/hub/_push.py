@@ -645,9 +645,11 @@ def _send(
         remote = repository.read()
         card = job.card(remote, repository.repo_id)
         readme = job.readme(card, shards, repository.repo_id)
-        # Statistics without the second file of ``Statistics.save`` were written by LeRobot, and stay.
-        known = statistics_paths(job.config)
-        stale = [*stale_files(card, remote.files), *(known if remote.files.keys() >= {*known} else ())]
+        # Beside ``meta/info.json`` the statistics belong to a LeRobotDataset, and stay.
+        known = statistics_path(job.config)
+        stale = stale_files(card, remote.files)
+        if known in remote.files and "meta/info.json" not in remote.files:
+            stale.append(known)
         added = {operation.path_in_repo for operation in operations}
         deleted = [path for path in stale if path not in added]
         oid, url = str(remote.oid), repository.commit_url(str(remote.oid))
