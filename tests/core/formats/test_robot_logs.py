@@ -560,8 +560,8 @@ def chunk(data: bytes, *, size: int | None = None, compression: bytes = b"zstd",
         (struct.pack("<BQ", 6, 1 << 62), "CHUNK record has length 4611686018427387904 that exceeds limit"),
         (struct.pack("<BQHIQQ", 5, 22, 3, 0, 0, 0), "expected the schema or channel 3 before its use, found none"),
         (struct.pack("<BQHHIII", 4, 16, 1, 9, 0, 0, 0), "expected the schema or channel 9 before its use"),
-        (struct.pack("<BQHH", 4, 4, 1, 9), "recording was cut"),
-        (b"", "recording was cut"),
+        (struct.pack("<BQHH", 4, 4, 1, 9), "it is truncated"),
+        (b"", "it is truncated"),
     ],
 )
 def test_hostile_mcap_files(records: bytes, found: str, tmp_path: Path) -> None:
