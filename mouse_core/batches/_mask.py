@@ -210,7 +210,7 @@ class Packing:
             out: Arrays by field to write to, or a sequence of such mappings, one for each view; None: new arrays.
 
         Raises:
-            DataError: There are more rows than the capacity.
+            DataError: The number of rows exceeds the capacity.
         """
         if not isinstance(batch, tuple):
             return self._packed(batch, lengths, out)

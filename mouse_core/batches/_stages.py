@@ -75,9 +75,9 @@ class Map:
     The function must be pure: its result depends only on its arguments. Then batches are the same in every process and
     framework, with any number of workers, and after a resume.
 
-    The function receives the fields that a batch has without ``map``, after normalisation and augmentation. They are
-    NumPy arrays in the dtypes of the spec without a framework, and the function may modify them. With several views, it
-    is called once for each view.
+    The function receives the fields that a batch has without ``map``, after normalisation and augmentation. The fields
+    are NumPy arrays in the dtypes of the spec without a framework, and the function may modify the arrays. With several
+    views, it is called once for each view.
 
     Args:
         fn: ``fn(fields, generator)`` or, with ``per="rows"``, ``fn(fields)``. It returns the fields of ``spec`` in new

@@ -40,7 +40,7 @@ _SEAL_FORM = re.compile(
     rb"mouse_data file ([0-9a-f]{%d}) footer ([0-9a-f]{%d}) mouse_data\n" % (DIGEST_DIGITS, DIGEST_DIGITS)
 )
 _SEAL_BYTES = len(_SEAL) - 4 + 2 * DIGEST_DIGITS
-# The mark occurs twice, because a bit flip damages at most one of them.
+# The begin and the end of the digests' text; a bit flip damages at most one of them.
 _SEAL_ENDS = (b"mouse_data file ", b" mouse_data\n")
 _MAGIC = b"PAR1"
 
@@ -53,7 +53,7 @@ class ManifestFile:
         bytes: Size of the file in bytes.
         digest: Digest of all bytes.
         rows: Number of rows; None: the file has metadata instead of rows.
-        schema: Digest of the schema that an Arrow file begins with; see ``_schema_digest``.
+        schema: Digest of the schema at the beginning of an Arrow file; see ``_schema_digest``.
     """
 
     bytes: int

@@ -202,8 +202,8 @@ class Making:
     def batch(
         self, size: int, known: Container[str]
     ) -> tuple[Sequence[RLExample], Mapping[str, Any], tuple[str, ...]] | None:
-        """Return the next batch; None if there are too few rollouts. Until ``stored`` is called, every call returns the
-        same batch.
+        """Return the next batch; None if too few rollouts are available. Until ``stored`` is called, every call returns
+        the same batch.
 
         Args:
             size: The number of examples.
@@ -213,7 +213,7 @@ class Making:
             The examples, the maker's metadata, and the uids of the rollouts that the batch used.
 
         Raises:
-            ConfigError: There is no maker.
+            ConfigError: The buffer has no batch maker.
             DataError: The batch does not consist of examples or does not name its rollouts (later calls raise again),
                 or a file is damaged.
             StorageError: A group cannot be read.

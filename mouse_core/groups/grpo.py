@@ -214,7 +214,7 @@ class ScoredGroup:
         return sum([piece.present for piece in self.pieces])
 
     def join(self, piece: GroupSlice) -> None:
-        """Note the rewards of a slice of the group."""
+        """Record the rewards of a slice of the group."""
         piece.members = self
         if len(piece.rows):
             rewards = piece.rows["reward"].tolist()

@@ -548,7 +548,7 @@ class Readiness:
         return bool(self.settle([place]))
 
     def settle(self, places: Iterable[int]) -> list[int]:
-        """Return the numbers of those of the given groups that now have all values, in the order of sealing."""
+        """Return the numbers of the given groups that now have all values, in the order of sealing."""
         ready = []
         for place in sorted(self.waiting.keys() & set(places)):
             part = self.waiting[place]

@@ -55,8 +55,9 @@ class HeldRollouts:
 
 Retention = Callable[[HeldRollouts], npt.ArrayLike]
 """Weight each rollout of ``HeldRollouts``, ``[n]`` with n of 1 or more: numbers of at least 0, or bools as 1 and 0.
-A rollout is drawn in proportion to its weight. A rollout of weight 0 leaves for good, so its weight must stay 0, as of
-``lambda rows: rows.tokens <= 4096``."""
+A rollout is drawn in proportion to its weight. A rollout of weight 0 is removed permanently, so its weight must stay 0,
+as with ``lambda rows: rows.tokens <= 4096``.
+"""
 
 
 @dataclass(frozen=True)
@@ -285,8 +286,9 @@ other groups in a call change when batches are drawn. So a plain function is cal
 rollouts of the group, including drawn rollouts.
 
 An object with an attribute ``compares`` is called for many groups at once, and must keep them apart. "rewards" leaves
-out groups whose rollouts have equal rewards, as their advantages are zero; "nothing", as for a plain function, leaves
-out none."""
+out groups whose rollouts have equal rewards, because their advantages are zero; "nothing", the default of plain
+functions, leaves out no group.
+"""
 
 COMPARES = ("rewards", "nothing")
 

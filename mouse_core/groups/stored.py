@@ -720,7 +720,8 @@ def open_rollouts(
     Raises:
         ConfigError: The folder does not exist.
         MissingFieldError: The environment does not exist.
-        DataError: A file that is damaged, or is gone and has what no other file has; the message names it.
+        DataError: A file is damaged, or a missing file held data that exist in no other file; the message names the
+            file.
         StorageError: The folder cannot be read.
 
     Warns:

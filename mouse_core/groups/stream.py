@@ -222,7 +222,7 @@ class BatchShare:
         report: Numbers about the complete batch, equal on every rank: "index", "batch_id", "examples", "tokens",
             "loss_tokens" (the divisor of a loss that is summed over ranks), "skipped" (the number of left out examples,
             which are longer than a row; "examples" and the token counts exclude them), "micro_batches", "rank_tokens"
-            (a list), "staleness_mean" and "staleness_max" (None where nothing is known).
+            (a list), "staleness_mean" and "staleness_max" (None if unknown).
     """
 
     def __init__(self, stream: RolloutStream, index: int, batch_id: str, first: int) -> None:
@@ -331,8 +331,8 @@ class RolloutStream:
         pad_token: The token for padding.
         max_turns: Number of turns for which a row, or all concatenated examples, have values.
         skip_longer: Whether examples that are longer than a row are left out, on all ranks, and counted in a share's
-            ``report``; otherwise such a batch raises DataError. A maker's ``retention`` excludes long rollouts from
-            batches.
+            ``report``; otherwise such a batch raises DataError. To exclude long rollouts from batches, use the batch
+            maker's ``retention``.
         timeout: Seconds to wait for a batch.
 
     Raises:
@@ -385,8 +385,8 @@ class RolloutStream:
         Raises:
             TimedOutError: The batch was not created in time; the next call waits again.
             StateError: The previous batch differs from the batch in the loaded state.
-            DataError: Its file is damaged, or it has an example longer than a micro-batch's row; ``skip_longer`` passes
-                over such examples.
+            DataError: The batch's file is damaged, or an example is longer than a row of a micro-batch; ``skip_longer``
+                passes over such examples.
             StorageError: It cannot be read.
         """
         index = self._next

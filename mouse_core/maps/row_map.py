@@ -30,7 +30,7 @@ _FIRST_CAPACITY = 64
 
 
 class Stored:
-    """The rows of a storage, of which row ``n`` is number ``n`` that was written; a storage in memory grows.
+    """Access to the rows of a storage by number, in the order of writing; a storage in memory grows as needed.
 
     Args:
         storage: The storage; None: memory that grows.
@@ -127,7 +127,7 @@ class Stored:
         return self.storage.lock() or nullcontext()
 
     def get(self, numbers: Integers) -> Any:
-        """Return the rows with some numbers as a tree; SchemaError if no row was ever written."""
+        """Return the rows with the given numbers as a tree; SchemaError if no row was ever written."""
         if not len(self.storage):
             raise SchemaError(f"map: expected {self.what or 'values'} that were written, found none")
         return self.storage.get(numbers)
@@ -165,9 +165,9 @@ _MOST = (1 << 31) - 2
 class RowTable:
     """A hash table from hashes of rows to numbers of rows.
 
-    An entry is 64 bits: 31 of the hash and a 1, and the number of a row plus 1. An empty entry is 0. 32 other bits of
-    the hash say where it is looked for first; they are kept beside it, so that a longer table is made without looking
-    at rows. At most half of the entries are used.
+    An entry is 64 bits: 31 bits of the hash and a 1, and the number of a row plus 1. An empty entry is 0. 32 other bits
+    of the hash determine the first slot to probe; they are stored in a second array, so that the table can be enlarged
+    without reading rows. At most half of the entries are used.
     """
 
     def __init__(self) -> None:
@@ -343,7 +343,7 @@ _STEP_WORDS = 1 << 20
 
 
 class RowIndex:
-    """Index of rows by number, in the order of their first writes.
+    """An index of distinct rows, numbered in the order of their first writes.
 
     Args:
         keys: The storage of the keys.

@@ -609,7 +609,7 @@ class Mixture(Store):
         names: The members' names, in the order of the codes in batches.
 
     Raises:
-        ConfigError: There are no members, names or weights are invalid, or an option is out of range.
+        ConfigError: No member is given, names or weights are invalid, or an option is out of range.
     """
 
     has_shares = True

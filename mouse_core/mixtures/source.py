@@ -50,7 +50,7 @@ class MixtureSource:
         names: The members' names, in the order of the codes in batches.
 
     Raises:
-        ConfigError: There are no members, a member is not a source, or weights are invalid.
+        ConfigError: No member is given, a member is not a source, or weights are invalid.
         SchemaError: The specs of members differ; the message names the field.
     """
 

@@ -25,7 +25,7 @@ from mouse_core.spec import Alignment, Bounded, Categorical, Composite, NonTenso
 from mouse_core.store.fields import array_type, fields_of_steps
 
 Infos = Iterable[str] | Mapping[str, Any]
-"""Names of infos, or dtypes by name."""
+"""The type of ``infos``: names of infos, or dtypes by name."""
 
 # Largest number of bounds that are listed individually.
 _MOST_BOUNDS = 1024
@@ -129,7 +129,7 @@ def _versions(interface: str, *parts: Any) -> dict[str, str]:
 
 
 def check_infos(infos: Infos) -> dict[str, np.dtype[Any] | None]:
-    """Names of infos with the dtypes that they are kept in, or ConfigError."""
+    """Check ``infos``, and return the dtype of each info by name; raises ConfigError."""
     if isinstance(infos, str) or not isinstance(infos, Iterable):
         raise ConfigError(
             f"infos: expected names of infos, found {infos!r}; write a list, such as infos=['x_position', 'episode/r']"

@@ -116,7 +116,7 @@ def check_names(rows: Any, reserved: frozenset[str], *, one: bool) -> None:
     """Raise SchemaError if rows that will be written have fields that the buffer adds to every batch.
 
     Args:
-        rows: The rows, as for ``Storage.append``.
+        rows: The rows; see ``Storage.append``.
         reserved: The names of the added fields.
         one: Whether ``rows`` is a single row, or for ``ndim=2`` a single time step.
     """
@@ -186,7 +186,7 @@ def priorities_in(
     field.
 
     Args:
-        rows: The rows, as for ``Storage.append``.
+        rows: The rows; see ``Storage.append``.
         key: The field of priorities.
         one: Whether ``rows`` is a single row, or for ``ndim=2`` a single time step.
         ndim: ``ndim`` of the storage.

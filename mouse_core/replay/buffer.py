@@ -171,7 +171,7 @@ def query(
         predicate: Called with the stored rows of each episode, ``{field: [T, ...]}``, as ``buffer[index]`` returns
             them; its result is converted to a bool. None: all episodes.
         fields: The fields that ``predicate`` receives; by default all fields. Other fields are not read.
-        traj_key, end_key: The fields that mark where episodes end, as for ``SliceSampler``.
+        traj_key, end_key: The fields that mark where episodes end; see ``SliceSampler``.
 
     Returns:
         For each episode a NumPy array of indices, int64 ``[T]``, in every framework, from the first row to the last.
@@ -941,7 +941,7 @@ class ReplayBuffer(BaseBuffer):
         """Overwrite stored rows in place, without inverse transforms; cursor and length stay the same.
 
         Args:
-            index: The index, as for ``buffer[index]``.
+            index: A valid index of ``buffer[index]``.
             rows: One row for an integer; else a tree with the axes of ``index`` first, or a list of rows. A tree
                 for all rows (``buffer[:]``) of an ``ArrayStorage`` or a ``TensorStorage`` may add fields; all later
                 rows must then have these fields.
@@ -1143,7 +1143,9 @@ class ReplayBuffer(BaseBuffer):
 
     @property
     def _counters(self) -> list[Any]:
-        """The transforms with running numbers, generations, slices of recorded rows, and the buffer's episode index."""
+        """The objects, besides the sampler, to which writes are reported: transforms with running statistics,
+        generations, planned slices, and the episode index.
+        """
         optional = (self._generations, self._recorded_slices, self._episodes)
         return [*self._running_transforms.values(), *(part for part in optional if part is not None)]
 

@@ -59,7 +59,7 @@ class ReplayBufferEnsemble(BaseBuffer):
         device: "cpu" or None; the adapters have other devices.
 
     Raises:
-        ConfigError: There are no members, weights are invalid, or members differ in alignment.
+        ConfigError: No member is given, weights are invalid, or members differ in alignment.
     """
 
     def __init__(
@@ -370,12 +370,13 @@ def join_batches(
 
     Args:
         batches: The batches, trees with the field ``index``.
-        numbers: The number of the member of each batch.
-        fill: Returns the values of a field of ``_WITHOUT`` for a batch without the field, by the shape of its index.
-        join: Joins the parts of a field.
+        numbers: The member number of each batch.
+        fill: Returns the values of a field in ``_WITHOUT`` for a batch without the field, given the shape of the
+            batch's index.
+        join: A function that joins the parts of a field.
 
     Raises:
-        SchemaError: A batch lacks another field.
+        SchemaError: A batch lacks a field that is not in ``_WITHOUT``.
     """
     leaves = [flatten(batch) for batch in batches]
     fields: dict[FieldKey, Any] = {}

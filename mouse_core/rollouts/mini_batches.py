@@ -226,7 +226,7 @@ def cut(n: int, num_mini_batches: int, *, drop_last: bool = False, what: str = "
         what: The name of the rows in messages.
 
     Raises:
-        ConfigError: There are fewer rows than mini-batches, or ``num_mini_batches`` is invalid.
+        ConfigError: ``n`` is less than ``num_mini_batches``, or ``num_mini_batches`` is invalid.
     """
     check_count("num_mini_batches", num_mini_batches)
     if num_mini_batches > n:

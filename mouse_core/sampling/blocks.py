@@ -85,7 +85,7 @@ class Pool:
         2``. The numerator is the variance of a mean of values drawn without replacement, the denominator the variance
         of ``n`` values drawn with replacement (Cochran, "Sampling techniques", 1977, 2.8). A result of 1 is as good as
         uniform draws. With a result of 40, the mean varies as much as with a fortieth of the windows. For all windows
-        of an epoch the result is 0. If neighbouring windows differ as much as distant ones, the real ratio is 1 or
+        of an epoch the result is 0. If neighbouring windows differ as much as distant windows, the real ratio is 1 or
         less.
 
         Args:
@@ -296,8 +296,9 @@ def _known(pool: Pool, seed: int, epoch_start: int, epoch: int, number: Int64s) 
     of 3 and 2. With the stretch orders 6, 4, 7, 5; 0; 2, 3, 1; 9, 8 the batches are (6, 2), (4, 3), (7, 1), (5, 9),
     (0, 8).
 
-    If all lanes opened a block in the same round, reads would come in bursts. Therefore each lane begins at a different
-    position in its middle and wraps around: a lane that begins at its third window ends with its first two windows.
+    If all lanes opened a block in the same round, reads would occur in bursts. Therefore each lane begins at a
+    different position in its middle and wraps around: a lane that begins at its third window ends with its first two
+    windows.
     """
     drawn, block, size, lanes = _epoch(seed, epoch_start, epoch, pool), pool.block, pool.batch_size, pool.lanes
     rounds, rest = divmod(pool.windows, pool.blocks)

@@ -175,7 +175,7 @@ def sequence_fields(lengths: Int64s, capacity: int | None = None) -> Arrays:
         capacity also ``mask`` bool ``[capacity]``: whether a row belongs to a sequence.
 
     Raises:
-        DataError: There are more rows than the capacity, or more than 32 bits can count.
+        DataError: The number of rows exceeds the capacity or 32 bits.
     """
     ends = np.cumsum(lengths)
     total, count = int(ends[-1]) if len(ends) else 0, len(lengths)

@@ -79,8 +79,8 @@ def episode_columns(
         declared: The declared columns of the store. Their values may be of any type.
 
     Returns:
-        Values by column, ``[rows, ...]``, texts as lists; the alignment; and the columns whose values belong to
-        transitions, beside the standard ones.
+        Values by column, ``[rows, ...]``, texts as lists; the alignment; and the additional columns whose values belong
+        to transitions.
 
     Raises:
         DataError: Parts contradict each other, or values are neither numbers nor texts.

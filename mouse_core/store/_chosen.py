@@ -213,7 +213,7 @@ class Where:
         conditions: Functions, and requested values of columns by name.
 
     Raises:
-        ConfigError: A condition has another type, or there is no condition.
+        ConfigError: A condition has another type, or no condition is given.
     """
 
     def __init__(self, conditions: Sequence[Condition]) -> None:
@@ -469,7 +469,7 @@ class ChosenSegment(SegmentView):
         return Stretches(np.concatenate([[0], np.cumsum(size)]), *whole.located(stretch, row), whole.longest)
 
     def row_numbers(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The table's rows behind the segment's ``rows`` (int64 ``[n]``)."""
+        """Return the table's row for each of the segment's ``rows`` (int64 ``[n]``)."""
         stretch = self.begins.searchsorted(rows, side="right") - 1
         return self.whole.row_numbers(self.firsts[stretch] + rows - self.begins[stretch])
 

@@ -422,7 +422,7 @@ class FileSegment(Segment):
 
 
 def _as_whole(name: str) -> Any:
-    """Return a property, or a method, that is the one of the other segment."""
+    """Return a property or method that delegates to the underlying segment."""
     return property(lambda view: getattr(view.whole, name))
 
 

@@ -254,7 +254,7 @@ class EpisodeRows:
             dtype: The dtype of the result; by default the dtype in batches.
 
         Raises:
-            MissingFieldError: There is no such field.
+            MissingFieldError: The field does not exist.
             DataError: A value is outside the bounds of the field.
         """
         reader = self._snapshot.readers.get(field)
@@ -340,7 +340,7 @@ def known_field(rows: Spec, name: str, what: str) -> FieldSpec:
     """Return the spec of the field ``name``.
 
     Raises:
-        MissingFieldError: There is no such field.
+        MissingFieldError: The field does not exist.
     """
     if name not in rows:
         raise MissingFieldError(f"{what}: expected a field {name!r} to compute from, found {list(rows)}")
@@ -464,7 +464,7 @@ class NStepReturn:
 class NStepDiscount:
     """The discount of the bootstrap value ``n`` steps later, float32: ``discount**m``, or 0 after termination.
 
-    ``m`` is as in ``NStepReturn``. The factor is 0 if the episode terminates within these steps. In a truncated or
+    See ``NStepReturn`` for ``m``. The factor is 0 if the episode terminates within these steps. In a truncated or
     interrupted episode, the value of its last observation is the bootstrap value. With ``n`` 1 and ``discount`` 1, the
     factor is the mask ``1 - terminated``.
 

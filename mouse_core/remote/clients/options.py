@@ -184,9 +184,9 @@ class Reaching:
 
     Args:
         storage_options: Options of the client, in addition to the environment or a profile: ``{"aws_endpoint": ...,
-            "client_options": {"timeout": "10s"}}``. Names are those of obstore; for the Hub "token" and "endpoint".
-            Messages, states and fingerprints never contain them; pickles contain them only for processes that
-            ``multiprocessing`` starts.
+            "client_options": {"timeout": "10s"}}``. Options have obstore's names; for the Hub they are "token" and
+            "endpoint". Messages, states and fingerprints never contain them; pickles contain them only for processes
+            that ``multiprocessing`` starts.
         cache: The folder of the cache, which all processes of a machine and later runs share; None: the folder in
             ``MOUSE_CACHE``, or a folder in the user's cache directory.
         cache_bytes: Largest size of the cache in bytes, at least 4 MB; None: half of the free space on its disk.

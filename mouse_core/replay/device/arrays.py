@@ -197,7 +197,8 @@ class Arrays:
         return slots
 
     def search(self, ring: Ring, counts: Any, env: Any, base: Any, more: Any, first: Any, rows: int) -> Any:
-        """Return the first row whose count is at least ``base + more + 1``; the number of rows if there is none.
+        """Return the first row whose count is at least ``base + more + 1``; the number of rows if no row has such a
+        count.
 
         Each round reads ``parts - 1`` rows and keeps one of ``parts`` parts, because a round costs more than reading
         its rows. Example: with 32 parts, 1,000 rows and ``first`` 0, the first round reads the rows 31, 63, ... If row

@@ -134,8 +134,9 @@ class Layout:
             caller: The begin of error messages.
             given: The rows by field, any objects with a ``shape`` and a ``dtype``.
             held: The shape and dtype of one time step by field.
-            weak: The fields of Python numbers.
-            can_cast: Whether Python numbers, which became arrays of a dtype, can be converted to another.
+            weak: Names of the fields whose values are Python numbers.
+            can_cast: Whether Python numbers, which were converted to arrays of one dtype, can be converted to another
+                dtype.
 
         Raises:
             SchemaError: Fields, shapes or dtypes differ.

@@ -53,11 +53,11 @@ class DeviceSampler:
         return {}
 
     order: ClassVar[str] = "random"
-    """The order in which units are drawn. With any order except "random", a draw changes the state, and needs as many
-    units as a batch has.
+    """The order in which units are drawn. With any order except "random", a draw changes the state, and requires at
+    least as many units as the batch size.
     """
     host_kind: ClassVar[type | tuple[()]] = ()
-    """The class of host samplers whose state can continue these draws; (): the draws need no state."""
+    """The class of host samplers whose state can continue these draws; (): draws have no state."""
 
     @property
     def what(self) -> str:
@@ -104,7 +104,7 @@ class DeviceSampler:
         return RandomSampler() if isinstance(self.units, RowUnits) else SliceSampler(**self.units.options)
 
     def host_state(self, state: State, ring: Ring, sampler: Any, batch_size: int) -> dict[str, Any]:
-        """Return the values that a host buffer's sampler, a ``host_kind``, needs in its state to continue these draws.
+        """Return the values for the state of a host sampler of class ``host_kind`` that continues these draws.
 
         Args:
             state: The state in NumPy.
@@ -115,7 +115,7 @@ class DeviceSampler:
         return {}
 
     def resumed(self, state: State, ring: Ring, sampler: Any, storage: Storage) -> State:
-        """Return a device state that continues the draws of a host buffer's sampler, a ``host_kind``.
+        """Return a device state that continues the draws of a host sampler of class ``host_kind``.
 
         Args:
             state: The state in NumPy after the rows of the storage were written.
@@ -503,7 +503,7 @@ class Reads(dict[FieldKey, Any]):
 
 
 def _copied(state: State) -> State:
-    """Return a state with copies of the arrays, also of single numbers."""
+    """Return a state with copies of all arrays, including arrays of single numbers."""
     return {name: np.array(array) for name, array in state.items()}
 
 

@@ -20,8 +20,8 @@ class SumTree:
     """A tree in which each node is the sum of its 16 children. The levels are stored one after another, in rows of 16
     siblings.
 
-    The first level has the weights of the replay's rows, by their slots; the last level is a single row. The tree is
-    these arrays of a state:
+    The first level has the weights of the replay's rows, by their slots; the last level is a single row. The tree
+    consists of these arrays of a state:
 
     - ``sums``: the weights and their sums, wide ``[R, 16]``;
     - ``least``: the smallest positive weight below each node, float32 ``[R', 16]``, for all levels except the first;

@@ -196,7 +196,7 @@ class Table(NamedTuple):
 class SliceUnits:
     """Slices of consecutive rows of one episode as units, found through an index of episodes.
 
-    The index is these arrays of the state:
+    The index consists of these arrays of the state:
 
     - ``windows``: the number of slices before a row in its environment, ``[T, E]``;
     - ``numbers``: the number of episodes up to and including a row, ``[T, E]``;

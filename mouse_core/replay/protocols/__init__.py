@@ -80,10 +80,10 @@ class Write(NamedTuple):
 class Storage(Protocol):
     """The storage of rows. It is not thread-safe: the buffer holds its lock around every call.
 
-    A storage may have two optional attributes for windows that count from an episode's first step, also where it was
-    overwritten. ``indexes`` is a set of the episode indexes of the rows: an index that reads the rows anew asks the
-    others. ``overwritten(key)`` returns a field of the latest overwritten rows that can still be read, up to the oldest
-    time step in use.
+    A storage may have two optional attributes, for windows that are counted from an episode's first step even if that
+    step was overwritten. ``indexes`` is a set of the episode indexes of the rows: a new index copies first steps from
+    the other indexes. ``overwritten(key)`` returns a field of the latest overwritten rows that can still be read, up to
+    the oldest time step in use.
 
     After an error in a method the storage is unchanged.
     """
@@ -212,8 +212,8 @@ class Sampler(Protocol):
     float ``[...]``, of the rows in the slots ``index`` of the same shape; if a slot occurs twice, the last priority
     counts. It raises DataError for a priority that is negative, NaN or infinite, and IndexError for a slot that is not
     in use. The sampler may also have ``check_update(storage, index, priority)``, which raises these errors without
-    changing priorities; ``index`` is None for rows that are not written yet. A buffer calls it before it writes rows
-    with a field of priorities.
+    changing priorities; ``index`` is None for rows that are not written yet. A buffer calls ``check_update`` before it
+    writes rows with a field of priorities.
     """
 
     @property

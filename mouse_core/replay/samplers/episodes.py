@@ -278,7 +278,7 @@ class StorageEpisodes:
         """Return the index of the episodes of all rows.
 
         Raises:
-            ConfigError: There are no rows.
+            ConfigError: The storage has no rows.
             MissingFieldError: The rows have none of the fields that mark where episodes end.
             SchemaError: A field that marks ends has several values for each row, or trajectory numbers are not
                 integers.
@@ -373,13 +373,13 @@ class StorageEpisodes:
         return episodes
 
     def _is_of(self, storage: Storage) -> None:
-        """Note that the index is of the rows as they are now, so that other indexes of these rows may ask it."""
+        """Record that the index is up to date, so that other indexes of the same rows can copy from it."""
         self._changes = storage.changes
         known: set[Any] = getattr(storage, "indexes", set())
         known.add(self)
 
     def _known_begins(self, storage: Storage, episodes: EpisodeIndex) -> list[Int64s]:
-        """Return the steps with which the oldest episodes began, ``[E]`` each, as indexes of these rows know them."""
+        """Return the first steps of the oldest episodes, ``[E]`` each, from other indexes of the same rows."""
         fields, oldest, num_envs = self._found, episodes.begin, episodes.num_envs
         found: list[Int64s] = []
         if fields is None:

@@ -109,7 +109,7 @@ class Epochs(BaseSampler):
 
 @lru_cache(maxsize=16)
 def order_of(key: Key, total: int) -> Order:
-    """The random order that a key names, kept as it takes longer to make than to look up."""
+    """Return the random order of a key. Orders are cached, because creating an order takes longer than a lookup."""
     return Order(key, total)
 
 
@@ -255,7 +255,7 @@ class ConsumingSampler(BaseSampler):
     """Draws every written row ``times`` times, and then never again.
 
     A batch contains a row at most once, and is short if fewer rows than ``batch_size`` are left. Rows that were drawn
-    less often come first, so rows that were written together are drawn in passes. For example, 256 rows with
+    less often are drawn first, so rows that were written together are drawn in passes. For example, 256 rows with
     ``times=4`` give 16 batches of 64 rows, 4 batches for each pass. If a pass ends within a batch, rows of the next
     pass fill the batch. With ``times=1`` and ``shuffle=False`` a buffer is a queue: each row is drawn once, in the
     order of writing. A row may be a whole trajectory. Consumed rows stay readable by their index until a ring
@@ -265,7 +265,7 @@ class ConsumingSampler(BaseSampler):
     Args:
         times: The number of times that each row is drawn.
         shuffle: Whether each batch is drawn uniformly from the rows that were drawn least often; otherwise the oldest
-            remaining rows come first.
+            remaining rows are drawn first.
         drop_last: Whether a draw raises ConfigError if too few rows for a full batch are left, so that the caller waits
             for more rows.
 
@@ -309,7 +309,7 @@ class ConsumingSampler(BaseSampler):
         """Do nothing when the capacity grows; see ``Sampler``."""
 
     def dropped(self, storage: Storage, rows: int) -> None:
-        """Remove the first rows, and add the new rows after the remaining ones; see ``Sampler``."""
+        """Remove the oldest rows, and add the new rows after the remaining rows; see ``Sampler``."""
         kept = self._left[rows : self._rows]
         self._rows = len(storage)
         self._left = np.concatenate([kept, np.full(self._rows - len(kept), self.times, np.int64)])

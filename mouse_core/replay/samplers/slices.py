@@ -241,10 +241,10 @@ class SliceSampler(SliceSampling):
             episodes with a slice have equal probability.
         period: The distance between the begins of slices, counted from the first step of an episode: with a period of
             3, slices begin at the steps 0, 3, 6, ... With a span, the count begins at the first begin that the span
-            allows. The first step counts also after a ring has overwritten it, so slices keep their positions, also in
-            ``with_parts``, if a sampler of these rows with the same fields has seen it. A sampler of a mapped storage
-            that is opened again finds it among the overwritten rows that its files still have, up to 1,024. Otherwise
-            the oldest step that is there counts instead. An episode may have lost its first steps and have no whole
+            allows. Slices keep their positions after a ring has overwritten the first step, also in ``with_parts``, if
+            a sampler of these rows with the same fields has indexed that step. A sampler of a mapped storage that is
+            opened again finds the first step if it is among the latest 1,024 overwritten rows in the files. Otherwise
+            the count begins at the oldest existing step. An episode may have lost its first steps and have no whole
             slice left: its remaining steps after the next begin are then a short slice, unless short episodes are left
             out.
         dilation: The distance between consecutive steps of a slice, in rows. With 4 steps and a dilation of 2, a slice

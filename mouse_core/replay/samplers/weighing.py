@@ -33,7 +33,7 @@ million rows a weight may be 55,000 times the weight of priority 1, which is a p
 """
 
 LARGEST_ALPHA = 8.0
-"""Largest exponent; with larger exponents, the powers of few priorities would fit into 64 bits."""
+"""Largest exponent; with larger exponents, the powers of most priorities would exceed 64 bits."""
 
 # Of the 23 fraction bits of a float32, the upper 7 choose a polynomial, and the lower 16 are its argument.
 _PIECES, _ARGUMENT_BITS = 128, 16

@@ -238,7 +238,7 @@ class RingStorage(RowStorage):
         return first
 
     def _begin(self, schema: RowSchema) -> None:
-        """Allocate memory for the capacity, rounded down to whole time steps, by ``_allocate`` of the subclass."""
+        """Allocate memory for the capacity, rounded down to complete time steps, with ``_allocate`` of the subclass."""
         asked, self.capacity = self.capacity, schema.whole_steps(self.capacity)
         try:
             self._allocate(schema)

@@ -113,7 +113,7 @@ class Counters(NamedTuple):
         end: Number of bytes of ragged values ever written.
         room: Size in bytes of the ring of ragged values.
         summed: Rows with smaller numbers have checksums.
-        first: The files hold no row before this one.
+        first: The number of the oldest row that is still in the files.
     """
 
     written: int = 0
@@ -681,7 +681,9 @@ class MemmapStorage(RowStorage):
             return self._memory.read(key, self._checked(places, now))
 
     def overwritten(self, key: FieldKey) -> npt.NDArray[Any]:
-        """Return a field of the overwritten rows that the files still hold, up to the oldest step; see ``Storage``."""
+        """Return a field of the overwritten rows that are still in the files, up to the oldest step in use; see
+        ``Storage``.
+        """
         with self._lock:
             now = self._catch_up()
             if self._memory is None:

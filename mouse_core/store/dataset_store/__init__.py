@@ -34,7 +34,7 @@ class DatasetStore(Store):
     Args:
         max_action_dim: Number of discrete actions, or width of action vectors; by default from the data.
         max_obs_continuous_dim: Width C of observations; by default from the data.
-        fields: Fields that replace standard ones of the same name, or are added after them.
+        fields: Fields that replace standard fields of the same name, or are added after the standard fields.
         alignment: The transition that a row's action, reward and done belong to: "arrived" (it led to the row's
             observation) or "outgoing" (it leaves the observation); None: "arrived", as for all stores.
         dense_bytes: Memory that the store's readers may use, in total and in each process, for dense copies of columns

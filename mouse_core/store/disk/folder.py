@@ -160,7 +160,7 @@ class Manifest:
 
     @property
     def layout(self) -> str:
-        """The layout of the newest segment, "columns" if there is none; see ``store.disk.segments``."""
+        """The layout of the newest segment, "columns" without segments; see ``store.disk.segments``."""
         return "windows" if self.segments and self.segments[-1].batch_rows else "columns"
 
     def firsts(self) -> list[int]:
@@ -325,7 +325,7 @@ def check_identity(folder: str | Path, known: str, found: str) -> None:
 def _check_files(segments: Sequence[Sealed], tails: Sequence[Tail], next_number: int, schemas: int) -> None:
     """Raise DataError unless the entries of files are consistent.
 
-    The check works attribute by attribute, since there may be ten thousand segments.
+    Each attribute of all segments is checked at once, because there may be ten thousand segments.
     """
     columns = zip(*segments, strict=True) if segments else ((),) * len(Sealed._fields)
     lists: dict[str, Sequence[Any]] = dict(zip(Sealed._fields, columns, strict=True))

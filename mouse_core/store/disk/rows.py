@@ -111,7 +111,9 @@ class FolderRows(StoreBackend):
         self._take_over(manifest, lease)
 
     def _take_over(self, manifest: Manifest, lease: Lease, waiting: Sequence[Segment] = ()) -> None:
-        """Show the sealed segments of a manifest, and ``waiting`` behind them; known segments are reused."""
+        """Set the visible segments: the sealed segments of a manifest, followed by ``waiting``. Known segments are
+        reused.
+        """
         before, self._taken = self._taken, manifest
         same = common_start(before.segments, manifest.segments) if before.dropped == manifest.dropped else 0
         last = self.segments[same - 1].place if same else None
@@ -440,11 +442,12 @@ class WrittenRows(FolderRows):
             self._folder.clean()
 
     def _replace(self, manifest: Manifest, waiting: Sequence[tuple[TailFile, TailSegment]] | None = None) -> None:
-        """Replace the manifest, and show its segments and those of the files that wait for sealing.
+        """Replace the manifest; the visible segments become its sealed segments, followed by the segments of files that
+        wait to be sealed.
 
         Args:
             manifest: The new manifest.
-            waiting: The files that wait for sealing from now on; None: the present ones.
+            waiting: The files that wait to be sealed; None: unchanged.
         """
         self._folder.replace(manifest)
         self._waiting = self._waiting if waiting is None else list(waiting)
@@ -723,12 +726,12 @@ class WrittenRows(FolderRows):
         return loads
 
     def _take_sealed(self, sealed: Sequence[Sealed], manifest: Manifest, schema: StoreSchema) -> None:
-        """Put segments that no manifest names yet behind all others.
+        """Add new sealed segments to the manifest, after all other segments.
 
         Args:
             sealed: The segments.
-            manifest: The manifest with their schemas. If its number of dropped rows is larger than the present one, the
-                limit drops all earlier rows, and these rows of the new ones.
+            manifest: The manifest with the segments' schemas. If its number of dropped rows is larger than the present
+                number, the limit drops all earlier rows, and the difference of both numbers of the new rows.
             schema: The schema of all rows.
         """
         now, places = self._folder.manifest.with_schemas(sealed, manifest.schemas)

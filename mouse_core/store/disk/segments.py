@@ -448,7 +448,7 @@ class PartOfFiles(ColumnPart):
 
 
 class SealedSegment(FileSegment):
-    """A segment of the rows of consecutive sealed files. Creating it opens no file.
+    """A segment of the rows of consecutive sealed files. Creating the segment opens no file.
 
     Work that a loader does once per segment is thus done once for all its files, which may be ten thousand.
 
@@ -550,9 +550,9 @@ def _chunks_of(first: Int64s, files: Int64s) -> Int64s:
 def together(segments: Sequence[Segment], before: Sequence[Segment] = ()) -> list[Segment]:
     """Join consecutive sealed files to larger segments, and return all segments.
 
-    A new file stays a segment of its own until there are enough new files for a joined segment. A new joined segment
-    includes the preceding joined segments that are not larger. So the number of segments stays small, and each row is
-    joined few times.
+    A new file stays a separate segment until enough new files exist for a joined segment. A new joined segment includes
+    the preceding joined segments that are not larger. So the number of segments stays small, and each row is joined few
+    times.
 
     Args:
         segments: A segment for each file.

@@ -989,7 +989,7 @@ class TailFile(_TailMemory, Descriptor):
         """Create a tail file.
 
         Args:
-            path: The file; the objects file lies beside it.
+            path: The file; the objects file is created in the same folder.
             columns: The storage of each column, by name.
             rows: Capacity of the file in rows.
             waits: Whether each commit waits until its rows are on disk.

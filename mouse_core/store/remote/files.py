@@ -528,8 +528,8 @@ class ArrowFile:
         self._messages: dict[int, Message] = {}
 
     def template(self, batch: int) -> int:
-        """Return the number of a record batch with the same layout: 0 if the layout is that of the first batch, else
-        ``batch``.
+        """Return the number of a record batch with the same layout: 0 if ``batch`` has the layout of the first batch,
+        else ``batch``.
         """
         return 0 if self.stride and self.rows[batch] == self.rows[0] else batch
 

@@ -1,4 +1,4 @@
-"""Remote rows, which ``DatasetStore.open`` opens: of an uploaded store, and of Parquet files."""
+"""Remote rows, as ``DatasetStore.open`` opens them at an address: an uploaded store, or Parquet files."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class StoreRows(StoreBackend):
         """Read the manifest, and update the segments if the manifest was replaced.
 
         Raises:
-            ConfigError: There is no store at the address.
+            ConfigError: The address holds no store.
             DataError: The manifest is damaged, belongs to another store, or a newer release wrote it.
             StorageError: The store could not be reached.
         """
@@ -207,7 +207,7 @@ def read_manifest(client: FolderClient, known: str = "") -> tuple[bytes | None, 
     """Read a store's manifest and its version; return None if the version is ``known``.
 
     Raises:
-        ConfigError: There is no manifest.
+        ConfigError: The manifest does not exist.
         StorageError: The store could not be reached.
     """
     from mouse_core.remote.clients.objects import MissingObject
@@ -276,7 +276,7 @@ def parquet_files(client: FolderClient) -> list[str]:
 
 
 def parquet_among(listed: Sequence[str]) -> list[str]:
-    """Return those of the given paths that are Parquet files of rows; see ``parquet_files``."""
+    """Return the given paths that are Parquet files of rows; see ``parquet_files``."""
     for folder in ("", "data/"):
         inside = [path for path in listed if path.startswith(folder) and "/" not in path[len(folder) :]]
         found = sorted(path for path in inside if path.endswith(SUFFIX))
@@ -472,7 +472,7 @@ OTHERS = {
     "dataset_dict.json": _SAVED,
     "meta/info.json": "a LeRobotDataset; DatasetStore.open(url, final='drop') opens it, or final='mark'",
 }
-"""Objects that show another kind of rows at an address, each with the remedy."""
+"""Names of objects that reveal another kind of rows at an address, each with the remedy."""
 
 
 def open_remote(url: str, reaching: Reaching, told: StoreBackend, verify: bool | None) -> StoreBackend:

@@ -195,7 +195,7 @@ def check_elsewhere(place: Place, *, progress: bool = False) -> Checked:
         progress: Whether to show a progress bar.
 
     Raises:
-        ConfigError: There is no store at the address.
+        ConfigError: The address holds no store.
         DataError: The manifest is damaged.
         StorageError: The store could not be reached.
     """
