@@ -73,7 +73,7 @@ class FieldWindows:
 
     Args:
         offsets: By field, K rows or seconds from the anchor.
-        pad: The value of missing rows. True: the nearest row of the episode. A number: this number is the value of
+        pad: The value of missing rows. True: the nearest row of the episode. A number is the value of all elements of
             missing rows. False: anchors with missing rows are not drawn, so no row is missing.
         batch_dims: The number of axes before the axes of a field: 1 for ``[B]``, 2 for ``[B, S]``.
         has_axis: Whether fields have an axis of length K; otherwise K is 1.

@@ -301,7 +301,7 @@ class Segment:
 
     @property
     def fetched_by(self) -> RemoteMemory | None:
-        """The remote memory whose fetches decoding waits for; None if the values are read directly."""
+        """The remote memory that fetches encoded values; None if all values are in ``backing``."""
         return None
 
     @property

@@ -92,7 +92,7 @@ class DeviceSampler:
         return 1 if self.order == "random" else batch_size
 
     def waiting(self, xp: Arrays, state: State, ring: Ring) -> Any:
-        """Return the number of oldest rows that a write must not overwrite, ``[]``."""
+        """Return the number of rows in the ring that a write must not overwrite, ``[]``."""
         return xp.full((), 0, "index")
 
     # ------------------------------------------------------------------ to and from the host

@@ -269,9 +269,10 @@ class CatFrames:
 
     Frames are stored once. The buffer reads the earlier frames of a drawn row, or of the first row of a slice, from the
     rows of its episode that still exist. The begin of an episode is found as in ``SliceSampler``. For missing frames
-    before the begin of an episode, the first frame is repeated. The field under ``next`` is stacked, too: its
-    observation follows the last frame of the stack. This transform must precede other transforms that change its
-    fields. Only ``NextView`` and ``HindsightRelabel`` may precede it, and a later ``NStep`` moves whole stacks.
+    before the begin of an episode, the first frame is repeated. The field under ``next`` is also stacked (its
+    observation follows the last frame of the stack), so it need not be named. This transform must precede other
+    transforms that change its fields. Only ``NextView`` and ``HindsightRelabel`` may precede it, and a later ``NStep``
+    moves whole stacks.
 
     If called directly with slices ``[N, T]``, the transform uses only the steps of the slice.
 
