@@ -501,7 +501,7 @@ def digest_of(state: Mapping[str, Any], digest: StreamDigest | None) -> StreamDi
 def asked_for(digest: StreamDigest | None, maker: str) -> StreamDigest:
     """Return the running digest; ConfigError if there is none."""
     if digest is None:
-        raise ConfigError(f"digest: expected a {maker} made with digest=True, found one without")
+        raise ConfigError(f"digest: expected a {maker} made with digest=True, found a {maker} without a digest")
     return digest
 
 

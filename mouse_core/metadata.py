@@ -223,7 +223,7 @@ def joined(parts: Iterable[tuple[str, DatasetMetadata]], *, have_rows: bool = Fa
     for label, part in parts:
         for name in ("alignment", *DIMS):
             if getattr(part, name) is not None:
-                agree(name, f"{name}: expected one", getattr(part, name), label)
+                agree(name, f"{name}: expected one value", getattr(part, name), label)
         for number, text in part.tasks.items():
             hint = "; give them other numbers, or let one say no tasks, with mouse_core.metadata.with_metadata"
             agree(("tasks", number), f"tasks: expected one text for task {number}", text, label, hint)
@@ -236,7 +236,9 @@ def joined(parts: Iterable[tuple[str, DatasetMetadata]], *, have_rows: bool = Fa
     silent = [label for label, part in parts if part.alignment is None] if have_rows else []
     if silent and first.pop("alignment", ("", ""))[1] == "outgoing":
         stated = next(label for label, part in parts if part.alignment is not None)
-        raise SchemaError(f"alignment: expected one, found 'outgoing' in {stated} and none ('arrived') in {silent[0]}")
+        raise SchemaError(
+            f"alignment: expected one value, found 'outgoing' in {stated} and none ('arrived') in {silent[0]}"
+        )
     values = {key: value for key, (_, value) in first.items()}
     of_all = ("environments", "robots", "frames_per_second", "recordings")
     lists: dict[str, Any] = {name: [item for _, part in parts for item in getattr(part, name)] for name in of_all}

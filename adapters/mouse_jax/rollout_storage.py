@@ -140,7 +140,7 @@ def checked_hidden(rollout: Rollout, given: Any, step: int | None) -> Any:
         path = f"hidden_states[{place}]"
         if policy_states.is_empty(states) and not policy_states.is_empty(arrays):
             if step:
-                raise SchemaError(f"{path}: expected it in every row, found none in row {step}")
+                raise SchemaError(f"{path}: expected a value in every row, found none in row {step}")
             row.append(policy_states.tree_map(zeros, arrays, path=path))
         else:
             row.append(policy_states.tree_map(check, arrays, states, path=path))

@@ -110,7 +110,7 @@ class Results:
             raise SchemaError(f"results: expected {', '.join(empty)} in each row of the table, found rows without")
         unknown = set(pc.unique(self.table["run"]).to_pylist()) - {one.run for one in self.runs}
         if unknown:
-            raise SchemaError(f"results: expected facts of every run of the table, found none of {sorted(unknown)}")
+            raise SchemaError(f"results: expected facts of every run of the table, found no facts of {sorted(unknown)}")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -199,7 +199,7 @@ def _stored(file: Path, text: bytes | None) -> dict[str, Any]:
     except ValueError:
         stored = None
     if not isinstance(stored, dict) or not isinstance(stored.get("version"), int):
-        raise DataError(f"{file}: expected the results of a study, which say so under 'mouse_study', found none")
+        raise DataError(f"{file}: expected a study's results (metadata 'mouse_study' with a version), found none")
     if stored["version"] > _VERSION:
         raise DataError(
             f"{file}: expected results of version {_VERSION} at most, found version {stored['version']}, which a newer "

@@ -157,7 +157,9 @@ class DataLoader(PrefetchBatchifier, torch.utils.data.DataLoader[Any]):
     ) -> None:
         for name in options:
             if name in _OF_TORCH:
-                raise ConfigError(f"DataLoader: expected none of torch's {name}, found it; use {_OF_TORCH[name]}")
+                raise ConfigError(
+                    f"DataLoader: expected no argument {name} as in torch, found {name}; use {_OF_TORCH[name]}"
+                )
         whole = isinstance(store, BatchSource) and store.shard == (0, 1)
         unsettled = shard == "auto" and (whole or isinstance(store, Store | Snapshot | MixtureSource))
         first = {"sequence_length": sequence_length, "batch_size": batch_size, "sampling": sampling}
@@ -265,10 +267,10 @@ class EpochDataset(Dataset[Any]):
             ConfigError: ``index`` has several numbers, or the source is a replay buffer, whose batches have no numbers.
         """
         if not isinstance(self.source, Source):
-            raise ConfigError("dataset: expected a loader over a store or a source, found one over a replay buffer")
+            raise ConfigError("dataset: expected a loader of a store or a source, found a loader of a replay buffer")
         if not isinstance(index, int):
             if len(index) != 1:
-                raise ConfigError(f"dataset: expected one batch to be asked for at a time, found {len(index)}")
+                raise ConfigError(f"dataset: expected the number of one batch, found {len(index)} numbers")
             (index,) = index
         batch = self.source[index]
         return tuple(map(_in_tensors, batch)) if isinstance(batch, tuple) else _in_tensors(batch)
@@ -369,7 +371,7 @@ def _check_asking(*, as_dict: bool) -> None:
         raise ConfigError(f"as_dict: expected True for {asking}, which finds no fields in a TensorDict, found False")
     if asking == _TAKES_AHEAD:
         raise ConfigError(
-            "loader: expected the loader itself in Ray Train, found it in prepare_data_loader, which fetches a batch "
-            "before the previous one is used, so that a resumed run would miss it; leave prepare_data_loader out, "
-            "and pass device=ray.train.torch.get_device()"
+            "loader: expected a loader without prepare_data_loader in Ray Train, found prepare_data_loader, which "
+            "fetches a batch before the previous batch is used, so that a resumed run would miss that batch; leave "
+            "prepare_data_loader out, and pass device=ray.train.torch.get_device()"
         )

@@ -254,12 +254,12 @@ def _written(stream: RowStream, chosen: argparse.Namespace) -> Conversion:
 
         for name in ("fps", "task"):
             if getattr(chosen, name) is not None:
-                raise ConfigError(f"--{name}: expected it with --to lerobot, found {chosen.to!r}")
+                raise ConfigError(f"--{name}: expected --to lerobot with this option, found --to {chosen.to}")
         asked = {"to": chosen.to, "images": chosen.images, "layout": chosen.layout}
         return convert(stream, chosen.target, **asked, shard_bytes=shard_bytes, progress=wants_bar())
     from mouse_core.formats.lerobot import write_lerobot
 
     if chosen.layout is not None:
-        raise ConfigError("--layout: expected none, or a store to write, found it with --to lerobot")
+        raise ConfigError("--layout: expected no layout with --to lerobot, found {chosen.layout}")
     asked = {"images": chosen.images or "video", "frames_per_second": chosen.fps, "task": chosen.task}
     return write_lerobot(stream, chosen.target, **asked, shard_bytes=shard_bytes, progress=wants_bar())

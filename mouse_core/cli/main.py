@@ -219,7 +219,7 @@ def _statistics(folder: str, stores: dict[str, Any]) -> Any:
     if folder:
         return Statistics.load(folder)
     if len(stores) > 1 and "train" not in stores:
-        raise ConfigError(f"--statistics: expected one split, or 'train' among {list(stores)}; give a folder")
+        raise ConfigError(f"--statistics: expected one split, or a split 'train', found {list(stores)}; give a folder")
     return statistics(stores["train" if "train" in stores else next(iter(stores))], progress=wants_bar())
 
 
@@ -481,13 +481,15 @@ def _recipe(chosen: argparse.Namespace) -> Any:
     """Return the recipe of ``--as`` with the chosen options; raise ConfigError for options that the recipe lacks."""
     kind = _kind(chosen.kind)
     if chosen.max_length is None and not chosen.kind.endswith("tokens"):
-        raise ConfigError(f"--max-length: expected the tokens of a row for --as {chosen.kind}, found none")
+        raise ConfigError(f"--max-length: expected the number of tokens a row for --as {chosen.kind}, found none")
     takes = {option.name for option in fields(kind)}
     asked = {name: getattr(chosen, name) for name in ("max_length", "pad_id", "eos_id", "chat_template", "now")}
     options = {name: value for name, value in asked.items() if value is not None}
     known = takes | {"chat_template", "now"} if "template" in takes else takes
     for name in options.keys() - known:
-        raise ConfigError(f"--{name.replace('_', '-')}: expected none for --as {chosen.kind}, found {options[name]}")
+        raise ConfigError(
+            f"--{name.replace('_', '-')}: expected no such option for --as {chosen.kind}, found {options[name]}"
+        )
     if "template" in takes:
         options["template"] = _template(options.pop("chat_template", chosen.tokenizer), options.pop("now", None))
     columns = takes & {"text", "prompt", "label", "chosen", "rejected", "messages", "tools"}

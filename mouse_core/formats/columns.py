@@ -519,7 +519,7 @@ class TransitionRows:
 
     def _joined(self, held: Columns, values: Columns) -> Columns:
         for name in held.keys() - values.keys():
-            raise DataError(f"{self._where}: column {name!r}: expected it as in the rows before, found no such column")
+            raise DataError(f"{self._where}: column {name!r}: expected this column in all rows, found rows without it")
         for name, array in values.items():
             if name not in held or held[name].shape[1:] != array.shape[1:]:
                 wanted = list(held[name].shape[1:]) if name in held else "no such column"

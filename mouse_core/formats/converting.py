@@ -412,7 +412,7 @@ def preprocess(
                 whole.update(batch)
             if digest.hexdigest() != part.facts:
                 file.unlink()
-                raise DataError(f"{file}: expected the rows that were written, found others; call again")
+                raise DataError(f"{file}: expected the rows that were written, found different rows; call again")
         job.facts["digest"] = whole.hexdigest()
         job.save()
         result = job.result_folder()
@@ -464,7 +464,7 @@ def _snapshot_of(rows: Any) -> tuple[Snapshot, DatasetMetadata]:
             "rows: expected the rows of a member of a mixture, found the mixture, whose weights would be lost"
         )
     if not len(snapshot):
-        raise ConfigError("rows: expected some, found none")
+        raise ConfigError("rows: expected at least one row, found none")
     return snapshot, rows.metadata
 
 

@@ -99,7 +99,7 @@ def _find_streams(root: Path) -> list[list[_Chunk]]:
     for file, match in matches.items():
         time, name, following, length = match.groups()
         if name in chunks:
-            raise damaged(file, f"expected chunks of different names, found another one of {chunks[name].path.name}")
+            raise damaged(file, f"expected chunks of different names, found the name of {chunks[name].path.name}")
         chunks[name] = _Chunk(time, name, following, int(length), file)
     chunks = {name: chunk for name, chunk in chunks.items() if chunk.length}
     if not chunks:
@@ -180,7 +180,7 @@ def _read_flags(file: NpzTree, chunk: _Chunk, keys: Mapping[str, Any]) -> list[n
     found = _array_types(file)
     if found != dict(keys):
         others = sorted(name for name in found.keys() | keys.keys() if found.get(name) != keys.get(name))
-        raise SchemaError(f"{file.path}: expected the arrays of the first file, found others: {others[:8]}")
+        raise SchemaError(f"{file.path}: expected the arrays of the first file, found different arrays: {others[:8]}")
     flags = file.read([(name, 0, chunk.length + 1) for name in _FLAGS])
     for name, values in zip(_FLAGS, flags, strict=True):
         if values.shape != (chunk.length,):

@@ -342,7 +342,7 @@ def _part_of(spec: Any, name: str, where: str) -> Any:
     """Return a part of the spec of a nested space; None if the spec is unknown."""
     entries = spec.entries if isinstance(spec, Composite) else {}
     if spec is not None and name not in entries:
-        raise DataError(f"{where}: expected a part of the space, found none of that name")
+        raise DataError(f"{where}: expected one of {list(entries)[:20]}, found {name!r}")
     return entries.get(name)
 
 

@@ -107,7 +107,9 @@ def mcap_messages(path: str | os.PathLike[str]) -> Messages:
                         name, *schema = schemas[record.schema_id]
                         channel = Channel(record.topic, name, record.message_encoding, *schema)
                         if channels.setdefault(record.id, channel) != channel:
-                            raise DataError(f"expected one meaning of channel {record.id}, found {record.topic!r} too")
+                            raise DataError(
+                                f"expected one definition of channel {record.id}, found a second: {record.topic!r}"
+                            )
         except (EndOfFile, struct.error) as error:
             why = "found the file's end: it is truncated; 'mcap recover' of the MCAP tools keeps its complete part"
             raise damaged(path, f"expected a complete record, {why}", at=f"byte {file.tell()}") from error
@@ -405,9 +407,7 @@ class TopicLayout(Aligned):
         if self.observation is None:
             raise ConfigError("layout: observation: expected a path, found none")
         if (self.rate is None) == (self.clock is None):
-            raise ConfigError(
-                "layout: expected one of rate (ticks a second) and clock (a topic), found both or neither"
-            )
+            raise ConfigError("layout: expected either rate (ticks a second) or clock (a topic), found both or neither")
         if self.rate is not None:
             check_number("layout: rate", self.rate, above=True)
         if self.clock is not None and place_of("clock", self.clock).parts:
@@ -551,7 +551,9 @@ def decoder(name: str, encoding: str, schema: str, definition: str) -> Decode:
     if language is None:
         return _from_json
     if schema != language:
-        raise DataError(f"{name}: expected a definition as in .msg files ({language}), found one in {schema!r}")
+        raise DataError(
+            f"{name}: expected a definition as in .msg files ({language}), found a definition in {schema!r}"
+        )
     definitions = parse_definitions(name, definition)
     return partial(_decode, definitions, next(iter(definitions)), encoding == "ros1")
 
@@ -1141,7 +1143,7 @@ class AlignedRecording:
                     rows, begin = [], number
         if number < len(ready):
             raise damaged(
-                self.recording.path, "expected the messages of the first pass, found others: the file was changed"
+                self.recording.path, "expected the messages of the first pass, found fewer: the file was changed"
             )
 
     def _read_values(

@@ -392,7 +392,9 @@ def _done_flags(arrays: Arrays, name: str | Sequence[str], where: str) -> Bools:
     key = key_of(name)
     key = key[1:] if key[0] == "next" and key not in arrays else key
     if key not in arrays:
-        raise SchemaError(f"{'.'.join(key)}: expected it in {where}, found {['.'.join(other) for other in arrays]}")
+        raise SchemaError(
+            f"{'.'.join(key)}: expected this array in {where}, found {['.'.join(other) for other in arrays]}"
+        )
     values = np.asarray(arrays[key])
     if values.ndim > 1 and values.shape[-1] == 1:
         values = values[..., 0]
@@ -413,7 +415,9 @@ def _check_ted(root: Arrays, following: Arrays, next_only: set[Key], shape: tupl
             raise SchemaError(f"{'.'.join(key)}: expected {list(shape)} steps, found shape {list(values.shape)}")
     for key in following:
         if key not in next_only and key not in root:
-            raise SchemaError(f"next.{'.'.join(key)}: expected it at the root too, or among reward_keys")
+            raise SchemaError(
+                f"next.{'.'.join(key)}: expected the same key at the root or in reward_keys, found neither"
+            )
 
 
 _MOST_JSON = 64 << 20
@@ -1055,8 +1059,8 @@ class _Naming:
     def _numbers(self, values: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
         if values.ndim != 2 or not _is_one_hot(values):
             raise DataError(
-                f"{self.where}: action: expected one-hot vectors, as the first ones are, found others; read them as "
-                "vectors with one_hot=False"
+                f"{self.where}: action: expected one-hot vectors, as in the first rows, found other vectors; read them "
+                "as vectors with one_hot=False"
             )
         return np.asarray(values.argmax(axis=1).astype(np.int64))
 

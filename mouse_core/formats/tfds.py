@@ -281,7 +281,7 @@ def parse_features(path: Path) -> dict[str, Leaf]:
         described = read_json_object(path, most_bytes=_MOST_JSON)
         leaves = {leaf.name: leaf for leaf in _leaves(described, "", 0)}
         if not leaves:
-            raise damaged(path, "expected features, found none that is understood")
+            raise damaged(path, "expected features of known types, found none")
         return leaves
 
 
@@ -381,7 +381,7 @@ def decode_leaf(leaf: Leaf, features: Mapping[str, Feature], count: int | None, 
         values = _ragged(leaf, features, n, levels)[part or slice(None)]
     else:
         if leaf.name not in features:
-            raise DataError(f"feature {leaf.name!r}: expected it, found {sorted(features)[:20]}")
+            raise DataError(f"feature {leaf.name!r}: expected this feature, found {sorted(features)[:20]}")
         values = _decode(leaf, features[leaf.name], n, part or slice(None))
     return values[0] if count is None else values
 
@@ -762,8 +762,8 @@ def write_tfds(
             elif set(episode_features) != names:
                 name = min(set(episode_features) ^ names)
                 raise DataError(
-                    f"episode {number}: metadata_episode_{name}: expected it to be the same in all rows of an episode, "
-                    "in every episode or in none, found some of both"
+                    f"episode {number}: metadata_episode_{name}: expected the same value in all rows of an episode, in "
+                    "every episode or in no episode, found episodes of both kinds"
                 )
             whole = {name: values[0] for name, values in _encoded(episode_features).items()}
             writer.add_examples({split: [{"steps": _encoded(steps), **whole}]})

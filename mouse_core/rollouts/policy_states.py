@@ -70,7 +70,7 @@ class PolicyStates:
             path = f"hidden_states[{place}]"
             if is_empty(states):
                 if self._stated[place]:
-                    raise MissingFieldError(f"{path}: expected it in every row, found none in row {step}")
+                    raise MissingFieldError(f"{path}: expected a value in every row, found none in row {step}")
                 continue
             row[place] = tree_map(self._as_state, states, path=path)
             if self._stated[place]:

@@ -291,7 +291,7 @@ def _value(values: Any, key: FieldKey) -> Any:
         record = as_record(value)
         if record is None or name not in record:
             present = f"{values!r:.80}" if record is None else f"{list(record)}"
-            raise MissingFieldError(f"field {key!r}: expected it, found {present}")
+            raise MissingFieldError(f"field {key!r}: expected this field, found {present}")
         value = record[str(name)]
     return value
 
@@ -705,7 +705,7 @@ def _part(layout: Any, values: Any, axis: int, number: int, n: int) -> Any:
             raise DataError(f"expected fields by name, found {values!r:.80}")
         missing = next((name for name in layout if name not in record), None)
         if missing is not None:
-            raise DataError(f"field {missing!r}: expected it, found {list(record)}")
+            raise DataError(f"field {missing!r}: expected this field, found {list(record)}")
         return {name: _part(one, record[name], axis, number, n) for name, one in layout.items()}
     try:
         array = as_array(values)

@@ -305,7 +305,7 @@ class Statistics(Mapping[str, FieldStatistics]):
                 continue
             if not all(one.has_count for one in (part, *more)):
                 raise ConfigError(
-                    f"{name}: expected statistics that say of how many numbers they are, found some without"
+                    f"{name}: expected statistics with the count of their numbers, found statistics without a count"
                 )
             total = deepcopy(part.all)
             for one in more:

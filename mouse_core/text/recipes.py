@@ -434,7 +434,7 @@ def flat_of(ids: Sequence[Ids]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.i
     try:
         wide = _joined(ids)
     except (OverflowError, TypeError, ValueError) as error:
-        raise DataError(f"tokenizer: expected integers [n] of each text, found others: {error}") from error
+        raise DataError(f"tokenizer: expected integers [n] for each text, found other values: {error}") from error
     narrow = wide.astype(np.int32)
     if (bad := (narrow != wide) | (narrow < 0)).any():
         raise DataError(f"tokenizer: expected ids from 0 that 32 bits hold, found {wide[bad][0]}")

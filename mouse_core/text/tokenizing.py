@@ -99,7 +99,7 @@ def _of_path(path: Path, columns: _Columns, split: str | None) -> Source:
     files = sorted(path.iterdir()) if path.is_dir() else [path]
     if lines := _of_lines(files, name):
         if split is not None:
-            raise ConfigError(f"split: expected one for files that have some, found {split!r} for {name!r}")
+            raise ConfigError(f"split: expected None, as {name!r} has no splits, found {split!r}")
         return Source(name, partial(_of_objects, name, columns, _Lines(lines)), stamp=stamp)
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -483,12 +483,10 @@ def _make(
             rows += batch.num_rows
             yield batch
         if read.hexdigest() != digest:
-            raise DataError(
-                f"{source.name}: expected texts that stay as they are, found others when they were read again"
-            )
+            raise DataError(f"{source.name}: expected the same texts at the second reading, found different texts")
         if not rows:
             left_out = ", all of which were left out" if read.rows else ""
-            raise DataError(f"{source.name}: expected texts that become rows, found none among {read.rows}{left_out}")
+            raise DataError(f"{source.name}: expected texts that become rows, found none in {read.rows} rows{left_out}")
 
     metadata = DatasetMetadata(fields=fields_of(recipe))
     stream = RowStream(path=source.name, format="text", schema=recipe.schema, batches=batches, metadata=metadata)

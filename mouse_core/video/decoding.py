@@ -164,7 +164,9 @@ def _decoded(
     contents = _contents(index, chosen, begins, sizes)
     for number, content, size, written in zip(chosen, contents, sizes, sums, strict=True):
         if len(content) != size or checksum(content) != written:
-            raise named(number, "expected the bytes that were there when it was indexed, found others")
+            raise named(
+                number, "expected the packet's bytes of the video's index, found different bytes: the file was changed"
+            )
         # Packets are copied with zeros behind them: decoders read past the end, and these bytes affect broken frames.
         packet = packet_of(size)
         packet.update(content)

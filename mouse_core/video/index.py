@@ -188,7 +188,7 @@ class _H264:
         bits.count()  # kind of the slice
         sequence = self._sequences.get(self._pictures.get(bits.count(), -1))
         if sequence is None:
-            raise DataError("expected a slice with parameter sets, found one without")
+            raise DataError("expected a slice with parameter sets, found a slice without")
         width, planes = sequence
         if planes:
             bits.read(2)
@@ -441,12 +441,12 @@ def _packets(file: Path, demuxed: Any, memory: memoryview, about: dict[str, Any]
             raise damaged(file, "expected a time for each packet, found none", at=where)
         # Most packets have no side data, and testing for each kind takes long.
         if any(True for _ in packet.iter_sidedata()) and any(map(packet.has_sidedata, _NEEDED)):
-            raise damaged(file, "expected one description for all frames, found another one from here on", at=where)
+            raise damaged(file, "expected one description for all frames, found a second description", at=where)
         begin = -1 if packet.pos is None else packet.pos
         with memoryview(packet) as content, memory[begin : begin + packet.size] as there:
             written = checksum(content)
             if begin < 0 or len(there) != len(content) or checksum(there) != written:
-                raise damaged(file, "expected its bytes side by side in the file, as in MP4", at=where)
+                raise damaged(file, "expected the packet's bytes as one piece of the file, as in MP4", at=where)
             yield _Packet(packet.pts, begin, packet.size, written, not packet.is_discard, read(content))
 
 
@@ -488,7 +488,7 @@ def _starts(file: Path, pictures: list[Picture]) -> tuple[Any, list[bool]]:
     no_leading = True
     for number, picture in enumerate(pictures):
         if number == 0 and not picture.entry:
-            raise damaged(file, "expected a frame that needs no other, found one that does", at="packet 0")
+            raise damaged(file, "expected a key frame, found a frame that needs other frames", at="packet 0")
         if picture.entry:
             before, no_leading = current, picture.cut or number == 0
             # A decoder that begins at this packet has the parameter sets of the header and of this packet; a decoder

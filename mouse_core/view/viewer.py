@@ -177,16 +177,18 @@ class _Handler(BaseHTTPRequestHandler):
     def _do_get(self) -> None:
         port = self.server.server_port
         if self.headers.get("Host", "") not in (f"127.0.0.1:{port}", f"localhost:{port}"):
-            self._say(HTTPStatus.FORBIDDEN, "expected this machine's address as Host, found another")
+            self._say(HTTPStatus.FORBIDDEN, "expected this machine's address as Host, found another address")
             return
         try:
             asked = urlsplit(self.path)
         except ValueError:
-            self._say(HTTPStatus.BAD_REQUEST, "expected a valid path, found another")
+            self._say(HTTPStatus.BAD_REQUEST, "expected a valid path, found an invalid one")
             return
         _, token, *rest = [*asked.path.split("/"), ""]
         if not hmac.compare_digest(token.encode(), self.token.encode()):
-            self._say(HTTPStatus.FORBIDDEN, "expected the token of this viewer in the address, found none or another")
+            self._say(
+                HTTPStatus.FORBIDDEN, "expected the token of this viewer in the address, found none or another token"
+            )
             return
         name = "/".join(rest).removesuffix("/") if rest else ""
         try:
@@ -210,7 +212,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif name in self.answers.pictures:
             self._send(HTTPStatus.OK, *self.answers.pictures[name](asked), kept=True)
         else:
-            self._say(HTTPStatus.NOT_FOUND, "expected the name of something to show, found another")
+            self._say(HTTPStatus.NOT_FOUND, "expected the name of a page or an answer, found an unknown name")
 
     def _say(self, status: HTTPStatus, message: str) -> None:
         body = json.dumps({"error": " ".join(message.split())}).encode()

@@ -144,7 +144,7 @@ def test_pairs_are_those_of_encode_preference(side: Any, tmp_path: Path) -> None
         chat.Preferences(**options, keep={"rejected_data.completion_mask": "int8"})
     with pytest.raises(ConfigError, match="pad_id"):
         chat.Chats(**{**options, "pad_id": -1})
-    with pytest.raises(DataError, match="row 0: columns 'chosen' and 'rejected': expected chats that begin alike"):
+    with pytest.raises(DataError, match="row 0: columns 'chosen' and 'rejected': expected an equal beginning"):
         text.tokenize(apart, tokenizer(), tmp_path, chat.Preferences(**options, prompt=None))
 
 
@@ -287,7 +287,7 @@ def test_chats_and_pairs_of_which_nothing_is_learned_are_left_out_and_counted(
     assert text.tokenize(data, tokenizer(), tmp_path, chat.ChatTokens(template=template(TOOLS), max_length=40)) == (
         replace(tokens, reopened=True)
     )
-    with pytest.raises(DataError, match="found none among 3, all of which were left out"):
+    with pytest.raises(DataError, match="found none in 3 rows, all of which were left out"):
         text.tokenize(DATA, tokenizer(), tmp_path, chat.Chats(**options, max_length=6))
 
     pairs = [{"prompt": "a", "chosen": "b", "rejected": "c"}, {"prompt": "a", "chosen": "b", "rejected": "b"}]
@@ -387,7 +387,7 @@ def test_what_is_no_chat_is_refused_by_its_row(tmp_path: Path) -> None:
 
 def test_recipes_refuse_what_cannot_be() -> None:
     told = "Today is {{ strftime_now('%d') }}."
-    with pytest.raises(ConfigError, match=re.escape("say ChatTemplate(..., now=...)")):
+    with pytest.raises(ConfigError, match=r"uses the current time .*; pass now= to ChatTemplate"):
         chat.ChatTokens(template=chat.ChatTemplate(told))
     assert chat.ChatTokens(template=chat.ChatTemplate(told, now=datetime(2026, 1, 2))).max_length is None
     with pytest.raises(ConfigError, match="template: expected a ChatTemplate, found 'chatml'"):
@@ -408,10 +408,13 @@ def test_the_command_line_takes_chats(tmp_path: Path, capsys: pytest.CaptureFixt
     command = ["tokenize", str(tmp_path / "chats.jsonl"), str(tmp_path / "tokens"), "--as", "chat-tokens"]
     command += ["--tokenizer", str(tmp_path / "model"), "--columns", "tools=tools"]
     assert main(command) == 2
-    assert "tells the time of day" in capsys.readouterr().err
+    assert "uses the current time" in capsys.readouterr().err
     assert main([*command, "--now", "2026-11-23"]) == 0
     tokens = sum(len(one.input_ids) for one in by_hand(TOOLS, "<|im_end|>"))
     assert f": {tokens:,} rows of 3 texts" in capsys.readouterr().out
-    for more, said in ((["--now", "today"], "--now: expected a date"), (["--eos-id", "3"], "--eos-id: expected none")):
+    for more, said in (
+        (["--now", "today"], "--now: expected a date"),
+        (["--eos-id", "3"], "--eos-id: expected no such option"),
+    ):
         assert main([*command, *more]) == 2
         assert said in capsys.readouterr().err

@@ -282,7 +282,7 @@ WIDE, NARROW = make_store(2, x=np.zeros((2, 3))), make_store(2, x=np.zeros((2, 3
         (
             {**ONE, "eval": [make_store(1), make_store(1, alignment="outgoing")]},
             {},
-            r"alignment: expected one, found 'arrived' in split 'train' and 'outgoing' in split 'eval', store 1",
+            r"alignment: expected one value, found 'arrived' in split 'train' and 'outgoing' in split 'eval', store 1",
         ),
         (
             {**ONE, "eval": make_store(2, note=["a", "b"]), "test": make_store(2, note=[1, 2])},

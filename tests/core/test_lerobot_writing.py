@@ -436,4 +436,4 @@ def test_the_command_writes_it(rows: Rows, tmp_path: Path, capsys: pytest.Captur
     assert f"{len(rows.frames())} frames in 3 files" in said
     assert formats.open(tmp_path / "robot", final="drop").format == "lerobot"
     assert main([*command[:-4], "--fps", "10"]) == 2
-    assert "--fps: expected it with --to lerobot" in capsys.readouterr().err
+    assert "--fps: expected --to lerobot with this option" in capsys.readouterr().err

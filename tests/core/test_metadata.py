@@ -204,11 +204,11 @@ def test_contradictions_name_both() -> None:
         == same
     )
     for name, message in {
-        "alignment": "alignment: expected one, found 'arrived' in a and 'outgoing' in b",
+        "alignment": "alignment: expected one value, found 'arrived' in a and 'outgoing' in b",
         "tasks": "tasks: expected one text for task 1, found 'pick' in a and 'place' in b",
         "fields": r"fields: expected one field 'f', found .*int8.* in a and .*int16.* in b",
-        "max_action_dim": "max_action_dim: expected one, found 2 in a and 4 in b",
-        "max_obs_continuous_dim": "max_obs_continuous_dim: expected one, found 3 in a and 5 in b",
+        "max_action_dim": "max_action_dim: expected one value, found 2 in a and 4 in b",
+        "max_obs_continuous_dim": "max_obs_continuous_dim: expected one value, found 3 in a and 5 in b",
     }.items():
         with pytest.raises(SchemaError, match=message):
             joined((where, DatasetMetadata(**{name: getattr(metadata, name)})) for where, metadata in parts)

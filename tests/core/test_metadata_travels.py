@@ -125,7 +125,7 @@ def test_datasets_that_contradict_each_other(tmp_path: Path) -> None:
         (DatasetMetadata(tasks={0: "place"}), r"task 0.*found 'pick' in the rows before \(A\) and 'place' in dataset"),
         (
             DatasetMetadata(max_action_dim=6),
-            r"max_action_dim: expected one, found 4 in the rows before \(A\) and 6 in dataset",
+            r"max_action_dim: expected one value, found 4 in the rows before \(A\) and 6 in dataset",
         ),
     ):
         store = DatasetStore().from_dataset(one)

@@ -445,7 +445,9 @@ def test_a_critic_may_have_its_first_state_later() -> None:
     assert storage.hidden_states is not None
     assert not storage.hidden_states[1][0][0].any()
     np.testing.assert_array_equal(storage.hidden_states[1][0][1], states[1][0])
-    with pytest.raises(MissingFieldError, match=r"hidden_states\[1\]: expected it in every row, found none in row 2"):
+    with pytest.raises(
+        MissingFieldError, match=r"hidden_states\[1\]: expected a value in every row, found none in row 2"
+    ):
         storage.add_transitions(row_with(random, hidden_states=(states[0], None)))
     assert storage.step == 2
 

@@ -247,7 +247,7 @@ def test_a_dense_stack_has_arrays() -> None:
     assert nested.why_not({"x": np.zeros((3, 2, 2), "f4")}) == (
         "spec 1 of the stack: field 'x': row 0: expected a number from 4.0 to 5.0, found 0.0 at [0]"
     )
-    assert nested.why_not({}) == "field 'x': expected it, found []"
+    assert nested.why_not({}) == "field 'x': expected this field, found []"
     assert "expected 2 places along axis -2, found (2, 3, 2)" in str(nested.why_not({"x": np.zeros((2, 3, 2), "f4")}))
     hot = stack_specs([OneHot(3, mask=np.array([True, True, False])), OneHot(3)])
     assert hot.encode([0, 2]).tolist() == [[True, False, False], [False, False, True]]

@@ -186,10 +186,10 @@ def test_one_hot_vectors_are_drawn_as_the_codes_are() -> None:
         (Binary((2,), "int8"), [0, 2], "expected 0 or 1, found 2 at [1]"),
         (Choice([Bounded(0, 1), Bounded(4, 5)]), [0.5, 2.0], "row 1: expected one of [Bounded("),
         (NonTensor((2,)), ["a"], "expected a shape that ends in (2,), found (1,)"),
-        (Composite({"a": Categorical(3)}), {}, "field 'a': expected it, found []"),
+        (Composite({"a": Categorical(3)}), {}, "field 'a': expected this field, found []"),
         (Composite({"a": {"b": Categorical(3)}}), {"a": {"b": [0, 7]}}, "field ('a', 'b'): row 1: expected a code"),
         (Composite({"a": Binary(), "b": Binary()}), {"a": [0], "b": [0, 1]}, "expected the batch (1,) of field 'a'"),
-        (Composite({"a": Binary()}), 3, "field 'a': expected it, found 3"),
+        (Composite({"a": Binary()}), 3, "field 'a': expected this field, found 3"),
         (stack_specs([Binary(), Binary()]), [0], "expected a shape that ends in (2,), found (1,)"),
         (stack_specs([Categorical(2), Categorical(3)]), [[1, 2], [2, 2]], "spec 0 of the stack: row 1: expected"),
         (stack_specs([Binary((1,)), Binary((2,))]), ([[0]], [[0, 1]] * 2), "the same batch shape as before, (1,)"),
@@ -280,7 +280,7 @@ def test_codes_become_vectors_and_come_back() -> None:
             OneHot(3).encode(wrong)
     with pytest.raises(DataError, match=r"field \('a', 'b'\): row 0: expected a code from 0 to 1, found 2"):
         nested.encode({"a": {"b": [2]}, "c": [0.5]})
-    with pytest.raises(DataError, match="field 'c': expected it"):
+    with pytest.raises(DataError, match="field 'c': expected this field"):
         nested.encode({"a": {"b": [1]}})
     with pytest.raises(ConfigError, match="expected choices of one value"):
         Choice([Bounded(0, 1), Bounded(4, 5)]).encode(1)

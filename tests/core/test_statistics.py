@@ -454,7 +454,7 @@ def test_statistics_without_a_count_normalise(tmp_path: Path) -> None:
     assert found["action"].std.tolist() == [0.5, 0.5]
     scaling = Normalizer.of(found, {"action": "mean_std"})["action"]
     assert scaling.apply(np.float32([2, 2])).tolist() == [2, 0]
-    with pytest.raises(ConfigError, match="action: expected statistics that say of how many numbers they are"):
+    with pytest.raises(ConfigError, match="action: expected statistics with the count of their numbers"):
         found.merge(found)
     found.save(tmp_path / "new")
     said = (tmp_path / "new" / "meta" / "stats.json").read_text()

@@ -146,7 +146,7 @@ def test_what_a_layout_cannot_hold_is_refused() -> None:
         TED2Nested(data)
     data = steps([4, 3])
     data["next"]["info"] = data["next"]["reward"]
-    with pytest.raises(SchemaError, match=r"next\.info: expected it at the root too, or among reward_keys"):
+    with pytest.raises(SchemaError, match=r"next\.info: expected the same key at the root or in reward_keys"):
         TED2Flat(data)
     same(Flat2TED(TED2Flat(data, reward_keys=("reward", "info")), reward_keys=("reward", "info")), data)
     with pytest.raises(SchemaError, match="expected arrays by name and 'next'"):

@@ -521,7 +521,7 @@ def test_texts_that_change_while_they_are_read_make_no_store(tmp_path: Path) -> 
             self.times += 1
             yield f"read {self.times}"
 
-    with pytest.raises(DataError, match="stay as they are"):
+    with pytest.raises(DataError, match="expected the same texts at the second reading"):
         text.tokenize(Changing(), Called(), tmp_path, text.Texts(max_length=4))
     assert not [path for path in tmp_path.iterdir() if path.is_dir()]
 

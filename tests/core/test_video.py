@@ -251,13 +251,13 @@ def test_bytes_that_changed_are_found(two: list[Path], tmp_path: Path) -> None:
     held = weakref.ref(out)
     for threads in (1, 2):
         # The first of them, and nothing holds the arrays once it was said.
-        with pytest.raises(DataError, match=r"a\.mp4, frame 8: expected the bytes that were there when it was indexed"):
+        with pytest.raises(DataError, match=r"a\.mp4, frame 8: expected the packet's bytes of the video's index"):
             FrameDecoder(threads=threads).decode([index], np.zeros(20, int), np.arange(20), out)
     del out
     assert held() is None
     np.testing.assert_array_equal(read([index], [0], [2])[0], wanted[2])
     file.write_bytes(content[: index.position.max()])
-    with pytest.raises(DataError, match=r"a\.mp4, frame 19: expected the bytes"):
+    with pytest.raises(DataError, match=r"a\.mp4, frame 19: expected the packet's bytes"):
         read([index], [0], [19])
     file.unlink()
     with pytest.raises(ConfigError, match=r"a\.mp4: expected a file"):
@@ -309,5 +309,7 @@ def test_files_that_cannot_be_exact_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"c\.mp4: expected a video stream, found none"):
         index_video(tmp_path / "c.mp4")
     # Its first pictures refer to others that were cut off.
-    with pytest.raises(DataError, match=r"d\.mp4, packet 0: expected a frame that needs no other, found one that does"):
+    with pytest.raises(
+        DataError, match=r"d\.mp4, packet 0: expected a key frame, found a frame that needs other frames"
+    ):
         index_video(write_video(tmp_path / "d.mp4", **KINDS["open groups"], cut="key"))

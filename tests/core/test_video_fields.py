@@ -243,7 +243,7 @@ def test_a_video_that_was_encoded_anew_is_another(rows: pa.Table, folder: Path, 
     assert (place / "1.mp4.index.arrow").exists()
     for k in range(3):
         write_video(place / f"{k}.mp4", options={"g": "6", "crf": "40"}, count=COUNT, seed=k)
-    with pytest.raises(DataError, match=r"\.mp4, frame \d+: expected the bytes that were there when it was indexed"):
+    with pytest.raises(DataError, match=r"\.mp4, frame \d+: expected the packet's bytes of the video's index"):
         source[1]
     with pytest.raises(DataError, match=r"0\.mp4: expected the video to which rows refer, \w+, found \w+"):
         BatchSource(store_of(rows, place), 2, 2)

@@ -220,7 +220,9 @@ def test_what_is_of_one_replay_refuses_several(tmp_path: Path) -> None:
         lambda: device.loads(several, tmp_path / "replay"),
     ]
     for call in calls:
-        with pytest.raises(ConfigError, match=r"expected one replay, found 3; inside of jax\.vmap each is one"):
+        with pytest.raises(
+            ConfigError, match=r"expected one replay, found 3 replays; call the function inside of jax\.vmap"
+        ):
             call()
 
 

@@ -278,7 +278,7 @@ def test_no_hidden_states_before_the_first_step() -> None:
     actor = rollout_storage.append(empty(), {**rows[0], "hidden_states": (rows[0]["hidden_states"][0], None)})
     same(actor.hidden_states[0][0], rows[0]["hidden_states"][0])
     assert not np.asarray(actor.hidden_states[1][0][0]).any()
-    with pytest.raises(SchemaError, match=r"hidden_states\[0\]: expected it in every row, found none in row 1"):
+    with pytest.raises(SchemaError, match=r"hidden_states\[0\]: expected a value in every row, found none in row 1"):
         rollout_storage.append(actor, {**rows[1], "hidden_states": (None, None)})
 
 

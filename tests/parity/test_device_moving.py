@@ -153,7 +153,7 @@ def test_what_does_not_fit_is_not_moved(tmp_path: Path) -> None:
         device.to_host(state, held)
     with pytest.raises(ConfigError, match="an empty replay, found 1 time steps"):
         device.from_host(state, held)
-    with pytest.raises(ConfigError, match="expected one replay, found 2"):
+    with pytest.raises(ConfigError, match="expected one replay, found 2 replays"):
         device.dumps(jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), state), tmp_path / "two")
     with pytest.raises(ConfigError, match="a replay outside of"):
         jax.eval_shape(lambda traced: device.dumps(traced, tmp_path / "traced"), state)

@@ -72,7 +72,7 @@ def test_what_is_no_results_is_refused_by_name(tmp_path: Path) -> None:
     file.write_bytes(b"no parquet")
     with pytest.raises(DataError, match=r"r\.parquet: expected the Parquet file of a study"):
         mouse_study.read(file)
-    with pytest.raises(DataError, match="under 'mouse_study', found none"):
+    with pytest.raises(DataError, match=r"metadata 'mouse_study' .*, found none"):
         mouse_study.read(rewritten(file, None))
     with pytest.raises(DataError, match="version 1 at most, found version 2, which a newer mouse-data wrote"):
         mouse_study.read(rewritten(file, {"version": 2}))

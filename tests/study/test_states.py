@@ -117,7 +117,7 @@ def test_what_cannot_come_back_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(StateError, match=r"state: expected \[0, 1\], found \[0\] in the saved state"):
         states.give(({}, {}), states.taken(({},)))
     linear = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
-    with pytest.raises(StateError, match="expected the same tree as was saved"):
+    with pytest.raises(StateError, match="expected a tree with the saved structure"):
         states.give(nnx.Linear(2, 3, use_bias=False, rngs=nnx.Rngs(0)), states.taken(linear))
     state: dict[str, Any] = {"adam": None, "log": {}}
     begun = states.InitialState(state)

@@ -98,11 +98,11 @@ def _check_one(replay: Replay, caller: str, *, traced: bool = True) -> None:
     in ``jax.jit``, unless a replay may be ``traced``.
     """
     if not traced and not are_known(replay.size, anywhere=True):
-        raise ConfigError(f"{caller}: expected a replay outside of jax.jit, found one that is traced")
+        raise ConfigError(f"{caller}: expected a replay outside of jax.jit, found a traced replay")
     if replay.cursor.ndim:
         raise ConfigError(
-            f"{caller}: expected one replay, found {replay.cursor.shape[0]}; inside of jax.vmap each is one, and "
-            "jax.tree.map(lambda leaf: leaf[0], replay) is the first"
+            f"{caller}: expected one replay, found {replay.cursor.shape[0]} replays; call the function inside of "
+            "jax.vmap, or with one replay: jax.tree.map(lambda leaf: leaf[0], replay)"
         )
 
 

@@ -79,8 +79,8 @@ def run_study(study: Study, folder: Path, *, jobs: int, only: Sequence[str], pro
     """Run the runs of a study to their end; see ``Study.run``."""
     if _OF_A_RUN in os.environ:
         raise ConfigError(
-            "study: expected to be run by the process that was started, found the call in a run of it, which imports "
-            "the file; put the call under if __name__ == '__main__':"
+            "study: expected a call of Study.run in the first process, found the call in a run of the study, which "
+            "imports the file; put the call under if __name__ == '__main__':"
         )
     check_count("jobs", jobs, lowest=1)
     names = selected(study.runs, only)
@@ -272,7 +272,9 @@ def _make_store(declared: dict[str, Any], folder: Path) -> None:
         _close(process)
     if status:
         lines = log.read_bytes()[-_LOG_TAIL:].decode(errors="replace").splitlines()
-        raise MouseError(f"store: expected its function to make one, found {lines[-1]} (status {status}); see {log}")
+        raise MouseError(
+            f"store: expected a function that makes a store, found {lines[-1]} (status {status}); see {log}"
+        )
 
 
 def _close(process: subprocess.Popen[bytes]) -> None:

@@ -452,7 +452,7 @@ def _with_leaves(tree: Any, state: Plain, where: str) -> Any:
     places = [keystr(path) for path, _ in leaves]
     if places != list(state):
         different = (sorted(set(places) ^ set(state)) or places)[:3]
-        raise StateError(f"{where}: expected the same tree as was saved, found another, which differs at {different}")
+        raise StateError(f"{where}: expected a tree with the saved structure, found different names: {different}")
     return tree_unflatten(
         form, [_leaf_like(leaf, unplain(state[place], where)) for place, (_, leaf) in zip(places, leaves, strict=True)]
     )

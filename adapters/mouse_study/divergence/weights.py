@@ -292,7 +292,7 @@ def _copies(pairs: Iterable[tuple[Layer, Layer, Callable[[Arrays], Arrays]]]) ->
             if before.dtype != values.dtype or not np.array_equal(before, values, equal_nan=before.dtype.kind == "f"):
                 raise SchemaError(
                     f"layers: expected equal weights for {first} and {destination}, which are tied in one tensor, "
-                    "found others"
+                    "found different weights"
                 )
             wide = isinstance(array, nnx.Variable) and values.dtype == np.float64
             if wide and not jax.config.jax_enable_x64:  # type: ignore[attr-defined]

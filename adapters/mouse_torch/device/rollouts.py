@@ -99,7 +99,7 @@ class States(torch.nn.Module):
             path = f"hidden_states[{place}]"
             if policy_states.is_empty(states) and not policy_states.is_empty(names):
                 if step:
-                    raise SchemaError(f"{path}: expected it in every row, found none in row {step}")
+                    raise SchemaError(f"{path}: expected a value in every row, found none in row {step}")
                 states = policy_states.tree_map(zeros, names)
             policy_states.tree_map(check, names, states, path=path)
         return found

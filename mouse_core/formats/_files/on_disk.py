@@ -64,8 +64,8 @@ def files_by_split(root: Path) -> dict[str, list[Path]]:
     others = sorted(_other_data(root, set(files), described))
     if others:
         raise ConfigError(
-            f"{root}: expected one dataset, found {_some(files, root)} and besides {_some(others, root)}; "
-            "name one of them, or move the others elsewhere"
+            f"{root}: expected one dataset, found {_some(files, root)} and also {_some(others, root)}; "
+            "name one of these, or move the other files elsewhere"
         )
     return found
 
@@ -135,7 +135,7 @@ def _listed(folder: Path, state: Mapping[str, Any]) -> list[Path]:
     names = _plain_names([entry.get("filename") for entry in listed], folder / STATE, "file")
     for name in names:
         if not (folder / name).is_file():
-            raise damaged(folder / STATE, f"expected the file {name!r} that it names, found none")
+            raise damaged(folder / STATE, f"expected a file {name!r}, as in the list of files, found none")
     return [folder / name for name in names]
 
 

@@ -846,12 +846,12 @@ def _ordered(
     order = np.argsort(np.array(index), kind="stable")
     numbers, counts = np.array(index, np.int64)[order], np.array(lengths, np.int64)[order]
     if (numbers[1:] == numbers[:-1]).any():
-        raise damaged(where, "expected every episode once, found one twice")
+        raise damaged(where, "expected every episode once, found an episode twice")
     there, ends = np.flatnonzero(counts), np.cumsum(counts)
     names = [data[place] for place in order[there].tolist()]
     cuts = [place for place in range(len(names)) if not place or names[place] != names[place - 1]]
     if len({names[cut] for cut in cuts}) < len(cuts):
-        raise damaged(where, "expected files of episodes that follow each other, found others")
+        raise damaged(where, "expected the episodes of each file side by side, found other episodes between them")
     firsts = there[cuts].tolist()
     stops = [*firsts[1:], len(counts)]
     files = [

@@ -95,8 +95,8 @@ def render_chat(
         if len(answers) < len(own):
             if len(spans) != len(own):
                 raise DataError(
-                    f"chat template: expected {{% generation %}} once for each of {len(own)} messages of an assistant, "
-                    f"as some have weight 0, found it {len(spans)} times"
+                    f"chat template: expected {len(own)} blocks {{% generation %}}, one for each message of an "
+                    f"assistant, as some messages have weight 0, found {len(spans)} blocks"
                 )
             spans = tuple(span for span, place in zip(spans, own, strict=True) if place in answers)
         return RenderedChat(text, spans, renderings.messages)
@@ -745,7 +745,7 @@ class Preferences(PaddedRecipe):
             same = next((at for at, (one, other) in enumerate(both) if one != other or at == shorter), shorter)
             if same < 1:
                 names = f"columns {self.chosen!r} and {self.rejected!r}"
-                raise DataError(f"{names}: expected chats that begin alike, found others")
+                raise DataError(f"{names}: expected an equal beginning, the prompt, found different beginnings")
             # For plain texts, tokens are compared, because one token may have characters both before and behind the
             # first difference.
             same = 0 if are_texts else same
@@ -764,8 +764,8 @@ def _check_template(template: Any) -> None:
         raise ConfigError(f"template: expected a ChatTemplate, found {template!r:.80}")
     if template.now is None and "strftime_now" in template.source:
         raise ConfigError(
-            "template: expected one whose texts are the same tomorrow, found one that tells the time of day "
-            "(strftime_now); say ChatTemplate(..., now=...)"
+            "template: expected a chat template with a fixed time, found a template that uses the current time "
+            "(strftime_now); pass now= to ChatTemplate"
         )
 
 

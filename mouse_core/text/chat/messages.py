@@ -104,7 +104,9 @@ class ChatTemplate:
         if isinstance(source, Mapping):
             source = source.get(name)
         if not isinstance(source, str):
-            raise ConfigError(f"tokenizer: expected one with a chat template {name!r}, found none in {tokenizer!r:.80}")
+            raise ConfigError(
+                f"tokenizer: expected a chat template {name!r} in the tokenizer, found none in {tokenizer!r:.80}"
+            )
         return cls(source, {key: value for key, value in special.items() if isinstance(value, str)})
 
     @property
@@ -215,7 +217,7 @@ class _Renderer:
                 self._child.close()
                 self._child = None
                 late = isinstance(error, TimeoutError)
-                why = "to be done within max_seconds" if late else f"a text, found the end of the process ({error})"
+                why = "a text within max_seconds" if late else f"a text, found the end of the process ({error})"
                 answer = {"error": f"expected {why}"}
         if "error" in answer:
             raise DataError(f"chat template: {answer['error']}")

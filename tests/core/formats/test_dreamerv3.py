@@ -154,7 +154,7 @@ def test_pieces_that_do_not_go_together(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="expected chunks of different names"):
         read_dreamerv3(tmp_path / "d")
     write_replay(tmp_path / "e", [steps[:5], [{**step, "more": np.float32(1)} for step in steps[:5]]])
-    with pytest.raises(SchemaError, match=r"expected the arrays of the first file, found others: \['more'\]"):
+    with pytest.raises(SchemaError, match=r"expected the arrays of the first file, found different arrays: \['more'\]"):
         read_dreamerv3(tmp_path / "e").to_table()
     (tmp_path / "f").mkdir()
     with pytest.raises(ConfigError, match=r"expected files TIME-ID-FOLLOWING-LENGTH.npz"):

@@ -110,7 +110,7 @@ def test_a_folder_of_more_than_one_thing_is_refused(
         formats.open(root)
     assert str(root) in str(refused.value)
     if kind == "with parquet":
-        assert "found ['data-00000-of-00001.arrow'] and besides ['more.parquet']" in str(refused.value)
+        assert "found ['data-00000-of-00001.arrow'] and also ['more.parquet']" in str(refused.value)
     for command in (["inspect", root], ["convert", root, tmp_path / "out"], ["push", root, "someone/x", "--dry-run"]):
         assert main([str(word) for word in command]) == 2
     assert capsys.readouterr().err.count("\n") == 3

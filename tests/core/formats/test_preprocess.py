@@ -401,7 +401,7 @@ def test_functions_that_cannot_be_used(
     ("rows", "options", "message"),
     [
         (20, {"columns": ["rewards"]}, r"columns: expected some of .*, found 'rewards'"),
-        (0, {}, "rows: expected some, found none"),
+        (0, {}, "rows: expected at least one row, found none"),
         (20, {"num_workers": -1}, "num_workers"),
         (20, {"block_rows": 0}, "block_rows"),
         (20, {}, "expected a path where nothing is"),

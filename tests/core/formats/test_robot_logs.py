@@ -462,8 +462,8 @@ def test_paths_lead_into_messages(tmp_path: Path) -> None:
     ("changes", "found"),
     [
         ({"observation": None}, "observation: expected a path"),
-        ({"rate": None}, "expected one of rate"),
-        ({"clock": "/joints"}, "expected one of rate"),
+        ({"rate": None}, "expected either rate"),
+        ({"clock": "/joints"}, "expected either rate"),
         ({"rate": 0}, "rate: expected a number above 0"),
         ({"rate": math.nan}, "rate: expected a number"),
         ({"rate": "10"}, "rate: expected a number"),
