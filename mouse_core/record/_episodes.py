@@ -1,14 +1,11 @@
 """Writing episodes to a store: rows in the store's alignment and in order, with an end even for an interrupted episode.
 
-For each recorded environment, the subfolder ``recording`` of a store has two files. They contain the rows of the
-running episode that the store lacks, so that no row is lost if the process is killed. A row is written to one of the
-files before it is passed to the store. After a number of rows, the other file is emptied and used, so that both files
-together always contain the latest rows. When an episode has ended, both files are empty.
-
-Each row is stored with its number in the store, counted over all rows ever written. For rows that wait for the end of
-their episode, the number is known only then, and is written after the rows. So the next recorder knows which rows of
-the files the store lacks: if the store has ever received 1,000 rows and the files have the rows 998 to 1,001, the
-recorder appends the rows 1,000 and 1,001.
+The rows of an episode wait in memory until the episode has ended. For each recorded environment, the subfolder
+``recording`` of a store has a file with the same rows, so that no row is lost if the process is killed. When the
+episode has ended, the file receives a note with the number of its first row in the store, counted over all rows ever
+written. When the store has all rows, the file is emptied. So the next recorder knows which rows of the file the store
+lacks: if a note says that 4 rows go to the store from row 998 on, and the store has ever received 1,000 rows, the
+recorder appends the last two.
 
 Rows survive the process as soon as they are written. They survive a power cut in a store with ``sync="append"``;
 otherwise damaged or incomplete rows are left out.
@@ -183,46 +180,36 @@ _ENDS = ("done", "agent_done")
 _FLAGS = frozenset((bool, np.bool_))
 FOLDER = "recording"
 TRUNCATED = 2
-_ROWS_OF_A_FILE = 64
-_NUMBER = struct.Struct("<q")
 _GOING = struct.Struct("<qqq")
-# Codes that replace a row's number: the row waits, or the record is not a row but a note on where waiting rows are
-# written.
-_WAITS, _GOES = -1, -2
-_ENDINGS = ("-a.rows", "-b.rows")
-# Name of the file in which a recorder notes that it is writing recovered rows to the store; this file is read last.
-_FOUND = "-c.rows"
+# The first byte of a record: a row, or a note on where the rows are being written.
+_ROW, _GOES = b"r", b"g"
+# The endings of the file of a recorder, and of the file in which the next recorder notes that it is writing the rows to
+# the store; that file is read last.
+_ROWS, _NOTE = "-a.rows", "-b.rows"
 
 _alive: weakref.WeakSet[Running] = weakref.WeakSet()
 
 
 class Running:
-    """The two recording files of one environment.
+    """The recording file of one environment, with the rows of its running episode.
 
     Args:
         path: The folder of the store.
-        keeps_all: Whether the files keep all rows of an episode until its end; otherwise only the latest rows.
         sync: Whether to sync each row to the disk.
     """
 
-    def __init__(self, path: str, *, keeps_all: bool, sync: bool = False) -> None:
+    def __init__(self, path: str, *, sync: bool = False) -> None:
         self._folder = Path(path, FOLDER)
         self.name = os.urandom(6).hex()
-        self._keeps_all, self._sync = keeps_all, sync
+        self._sync = sync
         self._process = os.getpid()
-        self._files: list[MappedLog] = []
-        self._rows = 0  # number of rows in the current file
+        self._files: list[MappedLog] = []  # one, from the first row on
         self._encoded = RowEncoder().encoded
         _alive.add(self)
         self._close = weakref.finalize(self, _remove_empty, self._files, self._process)
 
-    def add(self, row: Row, waiting: Sequence[Row] = (), number: int = _WAITS) -> None:
-        """Write a row to the files.
-
-        Args:
-            row: The row.
-            waiting: Earlier rows that the store does not have, oldest first.
-            number: The number that the row will have in the store, counted over all rows ever written.
+    def add(self, row: Row) -> None:
+        """Write a row to the file.
 
         Raises:
             DataError: The row has a value that cannot be encoded.
@@ -231,47 +218,31 @@ class Running:
         if self._process != os.getpid():
             return  # a forked child process, whose writes the store rejects
         if not self._files:
-            self._begin()
-        if self._rows >= _ROWS_OF_A_FILE and not self._keeps_all:
-            self._files.reverse()
-            self._files[0].clear()
-            self._rows = 0
-            for before, one in enumerate(waiting, number - len(waiting)):
-                self._write(one, before)
-        self._write(row, number)
+            make_folder(self._folder, sync=self._sync)
+            self._files.append(MappedLog(self._folder / f"{self.name}{_ROWS}"))
+            if self._sync:
+                sync_folders([self._folder])
+        self._write(_ROW + self._encoded(row))
+
+    def _write(self, record: bytes) -> None:
+        self._files[0].append(record)
         if self._sync:
             self._files[0].sync()
 
-    def _begin(self) -> None:
-        make_folder(self._folder, sync=self._sync)
-        self._files += [MappedLog(self._folder / f"{self.name}{ending}") for ending in _ENDINGS]
-        if self._sync:
-            sync_folders([self._folder])
-
-    def _write(self, row: Row, number: int) -> None:
-        self._files[0].append(_NUMBER.pack(number) + self._encoded(row))
-        self._rows += 1
-
     def goes_to(self, number: int, begin: int, count: int) -> None:
-        """Note that ``count`` waiting rows from ``begin`` on are being written to the store, the first as row
-        ``number``. The store has the earlier rows.
+        """Note that ``count`` rows from ``begin`` on are being written to the store, the first as row ``number``. The
+        store has the earlier rows.
         """
         if self._process == os.getpid() and self._files:
-            self._files[0].append(_NUMBER.pack(_GOES) + _GOING.pack(number, begin, count))
-            if self._sync:
-                self._files[0].sync()
+            self._write(_GOES + _GOING.pack(number, begin, count))
 
     def end(self) -> None:
-        """Empty the files, because the store has all rows."""
-        if self._process != os.getpid():
-            return
-        for file in self._files:
-            if not file.is_empty:
-                file.clear()
-        self._rows = 0
+        """Empty the file, because the store has all rows."""
+        if self._process == os.getpid() and self._files and not self._files[0].is_empty:
+            self._files[0].clear()
 
     def close(self) -> None:
-        """Stop recording and remove the files."""
+        """Stop recording and remove the file."""
         self._close()
         _alive.discard(self)
 
@@ -290,46 +261,33 @@ def _remove_empty(files: list[MappedLog], process: int) -> None:
 
 @dataclass(frozen=True)
 class LeftOver:
-    """The rows in the recording files that a killed recorder left in a store's folder.
+    """The rows in the recording file that a killed recorder left in a store's folder.
 
     Attributes:
-        files: The files of the recorder.
-        numbered: The rows by their number in the store.
-        waited: Alternatively, the rows that waited for the end of their episode.
-        going: The waiting rows that were being written to the store: the number of the first of them in the store, its
-            position in ``waited``, and their number. The store has the earlier rows.
+        files: The file, and the file for notes if it exists.
+        waited: The rows.
+        going: The rows that were being written to the store: the number of the first of them in the store, its position
+            in ``waited``, and their number. The store has the earlier rows.
         note: The path of the file for notes.
     """
 
     files: list[Path]
-    numbered: dict[int, Row]
     waited: list[Row]
     going: tuple[int, int, int]
     note: Path
 
     def missing(self, store: DatasetStore) -> list[Row]:
-        """Return the consecutive rows that the store does not have."""
-        written = store.written
-        if self.waited:
-            return self.waited[self._there(store) :]
-        rows: list[Row] = []
-        while written + len(rows) in self.numbered:
-            rows.append(self.numbered[written + len(rows)])
-        if rows and rows[0]["episode_step"]:
-            last = store[-1] if len(store) else {"done": 1}
-            if last["done"] or last.get("episode_step") != rows[0]["episode_step"] - 1:
-                return []  # earlier rows are lost
-        return rows
+        """Return the rows that the store does not have."""
+        return self.waited[self._there(store) :] if self.waited else []
 
     def goes_to(self, number: int, count: int) -> None:
         """Note that the last ``count`` rows are being written to the store, the first as row ``number``, so that
         recovery can continue after a crash.
         """
-        if self.waited:
-            remove(self.note)
-            note = MappedLog(self.note)
-            note.append(_NUMBER.pack(_GOES) + _GOING.pack(number, len(self.waited) - count, count))
-            note.close()
+        remove(self.note)
+        note = MappedLog(self.note)
+        note.append(_GOES + _GOING.pack(number, len(self.waited) - count, count))
+        note.close()
 
     def _there(self, store: DatasetStore) -> int:
         """Return how many of the waiting rows the store has received."""
@@ -352,23 +310,19 @@ def left_over(path: str) -> Iterator[LeftOver]:
         return
     living = {one.name for one in _alive}
     with storing(f"folder {folder}"):
-        found = sorted(name for name in os.listdir(folder) if name.endswith((*_ENDINGS, _FOUND)))
-    for name in sorted({name[: -len(_FOUND)] for name in found} - living):
-        files = [folder / file for file in found if file[: -len(_FOUND)] == name]
-        numbered: dict[int, Row] = {}
+        found = sorted(name for name in os.listdir(folder) if name.endswith((_ROWS, _NOTE)))
+    for name in sorted({name[: -len(_NOTE)] for name in found} - living):
+        files = [folder / file for file in found if file[: -len(_NOTE)] == name]
         waited: list[Row] = []
         going = (0, 0, 0)
         for file in files:
             for record in read_mapped_log(file):
                 with reading(file):
-                    (number,) = _NUMBER.unpack_from(record)
-                    if number == _GOES:
-                        going = _GOING.unpack_from(record, _NUMBER.size)
-                    elif number == _WAITS:
-                        waited.append(decoded(record[_NUMBER.size :]))
+                    if record[:1] == _GOES:
+                        going = _GOING.unpack_from(record, 1)
                     else:
-                        numbered[number] = decoded(record[_NUMBER.size :])
-        yield LeftOver(files, numbered, waited, going, folder / f"{name}{_FOUND}")
+                        waited.append(decoded(record[1:]))
+        yield LeftOver(files, waited, going, folder / f"{name}{_NOTE}")
 
 
 def adopt(store: DatasetStore, *, mark: bool) -> None:
@@ -425,89 +379,13 @@ ON_INTERRUPTED = ("mark", "cut")
 _REFUSALS = (DataError, SchemaError, RolloutError)
 
 
-class StepSink:
-    """Writes rows to a store one by one. The newest row waits, because its ``done`` changes if the episode is
-    interrupted.
-
-    Args:
-        store: The store. No other writer may append to it in the middle of an episode.
-        running: The files of rows that the store does not have yet; None: no files.
-    """
-
-    def __init__(self, store: DatasetStore, running: Running | None) -> None:
-        self._store, self._running = store, running
-        self._append = store.append
-        self._waiting: list[Row] = []
-        self._expected = -1  # number of rows ever written to the store, during an episode
-
-    def put(self, row: Row, first: Sequence[Row] = ()) -> None:
-        """Write a row; a row whose ``done`` is not 0 ends the episode. ``first`` contains rows that precede the row.
-
-        After an error of the store, the row waits and is written together with the next row.
-        """
-        waiting = self._waiting
-        waiting += first
-        waiting.append(row)
-        if self._running is not None:
-            for at in range(len(waiting) - 1 - len(first), len(waiting)):
-                self._running.add(waiting[at], waiting[:at], self._store.written + at)
-        self._write(keep=not row["done"])
-
-    def _write(self, keep: bool) -> None:
-        waiting = self._waiting
-        while len(waiting) > keep:
-            self._check_alone()
-            self._append(waiting[0])
-            row = waiting.pop(0)
-            self._expected = -1 if row["done"] else self._store.written
-        if not waiting and self._running is not None:
-            self._running.end()
-
-    def _check_alone(self) -> None:
-        if 0 <= self._expected < self._store.written:
-            raise RolloutError(
-                f"record: expected nobody else to append while an episode is recorded, found {self._store.written} "
-                f"rows where there were {self._expected}; on_interrupted='cut' adds whole episodes only"
-            )
-
-    def interrupt(self) -> None:
-        """Mark the waiting row as truncated, and write it."""
-        if self._waiting:
-            truncate(self._waiting[-1])
-            self._write(keep=False)
-
-    def leave_out(self) -> None:
-        """Discard the waiting rows of the running episode."""
-        while self._waiting and not self._waiting[-1]["done"]:
-            self._waiting.pop()
-        if not self._waiting and self._running is not None:
-            self._running.end()
-
-    def settle(self) -> None:
-        """Write the rows of ended episodes that still wait after an error of the store."""
-        self._write(keep=False)
-
-    def close(self) -> None:
-        """Close the recording files; rows that the store does not have stay in the files."""
-        self._waiting.clear()
-        if self._running is not None:
-            self._running.close()
-
-    def forget(self) -> None:
-        """Discard all waiting rows."""
-        self._waiting.clear()
-        self._expected = -1
-        if self._running is not None:
-            self._running.end()
-
-
 class EpisodeSink:
     """Writes all rows of an episode to a store together, when the episode has ended.
 
     Args:
         store: The store, or a client of it; other writers may append complete episodes meanwhile.
         mark: Whether an interrupted episode is written as truncated; otherwise it is left out.
-        running: The files of rows that the store does not have yet; None: no files.
+        running: The file of rows that the store does not have yet; None: no file.
     """
 
     def __init__(self, store: Any, *, mark: bool, running: Running | None) -> None:
@@ -569,7 +447,7 @@ class EpisodeSink:
         self._forget_running()
 
     def close(self) -> None:
-        """Close the recording files; rows that the store does not have stay in the files."""
+        """Close the recording file; rows that the store does not have stay in it."""
         self._columns, self._ended = {}, []
         if self._running is not None:
             self._running.close()
@@ -589,7 +467,7 @@ class EpisodeWriter:
         placeholder: The action in the first row of an "arrived" episode.
     """
 
-    def __init__(self, sink: StepSink | EpisodeSink, alignment: str, placeholder: Row) -> None:
+    def __init__(self, sink: EpisodeSink, alignment: str, placeholder: Row) -> None:
         self._sink = sink
         self._is_outgoing = alignment == "outgoing"
         self._first = {**placeholder, "reward": 0.0, "done": 0, "episode_step": 0}
@@ -673,7 +551,7 @@ class EpisodeWriter:
         """Interrupt the running episode; an episode without a transition is left out."""
         taken, self._step = self._step, -1
         if taken >= 0:
-            self._try(self._sink.interrupt if taken else self._sink.leave_out)
+            self._try(self._sink.interrupt)
         self._try(self._sink.settle)
 
     def close(self) -> None:
@@ -790,21 +668,12 @@ class StoreWriter:
         if isinstance(store, DatasetStore):
             store.interrupt_on_close(self)
 
-    def episodes(self, *, alone: bool) -> EpisodeWriter:
-        """Return a writer of episodes.
-
-        Args:
-            alone: Whether no other writer appends to the store during an episode.
-        """
-        store, mark = self.store, self.on_interrupted == "mark"
-        if isinstance(store, DatasetStore):
-            sync = store.sync == "append"
-            running = None if store.path is None or not mark else Running(store.path, keeps_all=not alone, sync=sync)
-            sink: StepSink | EpisodeSink = (
-                StepSink(store, running) if alone and mark else EpisodeSink(store, mark=mark, running=running)
-            )
-        else:
-            sink = EpisodeSink(store, mark=mark, running=None)
+    def episodes(self) -> EpisodeWriter:
+        """Return a writer of episodes."""
+        store, mark, running = self.store, self.on_interrupted == "mark", None
+        if isinstance(store, DatasetStore) and store.path is not None and mark:
+            running = Running(store.path, sync=store.sync == "append")
+        sink = EpisodeSink(store, mark=mark, running=running)
         self._episodes.append(EpisodeWriter(sink, self.store.alignment, _columns.placeholder(self.actions)))
         return self._episodes[-1]
 

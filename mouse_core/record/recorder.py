@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Recorder:
-    """Wraps an environment, and writes every action and its result to a store, row by row.
+    """Wraps an environment, and writes every action and its result to a store as a row, when the episode has ended.
 
     A recorder is used like the wrapped environment: it is a ``gymnasium.Wrapper`` or a ``dm_env.Environment``::
 
@@ -47,8 +47,7 @@ class Recorder:
             integer first and a float later needs a dtype: ``{"prob": "float64"}``.
         images: The format of stored images: "raw" pixels, or lossless "png".
         on_interrupted: What happens to an episode that ``reset()`` or ``close()`` interrupts. "mark": its last row is
-            marked as truncated; each row is written to the store when the next row arrives. "cut": the episode is left
-            out; the rows of an episode are written when it has ended.
+            marked as truncated. "cut": the episode is left out.
 
     If the process is killed during an episode and the store lies in a folder, the next recorder of the store applies
     ``on_interrupted``: the rows that were not yet in the store are kept in files in the folder.
@@ -61,7 +60,7 @@ class Recorder:
             unknown.
         SchemaError: The environment contradicts the columns or metadata of the store.
         DataError: In ``reset`` and ``step``: a value of the environment does not fit the columns.
-        RolloutError: In ``step``: no episode is running, or another writer appended to the store during the episode.
+        RolloutError: In ``step``: no episode is running.
     """
 
     def __new__(
@@ -108,7 +107,7 @@ class _GymnasiumRecorder(Recorder):
         wrapper.__init__(env)
         specs = from_gymnasium(env.observation_space), from_gymnasium(env.action_space)
         self._writer = StoreWriter(store, *specs, _columns.recording_of_gymnasium(env, *specs, policy), **options)
-        self._episodes = self._writer.episodes(alone=True)
+        self._episodes = self._writer.episodes()
         self._seed: int | None = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -152,7 +151,7 @@ class _DmEnvRecorder(Recorder):
         self._env = env
         specs = from_dm_env(env.observation_spec()), from_dm_env(env.action_spec())
         self._writer = StoreWriter(store, *specs, _columns.recording_of_dm_env(env, *specs, policy), **options)
-        self._episodes = self._writer.episodes(alone=True)
+        self._episodes = self._writer.episodes()
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -263,7 +262,7 @@ class VectorRecorder:
             images=images,
             on_interrupted=on_interrupted,
         )
-        self._episodes = [self._writer.episodes(alone=False) for _ in range(envs.num_envs)]
+        self._episodes = [self._writer.episodes() for _ in range(envs.num_envs)]
         self._seeds: list[int | None] = [None] * envs.num_envs
         self._over = np.ones(envs.num_envs, np.bool_)  # the last step ended an episode, and no episode is running
         self._more: int | None = None  # the number of episodes that may still begin to be recorded; None: no limit

@@ -70,7 +70,6 @@ def test_until_counts_what_a_killed_recording_left(folder: Path) -> None:
         running.step(0)
         shutil.copytree("old", "new")  # as if it were killed here
     with DatasetStore.open("new", "a") as store:
-        assert len(store) == 1
         record("CartPole-v1", until=3, seed=0, store=store)
         assert store.episodes["metadata_episode_seed"].to_pylist() == [0, 1, 2]
 
