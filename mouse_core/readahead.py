@@ -8,8 +8,8 @@ with a depth of 4 MB and batches of 400 KB, batches 4 to 13 are requested when b
 - ``RemoteMemory`` is memory whose bytes are fetched on request: a cache of remote objects, or ``LocalFiles``.
 - ``LocalFiles`` requests pages of mapped files from the kernel (``MADV_WILLNEED``). Readahead starts when page faults
   wait for a disk, and stops when nothing is read from a disk any more. With all data in memory it only reads a counter.
-- ``ReadaheadWindow`` adapts the number of bytes to request ahead. Example: with files of 2.8 GB and 900 MB of memory
-  the window begins at 4 MB, about ten batches of six columns.
+  The depth is 16 MB, or a sixteenth of the memory for files: with less than 256 MB, more pages would be evicted before
+  they are read.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from time import perf_counter, thread_time
 from typing import Any, NamedTuple, Protocol, TypeVar
 from weakref import WeakMethod
 
@@ -183,15 +182,10 @@ except ImportError:  # Windows: pages are not requested
     resource = None  # type: ignore[assignment]
 
 
-LEAST, FIRST, MOST = 1 << 20, 4 << 20, 64 << 20
-"""Smallest, first and largest number of bytes that are requested ahead."""
-
+# Bytes that are requested ahead: by default; if memory is short; and if batches are large.
+_USUAL, _LEAST, _MOST = 16 << 20, 1 << 20, 64 << 20
 # Requested pages take at most a sixteenth of the memory for files; more would be evicted before they are read.
 _PART = 16
-# Waiting for up to this share of the time counts as not waiting.
-_CALM = 0.04
-# Waiting counts as less below 0.8 times the earlier waiting, and as more above 1.25 times: measurements vary.
-_LESS, _MORE = 0.8, 1.25
 # Values of MADV_WILLNEED and MADV_RANDOM on Linux and macOS.
 _WILL_NEED, _RANDOM = 3, 1
 _PAGE = mmap.PAGESIZE
@@ -209,43 +203,6 @@ _MORE_BYTES, _MORE_SHARE = 64 << 20, 8
 _FAULTS_EACH, _TIMES_AGAIN = 2, 16
 # ``in_parts`` yields 2 ranges first, then 64 at a time.
 _TRIED, _TOGETHER = 2, 64
-
-
-class ReadaheadWindow:
-    """Number of bytes that are requested ahead, adapted to the time that batches wait for pages.
-
-    A batch waits for one of three reasons: its pages have not arrived yet (a larger window helps), its pages were
-    evicted again (a smaller window helps), or the disk is at its limit (the size does not matter). The reason is
-    unknown, so the window is doubled or halved, and the next measurement decides. If batches waited less, the window
-    changes again in the same direction. If they waited longer, the change is undone. If nothing changed, the window
-    returns towards its first size, and from there the next try goes in the other direction. If batches hardly wait, the
-    window stays.
-
-    Args:
-        room: Bytes of files that fit in memory; None: unknown.
-    """
-
-    def __init__(self, room: int | None = None) -> None:
-        self.most = MOST if room is None else max(LEAST, min(MOST, room // _PART))
-        self.nbytes = min(FIRST, self.most)
-        self._first, self._out = self.nbytes, 0.5
-        self._step, self._before = 2.0, 0.0
-
-    def saw(self, batches: int, waited: float, seconds: float) -> None:
-        """Adapt the window: ``batches`` were copied in ``seconds``, including ``waited`` seconds for pages."""
-        if not batches or waited <= _CALM * seconds:
-            self._before = 0.0
-            return
-        each, before = waited / batches, self._before
-        if before and each > _MORE * before:
-            self._step = 1 / self._step
-        elif before and each > _LESS * before:
-            if self.nbytes == self._first:  # in the other direction than last time
-                self._out = self._step = 1 / self._out
-            else:
-                self._step = 0.5 if self.nbytes > self._first else 2.0
-        self._before = each
-        self.nbytes = min(max(int(self.nbytes * self._step), LEAST), self.most)
 
 
 class Usage(NamedTuple):
@@ -271,9 +228,8 @@ class LocalFiles:
         self._bytes = self._fitting = 0
         # Mapped files, and sealed files that may not be open yet, for which the kernel's own readahead is on.
         self._read_by_kernel = list[Any]()
-        # Since the last measurement: disk activity, batches, seconds of waiting, page faults; and the time of the
-        # measurement.
-        self._since, self._batches, self._waited, self._missed, self._looked = usage(), 0, 0.0, 0, perf_counter()
+        # Since the last measurement: disk activity, batches, and page faults of copies.
+        self._since, self._batches, self._missed = usage(), 0, 0
         # Number of further measurements during which pages are requested again before the copy.
         self._again = 0
         self.is_on = self._is_short = False
@@ -310,7 +266,9 @@ class LocalFiles:
     def _measure_room(self) -> None:
         """Turn readahead on if the files do not fit in the memory that is available now."""
         self._fitting, room = self._bytes, room_for_files()
-        self.depth = ReadaheadWindow(room)
+        # The number of bytes to request ahead, and the largest number for large batches.
+        self.most = _MOST if room is None else max(_LEAST, min(_MOST, room // _PART))
+        self.depth = min(_USUAL, self.most)
         if room is not None and self._bytes > room:
             self.is_on = self._is_short = True
             self._turn_off_kernel()
@@ -329,29 +287,24 @@ class LocalFiles:
             if self._batches >= _BATCHES_READ:
                 evicted = self._is_short and self._missed >= _FAULTS_EACH * self._batches
                 self._again = _TIMES_AGAIN if evicted else max(0, self._again - 1)
-                before, batches, waited, seconds = self._restart()
-                self.is_on = self._since.blocks != before.blocks
-                self.depth.saw(batches, waited, seconds)
-        else:
-            now = usage()
-            if now.faults - self._since.faults >= _FAULTS:
+                before = self._since.blocks
                 self._restart()
-                self.is_on = True
-                if not self._is_short:
-                    self._measure_room()
-            elif self._batches >= _BATCHES_WATCHED:
-                self._since, self._batches = now, 0
+                self.is_on = self._since.blocks != before
+        elif usage().faults - self._since.faults >= _FAULTS:
+            self._restart()
+            self.is_on = True
+            if not self._is_short:
+                self._measure_room()
+        elif self._batches >= _BATCHES_WATCHED:
+            self._restart()
         return self.is_on
 
-    def _restart(self) -> tuple[Usage, int, float, float]:
-        """Restart the measurement; return its earlier usage, batches, seconds of waiting, and seconds in all."""
-        now = perf_counter()
-        measured = self._since, self._batches, self._waited, now - self._looked
-        self._since, self._batches, self._waited, self._missed, self._looked = usage(), 0, 0.0, 0, now
-        return measured
+    def _restart(self) -> None:
+        """Restart the measurement."""
+        self._since, self._batches, self._missed = usage(), 0, 0
 
     def watched(self, copy: Callable[[], Made], ranges: Callable[[], tuple[Int64s, Int64s, Int64s]]) -> Made:
-        """Return ``copy()``, which reads ``ranges()``, and measure how long it waits for pages.
+        """Return ``copy()``, which reads ``ranges()``, and count its page faults.
 
         New pages replace pages that were not read for long, even requested pages that were in memory already. Each
         replaced page would cause a page fault, so if there are many, all pages of the batch are requested again
@@ -361,12 +314,9 @@ class LocalFiles:
             begins, ends, _ = ranges()
             begins, ends = merged(begins, ends, self.gap)
             self.ask(begins, ends, np.zeros(len(begins), np.int64))
-        (faults, stops), began, computed = _own_faults(), perf_counter(), thread_time()
+        before = _own_faults()
         made = copy()
-        missed, stopped = (now - before for now, before in zip(_own_faults(), (faults, stops), strict=True))
-        self._missed += missed
-        if missed or stopped:
-            self._waited += max(0.0, perf_counter() - began - (thread_time() - computed))
+        self._missed += _own_faults() - before
         return made
 
     def ask(self, begins: Int64s, ends: Int64s, batches: Int64s) -> None:
@@ -483,13 +433,13 @@ def usage() -> Usage:
     return Usage(now.ru_majflt, now.ru_inblock)
 
 
-def _own_faults() -> tuple[int, int]:
-    """Return this thread's page faults that waited for a disk, and its voluntary waits, such as for requested pages.
+def _own_faults() -> int:
+    """Return the number of this thread's page faults that waited for a disk.
 
-    If the system counts only by process, both are the numbers of the process.
+    If the system counts by process only, they are the process's.
     """
-    now = resource.getrusage(getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF))
-    return now.ru_majflt, now.ru_nvcsw
+    faults: int = resource.getrusage(getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)).ru_majflt
+    return faults
 
 
 Block = Any
@@ -687,8 +637,7 @@ class ReadAhead:
         """Return the number of bytes to request ahead: at least ``some``, if the memory has room."""
         if self._always or self._files is None:
             return _FAR_BYTES
-        depth = self._files.depth
-        return max(depth.nbytes, min(some, depth.most))
+        return max(self._files.depth, min(some, self._files.most))
 
     def _by_views(self, read: Sequence[Block], first: int, count: int) -> tuple[Int64s, Int64s, Int64s]:
         """Return the ranges that copying some batches reads, and the number of the batch of each, from 0 on."""

@@ -20,7 +20,7 @@ from numpy.testing import assert_array_equal
 from mouse_core import BatchSource, DatasetStore, Field, PrefetchBatchifier, readahead
 from mouse_core.errors import DataError, StoreWarning
 from mouse_core.images import encode_png
-from mouse_core.readahead import ReadAhead, ReadaheadWindow, by_batch, merged, room_for_files
+from mouse_core.readahead import ReadAhead, by_batch, merged, room_for_files
 from mouse_core.sampling import Blocks
 from mouse_core.store.snapshot import Snapshot
 from tests.core.disk_cases import rows_of, table_of
@@ -189,46 +189,6 @@ def test_whoever_goes_back_is_asked_ahead_for_again(both: Any) -> None:
     for index in range(40, 70):
         _ = source[index], source[500 + index]
     assert len(asked.batches) < 180
-
-
-def reached(depth: ReadaheadWindow, late: float, gone: int, *, batches: int = 4_000) -> list[int]:
-    """How far ahead it is asked for in the end: of batches of 1 MB that take 1 ms, whose pages come ``late`` seconds
-    after they were asked for, and go again when so many bytes were asked for since.
-    """
-    came, now, found = list[float](), 0.0, list[int]()
-    waited = since = 0.0
-    for index in range(batches):
-        ahead = max(1, depth.nbytes >> 20)
-        came += [now + late] * (index + ahead + 1 - len(came))
-        if ahead << 20 > gone:
-            came[index] = now + late  # asked for anew
-        waits = max(0.0, came[index] - now)
-        now += waits + 0.001
-        waited += waits
-        if index % 48 == 47:
-            depth.saw(48, waited, now - since)
-            waited, since = 0.0, now
-            found.append(depth.nbytes)
-    return found[-20:]
-
-
-def test_depth_is_what_a_disk_takes_within_bounds() -> None:
-    mega = 1 << 20
-    assert reached(ReadaheadWindow(), 0.0005, 1 << 40) == [4 * mega] * 20, "what comes in time is asked for no sooner"
-    assert min(reached(ReadaheadWindow(), 0.03, 1 << 40)) >= 32 * mega
-    assert max(reached(ReadaheadWindow(), 10.0, 1 << 40)) == 64 * mega
-    assert max(reached(ReadaheadWindow(room=128 * mega), 10.0, 1 << 40)) <= 8 * mega
-    # What goes before it is read is asked for later.
-    assert max(reached(ReadaheadWindow(), 0.0015, 3 * mega)) == 2 * mega
-    # Where it makes no difference it stays near where it began.
-    depth = ReadaheadWindow()
-    for _ in range(30):
-        depth.saw(48, 1.0, 2.0)
-        assert 2 * mega <= depth.nbytes <= 8 * mega
-    before = depth.nbytes
-    for _ in range(30):
-        depth.saw(48, 0.001, 2.0)
-    assert depth.nbytes == before
 
 
 def test_a_worker_asks_for_its_own_batches(both: Any) -> None:
@@ -422,9 +382,7 @@ def test_what_goes_before_it_is_read_is_asked_for_again_and_no_more_than_the_ker
     monkeypatch.setattr(readahead, "usage", lambda: readahead.Usage(0, next(blocks)))
     store, found = DatasetStore.open(saved, **OPTIONS), []
     for faults, most in ((1, 1 << 30), (1, 500), (3, 500)):
-        monkeypatch.setattr(
-            readahead, "_own_faults", partial(next, zip(itertools.count(step=faults), itertools.repeat(0)))
-        )
+        monkeypatch.setattr(readahead, "_own_faults", partial(next, itertools.count(step=faults)))
         monkeypatch.setattr(readahead, "_AT_ONCE", most)
         source = BatchSource(store, 30, 8, seed=4)
         for index in range(49):
