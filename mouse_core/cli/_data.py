@@ -20,28 +20,28 @@ if TYPE_CHECKING:
 def add_source(parser: argparse.ArgumentParser, *, hub: bool = False) -> None:
     """Add the arguments that select the data of a command, and the reading options."""
     more = ", or namespace/name of a dataset on the Hub" if hub else ""
-    ids = "an id as minari:NAME, lerobot:NAME, hf:NAME or tfds:NAME of the datasets of these libraries"
+    ids = "a dataset of a library by its id: minari:NAME, lerobot:NAME, hf:NAME or tfds:NAME"
     add = parser.add_argument
     add("source", metavar="SOURCE", help=f"a file or folder of any format, an address, {ids}{more}")
-    kinds = "d4rl, minari, robomimic, rows and others, or a YAML file that says where things lie in arrays or topics"
-    add("--format", metavar="NAME", help=f"what the source is, where not recognised: {kinds}")
+    kinds = "d4rl, minari, robomimic, rows and others, or a YAML file with the layout of arrays or topics"
+    add("--format", metavar="NAME", help=f"the format of the source, if it is not recognised: {kinds}")
     add(
         "--final",
         choices=("drop", "mark"),
-        help="what to do where the observation that an episode ends in was not stored: leave out the transition that "
-        "leads to it, or mark it as missing",
+        help="for episodes whose final observation was not stored: drop the last transition, or mark the observation "
+        "as missing",
     )
     add(
         "--last-step",
         choices=("observation", "transition"),
-        help="of RLDS (TFDS, Open X): whether the last step of an episode holds only an observation, as RLDS says, or "
-        "an action and a reward that count, too",
+        help="for RLDS (TFDS, Open X): whether the last step of an episode is only an observation, as RLDS defines it, "
+        "or has a valid action and reward too",
     )
     add(
         "--tolerance",
         type=float,
         metavar="SECONDS",
-        help="of a LeRobotDataset: how far the frame of a video may be from its row's time (0.0001)",
+        help="for a LeRobotDataset: the largest difference between the time of a row and of its video frame (0.0001)",
     )
     add("--split", action="append", metavar="NAME", help="only this split; may be given several times")
     add(
@@ -49,8 +49,7 @@ def add_source(parser: argparse.ArgumentParser, *, hub: bool = False) -> None:
         action="append",
         metavar="DIR",
         default=[],
-        help="a folder in which images may lie that rows name by path, beside the source's own; may be given several "
-        "times",
+        help="a further folder from which rows may read images by path; may be given several times",
     )
 
 
@@ -109,8 +108,8 @@ def add_alignment(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--alignment",
         choices=("arrived", "outgoing"),
-        help="where the source does not say it: whether a row's action, reward and done led to its observation, or "
-        "leave it; without this, arrived is taken for granted, and not written as if it were known",
+        help="if the source does not state its alignment: whether the action, reward and done of a row precede the "
+        "row's observation (arrived) or follow it (outgoing); by default arrived is assumed, and not stored",
     )
 
 
@@ -176,37 +175,37 @@ def declare_convert(parser: argparse.ArgumentParser) -> None:
     add("target", metavar="TARGET", help="a new folder, or a new file that ends in .parquet")
     text = (
         "a folder for datasets.load_from_disk, Parquet, a folder for DatasetStore.open, or a LeRobotDataset of version "
-        "3; arrow, if TARGET is silent"
+        "3; by default parquet if TARGET ends in .parquet, store with --layout, otherwise arrow"
     )
     add("--to", choices=("arrow", "parquet", "store", "lerobot"), help=text)
     add(
         "--layout",
         choices=("columns", "windows"),
-        help="write a store, with all values of a column side by side in a file, or with 128 to 256 rows at a time, "
-        "which takes fewer reads where data are larger than memory, or elsewhere",
+        help="write a store whose files hold whole columns one after another, or groups of 128 to 256 rows, which need "
+        "fewer reads if the data are larger than memory or remote",
     )
     add(
         "--images",
         action="append",
         metavar="[COLUMN=]HOW",
-        help="keep pictures as raw pixels, png, jpeg:95, or frames of videos: video:h264:gop=2 (or hevc, av1, vp9; and "
-        "crf=23, pix_fmt=yuv444p, preset=medium or lossless), video to leave those in videos as they are and encode "
-        "others; raw and png keep every pixel, jpeg and videos lose some; may be given several times, for columns",
+        help="store images as raw pixels, png, jpeg:95, or frames of videos: video:h264:gop=2 (or hevc, av1, vp9; and "
+        "crf=23, pix_fmt=yuv444p, preset=medium or lossless); video keeps existing videos unchanged and encodes other "
+        "images; raw and png are lossless, jpeg and videos are lossy; may be given once for each column",
     )
     add(
         "--skip-broken",
         action="store_true",
-        help="leave out episodes of a LeRobotDataset that lack rows or frames, or cannot be decoded, and name them",
+        help="omit episodes of a LeRobotDataset that lack rows or frames or cannot be decoded, and print their numbers",
     )
-    add("--fps", type=float, metavar="N", help="frames a second of a LeRobotDataset (the source's, or 30)")
-    add("--task", metavar="TEXT", help="the task of a LeRobotDataset, where the source names none")
+    add("--fps", type=float, metavar="N", help="frames a second of the new LeRobotDataset (the source's, or 30)")
+    add("--task", metavar="TEXT", help="the task of the new LeRobotDataset, if the source names none")
     add_shard_size(parser)
 
 
 def add_shard_size(parser: argparse.ArgumentParser) -> None:
     """Add the argument that sets the size of files."""
     parser.add_argument(
-        "--max-shard-size", metavar="SIZE", help="how large files are (500MB, of a LeRobotDataset 100MB)"
+        "--max-shard-size", metavar="SIZE", help="the largest size of a file (500MB; for a LeRobotDataset 100MB)"
     )
 
 

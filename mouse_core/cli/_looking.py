@@ -32,7 +32,7 @@ def declare_inspect(parser: argparse.ArgumentParser) -> None:
     data.add_source(parser)
     data.add_alignment(parser)
     add = parser.add_argument
-    add("--html", metavar="FILE", help="also write the page of mouse view, thinned, as a file that needs nothing else")
+    add("--html", metavar="FILE", help="also write the page of mouse view, with fewer steps, as one HTML file")
     add("--json", metavar="FILE", help="also write all figures to this file; - prints them instead")
     add("--strict", action="store_true", help="status 1 if there are errors or warnings")
     add(
@@ -41,7 +41,7 @@ def declare_inspect(parser: argparse.ArgumentParser) -> None:
         type=data.names,
         metavar="CODE[,CODE]",
         default=[],
-        help="say nothing about these; may be given several times",
+        help="do not report findings with these codes; may be given several times",
     )
 
 
@@ -129,7 +129,9 @@ def declare_stats(parser: argparse.ArgumentParser) -> None:
     data.add_source(parser)
     data.add_fields(parser)
     parser.add_argument(
-        "--save", metavar="FOLDER", help="also write meta/stats.json there, as LeRobot has it; usually the source"
+        "--save",
+        metavar="FOLDER",
+        help="also write meta/stats.json, in LeRobot's form, to this folder, usually the source",
     )
 
 
@@ -173,27 +175,27 @@ def declare_view(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``mouse view``."""
     data.add_source(parser, hub=True)
     add = parser.add_argument
-    add("more", metavar="SOURCE", nargs="*", help="others to show, as side by side")
+    add("more", metavar="SOURCE", nargs="*", help="more sources, to compare with the first")
     data.add_alignment(parser)
     add(
         "--rerun",
         nargs="?",
         const="",
         metavar="FILE.rrd",
-        help="hand all episodes to Rerun's viewer, or write them to a file for it, instead of showing a page",
+        help="show all episodes in Rerun's viewer, or write them to a file for Rerun, instead of showing a page",
     )
-    add("--inspect", action="store_true", help="look for what is wrong at once, beside the page; all rows are read")
+    add("--inspect", action="store_true", help="also search for faults at the start, which reads all rows")
     add(
         "--ignore",
         action="extend",
         type=data.names,
         metavar="CODE[,CODE]",
         default=[],
-        help="of findings, say nothing about these; may be given several times",
+        help="do not report findings with these codes; may be given several times",
     )
-    add("--no-browser", action="store_true", help="print the address, and open no browser")
-    add("--port", type=int, default=0, metavar="N", help="the port (any that is free)")
-    add("--at", default="", metavar="PLACE", help="where to begin: what stands behind # in the address of the page")
+    add("--no-browser", action="store_true", help="print the address without opening a browser")
+    add("--port", type=int, default=0, metavar="N", help="the port of the server (any free port)")
+    add("--at", default="", metavar="PLACE", help="the place to show first: the part after # in the page's address")
 
 
 def run_view(chosen: argparse.Namespace) -> int:

@@ -78,27 +78,41 @@ def declare_record(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``mouse record``."""
     add = parser.add_argument
     add("environment", metavar="ENV", help="the id of an environment of gymnasium, or MODULE:ID")
-    add("folder", metavar="FOLDER", help="the folder of a store, made if it is not there")
+    add("folder", metavar="FOLDER", help="the folder of a store, created if missing")
     many = parser.add_mutually_exclusive_group(required=True)
-    many.add_argument("--episodes", metavar="N", type=data.positive, help="how many to add")
+    many.add_argument("--episodes", metavar="N", type=data.positive, help="the number of episodes to add")
     many.add_argument(
-        "--until", metavar="N", type=data.positive, help="add as many as are missing to N, with the seeds that follow"
+        "--until", metavar="N", type=data.positive, help="add episodes until the folder has N, with the next seeds"
     )
-    add("--policy", metavar="MODULE:NAME", help="a function from an observation to an action; without, random actions")
-    add("--seed", metavar="N", type=int, help="episode i is reset with N + i; of a vector, environment i's first one")
-    add("--vector", metavar="N", type=data.positive, help="so many environments side by side")
-    add("--autoreset", choices=tuple(_AUTORESET), help="when those of a vector begin another episode (next-step)")
-    add("--vectorization", choices=("sync", "async"), help="async: each of a vector in a process of its own (sync)")
-    add("--infos", metavar="A,B=DTYPE", type=_infos, default={}, help="what to keep of infos, with or without a dtype")
-    add("--images", choices=("raw", "png"), default="raw", help="how pictures are stored (raw)")
+    add("--policy", metavar="MODULE:NAME", help="a function from an observation to an action (random actions)")
+    add(
+        "--seed",
+        metavar="N",
+        type=int,
+        help="episode i is reset with seed N + i; with --vector, environment i begins with seed N + i",
+    )
+    add("--vector", metavar="N", type=data.positive, help="the number of environments that step together")
+    add("--autoreset", choices=tuple(_AUTORESET), help="when the environments of a vector are reset (next-step)")
+    add(
+        "--vectorization",
+        choices=("sync", "async"),
+        help="async: each environment of a vector runs in its own process (sync)",
+    )
+    add("--infos", metavar="A,B=DTYPE", type=_infos, default={}, help="the infos to record, with or without a dtype")
+    add("--images", choices=("raw", "png"), default="raw", help="how images are stored (raw)")
     add(
         "--on-interrupted",
         choices=("mark", "cut"),
         default="mark",
-        help="an episode that is broken off: mark its last row as truncated, or leave it out (mark)",
+        help="for an interrupted episode: mark its last row as truncated, or omit the episode (mark)",
     )
-    add("--alignment", choices=("arrived", "outgoing"), help="how rows of a new folder stand (arrived)")
-    add("--sync", choices=("none", "flush", "append"), default="flush", help="what the folder waits for (flush)")
+    add("--alignment", choices=("arrived", "outgoing"), help="the alignment of rows of a new folder (arrived)")
+    add(
+        "--sync",
+        choices=("none", "flush", "append"),
+        default="flush",
+        help="the durability that the recording waits for (flush)",
+    )
 
 
 def run_record(chosen: argparse.Namespace) -> int:
@@ -163,15 +177,15 @@ def declare_push(parser: argparse.ArgumentParser) -> None:
     add_source(parser)
     add_alignment(parser)
     add = parser.add_argument
-    add("repo_id", metavar="REPO_ID", help="namespace/name on the Hub; made if it is not there")
-    add("--as-split", metavar="NAME", help="the split that a source without splits becomes (train)")
+    add("repo_id", metavar="REPO_ID", help="namespace/name on the Hub; created if missing")
+    add("--as-split", metavar="NAME", help="the name of the split of a source without splits (train)")
     add("--private", action="store_true", default=None, help="make a new repository private")
     add("--revision", metavar="BRANCH", help="push to this branch (main)")
     add("--commit-message", metavar="TEXT", help="the commit's message")
     add_shard_size(parser)
-    text = "push statistics beside the rows, as LeRobot has them: those saved in a folder, or of the rows"
+    text = "also push statistics, in LeRobot's form: from the folder, or, without a folder, computed from the rows"
     add("--statistics", nargs="?", const="", metavar="FOLDER", help=text)
-    add("--dry-run", action="store_true", help="write and check everything, and send nothing")
+    add("--dry-run", action="store_true", help="write and check all files without sending them")
 
 
 def run_push(chosen: argparse.Namespace) -> int:
@@ -258,8 +272,8 @@ def _stores(chosen: argparse.Namespace, folder: str) -> dict[str, Any]:
 def declare_upload(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``mouse upload``."""
     add = parser.add_argument
-    add("folder", metavar="FOLDER", help="the folder of a DatasetStore.open, also while it is written")
-    add("url", metavar="URL", help="s3://bucket/runs, gs://, az:// or file:///; nothing else is there")
+    add("folder", metavar="FOLDER", help="the folder of a store, which may be written meanwhile")
+    add("url", metavar="URL", help="s3://bucket/runs, gs://, az:// or file:///; a place without other data")
 
 
 def run_upload(chosen: argparse.Namespace) -> int:
@@ -293,7 +307,7 @@ def declare_preprocess(parser: argparse.ArgumentParser) -> None:
     add("target", metavar="TARGET", help="a new folder")
     add("--columns", metavar="A,B", type=data.names, help="pass only these columns to the function")
     add("--num-workers", metavar="N", type=int, default=0, help="processes that run the function (0: this process)")
-    add("--block-rows", metavar="N", type=int, help="about how many rows to pass in one call")
+    add("--block-rows", metavar="N", type=int, help="the approximate number of rows of a call")
     add("--version", default="", metavar="TEXT", help="version of the code that the function calls")
 
 
@@ -388,7 +402,7 @@ def run_verify(chosen: argparse.Namespace) -> int:
 
 def declare_repair(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``mouse repair``."""
-    parser.add_argument("folder", metavar="FOLDER", help="the folder of a DatasetStore.open that no process is writing")
+    parser.add_argument("folder", metavar="FOLDER", help="the folder of a store that no process is writing")
     parser.add_argument("--dry-run", action="store_true", help="print the changes without making them")
 
 
@@ -427,7 +441,7 @@ def declare_tokenize(parser: argparse.ArgumentParser) -> None:
     add(
         "source",
         metavar="SOURCE",
-        help="JSON lines (.jsonl) or a text a line (.txt), also with .gz or .zst; Parquet, Arrow; or a folder of such",
+        help="JSON lines (.jsonl) or a text a line (.txt), also with .gz or .zst; Parquet; Arrow; or a folder of these",
     )
     add("folder", metavar="FOLDER", help="the folder for stores of tokens, each in a subfolder named by a digest")
     add("--tokenizer", metavar="FILE", required=True, help="the JSON file of a tokenizer, or a folder with one")
@@ -438,11 +452,17 @@ def declare_tokenize(parser: argparse.ArgumentParser) -> None:
         type=data.positive,
         help="tokens in a row; required except for tokens and chat-tokens",
     )
-    add("--chat-template", metavar="FOLDER", help="the folder of the chat template (by default that of the tokenizer)")
-    add("--now", metavar="DATE", help="the date that the chat template takes for today, as 2026-11-23")
+    add("--chat-template", metavar="FOLDER", help="the folder of the chat template (the tokenizer's folder)")
+    add("--now", metavar="DATE", help="the current date for the chat template, such as 2026-11-23")
     add("--pad-id", metavar="ID", type=int, help="the token that pads rows")
     add("--eos-id", metavar="ID", type=int, help="the token that ends a text, for prompts and tokens")
-    add("--columns", metavar="A=B,...", type=data.names, default=[], help="other names of columns, as prompt=question")
+    add(
+        "--columns",
+        metavar="A=B,...",
+        type=data.names,
+        default=[],
+        help="other names of columns, such as prompt=question",
+    )
     add("--split", metavar="NAME", help="only this split")
     add("--num-workers", metavar="N", type=int, default=0, help="processes that tokenise (0: this process)")
 
@@ -545,7 +565,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="store_true", help="print the version and end")
+    parser.add_argument("--version", action="store_true", help="print the version")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     asked = list(sys.argv[1:] if arguments is None else arguments)
     more = {} if asked[:1] and asked[0] in _COMMANDS else others()
@@ -612,7 +632,7 @@ _EXAMPLES = """examples:
   mouse push halfcheetah your-org/halfcheetah
   mouse upload runs/cartpole s3://bucket/cartpole
 
-mouse COMMAND --help says more."""
+mouse COMMAND --help describes a command."""
 
 
 def _version() -> str:
@@ -630,8 +650,8 @@ def _version() -> str:
 def _declare_bench(parser: argparse.ArgumentParser) -> None:
     data.add_source(parser, hub=True)
     add = parser.add_argument
-    add("more", metavar="SOURCE", nargs="*", help="more sources, whose windows are mixed")
-    add("--weights", type=_numbers, metavar="W,W", help="the weight of each source, in their order (equal)")
+    add("more", metavar="SOURCE", nargs="*", help="more sources; batches mix the windows of all sources")
+    add("--weights", type=_numbers, metavar="W,W", help="the weights of the sources, in their order (equal)")
     add(
         "--sequence-length",
         type=data.positive,
@@ -659,23 +679,24 @@ def _declare_bench(parser: argparse.ArgumentParser) -> None:
         metavar="FIELD=FIRST:END",
         type=_window,
         default=[],
-        help="deliver a field at these offsets around each row, or at some, FIELD=-4,-2,0; may be given several times",
+        help="deliver a field at these offsets around each row, or at single offsets, FIELD=-4,-2,0; may be given "
+        "several times",
     )
     add(
         "--replay",
         type=data.positive,
         metavar="ROWS",
-        help="measure a replay buffer in memory, instead, which so many rows are written to",
+        help="measure a replay buffer in memory instead, with this number of rows",
     )
-    add("--frameworks", metavar="A,B", type=data.names, help="numpy, torch, jax; by default those that are installed")
+    add("--frameworks", metavar="A,B", type=data.names, help="numpy, torch, jax; by default the installed frameworks")
     add(
         "--run",
         dest="own",
         metavar="MODULE:FUNCTION",
-        help="measure what this function makes of the store, a loader, a buffer or batches to iterate over, instead; "
-        "it is tried with several num_workers where it takes them",
+        help="measure the result of this function of the store instead: a loader, a buffer or an iterable of batches; "
+        "a function with an argument num_workers is measured with several values",
     )
-    add("--seconds", type=float, default=10.0, help="how long to measure, about (10)")
+    add("--seconds", type=float, default=10.0, help="the approximate duration of the measurement (10)")
     add("--json", metavar="FILE", help="also write the figures to this file")
 
 

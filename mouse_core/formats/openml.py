@@ -54,16 +54,16 @@ def read_openml(
 ) -> RowStream:
     """Read a table of OpenML as a contextual bandit: a row for each example, with alignment "outgoing".
 
-    ``observation`` holds the features in the order of the table, float64. A categorical attribute is the index of its
-    declared value. ``action`` is the index of the class; for a regression it is the
-    number, as a vector of one. ``reward`` and ``done`` are 1 in every row. ``metadata`` holds the names of features and
+    ``observation`` holds the features in the order of the table, float64. A categorical attribute is stored as the
+    index of its declared value. ``action`` is the index of the class, or, for a regression, the target value as a
+    vector of length 1. ``reward`` and ``done`` are 1 in every row. ``metadata`` holds the names of features and
     classes. Features are not scaled; use a ``Normalizer`` for that.
 
     Args:
         path: An ARFF file, with or without gzip, or a Parquet file; or the folder of a dataset in the cache of OpenML's
             client, which also has a description. In scikit-learn's cache, it is the file below ``data/v1/download``.
         target: The attribute to predict; by default the target in the description, else the last attribute.
-        missing: "drop" leaves out examples that lack the value of an attribute; by default they raise a DataError.
+        missing: "drop" omits examples that lack the value of an attribute; by default such examples raise a DataError.
         batch_rows: Most rows of a batch.
 
     Raises:

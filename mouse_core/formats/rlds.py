@@ -293,13 +293,14 @@ def read_rlds(
     ``log_prob`` move to the next row with the action, other features stay with their step.
 
     Args:
-        episodes: Episodes as in ``convert_rlds_to_trajectories``, of which all can be read again, such as a list; or a
-            function that returns an iterable of episodes, such as a generator.
-        final: What becomes of the last action of an episode whose steps end without ``is_last``, as the observation
-            that it led to is missing: "drop" leaves the action out, "mark" adds a row of zeros. By default an error.
-        last_step: Content of a last step: "observation", as RLDS defines it, so that action and reward have no meaning
-            and are left out; or "transition", as in much of Open X and DROID, so that they count, and the observation
-            that they led to is missing in every episode (see ``final``).
+        episodes: Episodes as in ``convert_rlds_to_trajectories``, in an iterable that can be iterated over repeatedly,
+            such as a list; or a function that returns an iterable of episodes, such as a generator function.
+        final: How to store the last action of an episode whose steps end without ``is_last``, so that the observation
+            after the action is missing: "drop" omits the action, "mark" adds a row of zeros. By default such an episode
+            raises an error.
+        last_step: Content of the last step of an episode. "observation", as RLDS defines it: its action and reward have
+            no meaning and are omitted. "transition", as in many datasets of Open X and in DROID: its action and reward
+            are valid, and the observation after them is missing (see ``final``).
         batch_rows: Most rows of a batch.
         path: Name of the source for messages.
 

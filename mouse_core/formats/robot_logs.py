@@ -1,4 +1,4 @@
-"""Recordings of robots, MCAP files and bags of them, as rows: topics are columns, and ticks of a clock are steps.
+"""Recordings of robots as rows, from MCAP files and bags: topics are columns, and ticks of a clock are steps.
 
 The messages of a recording are aligned to the ticks in two passes over its files. The first pass reads only times: it
 finds the message of each column for every tick, and raises an error for messages out of tolerance. The second pass

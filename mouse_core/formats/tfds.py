@@ -1,8 +1,8 @@
 """RLDS datasets in the form of TensorFlow Datasets, read without TensorFlow.
 
 A folder holds ``dataset_info.json`` and ``features.json``, and files of records: TFRecord or ArrayRecord. A record is
-an episode: a tf.train.Example with the values of all its steps one after the other. The parts in order: Examples,
-metadata and features, and the reader and the writer.
+an episode: a tf.train.Example with the concatenated values of all its steps. The parts of this module in order:
+Examples, metadata and features, and the reader and the writer.
 """
 
 from __future__ import annotations
@@ -566,7 +566,7 @@ def repeatable(leaf: Leaf) -> bool:
 
 
 def _picture_columns(leaves: Mapping[str, Leaf]) -> list[tuple[str, Leaf]]:
-    """Return the columns of pictures of steps, each with its feature."""
+    """Return the names of the columns with an image a step, and their features."""
     found = []
     for leaf in leaves.values():
         first, *rest = leaf.name.removeprefix(STEPS).split("/")
@@ -591,8 +591,8 @@ def read_tfds(
 ) -> RowStream:
     """Read an RLDS dataset of TFDS as rows, with the columns of ``mouse_core.formats.rlds.read_rlds``.
 
-    Pictures of steps stay image files, ``{bytes, path}``; pictures of depth, of floats and in actions are pixels. The
-    CRCs of TFRecord files are verified.
+    Images of steps stay image files, ``{bytes, path}``; depth images, images of floats and images in actions are
+    decoded to pixels. The CRCs of TFRecord files are verified.
 
     Args:
         path: The folder with ``features.json``, or a folder above it that contains no other dataset.

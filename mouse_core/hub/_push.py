@@ -645,7 +645,7 @@ def _send(
         remote = repository.read()
         card = job.card(remote, repository.repo_id)
         readme = job.readme(card, shards, repository.repo_id)
-        # Beside ``meta/info.json`` the statistics belong to a LeRobotDataset, and stay.
+        # Statistics beside ``meta/info.json`` belong to a LeRobotDataset, and are kept.
         known = statistics_path(job.config)
         stale = stale_files(card, remote.files)
         if known in remote.files and "meta/info.json" not in remote.files:

@@ -274,7 +274,7 @@ def read_lerobot(
     Observations, such as ``observation.state`` and ``observation.images.<name>``, and ``action`` keep their names.
     ``next.reward`` and ``next.done`` become ``reward`` and ``done``, others ``metadata_<name>``. Done is 1 at
     ``next.done`` (2 with ``next.truncated``), and 2 at the end of an episode without these. Without ``next.reward``,
-    reward is 0. Frames of videos are decoded; pictures in Parquet stay image files.
+    reward is 0. Frames of videos are decoded; images in Parquet stay image files.
 
     A store, from ``to_store()``, has no pixels: its rows refer to frames of the videos, which stay in place, and
     batches decode these frames (``mouse_core.video``). The frame of each row, at the row's "timestamp", is searched

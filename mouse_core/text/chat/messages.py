@@ -199,7 +199,10 @@ def messages_of(given: Any) -> tuple[Message, ...]:
 
 
 class _Renderer:
-    """The process that renders templates: it begins with the first request, and anew after a template broke a limit."""
+    """The process that renders templates.
+
+    It starts at the first request, and restarts after a template exceeded a limit.
+    """
 
     def __init__(self) -> None:
         self._lock = ProcessLock()

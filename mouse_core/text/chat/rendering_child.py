@@ -1,6 +1,6 @@
-"""Render chat templates for another process: a harmful template may hang or exhaust only this process.
+"""Render chat templates for another process: a harmful template can hang this process, or exhaust its memory, only.
 
-The script answers each request, a line of JSON, with a line of JSON. It imports nothing of this package, so that it
+The script reads requests and writes answers; each is a line of JSON. It imports nothing of this package, so that it
 starts quickly.
 """
 
@@ -75,7 +75,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 @lru_cache(maxsize=64)
 def _compiled(source: str) -> tuple[jinja2.Template, bool]:
-    """Return the program of a template, and whether it has ``{% generation %}``."""
+    """Return the compiled template, and whether it has ``{% generation %}``."""
     environment = _environment()
     tree = environment.parse(source)
     marks = any(node.name == "_marked" for node in tree.find_all(nodes.ExtensionAttribute))
