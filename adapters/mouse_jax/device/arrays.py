@@ -116,9 +116,9 @@ class JaxArrays(Arrays):
         """See ``Arrays``. Divisions by 1 are left out, because XLA would repeat them for each value of each field."""
         return (slots,) if num_envs is None else (slots // num_envs, slots % num_envs)
 
-    def search(self, ring: Ring, counts: Any, env: Any, base: Any, more: Any, first: Any, rows: int) -> Any:
+    def search(self, ring: Ring, counts: Any, env: Any, most: Any, first: Any, rows: int) -> Any:
         """See ``Arrays``. In ``jax.shard_map`` the begin of a loop varies with the shard, as its results do."""
-        return super().search(ring, counts, env, base, more, first + 0 * ring.size, rows)
+        return super().search(ring, counts, env, most, first + 0 * ring.size, rows)
 
     # ------------------------------------------------------------------ random numbers
 

@@ -196,9 +196,8 @@ class Arrays:
         """Return the addresses (see ``addresses``) of the rows in slots ``[B]``."""
         return slots
 
-    def search(self, ring: Ring, counts: Any, env: Any, base: Any, more: Any, first: Any, rows: int) -> Any:
-        """Return the first row whose count is at least ``base + more + 1``; the number of rows if no row has such a
-        count.
+    def search(self, ring: Ring, counts: Any, env: Any, most: Any, first: Any, rows: int) -> Any:
+        """Return the first row whose count is above ``most``; the number of rows if no row has such a count.
 
         Each round reads ``parts - 1`` rows and keeps one of ``parts`` parts, because a round costs more than reading
         its rows. Example: with 32 parts, 1,000 rows and ``first`` 0, the first round reads the rows 31, 63, ... If row
@@ -208,13 +207,12 @@ class Arrays:
             ring: The time steps of the ring.
             counts: Counts that do not decrease from row to row, ``[T, E]``.
             env: The environment of each search, ``[n]``.
-            base, more: Numbers whose sum is searched for, ``[n]``.
+            most: Counts, ``[n]``.
             first: A row at or before the result, ``[n]``.
             rows: The largest distance from ``first`` to the result.
         """
         oldest, line = ring.cursor - ring.size, counts[:, 0]
         if counts.shape[1] == 1 and isinstance(counts, np.ndarray):
-            most = base + more
             if oldest >= 0:
                 return line[oldest : ring.cursor].searchsorted(most, "right")
             # The older rows lie at the end of the ring, and the newer ones at its begin.
@@ -229,7 +227,7 @@ class Arrays:
             stride = (1 << bits * rounds) >> (bits * number)
             looked = low + behind * stride - 1
             count = self.at(counts, self.slots(ring, self.minimum(looked, ring.size - 1)), env)
-            below = (looked < ring.size) & (count - base <= more)
+            below = (looked < ring.size) & (self.cast(count - most, "index") <= 0)
             return low + self.cast(below.sum(0), "index") * stride
 
         return self.minimum(self.loop(0, rounds + 1, narrow, first), ring.size)

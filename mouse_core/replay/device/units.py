@@ -310,7 +310,7 @@ class SliceUnits:
         if self.tiled or self.padded:
             # The first row behind the oldest episode, if it is near enough to matter.
             most = ring.steps if self.tiled else length - 1 + every
-            end = xp.search(ring, numbers, envs, xp.at(numbers, oldest, envs), xp.cast(none, "count"), none, most)
+            end = xp.search(ring, numbers, envs, xp.at(numbers, oldest, envs), none, most)
         head = end if self.tiled else xp.minimum(end, none + length - 1)
         counted, of_head, first = before(head), none, none
         if "phases" in state:
@@ -339,8 +339,9 @@ class SliceUnits:
         beside, later = self.tiled or self.padded, ranks
         if beside:
             later = ranks - of_head
-        more = xp.cast(xp.maximum(later, 0) if beside else ranks, "count")
-        row = xp.search(ring, state["windows"], env, before, more, head + 1 + later * 0, ring.steps) - 1
+        # As one array, because Inductor would repeat the sum for every row that the search reads.
+        most = before + xp.cast(xp.maximum(later, 0) if beside else ranks, "count")
+        row = xp.search(ring, state["windows"], env, most, head + 1 + later * 0, ring.steps) - 1
         start = row - (length - 1)
         if self.tiled and self.padded:
             start = row
