@@ -1066,7 +1066,7 @@ def _numbers(file: Tree, path: str) -> npt.NDArray[np.int64]:
     (tree,) = file.find([path])
     shape: Any = tree["shape"] if tree is not None and tree["kind"] == "number" else None
     if tree is None or shape is None or len(shape) != 1 or shape[0] > _MOST_ENDS or tree["dtype"][1] not in "iu":
-        raise damaged(file.path, f"{path}: expected whole numbers, found {tree and (tree['kind'], tree['shape'])}")
+        raise damaged(file.path, f"{path}: expected integers, found {tree and (tree['kind'], tree['shape'])}")
     return file.read([(path, 0, shape[0])])[0].astype(np.int64)
 
 

@@ -468,9 +468,10 @@ def open(
             "openml", "rows" (datasets on disk, Arrow, Parquet), "store" (``DatasetStore.open``), "ted" or
             "tfds"; one of ``layouts.LAYOUTS`` ("aloha", "d3rlpy", "d4rl", "diffusion_policy", "dreamer", "drqv2",
             "gen_dgrl", "maniskill", "ogbench", "robomimic", "roboset"); or a ``layouts.TreeLayout``. For
-            recordings of robots (MCAP, bags of ROS 2), a ``robot_logs.TopicLayout``. Both layouts may also be their
-            arguments as a mapping, or a YAML file with these.
-        final: "drop" or "mark", for formats without the final observation of an episode.
+            recordings of robots (MCAP, bags of ROS 2), a ``robot_logs.TopicLayout``. Both layouts may also be given as
+            a mapping of their arguments, or as a YAML file with the arguments.
+        final: Treatment of an episode's last transition, for formats that do not store the final observation: "drop" or
+            "mark".
         splits: Names of the splits to read, if the format has splits.
         alignment: The transition that a row's action, reward and done belong to: "arrived" or "outgoing". For rows
             whose metadata do not state it; the value becomes part of the metadata.

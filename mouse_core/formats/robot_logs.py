@@ -763,7 +763,7 @@ def _field_type(name: str, match: re.Match[str], texts: Mapping[str, str]) -> Ki
     return Kind(kind, count)
 
 
-# Encodings of images: dtype, channels, and whether blue comes before red.
+# Encodings of images: dtype, number of channels, and whether blue comes before red.
 _PIXELS = {
     "rgb8": ("u1", 3, False), "bgr8": ("u1", 3, True), "rgba8": ("u1", 4, False), "bgra8": ("u1", 4, True),
     "mono8": ("u1", 1, False), "8UC1": ("u1", 1, False), "8UC3": ("u1", 3, False), "8UC4": ("u1", 4, False),

@@ -160,7 +160,7 @@ def _feature(data: bytes, start: int, stop: int) -> Feature:
             return [data[begin:end] for inner, begin, end in _messages(data, first, last) if inner == 1]
         if number in (2, 3):
             fields = [field for field in _fields(data, first, last) if field[0] == 1]
-            plain = 5 if number == 2 else 0  # the kind of a field with one number; a field of kind 2 has several
+            plain = 5 if number == 2 else 0  # wire type of a field with one number; a field of wire type 2 has several
             if any(kind not in (2, plain) for _, kind, _, _ in fields):
                 raise DataError(f"expected numbers of the kinds 2 and {plain}, found fields {fields[:4]}")
             octets = b"".join(data[begin:end] for _, _, begin, end in fields)
@@ -169,7 +169,7 @@ def _feature(data: bytes, start: int, stop: int) -> Feature:
 
 
 def _fields(data: bytes, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
-    """Yield number, kind, and first byte and end of the value, of each field of a message."""
+    """Yield number, wire type, and first byte and end of the value, of each field of a message."""
     place = start
     while place < stop:
         tag, begin = _varint(data, place)
@@ -189,7 +189,7 @@ def _fields(data: bytes, start: int, stop: int) -> Iterator[tuple[int, int, int,
 
 
 def _messages(data: bytes, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-    """Yield number, first byte and end of each field of a message of messages, texts or bytes."""
+    """Yield number, first byte and end of each field of a message, if all fields are messages, texts or bytes."""
     for number, kind, begin, end in _fields(data, start, stop):
         if kind != 2:
             raise DataError(f"expected a message at byte {begin}, found a field of kind {kind}")
@@ -600,7 +600,7 @@ def read_tfds(
         final: See ``read_rlds``; required if the steps of an episode end without ``is_last``, or if ``last_step`` is
             "transition".
         last_step: See ``read_rlds``: "transition" if the action and the reward of an episode's last step are valid.
-        batch_rows: Most rows of a batch.
+        batch_rows: Largest number of rows of a batch.
 
     Returns:
         The rows; ``metadata`` is the content of ``dataset_info.json``.

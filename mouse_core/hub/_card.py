@@ -81,7 +81,7 @@ def check_extendable(card: Card, *, repo_id: str) -> None:
 
 
 def stale_files(card: Card, files: Iterable[str]) -> list[str]:
-    """Return the Parquet files that a push makes stale, except files that other configurations read.
+    """Return the Parquet files that a push replaces, except files that other configurations read.
 
     These are the files directly in the configuration's folder, and the files that the configuration names now.
     """

@@ -566,10 +566,11 @@ def push_to_hub(
 
     Args:
         splits: Stores by split; the configuration has exactly these splits afterwards.
-        repo_id: ``"namespace/name"``, or ``"name"`` in the namespace of the token's owner. Created if missing.
-        statistics: Statistics of the split "train", or of all splits if none has that name. They are stored beside the
-            rows as ``Statistics.save`` writes them, and ``from_hub`` reads them. None: statistics of replaced rows are
-            removed.
+        repo_id: ``"namespace/name"``, or ``"name"`` in the namespace of the token's owner. The repository is created if
+            missing.
+        statistics: Statistics of the split "train", or of all splits if none has that name. Statistics are stored
+            beside the rows as ``Statistics.save`` writes them, and ``from_hub`` reads them. If None, statistics of
+            replaced rows are removed.
         private: Whether a new repository is private; by default the Hub decides. An existing repository with another
             visibility raises ConfigError.
         token: An access token with the right to write; by default the token saved by ``hf auth login``.
@@ -579,7 +580,7 @@ def push_to_hub(
             gets a file of its own.
         max_rows_per_shard: Largest number of rows of a Parquet file; by default unlimited.
         compression: ``"zstd"`` or ``"snappy"``.
-        config: The configuration of the splits, as ``load_dataset`` takes it; other configurations stay unchanged.
+        config: Name of the configuration to push, as in ``load_dataset``; other configurations stay unchanged.
         temp_dir: An existing folder with room for all shards; by default the system's temporary folder.
         endpoint: The Hub's address; by default ``HF_ENDPOINT`` or the public one.
         progress: Whether to show progress bars for writing and uploading.

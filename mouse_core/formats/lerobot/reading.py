@@ -272,9 +272,9 @@ def read_lerobot(
     """Read a LeRobotDataset, version 3 or 2, which stores a frame for every action, without the last observation.
 
     Observations, such as ``observation.state`` and ``observation.images.<name>``, and ``action`` keep their names.
-    ``next.reward`` and ``next.done`` become ``reward`` and ``done``, others ``metadata_<name>``. Done is 1 at
-    ``next.done`` (2 with ``next.truncated``), and 2 at the end of an episode without these. Without ``next.reward``,
-    reward is 0. Frames of videos are decoded; images in Parquet stay image files.
+    ``next.reward`` and ``next.done`` become ``reward`` and ``done``; other columns become ``metadata_<name>``. ``done``
+    is 1 at ``next.done`` (2 with ``next.truncated``), and 2 at the end of an episode without either. Without
+    ``next.reward``, ``reward`` is 0. Frames of videos are decoded; images in Parquet stay image files.
 
     A store, from ``to_store()``, has no pixels: its rows refer to frames of the videos, which stay in place, and
     batches decode these frames (``mouse_core.video``). The frame of each row, at the row's "timestamp", is searched
@@ -465,7 +465,7 @@ class _Reader:
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield all rows."""
         frames, schema, where = self.frames, self.schema, str(self.root)
-        ordinal = -1  # the episode of the last row so far
+        ordinal = -1  # episode of the last row so far
         parts = (
             (frames.seen(columns), frames.brought(columns, last), begins) for columns, begins, last in self._pieces()
         )

@@ -31,19 +31,19 @@ class ChatTemplate:
     ``continue``, ``raise_exception``, ``strftime_now``, a ``tojson`` without escapes for HTML, and ``{% generation
     %}``.
 
-    Templates are programs, often of other authors. They run in Jinja's ``ImmutableSandboxedEnvironment``: they receive
-    JSON values, and cannot access files, modules or Python objects. Another process renders them, with limits of time,
-    memory and text; a template that exceeds a limit raises a DataError.
+    Templates are programs, often of other authors. Templates run in Jinja's ``ImmutableSandboxedEnvironment``: they
+    receive JSON values, and cannot access files, modules or Python objects. Another process renders the templates, with
+    limits of time, memory and text; a template that exceeds a limit raises a DataError.
 
     Args:
         source: The Jinja program.
         variables: Additional variables of the template, such as ``bos_token`` and ``eos_token``.
         now: The time that ``strftime_now`` returns; None: the time of the rendering. Reproducible texts need a value.
-        arguments: The form in which the template receives the arguments of calls. "given": as in the chat; "dict":
-            texts of JSON objects are parsed, for templates that write ``arguments | tojson``; "json": as JSON texts,
-            for templates that write them unchanged.
-        max_chars: The most characters of a rendered text.
-        max_seconds: The most seconds of a rendering.
+        arguments: The form in which the template receives the arguments of calls. "given": as in the chat. "dict":
+            texts of JSON objects are parsed, for templates that write ``arguments | tojson``. "json": JSON texts, for
+            templates that write the arguments unchanged.
+        max_chars: Largest number of characters of a rendered text.
+        max_seconds: Largest number of seconds of a rendering.
 
     Raises:
         ConfigError: ``source`` is not a template, or the variables are not JSON values.
