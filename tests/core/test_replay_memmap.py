@@ -51,7 +51,7 @@ def check(batch: dict[str, Any]) -> int:
 
 
 @pytest.mark.parametrize(
-    "times", [pytest.param(500, marks=pytest.mark.slow), pytest.param(10_000, marks=pytest.mark.long)]
+    "times", [pytest.param(200, marks=pytest.mark.slow), pytest.param(10_000, marks=pytest.mark.long)]
 )
 def test_two_processes_write_and_one_samples(times: int, tmp_path: Path) -> None:
     """As often as that, or until it has seen rows of both."""

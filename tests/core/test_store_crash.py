@@ -34,8 +34,8 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_kills() -> None:
-    found = json.loads(run_module("tests.core.store_crash", "--kills", 25, "--seed", 1).splitlines()[-1])
-    assert found["kills"] == 25
+    found = json.loads(run_module("tests.core.store_crash", "--kills", 15, "--seed", 1).splitlines()[-1])
+    assert found["kills"] == 15
 
 
 def life(folder: Path, kind: str, sync: str, disk: Disk) -> None:
