@@ -198,9 +198,6 @@ _MOST_RANGES = 1024
 _FAULTS, _BATCHES_WATCHED, _BATCHES_READ = 3, 16, 48
 # The room in memory is measured again when 64 MB and an eighth of the bytes were added since the last measurement.
 _MORE_BYTES, _MORE_SHARE = 64 << 20, 8
-# If batches have 2 or more page faults although all pages were requested, pages are evicted before they are read. For
-# the next 16 times 48 batches, pages are then requested again immediately before the copy.
-_FAULTS_EACH, _TIMES_AGAIN = 2, 16
 # ``in_parts`` yields 2 ranges first, then 64 at a time.
 _TRIED, _TOGETHER = 2, 64
 
@@ -228,10 +225,8 @@ class LocalFiles:
         self._bytes = self._fitting = 0
         # Mapped files, and sealed files that may not be open yet, for which the kernel's own readahead is on.
         self._read_by_kernel = list[Any]()
-        # Since the last measurement: disk activity, batches, and page faults of copies.
-        self._since, self._batches, self._missed = usage(), 0, 0
-        # Number of further measurements during which pages are requested again before the copy.
-        self._again = 0
+        # Disk activity at the last measurement, and the batches since.
+        self._since, self._batches = usage(), 0
         self.is_on = self._is_short = False
         for segment in segments:
             self._count(segment, 1)
@@ -285,8 +280,6 @@ class LocalFiles:
         self._batches += batches
         if self.is_on:
             if self._batches >= _BATCHES_READ:
-                evicted = self._is_short and self._missed >= _FAULTS_EACH * self._batches
-                self._again = _TIMES_AGAIN if evicted else max(0, self._again - 1)
                 before = self._since.blocks
                 self._restart()
                 self.is_on = self._since.blocks != before
@@ -301,23 +294,7 @@ class LocalFiles:
 
     def _restart(self) -> None:
         """Restart the measurement."""
-        self._since, self._batches, self._missed = usage(), 0, 0
-
-    def watched(self, copy: Callable[[], Made], ranges: Callable[[], tuple[Int64s, Int64s, Int64s]]) -> Made:
-        """Return ``copy()``, which reads ``ranges()``, and count its page faults.
-
-        New pages replace pages that were not read for long, even requested pages that were in memory already. Each
-        replaced page would cause a page fault, so if there are many, all pages of the batch are requested again
-        together.
-        """
-        if self._again:
-            begins, ends, _ = ranges()
-            begins, ends = merged(begins, ends, self.gap)
-            self.ask(begins, ends, np.zeros(len(begins), np.int64))
-        before = _own_faults()
-        made = copy()
-        self._missed += _own_faults() - before
-        return made
+        self._since, self._batches = usage(), 0
 
     def ask(self, begins: Int64s, ends: Int64s, batches: Int64s) -> None:
         """See ``RemoteMemory``."""
@@ -433,15 +410,6 @@ def usage() -> Usage:
     return Usage(now.ru_majflt, now.ru_inblock)
 
 
-def _own_faults() -> int:
-    """Return the number of this thread's page faults that waited for a disk.
-
-    If the system counts by process only, they are the process's.
-    """
-    faults: int = resource.getrusage(getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)).ru_majflt
-    return faults
-
-
 Block = Any
 """A ``batches._planner.Block``: batches that were planned together. (This package must not import ``batches``.)"""
 Views = Any
@@ -548,10 +516,8 @@ class ReadAhead:
     def copied(self, block: Block, views: Views, first: int, count: int) -> dict[str, npt.NDArray[Any]]:
         """Return ``views.copy(first, count)`` once its bytes are present, and request the next batches."""
         copy: Callable[[], dict[str, npt.NDArray[Any]]] = partial(views.copy, first, count)
-        if not self.reach(block, first, count):
+        if not (self.reach(block, first, count) and self._always):  # for local pages the processor waits by itself
             return copy()
-        if not self._always:  # the processor waits itself
-            return copy() if self._files is None else self._files.watched(copy, partial(views.ranges, first, count))
         begins, ends, _ = views.ranges(first, count)
         return copied_when_there(self._backings, begins, ends, copy)
 
