@@ -450,11 +450,10 @@ class WrittenRows(FolderRows):
             waiting: The files that wait to be sealed; None: unchanged.
         """
         self._folder.replace(manifest)
-        self._waiting = self._waiting if waiting is None else list(waiting)
-        segments = [segment for _, segment in self._waiting]
-        for segment in segments:
+        for _, segment in self._waiting:  # also those that go: their files can be removed while a frame refers to them
             segment.lease = self._folder.lease
-        self._take_over(self._folder.manifest, self._folder.lease, segments)
+        self._waiting = self._waiting if waiting is None else list(waiting)
+        self._take_over(self._folder.manifest, self._folder.lease, [segment for _, segment in self._waiting])
 
     @property
     def end(self) -> int:
