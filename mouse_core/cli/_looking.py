@@ -143,11 +143,11 @@ def run_stats(chosen: argparse.Namespace) -> int:
       mouse stats recordings --fields action,obs_continuous
       mouse stats recordings --save recordings          writes meta/stats.json, for Statistics.load and for LeRobot
     """
-    from mouse_core.bench.opening import open_data
     from mouse_core.statistics.by_field import statistics
+    from mouse_core.view.opening import open_data
 
-    with open_data(chosen.source, progress=data.wants_bar(), **data.how_to_read(chosen)) as found:
-        counted = statistics(found.to_store(), chosen.fields, progress=data.wants_bar())
+    with open_data(chosen.source, progress=data.wants_bar(), **data.how_to_read(chosen)) as store:
+        counted = statistics(store, chosen.fields, progress=data.wants_bar())
         rows = [row for name, one in counted.items() for row in _rows(name, one)]
         print("\n".join(aligned([_HEAD, *rows])))  # noqa: T201
         if chosen.save:

@@ -1,4 +1,4 @@
-"""The command ``mouse``: its parser, and the commands preprocess, verify, repair, tokenize and bench.
+"""The command ``mouse``: its parser, and the commands preprocess, verify, repair and tokenize.
 
 Each command is a pair of functions. ``declare_NAME`` adds the arguments to a parser, and ``run_NAME`` runs the command
 and returns the exit status. The docstring of ``run_NAME`` is the text of ``mouse NAME --help``.
@@ -10,7 +10,7 @@ import argparse
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from datetime import datetime
 from inspect import getdoc
@@ -201,8 +201,8 @@ def run_push(chosen: argparse.Namespace) -> int:
     """
     import tempfile
 
-    from mouse_core.bench.opening import refusals_as_errors
     from mouse_core.hub import push_to_hub
+    from mouse_core.view.opening import refusals_as_errors
 
     with tempfile.TemporaryDirectory(prefix="mouse-push-") as folder:
         stores = _stores(chosen, folder)
@@ -628,7 +628,6 @@ _EXAMPLES = """examples:
   mouse preprocess halfcheetah features:embed embedded
   mouse tokenize prompts.jsonl tokens --tokenizer tokenizer.json --as prompts --max-length 550
   mouse verify halfcheetah
-  mouse bench halfcheetah --sequence-length 64 --batch-size 32
   mouse push halfcheetah your-org/halfcheetah
   mouse upload runs/cartpole s3://bucket/cartpole
 
@@ -644,147 +643,6 @@ def _version() -> str:
         return "of a source folder"
 
 
-# ---------------------------------------------------------------------- mouse bench
-
-
-def _declare_bench(parser: argparse.ArgumentParser) -> None:
-    data.add_source(parser, hub=True)
-    add = parser.add_argument
-    add("more", metavar="SOURCE", nargs="*", help="more sources; batches mix the windows of all sources")
-    add("--weights", type=_numbers, metavar="W,W", help="the weights of the sources, in their order (equal)")
-    add(
-        "--sequence-length",
-        type=data.positive,
-        metavar="S",
-        help="steps in a window (64; with --window or --replay: single rows)",
-    )
-    add("--batch-size", type=data.positive, default=32, metavar="B", help="windows in a batch (32)")
-    data.add_fields(parser)
-    add("--dtype", action="append", metavar="FIELD=DTYPE", type=_pair, default=[], help="deliver a field in this dtype")
-    add(
-        "--sampling",
-        metavar="NAME",
-        default="random",
-        help='how windows are drawn, as for a loader: "random", "sequential", "batch", "blocks" (random)',
-    )
-    add(
-        "--boundary",
-        choices=("stream", "episode", "task"),
-        default="stream",
-        help="the boundary that windows do not cross (stream: none)",
-    )
-    add(
-        "--window",
-        action="append",
-        metavar="FIELD=FIRST:END",
-        type=_window,
-        default=[],
-        help="deliver a field at these offsets around each row, or at single offsets, FIELD=-4,-2,0; may be given "
-        "several times",
-    )
-    add(
-        "--replay",
-        type=data.positive,
-        metavar="ROWS",
-        help="measure a replay buffer in memory instead, with this number of rows",
-    )
-    add("--frameworks", metavar="A,B", type=data.names, help="numpy, torch, jax; by default the installed frameworks")
-    add(
-        "--run",
-        dest="own",
-        metavar="MODULE:FUNCTION",
-        help="measure the result of this function of the store instead: a loader, a buffer or an iterable of batches; "
-        "a function with an argument num_workers is measured with several values",
-    )
-    add("--seconds", type=float, default=10.0, help="the approximate duration of the measurement (10)")
-    add("--json", metavar="FILE", help="also write the figures to this file")
-
-
-def _run_bench(chosen: argparse.Namespace) -> int:
-    """Measure the speed of a dataset's batches, and recommend changes.
-
-    examples:
-      mouse bench recordings --sequence-length 64 --batch-size 32
-      mouse bench your-org/your-dataset --split train --frameworks numpy,torch
-      mouse bench recordings --sampling blocks              data larger than memory, read in long ranges
-      mouse bench recordings --dtype obs_continuous=float32 --json figures.json
-      mouse bench recordings --boundary episode --window obs_continuous=-1:1 --window action=0:16
-      mouse bench expert beginner --weights 3,1             windows of a mixture
-      mouse bench recordings --replay 1000000 --batch-size 256 --frameworks torch
-      mouse bench recordings --run my_run:loader            the loader that your function creates
-    """
-    from mouse_core.bench.opening import mixed, open_data
-    from mouse_core.bench.running import bench, bench_own, bench_replay
-    from mouse_core.bench.show import show
-
-    _check_bench(chosen)
-    make = None if chosen.own is None else data.function_of(chosen.own, "--run")
-    how: dict[str, Any] = {"fields": chosen.fields, "frameworks": chosen.frameworks, "seconds": chosen.seconds}
-    how |= {"sequence_length": chosen.sequence_length, "batch_size": chosen.batch_size}
-    with ExitStack() as stack:
-        sources = [chosen.source, *chosen.more]
-        options: dict[str, Any] = {"progress": data.wants_bar(), **data.how_to_read(chosen)}
-        parts = [stack.enter_context(open_data(source, **options)) for source in sources]
-        found = parts[0] if len(parts) == 1 else mixed(parts, chosen.weights)
-        if make is not None:
-            report = bench_own(found, make, name=chosen.own, seconds=chosen.seconds)
-        elif chosen.replay is not None:
-            report = bench_replay(found, capacity=chosen.replay, **how)
-        else:
-            windows = dict(chosen.window) or None
-            how |= {"sampling": chosen.sampling, "boundary": chosen.boundary, "windows": windows}
-            report = bench(found, dtypes=dict(chosen.dtype), **how)
-    show(report)
-    if chosen.json:
-        data.write_text(chosen.json, report.to_json())
-    return 0
-
-
-def _check_bench(chosen: argparse.Namespace) -> None:
-    """Raise ConfigError for options that would have no effect on the measurement, or contradict each other."""
-    loaders = {"--dtype": chosen.dtype, "--window": chosen.window, "--boundary": chosen.boundary != "stream"}
-    loaders["--sampling"] = chosen.sampling != "random"
-    asked = {"--run": chosen.own is not None, "--replay": chosen.replay is not None}
-    refused = loaders if asked["--replay"] else {}
-    if asked["--run"]:
-        refused = {**loaders, "--fields": chosen.fields, "--frameworks": chosen.frameworks, "--replay": chosen.replay}
-    given = [name for name, value in refused.items() if value]
-    if given:
-        why = "which its function chooses" if asked["--run"] else "which are for loaders"
-        raise ConfigError(f"{'--run' if asked['--run'] else '--replay'}: expected no {' or '.join(given)}, {why}")
-    if chosen.weights is not None and len(chosen.weights) != 1 + len(chosen.more):
-        found = f"{len(chosen.weights)} for {1 + len(chosen.more)}"
-        raise ConfigError(f"--weights: expected a number for each source, found {found}")
-    if chosen.replay is not None and chosen.more:
-        raise ConfigError(f"--replay: expected one source, found {1 + len(chosen.more)}")
-
-
-def _numbers(text: str) -> list[float]:
-    try:
-        return [float(number) for number in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected numbers with commas between them, found {text!r}") from None
-
-
-def _window(text: str) -> tuple[str, list[int]]:
-    name, _, offsets = text.partition("=")
-    first, colon, end = offsets.partition(":")
-    try:
-        numbers = list(range(int(first), int(end))) if colon else [int(offset) for offset in offsets.split(",")]
-    except ValueError:
-        numbers = []
-    if not name or not numbers:
-        raise argparse.ArgumentTypeError(f"expected FIELD=FIRST:END or FIELD=OFFSET,OFFSET, found {text!r}")
-    return name, numbers
-
-
-def _pair(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise argparse.ArgumentTypeError(f"expected FIELD=DTYPE, found {text!r}")
-    return name, value
-
-
 _COMMANDS: dict[str, Command] = {
     "record": (declare_record, run_record),
     "inspect": (declare_inspect, run_inspect),
@@ -797,7 +655,6 @@ _COMMANDS: dict[str, Command] = {
     "repair": (declare_repair, run_repair),
     "push": (declare_push, run_push),
     "upload": (declare_upload, run_upload),
-    "bench": (_declare_bench, _run_bench),
 }
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,20 +13,96 @@ from typing import Any
 
 import pyarrow as pa
 
+from mouse_core import formats
 from mouse_core._base.locks import ProcessLock
 from mouse_core.batches.source import BatchSource
 from mouse_core.errors import ConfigError, MouseError
 from mouse_core.files.arrow import is_stream, mapped
 from mouse_core.files.reading import reading
 from mouse_core.formats.base import RowStream, stream_of
-from mouse_core.metadata import read_metadata
+from mouse_core.formats.converting import convert
+from mouse_core.images.files import check_roots
+from mouse_core.metadata import joined, read_metadata
 from mouse_core.remote.clients import is_url
+from mouse_core.spec import check_choice
 from mouse_core.store.dataset_store import DatasetStore
 from mouse_core.store.disk.folder import looks_like_store
 from mouse_core.store.snapshot import Snapshot
 from mouse_core.store.views import Store
 from mouse_core.view._inspecting import Inspection
 from mouse_core.view.counting import EpisodeList
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_NETWORK = ("huggingface_hub", "httpx", "httpx2", "httpcore", "httpcore2", "requests")
+
+
+@contextmanager
+def open_data(
+    path_or_name: str, splits: Sequence[str] | None = None, *, progress: bool = False, **options: Any
+) -> Iterator[DatasetStore]:
+    """Open recorded data as a store of mapped files, within a ``with`` block.
+
+    Data that a store cannot read in place are converted into a temporary folder.
+
+    Args:
+        path_or_name: A file, folder or address of any format; an id as for ``formats.open``; or ``namespace/name`` of a
+            dataset on the Hub, if it cannot be a path.
+        splits: Names of the splits to read; by default all.
+        progress: Whether a bar shows the progress of a conversion.
+        **options: The options of ``formats.open``.
+
+    Raises:
+        ConfigError: The data cannot be opened, or a split is missing.
+        DataError: The data are damaged.
+    """
+    source = path_or_name
+    if not is_url(source):
+        source, known = formats.opening.place(path_or_name, options.get("format"))
+        options["format"] = known
+        if not Path(source).exists():
+            yield _from_hub(path_or_name, splits, check_roots(options.get("image_roots", ()), where="--image-root"))
+            return
+    with tempfile.TemporaryDirectory(prefix="mouse-") as folder:
+        stream = formats.open(source, splits=splits, **options)
+        if stream.mapped is None and stream.opened is None:
+            convert(stream, Path(folder) / "rows", progress=progress)
+            stream = formats.open(Path(folder) / "rows", image_roots=options.get("image_roots", ()))
+        yield stream.to_store()
+
+
+def _from_hub(name: str, splits: Sequence[str] | None, image_roots: Sequence[str]) -> DatasetStore:
+    # A mistyped path causes no network request.
+    if not _HUB_NAME.fullmatch(name) or Path(name).parent.exists() or Path(name).suffix in (".arrow", ".parquet"):
+        raise ConfigError(
+            f"expected a file or folder, or namespace/name of a dataset on the Hub, found no file {name!r}"
+        )
+    import datasets
+
+    found = refusals_as_errors(datasets.load_dataset, name)
+    parts = dict(found) if isinstance(found, dict) else {str(found.split or "train"): found}
+    for split in splits or ():
+        check_choice("split", split, parts)
+    parts = {split: parts[split] for split in splits} if splits else parts
+    metadata = joined((f"split {split!r}", read_metadata(part)) for split, part in parts.items())
+    return DatasetStore(alignment=metadata.alignment or "arrived", image_roots=image_roots).from_dataset(parts)
+
+
+def refusals_as_errors(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Call a function of the Hub's client, and convert its errors to errors of one line.
+
+    Raises:
+        ConfigError: The Hub reports an error, or cannot be reached.
+    """
+    try:
+        return call(*arguments, **options)
+    except MouseError:
+        raise
+    except Exception as error:
+        # Without a connection, the Hub's client raises errors of its HTTP library.
+        if not isinstance(error, OSError) and type(error).__module__.split(".")[0] not in _NETWORK:
+            raise
+        shown = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise ConfigError(f"the Hub: {shown}") from error
 
 
 @contextmanager
@@ -36,7 +114,7 @@ def opened_store(source: str, *, progress: bool = False, **options: Any) -> Iter
     that cannot be read in place are converted into a temporary folder.
 
     Args:
-        source: A path, an address or a name, as for ``bench.opening.open_data``.
+        source: A path, an address or a name, as for ``open_data``.
         progress: Whether a bar shows the progress of a conversion.
         **options: The options of ``formats.open``.
 
@@ -48,12 +126,8 @@ def opened_store(source: str, *, progress: bool = False, **options: Any) -> Iter
     if in_place is not None:
         yield in_place
         return
-    from mouse_core.bench.opening import open_data
-
     with open_data(source, progress=progress, **options) as converted:
-        store = converted.to_store()
-        assert isinstance(store, DatasetStore)  # one source is one store
-        yield store
+        yield converted
 
 
 def _open_in_place(path: Path, options: dict[str, Any]) -> DatasetStore | None:
@@ -72,8 +146,6 @@ def _open_in_place(path: Path, options: dict[str, Any]) -> DatasetStore | None:
     if name in (None, "rows") and path.is_file() and path.suffix in (".arrow", ".feather") and not is_stream(path):
         return _open_mapped(path, as_store)
     if name in (None, "lerobot") and (path / "meta" / "info.json").is_file():
-        from mouse_core import formats
-
         stream = formats.open(path, **options)
         return stream.to_store() if stream.opened is not None else None
     return None

@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 
 from mouse_core import BatchSource, DatasetStore, formats
-from mouse_core.bench import open_data
 from mouse_core.cli import main
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.ipc import SummedFile
@@ -198,8 +197,3 @@ def test_what_a_layout_costs_is_said_with_the_command_that_mends_it(
     assert not said("windows")
     monkeypatch.setattr("mouse_core.inspect.layout._MINDED_BYTES", 10_000)
     assert "About 4 record batches take" in said("plain.arrow")["many-batches"]
-    with open_data(str(tmp_path / "windows")) as found:
-        assert (found.rows, len(found.to_store()), found.costs) == (1_000, 1_000, [])
-    with open_data(str(tmp_path / "store")) as found:
-        assert found.rows == 2_000
-        assert "--layout windows" in found.costs[0]

@@ -13,12 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from mouse_core import BatchSource, DatasetStore, formats
-from mouse_core.bench.opening import open_data as bench_opened
 from mouse_core.cli import main
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.formats.lerobot.reading import read_lerobot, store_of
 from mouse_core.inspect import inspect
 from mouse_core.video import index_video
+from mouse_core.view.opening import open_data
 from tests.core.test_lerobot import SIDE, DepthRobot, Robot, depth_camera, encode, encode_depth
 
 TOP = "videos/observation.images.top/chunk-000"
@@ -62,8 +62,8 @@ def test_frames_in_place_are_those_of_decoding_in_turn(
         str(kind) == "struct<video: int32, frame: int32>" for name, kind in store.columns.items() if "_image" in name
     )
     assert store.metadata.tasks == read_lerobot(root, final=final).metadata.tasks
-    with bench_opened(str(root), final=final) as found:  # by mouse bench and mouse stats, too
-        assert found.to_store().columns == store.columns
+    with open_data(str(root), final=final) as found:  # by mouse stats, too
+        assert found.columns == store.columns
     (kept,) = (root / ".mouse").glob("*/*.arrow")  # where few rows of many files lie together
     assert len(list(pa.ipc.open_stream(kept.read_bytes()))) == 1
 

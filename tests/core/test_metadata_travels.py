@@ -329,13 +329,6 @@ def test_inspect_shows_what_the_data_say(tmp_path: Path, capsys: pytest.CaptureF
     assert json.loads(capsys.readouterr().out)["metadata"] == metadata.to_json()
 
 
-@pytest.mark.slow
-def test_bench_takes_rows_as_they_say(tmp_path: Path) -> None:
-    outgoing().save_to_disk(str(tmp_path / "saved"))
-    arguments = ["--seconds", "0.01", "--frameworks", "numpy", "--sequence-length", "4", "--batch-size", "2"]
-    assert cli.main(["bench", str(tmp_path / "saved"), *arguments]) == 0
-
-
 def test_files_of_one_folder_say_one_thing(tmp_path: Path) -> None:
     one, other = with_metadata(table(), DatasetMetadata("outgoing")), table()
     pq.write_table(one, tmp_path / "a.parquet")

@@ -667,7 +667,7 @@ def test_what_can_be_read_in_place_is_not_converted(tmp_path: Path, monkeypatch:
     def converted(*given: Any, **options: Any) -> None:
         raise AssertionError("converted")
 
-    monkeypatch.setattr("mouse_core.bench.opening.convert", converted)
+    monkeypatch.setattr("mouse_core.view.opening.convert", converted)
     rows = recording(images=False)
     pq.write_table(rows, tmp_path / "rows.parquet")
     (tmp_path / "parts").mkdir()

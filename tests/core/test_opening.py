@@ -1,0 +1,109 @@
+"""Recorded data of any kind that commands open as a store."""
+
+import re
+import shutil
+from pathlib import Path
+
+import datasets
+import pytest
+
+from mouse_core import formats
+from mouse_core.cli import main
+from mouse_core.view.opening import open_data
+from tests.bench import generate
+from tests.core.formats.test_flat_files import logged, write_ogbench
+
+ROWS = 3000
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return generate.write(generate.STATE, tmp_path_factory.mktemp("state"), ROWS)
+
+
+def run(*arguments: object) -> int:
+    return main(["stats", *map(str, arguments)])
+
+
+def test_what_can_be_opened(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = datasets.load_from_disk(str(folder))
+    datasets.DatasetDict({"train": dataset, "eval": dataset.select(range(100))}).save_to_disk(str(tmp_path / "dict"))
+    dataset.select(range(50)).to_parquet(str(tmp_path / "some.parquet"))
+    arrow = next(folder.glob("*.arrow"))
+
+    def rows(path: object, *splits: str, **options: str) -> int:
+        with open_data(str(path), splits or None, **options) as found:
+            segments = found.snapshot().segments
+            assert all(segment.is_mapped for segment in segments)  # on disk, whatever it was before
+            return len(found)
+
+    flat = write_ogbench(tmp_path / "x.npz", "raw", logged())
+    assert rows(folder) == rows(arrow) == ROWS
+    assert rows(tmp_path / "some.parquet") == 50
+    assert rows(tmp_path / "dict") == ROWS + 100
+    assert rows(tmp_path / "dict", "eval") == 100
+    assert rows(flat) == rows(flat, format="ogbench") == formats.open(flat).to_table().num_rows
+    monkeypatch.setattr(datasets, "load_dataset", lambda name: {"train": dataset} if name == "org/data" else None)
+    with open_data("org/data") as found:
+        assert len(found) == ROWS
+
+
+def test_damaged_and_mixed_data_are_refused(folder: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+    file = next(copy.glob("data-*.arrow"))
+    shutil.copyfile(file, copy / "more.arrow")
+    assert run(copy) == 2
+    (copy / "more.arrow").unlink()
+    file.write_bytes(file.read_bytes() + bytes(8))
+    assert run(copy) == 2
+
+
+@pytest.mark.parametrize(
+    "name", ["typo", "./typo", "recordings/typo", "/typo/typo", "typo/", "org/data.parquet", "a b/c"]
+)
+def test_a_mistyped_path_asks_no_network(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def asked(*ignored: object, **also: object) -> None:
+        raise AssertionError("the Hub was asked")
+
+    monkeypatch.setattr(datasets, "load_dataset", asked)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "recordings").mkdir()
+    assert run(name) == 2
+    shown = capsys.readouterr().err.strip()
+    assert shown == (
+        f"mouse stats: expected a file or folder, or namespace/name of a dataset on the Hub, found no file {name!r}"
+    )
+
+
+def test_what_the_hub_refuses_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def refuse(name: str) -> None:
+        raise datasets.exceptions.DatasetNotFoundError(f"Dataset {name!r} doesn't exist on the Hub\nor so")
+
+    monkeypatch.setattr(datasets, "load_dataset", refuse)
+    assert run("org/typo") == 2
+    assert capsys.readouterr().err == "mouse stats: the Hub: Dataset 'org/typo' doesn't exist on the Hub\n"
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert re.fullmatch(r"mouse-data \S.*\n", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("{tmp}",), "no format recognised in a folder of nothing"),
+        (("{folder}", "--split", "eval"), "split: expected one of ['train'], found 'eval'"),
+        (("{folder}", "--fields", "pressure"), "found 'pressure'"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(
+    arguments: tuple[str, ...], message: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*(text.format(tmp=tmp_path, folder=folder) for text in arguments)) == 2
+    shown = capsys.readouterr().err.strip()
+    assert shown.startswith("mouse stats: ")
+    assert message in shown
+    assert "\n" not in shown
