@@ -508,7 +508,7 @@ class EpisodeIndex:
         envs, columns = ragged(counts)
         same = envs[1:] == envs[:-1]
         if len(begins) and (begins.min() < base or begins.max() >= end or (np.diff(begins)[same] <= 0).any()):
-            raise ValueError("expected begins that ascend within the ring")
+            raise ValueError("expected ascending starts of episodes within the ring")
         if (counts > 0).any() != (end > base) or (
             len(begins) and (begins[columns == 0] > max(end - steps, base)).any()
         ):

@@ -524,7 +524,7 @@ def _check_spec(given: Any) -> Any:
     nested = [name for name, one in spec.entries.items() if isinstance(one, Composite | Stacked)]
     if nested or spec.shape:
         what = f"{spec[nested[0]]!r:.80} of column {nested[0]!r}" if nested else f"the shape {spec.shape}"
-        raise ConfigError(f"spec: expected the spec of an array for each column, found {what}")
+        raise ConfigError(f"spec: expected an array spec for each column, found {what}")
     return spec.to(None)
 
 

@@ -121,7 +121,7 @@ def _declared(name: str, given: Any) -> pa.Field:
         if not isinstance(declared, pa.Field):
             dtype, shape = given if isinstance(given, tuple) else (given, ())
             if dtype is None or not all(is_whole(size) and (size > 0 or size == -1) for size in shape):
-                raise ValueError("no dtype, or a size that is neither positive nor -1")
+                raise ValueError("not a dtype, or a size that is neither positive nor -1")
             data_type = pa.from_numpy_dtype(named_dtype(dtype))
             for size in reversed(shape):
                 data_type = pa.list_(data_type, size)

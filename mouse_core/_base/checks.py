@@ -136,7 +136,7 @@ def row_of(value: Any) -> dict[str, Any]:
     if fields is not None:
         return fields
     if type(value).__name__ == "DatasetStore":
-        raise DataError("append: expected a dict, found a DatasetStore; extend(other[:]) takes its rows")
+        raise DataError("append: expected a dict, found a DatasetStore; extend(other[:]) appends the rows of a store")
     raise DataError(f"append: expected a dict, found {value!r:.200}")
 
 

@@ -54,7 +54,8 @@ def results(
                 yield item, future.result()
     except BrokenProcessPool as error:
         raise WorkerError(
-            f"{what}: a process ended in the middle of its work: it was killed, as for memory (fewer num_workers take "
+            f"{what}: a worker process ended before its work was done: it was killed, for example for memory "
+            "(fewer num_workers take "
             "less), or could not begin, as where a script lacks if __name__ == '__main__': or the function stands in "
             "no module"
         ) from error

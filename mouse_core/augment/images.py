@@ -83,7 +83,7 @@ def check_rows(field: str, values: Array, *expected: int) -> None:
     if values.ndim < 2 or tuple(values.shape[: len(expected)]) != expected:
         wanted = ", ".join(str(size) for size in expected)
         raise SchemaError(
-            f"augment: {field}: expected [{wanted}, ...] as it was drawn for, found shape {tuple(values.shape)}"
+            f"augment: {field}: expected shape [{wanted}, ...], as the draws have, found shape {tuple(values.shape)}"
         )
 
 
@@ -196,7 +196,8 @@ def change_images(
             images = images.reshape((*axes, *_image_shape(field, images, image_shape)))
         if images.ndim not in (5, 6) or crop.rows.shape[1] not in (1, images.shape[1]):
             raise SchemaError(
-                f"augment: {field}: expected [B, S, H, W, C] as it was drawn for, found shape {tuple(images.shape)}"
+                f"augment: {field}: expected [B, S, H, W, C] with the B and S of the draws, found shape "
+                f"{tuple(images.shape)}"
             )
         shape = tuple(images.shape[-3:])
         if not flat and shape[2] > _MOST_CHANNELS and tuple(image_shape or ()) != shape:

@@ -251,7 +251,7 @@ def _check_fields(augment: StreamAugment) -> None:
     for name in config.masked() if config.deliver_masks else ():
         if name in arriving and f"{name}_mask" in arriving:
             raise ConfigError(
-                f"augment: deliver_masks: {name}: expected no field {name}_mask, since the batch has one already; "
+                f"augment: deliver_masks: {name}: expected a batch without a field {name}_mask, found this field; "
                 "turn deliver_masks off, or leave out the field"
             )
 

@@ -126,7 +126,9 @@ class Map:
         object.__setattr__(self, "drop", check_list("map: drop", self.drop))
         both = [name for name in self.drop if name in self.spec]
         if both:
-            raise ConfigError(f"map: {self.version!r}: expected to drop others than the spec has, found {both}")
+            raise ConfigError(
+                f"map: {self.version!r}: expected different fields in drop and in the spec, found {both} in both"
+            )
         object.__setattr__(self, "spec", {name: self._declared(name, one) for name, one in self.spec.items()})
 
     def _declared(self, name: str, one: Any) -> FieldSpec:

@@ -133,7 +133,7 @@ def run_record(chosen: argparse.Namespace) -> int:
     from mouse_core.store.dataset_store import DatasetStore
 
     if chosen.vector is None and (chosen.autoreset or chosen.vectorization):
-        raise ConfigError("--autoreset and --vectorization: expected --vector N with them, found none")
+        raise ConfigError("--autoreset and --vectorization: expected also --vector N, found none")
     data.find_modules_here()  # modules in this folder may define environments and policies
     policy = None if chosen.policy is None else data.function_of(chosen.policy, "policy")
     vector = {"vectorization_mode": chosen.vectorization or "sync", "autoreset": _AUTORESET.get(chosen.autoreset or "")}

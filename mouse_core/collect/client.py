@@ -121,10 +121,11 @@ class Client:
     def _call(self, call: dict[str, Any], parts: Sequence[memoryview] = ()) -> Mapping[str, Any]:
         """Send a call, and repeat it until it is answered."""
         if not self._is_open:
-            raise ClosedError(f"client {self.name!r}: expected an open one, found it closed")
+            raise ClosedError(f"client {self.name!r}: expected an open client, found a closed client")
         if self._process != os.getpid():
             raise ForkError(
-                f"client {self.name!r}: expected process {self._process}, found a forked child; make one there"
+                f"client {self.name!r}: expected process {self._process}, found a forked child; create a client "
+                "in the child"
             )
         call |= {"client": self.name, "token": self._token}
         sent, begin, pause = False, time.monotonic(), _FIRST_PAUSE_S

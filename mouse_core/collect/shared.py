@@ -196,7 +196,7 @@ class SharedStore:
                 self._tokens[client] = token
             elif has != token:
                 raise ConfigError(
-                    f"client: expected a name that no other client has, found {client!r}, under which another one came"
+                    f"client: expected a unique name, found {client!r}, the name of another connected client"
                 )
 
     def _write(self, client: str, number: int, described: Any, body: memoryview) -> None:

@@ -58,7 +58,7 @@ def send(to: socket.socket, said: Mapping[str, Any], parts: Sequence[memoryview]
     nbytes = sum(part.nbytes for part in parts)
     if nbytes > MOST_BYTES or len(text) > _MOST_SAID:
         raise DataError(
-            f"write: expected rows of up to {MOST_BYTES} bytes, found {nbytes}; write fewer of them at once"
+            f"write: expected rows of up to {MOST_BYTES} bytes, found {nbytes}; write fewer rows in one call"
         )
     rest = [memoryview(_HEAD.pack(_MAGIC, len(text), nbytes) + text), *[part for part in parts if part.nbytes]]
     while rest:
@@ -86,7 +86,7 @@ def receive(
     magic, said, nbytes = _HEAD.unpack(_exactly(source, _HEAD.size))
     if magic != _MAGIC or said > most_text or nbytes > most_bytes:
         raise DataError(
-            f"message: expected one of up to {most_bytes} bytes, found {bytes(magic)!r} of {said} and {nbytes}"
+            f"message: expected a message of up to {most_bytes} bytes, found {bytes(magic)!r} of {said} and {nbytes}"
         )
     try:
         text = json.loads(bytes(_exactly(source, said)))
@@ -176,7 +176,7 @@ def _arrow_bytes(name: str, values: Any) -> list[Buffer]:
             column = column.dictionary_decode()
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise DataError(
-            f"column {name!r}: expected numbers, text, bytes, or lists and dicts of such, found {error}"
+            f"column {name!r}: expected numbers, text, bytes, or lists and dicts of these, found {error}"
         ) from error
     batch = pa.record_batch([column], [""])
     return [memoryview(batch.schema.serialize()), memoryview(batch.serialize())]
@@ -221,7 +221,7 @@ def decoded(described: Any, body: Buffer) -> dict[str, Any]:
         if begin != len(body):
             raise ValueError(f"{len(body)} bytes for {begin}")
     except (*UNREADABLE, pa.ArrowException, OSError) as error:
-        raise DataError(f"rows: expected columns as a client sends them, found {error!r:.200}") from error
+        raise DataError(f"rows: cannot decode the columns that a client sent: {error!r:.200}") from error
     return columns
 
 

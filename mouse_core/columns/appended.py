@@ -502,7 +502,7 @@ def tail_column(
         return column if field is None else _bounded(column, field, None if is_image else field.bounds, vectors=True)
     if kind.kind == "video":
         raise ValueError(
-            "expected pictures in a store of their own, as frames of videos are not appended; `mouse convert --images "
+            "expected images in the rows, since video frames cannot be appended; `mouse convert --images "
             "video` makes videos of them, and mouse_core.mixtures mixes both"
         )
     if kind.kind != "image" or (not is_image and not pa.types.is_struct(known or _object_type(value))):

@@ -148,7 +148,7 @@ class FieldType:
                 return raw.tobytes().decode("utf-8", "surrogatepass")
             return raw.tobytes() if self.varies == BYTES else raw.view(self.dtype).reshape(-1, *self.shape)
         except ValueError as error:
-            raise DataError(f"rows: expected the bytes of {self.varies}, found damaged ones: {error}") from error
+            raise DataError(f"rows: expected the bytes of {self.varies}, found damaged bytes: {error}") from error
 
 
 class RowSchema:
@@ -492,7 +492,7 @@ class ByteRing:
     def read(self, begin: int, nbytes: int) -> Bytes:
         """Return a copy of the bytes of values."""
         if not 0 <= nbytes <= self.memory.size:
-            raise DataError(f"rows: expected a value of up to {self.memory.size} bytes, found one of {nbytes}")
+            raise DataError(f"rows: expected a value of up to {self.memory.size} bytes, found {nbytes} bytes")
         if not nbytes:
             return np.empty(0, np.uint8)
         place = begin % self.memory.size

@@ -188,7 +188,7 @@ def _reader(source: Any) -> tuple[Any, int]:
     # complete.
     source.seek(max(size - len(_END_OF_STREAM), 0))
     if source.read() != _END_OF_STREAM:
-        raise DataError("expected an Arrow stream that ends with its end mark; it was cut or never finished")
+        raise DataError("expected an Arrow stream with an end mark, found none; the file was cut or never finished")
     source.seek(0)
     return pa.ipc.open_stream(source), size
 
@@ -235,6 +235,7 @@ def _nothing_more(source: Any, known: int) -> None:
         pass  # files of old writers end with the footer, which is not a record batch
     if found > known or place != footer:
         raise DataError(
-            f"expected {known} record batches, as the footer lists, and the footer behind them, found more; rows are "
+            f"expected {known} record batches, as listed in the footer, and then the footer, found more bytes; "
+            "rows are "
             "missing, or files were joined"
         )

@@ -168,7 +168,7 @@ class Head(NamedTuple):
         pair = np.dtype(("<i8", (2,)))
         rows, levels, memory = table.number(0, "<q"), table.rows(1, pair), table.rows(2, pair)
         if version < _V5 - 1 or rows < 0 or (levels < 0).any() or (memory < 0).any():
-            raise DataError(f"expected a record batch, found one of {rows} rows; it is damaged")
+            raise DataError(f"expected a record batch, found a record batch of {rows} rows; the file is damaged")
         if len(memory) and (memory[:, 0] > size - np.minimum(memory[:, 1], size + 1)).any():
             raise DataError(f"expected memory of columns in a body of {size} bytes, found it to end behind it")
         return cls(rows, levels, memory, table.table(3) is not None)
@@ -199,7 +199,9 @@ class Head(NamedTuple):
                 self.memory[piece : piece + len(kinds)].tolist(),
             )
             if len(there) < levels or len(memory) < len(kinds) or there[0][0] != self.rows:
-                raise DataError(f"expected {self.rows} rows of the column {name!r}, found others; it is damaged")
+                raise DataError(
+                    f"expected {self.rows} rows of the column {name!r}, found another number; the file is damaged"
+                )
             level, piece = level + levels, piece + len(kinds)
             pieces = [Memory(kind, body + at, size) for kind, (at, size) in zip(kinds, memory, strict=True)]
             if not isinstance(data_type, pa.DictionaryType):
@@ -318,7 +320,7 @@ def read_footer(read: Read, size: int) -> Footer:
         raise DataError("expected an Arrow file that ends with its footer, found none; it was cut or never finished")
     begin = size - END_BYTES - int.from_bytes(end[:4], "little")
     if not len(MAGIC) <= begin < size - END_BYTES:
-        raise DataError(f"expected a footer in a file of {size} bytes, found one that begins at byte {begin}")
+        raise DataError(f"expected a footer within a file of {size} bytes, found a footer that begins at byte {begin}")
     flat = Flat.root(memoryview(read(begin, size - END_BYTES)))
     _check_little(flat.table(1))
     blocks = flat.rows(3, _BLOCKS)
@@ -328,7 +330,7 @@ def read_footer(read: Read, size: int) -> Footer:
         most = max(int(begins.max()), int(bodies.max()))
         # Both numbers are compared separately, because their sum may overflow 8 bytes.
         if least < 0 or most > begin or int((begins + heads + bodies).max()) > begin:
-            raise DataError(f"expected record batches before byte {begin}, found some that are not there")
+            raise DataError(f"expected all record batches before byte {begin}, found record batches beyond it")
     return Footer(begins, heads, bodies, begin, len(flat.rows(2, _BLOCKS)) > 0)
 
 
@@ -336,7 +338,7 @@ def _check_little(schema: Flat | None) -> None:
     if schema is None:
         raise DataError("expected a schema in the metadata of Arrow, found none")
     if schema.number(0, "<h"):
-        raise DataError("expected values whose lowest byte stands first, found them the other way round")
+        raise DataError("expected little-endian values, found big-endian values")
 
 
 class Message(NamedTuple):
@@ -372,7 +374,7 @@ def read_message(read: Read, begin: int, size: int, *, guess: int = 4096) -> Mes
         raise DataError(f"expected a message of Arrow at byte {begin}, found the end of the file; it was cut")
     mark, length = struct.unpack_from("<II", memory)
     if mark != _MARK or length > _MOST_METADATA:
-        raise DataError(f"expected a message of Arrow at byte {begin}, found other bytes; it is damaged")
+        raise DataError(f"expected an Arrow message at byte {begin}, found other bytes; the file is damaged")
     if not length:
         return None
     body = begin + PREFIX_BYTES + length
@@ -562,7 +564,7 @@ class SummedFile:
         if stride and (
             (heads != heads[:1]).any() or (heads + bodies != stride).any() or (np.diff(begins) != stride).any()
         ):
-            raise DataError(f"expected record batches {stride} bytes after each other, found others")
+            raise DataError(f"expected record batches every {stride} bytes, found other distances")
 
     def check(self, numbers: npt.NDArray[np.int64]) -> None:
         """Compare record batches with their checksums, unless they were already compared.

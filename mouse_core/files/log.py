@@ -92,7 +92,7 @@ def _records(
         if _sum(record, seed) != record_sum:
             if end == size:
                 return
-            raise DataError(f"log {path}: expected the record at byte {position} as it was written, found damage")
+            raise DataError(f"log {path}: expected an intact record at byte {position}, found a damaged record")
         yield position, record
         position = end
 

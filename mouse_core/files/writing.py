@@ -51,7 +51,7 @@ def storing(what: str) -> Iterator[None]:
         raise
     except OSError as error:
         reason = error.strerror or str(error)
-        raise StorageError(f"{what}: expected to be able to store or read it, found: {reason}") from error
+        raise StorageError(f"{what}: cannot write or read the file: {reason}") from error
 
 
 # ---------------------------------------------------------------------- one file or folder
@@ -114,7 +114,7 @@ def link_or_copy(source: StrPath, target: StrPath) -> None:
 def check_nothing_at(path: Path, what: str) -> None:
     """Raise ConfigError if ``path`` exists."""
     if os.path.lexists(path):
-        raise ConfigError(f"{what}: expected a path where nothing is, found {str(path)!r}")
+        raise ConfigError(f"{what}: expected a path that does not exist, found {str(path)!r}")
 
 
 def put_in_place(partial: StrPath, path: StrPath, *, sync: bool = True) -> None:

@@ -384,7 +384,8 @@ def pieces_of(rows: Any) -> Iterator[tuple[bool, Columns]]:
         columns = {name: from_arrow(array, where=f"column {name!r}") for name, array in arrays.items()}
         if columns.get("reward", columns["done"]).size > batch.num_rows or "agent_done" in columns:
             raise DataError(
-                "rows: expected one reward and one done a step, as in the format to write, found vector rewards or "
+                "rows: expected one reward and one done per step, which the written format needs, found vector "
+                "rewards or "
                 "ends of agents; DatasetStore.save keeps them"
             )
         after = np.concatenate([[ended], columns["done"][:-1] != 0])

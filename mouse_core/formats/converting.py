@@ -205,7 +205,7 @@ def convert(
     with job_folder(path, "converting", "convert") as folder:
         prepared = changed_stream(stream, changed)
         if single and (prepared.metadata.videos or any(encoding.way == "video" for _, encoding in changed.values())):
-            raise ConfigError(f"{path}: expected a folder for rows with videos, found the name of one file")
+            raise ConfigError(f"{path}: expected a folder for rows with videos, found the name of a single file")
         prepared = encoded_stream(prepared, changed, folder / _ENCODED, most_bytes=shard_bytes, progress=progress)
         ways = [f"{picture.name}: {encoding.shown()}" for picture, encoding in changed.values()]
         first_rows, is_store = FirstRows(), kind == "store"
@@ -275,7 +275,7 @@ def convert(
 def _check_options(path: Path, kind: str, layout: str | None, *, single: bool) -> None:
     """Raise ConfigError if the target and the options contradict each other."""
     if kind not in _KINDS or (single and kind != "parquet"):
-        raise ConfigError(f"to: expected one of {list(_KINDS)} that goes with {path.name!r}, found {kind!r}")
+        raise ConfigError(f"to: expected one of {list(_KINDS)} that fits the name {path.name!r}, found {kind!r}")
     if layout is not None and layout not in LAYOUTS:
         raise ConfigError(f"layout: expected one of {list(LAYOUTS)}, found {layout!r}")
     if layout is not None and kind != "store":
@@ -438,7 +438,7 @@ def _make_parts(
                 _check_opens(pa.Table.from_batches(table), work.metadata, where)
                 made, job.facts["schema"] = schema, base64.b64encode(schema.serialize()).decode()
             elif schema != made:
-                raise DataError(f"{where}: expected columns as the first rows have them, {_in_words(made, schema)}")
+                raise DataError(f"{where}: expected the columns of the first rows, {_in_words(made, schema)}")
             job.add(part, number)
             advance(part.rows)
 
@@ -590,7 +590,7 @@ def _values(table: pa.Table, name: str, where: str) -> npt.NDArray[Any]:
     try:
         values = from_arrow(table.column(name), where=f"{where}: column {name!r}")
     except MouseError as error:
-        raise DataError(f"{error}; columns=[...] names those that the function is given") from error
+        raise DataError(f"{error}; columns=[...] names the columns that the function receives") from error
     # Read-only, because changes in place would be lost for some types: unchanged columns keep their stored form.
     values.flags.writeable = False
     return values

@@ -82,7 +82,7 @@ def read_dreamerv3(
         raise ConfigError(f"{first.path}: expected arrays {wanted}, found {sorted(keys)[:20]}")
     count = sum(chunk.length for stream in streams for chunk in stream)
     chunks = sum(map(len, streams))
-    notes = [f"{chunks} files are {len(streams)} streams; where one stops, the episode is taken as truncated."]
+    notes = [f"{chunks} files are {len(streams)} streams; the last episode of a stream counts as truncated."]
     example = next(_read_rows([[first]], keys, acting, 1))
     rows = partial(_read_rows, streams, keys, acting, batch_rows)
     return RowStream.of_columns(root, "dreamerv3", example, rows, rows=count, notes=tuple(notes))

@@ -1355,7 +1355,9 @@ def _pixels(array: Array, values: npt.NDArray[Any], layout: TreeLayout) -> npt.N
     except ValueError as error:
         raise DataError(f"{array.path}: {error}") from error
     if others := sorted({picture.shape for picture in pixels if picture.shape != pixels[0].shape}):
-        raise DataError(f"{array.path}: expected pictures of {list(pixels[0].shape)}, found {list(others[0])}")
+        raise DataError(
+            f"{array.path}: expected images of shape {list(pixels[0].shape)}, found shape {list(others[0])}"
+        )
     return np.stack(pixels) if pixels else np.zeros((0, 1, 1, 3), np.uint8)
 
 

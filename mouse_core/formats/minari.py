@@ -672,7 +672,7 @@ def _nested(tree: Mapping[str, Any], values: Mapping[str, Any], path: str, spec:
             return tuple(parts[str(index)] for index in range(len(parts)))
         return {name: parts[name] for name in entries if name in parts} | parts
     if path not in values:
-        raise DataError(f"{path[1:]}: expected one value a step, found a single one")
+        raise DataError(f"{path[1:]}: expected one value per step, found a single value")
     return shaped(values[path], spec, where=path[1:])
 
 

@@ -68,7 +68,7 @@ def _downloading(name: str, whom: str, *, where: str, by_hand: str, install: str
         if not known and type(error).__module__.split(".")[0] not in _NETWORK:
             raise
         raise ConfigError(
-            f"{where}, and {whom} did not download it: {_line(error)}; where there is a connection, {by_hand}"
+            f"{where}, and {whom} did not download it: {_line(error)}; with a connection, {by_hand}"
         ) from error
 
 
@@ -642,6 +642,6 @@ def _recognised(root: Path) -> _Format | None:
         raise ConfigError(
             f"{root}: expected data of one format, found signs of several: "
             + "; ".join(f"{one.name}: {one.sign}" for one in found)
-            + "; say which one is meant with format (--format), or move the others elsewhere"
+            + "; choose a format with format= (--format), or move the other files to another folder"
         )
     return found[0] if found else None

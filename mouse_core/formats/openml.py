@@ -200,7 +200,7 @@ def _read_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
             if not text or text.startswith("%"):
                 continue
             if text.startswith("{"):
-                raise DataError(f"{path}, line {number} of the data: expected all values, found a sparse one")
+                raise DataError(f"{path}, line {number} of the data: expected all values, found a sparse row")
             try:
                 values = _values(text)
             except DataError as error:
@@ -294,7 +294,7 @@ def _parquet_attributes(path: Path) -> list[_Attribute]:
         for name, seen in texts.items():
             seen |= {str(value) for value in pc.unique(batch.column(name)).to_pylist() if value is not None}
             if len(seen) > _MOST_VALUES:
-                raise DataError(f"{path}: {name!r}: expected one of some values, found more than {_MOST_VALUES}")
+                raise DataError(f"{path}: {name!r}: expected at most {_MOST_VALUES} different values, found more")
     return [
         _Attribute(field.name, tuple(sorted(texts[field.name])) if field.name in texts else None) for field in schema
     ]

@@ -125,7 +125,9 @@ def by_column(given: str | Sequence[str] | Mapping[str, str]) -> dict[str, Pictu
         texts.append((match[1], match[2]) if match else ("", text))
     found = {name: PictureEncoding.parse(text) for name, text in texts}
     if len(found) < len(texts):
-        raise ConfigError(f"images: expected one way for each column, found {[name or 'all' for name, _ in texts]}")
+        raise ConfigError(
+            f"images: expected one encoding for each column, found {[name or 'all' for name, _ in texts]}"
+        )
     return found
 
 
@@ -144,7 +146,7 @@ def pictures_of(stream: Any, wanted: Mapping[str, PictureEncoding]) -> dict[str,
     for name in wanted:
         if name and not kinds.get(name):
             there = [column for column, kind in kinds.items() if kind]
-            raise ConfigError(f"images: expected one of the columns of pictures, {there}, found {name!r}")
+            raise ConfigError(f"images: expected one of the image columns {there}, found {name!r}")
     chosen = {name: wanted.get(name, wanted.get("")) for name, kind in kinds.items() if kind}
     if not chosen:
         raise ConfigError(f"images: expected columns of pictures in {stream.path}, found {list(kinds)}")

@@ -455,7 +455,7 @@ def _flags(piece: Stack, where: str) -> dict[str, npt.NDArray[np.bool_]]:
     flags = {name: np.asarray(piece.values[name]).reshape(piece.count, -1) for name in FLAGS}
     for name, values in flags.items():
         if values.shape[1] != 1 or values.dtype.kind not in "biuf":
-            raise DataError(f"{where}: {name}: expected one true or false a step, found {values.dtype}")
+            raise DataError(f"{where}: {name}: expected one boolean per step, found {values.dtype}")
         flags[name] = values[:, 0].astype(bool)
     first = np.zeros(piece.count, bool)
     first[0] = piece.first == 0

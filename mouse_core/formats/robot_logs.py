@@ -456,7 +456,7 @@ class TopicLayout(Aligned):
         if option is None and name == "match":
             return "nearest"
         if option is None:
-            raise ConfigError(f"layout: {name}: expected one for {role} or {place.topic}, found {dict(value)}")
+            raise ConfigError(f"layout: {name}: expected a value for {role} or {place.topic}, found {dict(value)}")
         return option
 
 
@@ -575,7 +575,7 @@ def _decode(definitions: Definitions, name: str, is_ros1: bool, data: Any) -> di
     # The first two bytes state the encoding of the rest, the next two its options.
     kind = bytes(data[:2])
     if len(data) < 4 or kind not in (b"\0\0", b"\0\1"):
-        raise DataError(f"expected a message in plain CDR, found one that begins with {bytes(data[:4]).hex()!r}")
+        raise DataError(f"expected a message in plain CDR, found a message that begins with {bytes(data[:4]).hex()!r}")
     return _MessageReader(definitions, memoryview(data), 4, "<" if kind == b"\0\1" else ">", aligned=True).message(name)
 
 
@@ -713,7 +713,9 @@ def _add_definition(
 ) -> None:
     """Add the fields of a type, and of the types in it, to ``definitions``; ``above`` has the types around it."""
     if name in above or len(above) > _MOST_DEPTH:
-        raise DataError(f"{name}: expected messages in messages at most {_MOST_DEPTH} deep, none of them in itself")
+        raise DataError(
+            f"{name}: expected message types nested at most {_MOST_DEPTH} deep and none that contains itself"
+        )
     if name in definitions:
         return
     if name not in texts:
@@ -924,7 +926,9 @@ def _compressed(message: Mapping[str, Any], place: Place) -> npt.NDArray[Any]:
     if "compressedDepth" in kind:
         raise DataError(f"{place.text}: expected JPEG or PNG, found {kind!r}, which has an additional header")
     if kind.lower() in _VIDEOS:
-        raise DataError(f"{place.text}: expected JPEG or PNG, found {kind!r}, a frame of a video that needs others")
+        raise DataError(
+            f"{place.text}: expected JPEG or PNG, found {kind!r}, a video frame that depends on other frames"
+        )
     wide = "16UC1" in kind or "mono16" in kind
     data = _octets(message["data"], place).tobytes()
     try:

@@ -225,7 +225,7 @@ def Flat2TED(
             result[key], result["next", *key] = current[:, order], next_values[:, order]
         else:
             raise SchemaError(
-                f"{'.'.join(key)}: expected {len(done)} entries, one a step, or {observations}, one an observation, "
+                f"{'.'.join(key)}: expected {len(done)} entries, one per step, or {observations}, one per observation, "
                 f"found {len(values)}"
             )
     places = {key: np.swapaxes(values, 0, 1) for key, values in result.items()}
@@ -685,7 +685,8 @@ def _check_nested(file: Path, names: Sequence[str]) -> None:
     """Raise SchemaError for trajectories of ManiSkill, whose groups have the same names as in TED."""
     if "actions" in names and "done" not in names:
         raise SchemaError(
-            f"{file}: expected trajectories of TED, found those of ManiSkill ({', '.join(sorted(names)[:8])}), which "
+            f"{file}: expected trajectories of TED, found trajectories of ManiSkill "
+            f"({', '.join(sorted(names)[:8])}), which "
             "format='maniskill' (--format maniskill) reads"
         )
 

@@ -228,11 +228,11 @@ def _varints(octets: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
     if len(ends) == len(octets):
         return octets.astype(np.int64)
     if not len(ends) or ends[-1] != len(octets) - 1:
-        raise DataError("expected packed integers, found one that does not end")
+        raise DataError("expected packed integers, found an incomplete integer")
     starts = np.concatenate([[0], ends[:-1] + 1])
     lengths = ends - starts + 1
     if lengths.max() > 10:
-        raise DataError("expected integers of at most 10 bytes, found a longer one")
+        raise DataError("expected integers of at most 10 bytes, found a longer integer")
     values = np.zeros(len(ends), np.uint64)
     for digit in range(int(lengths.max())):
         some = lengths > digit

@@ -111,7 +111,7 @@ def _verify_store(root: Any, digest: str | None, progress: bool, options: dict[s
     shown = public_url(root) if is_url(root) else str(root)
     found = _check_elsewhere(root, progress, options) if is_url(root) else check_store(root, progress=progress)
     if found is not None and found.wrong:
-        mend = "" if is_url(root) else f"; mouse repair {root} keeps what is whole"
+        mend = "" if is_url(root) else f"; mouse repair {root} keeps the undamaged rows"
         raise DataError(f"{'; '.join(found.wrong.values())}{mend}")
     rows, known = 0 if found is None else found.rows, None
     if found is None or digest is not None:

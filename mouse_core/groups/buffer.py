@@ -243,7 +243,7 @@ class Making:
             uids += [uid for uid in listed if uid not in named]
         elif len(uids) < len(batch):
             raise DataError(
-                "create_batch: expected to learn which rollouts a batch has used, or a restart would give them again; "
+                "create_batch: expected the uids of the rollouts in the batch, or a restart would use them again; "
                 f"found an example without rollout_uid, and no {_UIDS!r} in the batch's metadata"
             )
         for uid in uids:
@@ -365,7 +365,9 @@ class Owner(Descriptor):
             ForkError: The caller is a forked child process.
         """
         if self._file < 0:
-            raise ClosedError(f"rollout buffer: expected an open one, found {str(self._path.parent.parent)!r} closed")
+            raise ClosedError(
+                f"rollout buffer: expected an open buffer, found {str(self._path.parent.parent)!r} closed"
+            )
         if os.getpid() != self._process:
             raise ForkError(
                 f"rollout buffer: expected to be used in process {self._process}, found the forked child {os.getpid()}"
@@ -377,7 +379,8 @@ class Owner(Descriptor):
             if token != self._token:
                 by = f", by {owner.decode(errors='replace')}" if owner else ""
                 raise ClosedError(
-                    f"rollout buffer: expected to own {str(self._path.parent.parent)!r}, found it opened anew since{by}"
+                    f"rollout buffer: expected to be the writer of {str(self._path.parent.parent)!r}, found that "
+                    f"another buffer opened it{by}"
                 )
             yield
         finally:
@@ -910,7 +913,7 @@ class RolloutBuffer(BatchFiles):
             return None
         if not given.keys() <= self._uids.keys():
             unknown = next(uid for uid in given if uid not in self._uids)
-            raise DataError(f"add_column {name!r}: expected uids of rollouts that are there, found {unknown!r:.100}")
+            raise DataError(f"add_column {name!r}: expected uids of stored rollouts, found {unknown!r:.100}")
         if column.per != "example":
             return checked_chunk(column, given, [self._known(uid)[column.per] for uid in given])
         chunk = checked_chunk(column, given, None)
@@ -923,7 +926,7 @@ class RolloutBuffer(BatchFiles):
                 rows.append(row)
             elif dtype.type(own) != (late := chunk.values[row].as_py()):
                 where = f"add_column 'reward', rollout {uid!r}"
-                raise DataError(f"{where}: expected the one that it came with, {own}, found {late}")
+                raise DataError(f"{where}: expected the value that was added with the rollout, {own}, found {late}")
         return chunk.take(rows)
 
     def _known(self, uid: str) -> dict[str, Any]:

@@ -376,11 +376,11 @@ def _worth(rollouts: Sequence[RolloutRecord], advantages: Any, sizes: npt.NDArra
         return np.repeat(advantages.astype(np.float32), sizes)
     values = [np.asarray(one, np.float64) for one in advantages]
     if len(values) != len(rollouts):
-        raise DataError(f"advantages: expected one for each of {len(rollouts)} rollouts, found {len(values)}")
+        raise DataError(f"advantages: expected one advantage for each of {len(rollouts)} rollouts, found {len(values)}")
     for value, size, rollout in zip(values, sizes.tolist(), rollouts, strict=True):
         if value.shape not in ((), (size,)) or not np.isfinite(value).all():
             raise DataError(
-                f"advantages: expected a finite number, or one for each of {size} tokens, for rollout "
+                f"advantages: expected a finite number, or one number for each of {size} tokens, for rollout "
                 f"{rollout.rollout_uid!r}, found {value!r:.100}"
             )
     if any(value.ndim for value in values):

@@ -141,9 +141,11 @@ class RolloutColumn:
         if not isinstance(self.name, str) or not self.name.isidentifier() or not self.name.isascii():
             raise ConfigError(f"column: expected a name of letters, digits and '_', found {self.name!r:.80}")
         if self.name in _TAKEN:
-            raise ConfigError(f"column: expected another name than those of all rollouts, found {self.name!r}")
+            raise ConfigError(f"column: expected a name that rollouts do not use, found {self.name!r}")
         if self.name == "reward" and not (self.late and self.per == "example"):
-            raise ConfigError("column 'reward': expected a late one per example, as rollouts and turns have rewards")
+            raise ConfigError(
+                "column 'reward': expected a late column per example, since rollouts and turns already have rewards"
+            )
         if self.per not in PER:
             raise ConfigError(f"column {self.name!r}: expected per among {list(PER)}, found {self.per!r:.80}")
         try:
@@ -165,9 +167,7 @@ class RolloutColumn:
         for name in ("late", "finite"):
             object.__setattr__(self, name, bool(getattr(self, name)))
         if self.name == "reward" and not self.finite:
-            raise ConfigError(
-                "column 'reward': expected finite=True, as nothing can be learnt from others, found False"
-            )
+            raise ConfigError("column 'reward': expected finite=True, since rewards must be finite, found False")
         self._check_fill(kind)
 
     def _check_fill(self, kind: np.dtype[Any]) -> None:
@@ -385,7 +385,7 @@ def common_columns(items: Sequence[Any]) -> Columns:
     for place, item in enumerate(items):
         if item.declared is not declared and item.declared != declared:
             raise DataError(
-                f"examples: expected the same columns, {list(declared)} as the first has, "
+                f"examples: expected the columns of the first example, {list(declared)}, "
                 f"found {list(item.declared)} at {place}"
             )
     return declared
@@ -748,7 +748,7 @@ class RolloutGroup(ByValue):
             if not isinstance(rollout, RolloutRecord) or rollout.key != self.key:
                 raise DataError(f"group {tuple(self.key)}: expected rollouts of this group, found {rollout!r:.200}")
         if len({rollout.rollout_uid for rollout in self.rollouts}) < len(self.rollouts):
-            raise DataError(f"group {tuple(self.key)}: expected every rollout once, found one twice")
+            raise DataError(f"group {tuple(self.key)}: expected every rollout once, found a rollout twice")
 
     def __len__(self) -> int:
         return len(self.rollouts)
@@ -894,7 +894,7 @@ def check_rewarded(rollout: RolloutRecord) -> float:
     """Return the rollout's reward; raise DataError if the rollout has no reward."""
     if rollout.reward is None:
         raise DataError(
-            f"rollout {rollout.rollout_uid!r}: expected a reward of its own or of one of its turns, found none"
+            f"rollout {rollout.rollout_uid!r}: expected a reward of the rollout or of one of its turns, found none"
         )
     return rollout.reward
 
@@ -973,7 +973,7 @@ class RLExample(ByValue):
             if column.per == "turn":
                 turns = count = len(columns[name]) if turns is None else turns
                 if self.turn_ids is None or (len(self.tokens) and int(self.turn_ids.max()) >= turns):
-                    raise DataError(f"{where}: expected turn_ids below {turns}, as {name!r} has so many turns")
+                    raise DataError(f"{where}: expected turn_ids below {turns}, the number of turns in {name!r}")
             columns[name] = column.values(columns[name], count, where)
         object.__setattr__(self, "columns", columns)
 
@@ -1002,7 +1002,8 @@ def other_one(uid: str, differing: list[str], caller: str) -> DataError:
     attributes.
     """
     return DataError(
-        f"{caller}, rollout {uid!r}: expected what was added with this uid before, found other {', '.join(differing)}"
+        f"{caller}, rollout {uid!r}: expected the content that was added with this uid before, found different "
+        f"{', '.join(differing)}"
     )
 
 

@@ -43,7 +43,7 @@ def decode_rollouts(body: memoryview, declared: Columns) -> list[RolloutRecord]:
     try:
         return table_to_rollouts(read_batch(body, rollouts_with(known)), declared=known)
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise DataError(f"rollouts: expected them as a client sends them, found: {error}") from error
+        raise DataError(f"rollouts: cannot decode the rollouts that a client sent: {error}") from error
 
 
 def _at_once(declared: Columns) -> Columns:
@@ -321,7 +321,7 @@ class SharedBuffer:
         if missing and len(uids) > 1:
             raise MissingRowError(
                 f"rollouts: expected the uids of some of {len(self.buffer)}, found {len(missing)} of {len(uids)} that "
-                f"are not there, {missing[0]!r:.100} first; contains(uids) says which are"
+                f"are not stored, {missing[0]!r:.100} first; contains(uids) returns which uids are stored"
             )
         rollouts = [self.buffer.rollout(uid) for uid in uids]
         declared = self.buffer.columns

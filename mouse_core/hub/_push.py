@@ -123,7 +123,7 @@ class Repository:
 
         if not isinstance(self.api.token, str) and (self.api.token is False or get_token() is None):
             raise ConfigError(
-                f"token: expected one with the right to write to {self.repo_id} (token=..., HF_TOKEN,"
+                f"token: expected a token with write access to {self.repo_id} (token=..., HF_TOKEN,"
                 " or `hf auth login`), found none"
             )
 
@@ -254,7 +254,8 @@ def check_statistics(
     known = statistics.rows == count if statistics.content else statistics.rows <= count
     if not known or (len(stores) == 1 and not statistics.is_of(stores[0])):
         raise ConfigError(
-            f"{where}: expected statistics of the {count} rows of {' and '.join(map(repr, names))}, found those of "
+            f"{where}: expected statistics of the {count} rows of {' and '.join(map(repr, names))}, found "
+            "statistics of "
             f"{statistics.rows} rows" + (", of which some differ" if statistics.rows == count else "")
         )
 

@@ -91,5 +91,5 @@ def _unnested(rows: Any, name: str) -> Any:
     renamed = {column: _NESTED[column] for column in flat.column_names if column in _NESTED}
     names = [renamed.get(column, column) for column in flat.column_names]
     if len(set(names)) < len(names):
-        raise SchemaError(f"{name}: expected rows that say each of {sorted(set(_NESTED.values()))} once, found {names}")
+        raise SchemaError(f"{name}: expected each of the columns {sorted(set(_NESTED.values()))} once, found {names}")
     return flat.rename_columns(renamed)

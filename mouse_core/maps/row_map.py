@@ -60,12 +60,12 @@ class Stored:
             raise ConfigError(f"storage: expected a storage, or a pair for keys and values, found {storage!r:.100}")
         for part in parts:
             if isinstance(part, ListStorage) or part.ndim != 1 or not part.writable:
-                raise ConfigError(f"storage: expected writable ones of arrays, with ndim=1, found {part!r:.100}")
+                raise ConfigError(f"storage: expected writable array storages with ndim=1, found {part!r:.100}")
             if part.capacity != (parts[0].capacity if capacity is None else capacity):
                 expected = f"{parts[0].capacity}, that of the keys" if capacity is None else capacity
                 raise ConfigError(f"storage: expected a capacity of {expected}, found {part.capacity}")
         if len(parts) == 2 and parts[0] is parts[1]:
-            raise ConfigError("storage: expected two storages for keys and values, found one twice")
+            raise ConfigError("storage: expected different storages for keys and values, found the same storage twice")
         values = cls(parts[1], "values") if len(parts) == 2 else cls(None, "")
         return cls(parts[0], "keys"), values
 
@@ -76,7 +76,9 @@ class Stored:
             StateError: The state is damaged or does not match the map.
         """
         if state is not None and not self.what:
-            raise StateError("state: expected that of a map of keys alone, as there is one storage, found values")
+            raise StateError(
+                "state: expected the state of a map without values, since the map has one storage, found values"
+            )
         capacity = self.capacity
         if self.grows and isinstance(state, Mapping):
             capacity = max(_FIRST_CAPACITY, state_number("size", state.get("size"), where="storage"))
@@ -129,7 +131,7 @@ class Stored:
     def get(self, numbers: Integers) -> Any:
         """Return the rows with the given numbers as a tree; SchemaError if no row was ever written."""
         if not len(self.storage):
-            raise SchemaError(f"map: expected {self.what or 'values'} that were written, found none")
+            raise SchemaError(f"map: expected at least one write of {self.what or 'values'} before, found none")
         return self.storage.get(numbers)
 
     def write(self, rows: Any, schema: RowSchema, n: int, first: int) -> None:
@@ -137,7 +139,7 @@ class Stored:
         if not n:
             return
         if not self.what:
-            raise ConfigError("storage: expected a pair, for keys and values, found one for the keys alone")
+            raise ConfigError("storage: expected a pair of storages for keys and values, found one storage")
         if self.grows and first + n > self.capacity:
             larger = ArrayStorage(max(2 * self.capacity, first + n))
             if len(self.storage):
@@ -370,7 +372,9 @@ class RowIndex:
             if part.written > len(part.storage):
                 raise StateError(f"storage: expected all {part.written} rows, found {len(part.storage)}")
         if 0 < values.written < keys.written:
-            raise StateError(f"map: expected the values of {keys.written} rows, found those of {values.written}")
+            raise StateError(
+                f"map: expected the values of {keys.written} rows, found the values of {values.written} rows"
+            )
         if keys.storage.changes != self._changes or self._indexed > keys.written:
             self.table, self._indexed = RowTable(), 0
         schema = keys.schema
@@ -389,7 +393,7 @@ class RowIndex:
             later = keys.written - begin - step
             new = self.table.add(self._hashes(rows, slice(0, step)), same, begin, later)[1]
             if new.size != step:
-                raise StateError("storage: expected rows of which none is there twice, found some that are")
+                raise StateError("storage: expected different rows, found a row twice")
             self._indexed += step
         self._changes = keys.storage.changes
 
@@ -625,7 +629,7 @@ class RowMap:
             missing = np.flatnonzero(slots < 0)
             if missing.size:
                 raise MissingRowError(
-                    f"map: expected rows that are there, found {missing.size} of {slots.size} that are not, first row "
+                    f"map: expected rows that the map holds, found {missing.size} of {slots.size} missing, first row "
                     f"{missing[0]}, {picked.take(missing[:1])!r:.120}; get(rows, default) takes them, contains(rows) "
                     "tells which"
                 )
@@ -754,7 +758,7 @@ class RowMap:
         kept = self._values
         given = KeyRows.of(pick(self._accept(values), self._value_fields), kept.schema, n=n, ragged=kept.ragged)
         if given.n != n:
-            raise DataError(f"map: expected the values of {n} rows, found those of {given.n}")
+            raise DataError(f"map: expected the values of {n} rows, found the values of {given.n} rows")
         return given
 
     def _accept(self, rows: Any) -> Any:

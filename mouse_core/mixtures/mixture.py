@@ -112,7 +112,7 @@ def checked_stages(weights: Any, names: Sequence[str]) -> tuple[tuple[int, tuple
 def listed(option: str, given: Any) -> list[Any]:
     """Return the values in order as a list; raise ConfigError if ``given`` is not a sequence."""
     if isinstance(given, str) or not isinstance(given, Sequence | np.ndarray):
-        raise ConfigError(f"{option}: expected several, by name or in a list, found {given!r:.80}")
+        raise ConfigError(f"{option}: expected several members, in a dict or a list, found {given!r:.80}")
     return list(given)
 
 
@@ -130,7 +130,7 @@ def _checked(weights: Any, names: Sequence[str]) -> tuple[int, ...]:
         return (1,) * len(names)
     if isinstance(weights, Mapping):
         if set(weights) != set(names):
-            raise ConfigError(f"weights: expected one for each of {list(names)}, found {list(weights)}")
+            raise ConfigError(f"weights: expected a weight for each of {list(names)}, found {list(weights)}")
         weights = [weights[name] for name in names]
     given = listed("weights", weights)
     if len(given) != len(names) or not all(is_number(weight) and weight >= 0 for weight in given) or not any(given):
@@ -260,7 +260,8 @@ class MixedWindows(ManyStarts):
             for part in parts:
                 if len(part) != size:
                     raise ConfigError(
-                        f"mixture: expected a sampler of batches of {size} windows, found one of {len(part)} by {own!r}"
+                        f"mixture: expected batches of {size} windows from the sampler, found {len(part)} "
+                        f"windows from {own!r}"
                     )
             drawn = np.concatenate(parts)
         starts: Int64s = drawn.reshape(-1)[begin - first * size : end - first * size]
@@ -384,7 +385,7 @@ class MixtureSnapshot(Snapshot):
         if len({weights for _, weights in self.mix.stages}) > 1:
             raise ConfigError(
                 f"mixture: expected one share for each member, found a Schedule, {self.mix!r}; statistics need fixed "
-                f"shares; Normalizer.of(statistics(member), ...) normalises all members by the statistics of one"
+                f"shares; Normalizer.of(statistics(member), ...) normalises all members by the statistics of one member"
             )
         windows, found = self.shares_of(0).windows, []
         for member, share, first in zip(self.members, windows, self.first_rows.tolist(), strict=False):
@@ -412,7 +413,8 @@ class MixtureSnapshot(Snapshot):
     def with_columns(self, segments: Any, config: Any) -> Snapshot:
         """Raise ConfigError, because derived columns must be added to the members."""
         raise ConfigError(
-            f"mixture: expected fields to be derived for its members {list(self.mix.names)}, found it whole"
+            f"mixture: expected a DerivedStore for each of the members {list(self.mix.names)}, found a "
+            "DerivedStore for the mixture"
         )
 
     @memo
@@ -508,8 +510,8 @@ def _joined(members: Mapping[str, Snapshot], field: str | None) -> SnapshotConfi
         own = member.mix.field if isinstance(member, MixtureSnapshot) else None
         if own not in (None, field):
             raise SchemaError(
-                f"mixture: expected mixtures as members with the field {field!r} as here, or with none, found "
-                f"{own!r} in {name!r}; rows of other members have no such field"
+                f"mixture: expected the field {field!r} or None in members that are mixtures, found "
+                f"{own!r} in {name!r}; rows of the other members have no such field"
             )
     there = {name: member for name, member in members.items() if member.num_rows} or dict(members)
     first, alignment = next((name, member.alignment) for name, member in there.items())

@@ -155,7 +155,7 @@ class MixtureSource:
         with self._lock:
             if self._sizes.setdefault(number, size) != size:
                 wanted = f"batches of {self._sizes[number]} windows of member {name!r}"
-                raise ConfigError(f"mixture: expected {wanted}, found one of {size}")
+                raise ConfigError(f"mixture: expected {wanted}, found batches of {size}")
             self._kept[number, index] = views
             while len(self._kept) > _KEPT * len(self.members):
                 self._kept.popitem(last=False)
@@ -171,7 +171,7 @@ def _restored(members: Mapping[str, Source], mix: Mix, size: int | None) -> Mixt
 
 def _checked(name: str, source: Any) -> Source:
     if hasattr(source, "update_priority"):
-        raise ConfigError(f"mixture: expected sources, found a buffer {name!r}; a ReplayBufferEnsemble mixes those")
+        raise ConfigError(f"mixture: expected sources, found a buffer {name!r}; a ReplayBufferEnsemble mixes buffers")
     if (shard := getattr(source, "shard", (0, 1))) != (0, 1):
         raise ConfigError(
             f"mixture: expected members with whole batches, found shard {shard} of member {name!r}; pass the shard to "
@@ -198,8 +198,8 @@ def _joined(members: Mapping[str, Source], field: str | None) -> Spec:
         for one, other in zip(spec.values(), source.spec.values(), strict=True):
             if (one.dtype, one.shape) != (other.dtype, other.shape):
                 raise SchemaError(
-                    f"field {one.name!r}: expected {one.dtype} {list(one.shape)} as of member {first!r}, "
-                    f"found {other.dtype} {list(other.shape)} of {name!r}"
+                    f"field {one.name!r}: expected {one.dtype} {list(one.shape)}, as in member {first!r}, "
+                    f"found {other.dtype} {list(other.shape)} in {name!r}"
                 )
     if field is None:
         return spec

@@ -56,7 +56,7 @@ def check_decoder(source: BatchSource, state: Mapping[str, Any]) -> None:
     if here is not None and state.get(_DECODER, here) != here:
         raise StateError(
             f"state: expected batches decoded by {here}, found {state[_DECODER]!r:.80}; pixels may differ in their "
-            "last bits; load_state_dict(state, accept_decoder=True) goes on with the same frames"
+            "last bits; load_state_dict(state, accept_decoder=True) continues with the same frames"
         )
 
 
@@ -110,7 +110,7 @@ def check_source(source: BatchSource, state: Mapping[str, Any], remark: str = ""
     except (TypeError, ValueError, KeyError, AttributeError, RecursionError):
         differing = []
     if differing:
-        raise StateError(f"state: expected one of this dataset and configuration; {'; '.join(differing)}{remark}")
+        raise StateError(f"state: expected a state of this dataset and configuration; {'; '.join(differing)}{remark}")
     raise StateError(
         f"state: expected the fingerprint {source.fingerprint} of this dataset and configuration (rows, "
         f"fields, sampling, sequence_length, batch_size, augmentation), found {state['fingerprint']!r:.80}{remark}"

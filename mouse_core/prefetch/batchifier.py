@@ -221,7 +221,7 @@ def _source_of(
         cut |= {} if asked["uneven"] == "refuse" else {"uneven": asked["uneven"]}
     if isinstance(store, BatchSource):
         if cut and store.shard != _WHOLE:
-            raise ConfigError(f"shard: expected a source that is sharded once, found shard {store.shard} of it")
+            raise ConfigError(f"shard: expected a source without a shard, found a source with shard {store.shard}")
         cut |= {"replace_dtypes": replace_dtypes} if replace_dtypes else {}
         return store.with_options(**cut) if cut else store
     if shard is None and hasattr(store, "members") and is_local:

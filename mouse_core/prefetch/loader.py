@@ -85,7 +85,8 @@ class Feed:
             ConfigError: The feed has no store.
         """
         raise ConfigError(
-            "refresh: expected a loader over a DatasetStore, found one over a snapshot, a replay buffer or a source"
+            "refresh: expected a loader over a DatasetStore, found a loader over a snapshot, a replay buffer or "
+            "a source"
         )
 
 
@@ -124,7 +125,7 @@ class StoreFeed(Feed):
             source = self.source.with_snapshot(snapshot, epoch_start=begin, seed=seed)
         except (ConfigError, KeyError) as error:
             raise StateError(
-                f"state: expected one of this dataset and configuration, found: {error}{dropped_of(self._store)}"
+                f"state: expected a state of this dataset and configuration, found: {error}{dropped_of(self._store)}"
             ) from error
         check_source(source, state, dropped_of(self._store))
         check_decoder(source, state)
@@ -358,7 +359,7 @@ class Loader(Generic[T]):
             ConfigError: The loader is over a replay buffer, whose fields are unknown before its first rows.
         """
         if not hasattr(self.source, "spec"):
-            raise ConfigError("spec: expected a loader over a store, found one over a replay buffer")
+            raise ConfigError("spec: expected a loader over a store, found a loader over a replay buffer")
         spec: Spec = self.source.spec
         return spec
 

@@ -196,7 +196,9 @@ def query(
     if storage is None or writer is None:
         raise ConfigError(f"query: expected a replay buffer, found {buffer!r:.80}; ask each of an ensemble's `buffers`")
     if not writer.ordered:
-        raise ConfigError(f"query: expected rows in the order they were written, found those of {writer!r:.80}")
+        raise ConfigError(
+            f"query: expected rows in the order in which they were written, found the rows of {writer!r:.80}"
+        )
     if predicate is not None and not callable(predicate):
         raise ConfigError(f"query: predicate: expected a function, found {predicate!r:.80}")
     keys = None if fields is None else check_keys(fields, where="query: fields")
@@ -461,7 +463,7 @@ class BaseBuffer:
         if batch_size is not None:
             return check_count("batch_size", batch_size)
         if self.batch_size is None:
-            raise ConfigError("batch_size: expected one for the buffer or for this sample, found none")
+            raise ConfigError("batch_size: expected a batch size of the buffer or of this call, found none")
         return self.batch_size
 
     # ------------------------------------------------------------------ state
@@ -820,7 +822,8 @@ class ReplayBuffer(BaseBuffer):
         grid = storage.ndim == 2
         if names is not None and (not grid or isinstance(names, str) or list(names).count("time") != 1):
             raise ConfigError(
-                f"names: expected those of batch axes, one of them 'time', and a storage with ndim=2, found {names!r} "
+                "names: expected names of the batch axes, including 'time', and a storage with ndim=2, found "
+                f"{names!r} "
                 f"and ndim={storage.ndim}"
             )
         if not grid:
@@ -1330,7 +1333,7 @@ class ReplayBuffer(BaseBuffer):
 
     def _generation_of(self, index: Any) -> npt.NDArray[np.int64]:
         if self._generations is None:
-            raise ConfigError("generation: expected a buffer made with generations=True, found one that counts none")
+            raise ConfigError("generation: expected a buffer with generations=True, found generations=False")
         self._sync()
         return self._generations.of(self._storage, index)
 
@@ -1592,7 +1595,7 @@ def _hides_begins(storage: DatasetStorage) -> bool:
 
     def read(key: FieldKey) -> npt.NDArray[Any]:
         if key == EPISODE:
-            raise MissingFieldError("rows: expected fields of rows, found what a store knows")
+            raise MissingFieldError("rows: expected only fields of rows, found a field that the store computes")
         values: npt.NDArray[Any] = storage.read(key, around)
         return values
 

@@ -79,12 +79,12 @@ class ReplayBufferEnsemble(BaseBuffer):
             raise ConfigError("buffers: expected at least one, found none")
         members = [buffer if isinstance(buffer, BaseBuffer) else ReplayBuffer(buffer, seed=seed) for buffer in buffers]
         if len({id(member) for member in members}) < len(members):
-            raise ConfigError("buffers: expected each once, found one of them twice")
+            raise ConfigError("buffers: expected each buffer once, found a buffer twice")
         self.buffers: tuple[BaseBuffer, ...] = tuple(members)
         alignments = [member.alignment for member in members]
         if len(set(alignments)) > 1:
             raise ConfigError(
-                f"buffers: expected one alignment, found {alignments}; convert one of them first, for example by "
+                f"buffers: expected one alignment, found {alignments}; convert some buffers first, for example by "
                 "transform=NextView() on the buffer of arrived rows"
             )
         super().__init__(transform, batch_size, seed, collate_fn, alignments[0], digest)
@@ -384,7 +384,9 @@ def join_batches(
         parts = []
         for number, found in zip(numbers, leaves, strict=True):
             if key not in found and key not in _WITHOUT:
-                raise SchemaError(f"buffer {number}: expected the field {key!r} of the others, found {list(found)}")
+                raise SchemaError(
+                    f"buffer {number}: expected the field {key!r} of the other buffers, found {list(found)}"
+                )
             parts.append(found[key] if key in found else fill(key, tuple(found["index"].shape)))
         fields[key] = join(key, parts, numbers)
     sizes = [len(batch) for batch in batches]

@@ -63,7 +63,7 @@ class BufferSource:
 
     def __init__(self, buffer: BaseBuffer, batch_size: int | None, ahead: int) -> None:
         if batch_size is None and buffer.batch_size is None:
-            raise ConfigError("batch_size: expected one for the buffer or for the loader, found none")
+            raise ConfigError("batch_size: expected a batch size of the buffer or of the loader, found none")
         self.buffer = buffer
         self._batch_size = batch_size
         self._count = ahead

@@ -196,7 +196,9 @@ def check_writer(writer: Writer, storage: Storage, sampler: Sampler, transform: 
     looks = any(getattr(transform, name, None) for name in ("reach", "gather", "watchers"))
     if not writer.ordered and (sampler.needs_order or looks):
         part = sampler if sampler.needs_order else transform
-        raise ConfigError(f"writer: expected one that keeps the order of rows, as {part!r} needs, found {writer!r}")
+        raise ConfigError(
+            f"writer: expected a writer that keeps the order of rows, which {part!r} needs, found {writer!r}"
+        )
 
 
 def take(rows: Any, numbers: Slots) -> Any:

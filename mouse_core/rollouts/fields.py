@@ -119,7 +119,7 @@ def complete_fields(fields: Mapping[str, Any]) -> dict[str, RolloutField]:
         made[name] = _as_field(name, given)
     for name, made_field in made.items():
         if made_field.mask and f"{name}_mask" in made:
-            raise ConfigError(f"fields: {name}_mask is there already; it belongs to {name}, which has mask=True")
+            raise ConfigError(f"fields: {name}_mask exists already; it belongs to {name}, which has mask=True")
     rewards, values = made["rewards"].shape, made.get("values", made["rewards"]).shape
     if values != rewards:
         raise ConfigError(f"fields['values']: expected the shape of the rewards, {rewards}, found {values}")
@@ -240,7 +240,7 @@ class Transition:
             canonical = ALIASES.get(name, name)
             earlier = self._values.get(canonical)
             if earlier is not None and earlier is not value:
-                raise ConfigError(f"Transition: expected one value for {canonical}, found another one as {name}")
+                raise ConfigError(f"Transition: expected one value for {canonical}, found a second value as {name}")
             setattr(self, name, value)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -509,7 +509,7 @@ def _split_mask(name: str, value: Any, mask: Any) -> tuple[Any, Any]:
             raise SchemaError(f"{name}: expected one mask, found {name}_mask beside (data, mask)")
         return value
     if value is None and mask is not None:
-        raise MissingFieldError(f"add_transitions: expected {name} with {name}_mask, found the mask alone")
+        raise MissingFieldError(f"add_transitions: expected {name} with {name}_mask, found only the mask")
     return value, mask
 
 

@@ -77,7 +77,7 @@ class PolicyStates:
                 tree_map(_check_same, row[place], self._memory[place], path=path)
             elif not self._all_said:
                 raise SchemaError(
-                    f"hidden_states: expected them in every row, found them first in row {step}; where a policy "
+                    f"hidden_states: expected hidden states in every row, found them first in row {step}; if a policy "
                     "has no state yet, (None, None) says so"
                 )
         return row if said else None

@@ -173,7 +173,7 @@ def check_truncation(time_outs: Array | None, final_values: Array | None) -> Non
     """Raise ConfigError if only one of ``time_outs`` and ``final_values`` is given."""
     if (time_outs is None) != (final_values is None):
         there, missing = ("final_values", "time_outs") if time_outs is None else ("time_outs", "final_values")
-        raise ConfigError(f"{missing}: expected them together with {there}, found None")
+        raise ConfigError(f"{missing}: expected values together with {there}, found None")
 
 
 def check_array(name: str, values: Array) -> None:

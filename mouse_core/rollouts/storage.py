@@ -204,7 +204,8 @@ class RolloutStorage:
         refuse_traced("add_transitions")
         if self._step >= self.num_transitions_per_env:
             raise RolloutFullError(
-                f"add_transitions: expected at most {self.num_transitions_per_env} rows, found one more; clear() first"
+                f"add_transitions: expected at most {self.num_transitions_per_env} rows, found one more row; "
+                "call clear() first"
             )
         given = self._checks.given(transition)
         rows = self._checks.rows(given, self._step)
@@ -553,7 +554,9 @@ class RolloutStorage:
     def _check_readable(self, caller: str, num_epochs: int) -> None:
         check_count("num_epochs", num_epochs)
         if self.training_type == "distillation":
-            raise ConfigError(f"{caller}: expected a storage for reinforcement learning, found one for distillation")
+            raise ConfigError(
+                f"{caller}: expected a storage for reinforcement learning, found a storage for distillation"
+            )
         self._check_full(caller)
         if "values" in self._arrays and not self._has_returns():
             raise RolloutError(f"{caller}: expected returns, found none for these rows; compute_returns() first")
@@ -569,4 +572,6 @@ class RolloutStorage:
     def _check_unchanged(self, version: int) -> None:
         refuse_traced("mini-batches")
         if version != self._version:
-            raise RolloutError("mini-batches: expected the rollout as it was when reading began, found it changed")
+            raise RolloutError(
+                "mini-batches: expected an unchanged rollout while mini-batches are read, found a changed rollout"
+            )

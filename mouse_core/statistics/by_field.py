@@ -277,8 +277,8 @@ class Statistics(Mapping[str, FieldStatistics]):
         known = [name for name, part in self.parts.items() if part.whole is not None]
         if not known or self.rows > snapshot.num_rows or _content(snapshot, self.rows) != self.content:
             raise ConfigError(
-                f"statistics: expected the {self.rows} rows that they are of, and others behind them, found "
-                + (f"{snapshot.num_rows} other rows" if known else "statistics without what is needed to count on")
+                f"statistics: expected the {self.rows} rows of the statistics and then new rows, found "
+                + (f"{snapshot.num_rows} other rows" if known else "statistics that cannot be updated")
             )
         return _counted(snapshot, known, self.shares, before=self, progress=progress)
 

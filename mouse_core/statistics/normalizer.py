@@ -309,7 +309,7 @@ def _is_narrow(dtype: Any) -> bool:
 def _check_array(what: str, values: Any) -> None:
     if not hasattr(values, "dtype") or not hasattr(values, "shape"):
         kind = type(values).__name__
-        raise SchemaError(f"{what}: expected an array of NumPy, PyTorch or JAX, found a {kind}; np.asarray makes one")
+        raise SchemaError(f"{what}: expected an array of NumPy, PyTorch or JAX, found a {kind}; np.asarray converts it")
 
 
 # Smaller arrays are as fast in new memory.

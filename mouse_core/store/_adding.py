@@ -239,7 +239,7 @@ def _ends(parts: Mapping[str, Any], rewards: npt.NDArray[Any]) -> Columns:
         except (ValueError, TypeError, RuntimeError, BufferError) as error:
             raise DataError(f"{name}: expected flags: {error}") from error
         if len(given) != count:
-            raise DataError(f"{name}: expected {count} flags beside {count} rewards, or one, found {len(given)}")
+            raise DataError(f"{name}: expected one flag, or {count} flags for {count} rewards, found {len(given)}")
         _check_last(name, np.logical_and.reduce(flags[name], axis=1))
     agents = {name: flag.shape[1] for name, flag in flags.items() if flag.shape[1] != 1}
     if not agents:
@@ -258,7 +258,7 @@ def _check_last(name: str, ended: npt.NDArray[np.bool_]) -> None:
     early = np.flatnonzero(ended[:-1])
     if len(early):
         raise DataError(
-            f"{name}: expected True at the last of {len(ended)} steps alone, found it at step {early[0]} already; "
+            f"{name}: expected True only at the last of {len(ended)} steps, found True at step {early[0]}; "
             "add_episodes takes several episodes, one after the other"
         )
 
@@ -266,7 +266,9 @@ def _check_last(name: str, ended: npt.NDArray[np.bool_]) -> None:
 def _repeated(name: str, value: Any, count: int, declared: pa.Field | None) -> Any:
     """Repeat a value of the whole episode for each of its rows."""
     if name.split(".")[0] in _RESERVED:
-        raise SchemaError(f"add_episode: expected parts {list(PARTS)} and columns of other names, found {name!r}")
+        raise SchemaError(
+            f"add_episode: expected parts {list(PARTS)} and columns that the store does not create, found {name!r}"
+        )
     if value is None or isinstance(value, str | bytes) or declared is not None:
         return [value] * count
     array = np.asarray(value)

@@ -310,7 +310,7 @@ def _holds(table: pa.Table, name: str, value: Any) -> Bools:
             held = pc.is_null(column) if value is None else pc.equal(column, pa.scalar(value))
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise ConfigError(
-            f"where: {name}: expected a value of type {column.type}, a list of such, or a range (lowest, highest), "
+            f"where: {name}: expected a value of type {column.type}, a list of values, or a range (lowest, highest), "
             f"found {value!r:.80}: {error}"
         ) from error
     taken: Bools = pc.fill_null(held, False).to_numpy()
@@ -400,7 +400,9 @@ def parts_of(shares: Mapping[str, float], seed: int, by: str) -> dict[str, Split
         raise ConfigError(f"split: expected shares of at most 1 in all, as train=0.9, found {dict(shares)}")
     if left > _ENOUGH:
         if REST in shares:
-            raise ConfigError(f"split: expected shares of 1 in all, as {REST!r} is among them, found {dict(shares)}")
+            raise ConfigError(
+                f"split: expected shares with the sum 1, as {REST!r} is one of them, found {dict(shares)}"
+            )
         shares, ends = {**shares, REST: left}, [*ends, 1.0]
     ends[-1] = 1.0
     return {name: SplitRule(name, ends[at], ends[at + 1], seed, by) for at, name in enumerate(shares)}

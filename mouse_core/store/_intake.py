@@ -119,7 +119,7 @@ class StoreSchema:
             if metadata.alignment not in (None, self.alignment):
                 raise SchemaError(
                     f"from_dataset: expected rows of alignment {self.alignment!r}, found {metadata.alignment!r} in "
-                    f"{where}; a DatasetStore(alignment={metadata.alignment!r}) takes them"
+                    f"{where}; a DatasetStore(alignment={metadata.alignment!r}) accepts these rows"
                 )
             for field in metadata.fields:
                 _check_alike(told.get(field.name, field), field, where)
@@ -127,7 +127,7 @@ class StoreSchema:
             for name in spec:
                 if name in found and found[name] != spec[name]:
                     raise SchemaError(
-                        f"column {name!r}: expected {spec[name]!r}, found {found[name]!r} in what {where} says"
+                        f"column {name!r}: expected {spec[name]!r}, found {found[name]!r} in the metadata of {where}"
                     )
             news: dict[str, Any] = {name: self._untold_dim(name, where, metadata) for name in DIMS}
             news["fields"] = [field for field in metadata.fields if field.name not in told]
@@ -141,7 +141,7 @@ class StoreSchema:
         """Return a dimension from a dataset's metadata; None if it is an argument of the store."""
         told, found = getattr(self.told, name), getattr(metadata, name)
         if told is not None and found is not None and told < found:
-            raise SchemaError(f"{name}: expected at least {found}, as {_called(label, metadata)} says, found {told}")
+            raise SchemaError(f"{name}: expected at least {found}, as {_called(label, metadata)} states, found {told}")
         return None if told is not None else found
 
     def _know_fields(self) -> None:
@@ -357,7 +357,9 @@ def _check_alike(given: Field, said: Field, label: str) -> None:
     for name in ("column", "shape", "image"):
         wanted, found = getattr(given, name), getattr(said, name)
         if wanted != found and wanted is not None and found is not None:
-            raise SchemaError(f"field {said.name!r}: expected {name} {wanted!r}, found {found!r} in what {label} says")
+            raise SchemaError(
+                f"field {said.name!r}: expected {name} {wanted!r}, found {found!r} in the metadata of {label}"
+            )
 
 
 def _check_declared(declared: pa.Field, segment: Segment) -> None:

@@ -946,7 +946,7 @@ class DerivedColumns:
             write(file, values, said, read)
             found = load(file, said, self._digest)
         if found is None:
-            raise StorageError(f"{file}: expected the values that were written, found others")
+            raise StorageError(f"{file}: expected the values that were written, found different values")
         return found
 
     def _digest(self, field: str) -> str:
@@ -1057,7 +1057,9 @@ class DerivedStore(Store):
             )
         for name, derivation in fields.items():
             if not hasattr(derivation, "compute") or not hasattr(derivation, "spec") or isinstance(derivation, type):
-                raise ConfigError(f"derived fields: {name!r}: expected one such as Return(), found {derivation!r:.80}")
+                raise ConfigError(
+                    f"derived fields: {name!r}: expected a derivation such as Return(), found {derivation!r:.80}"
+                )
             derivation_identity(derivation)  # raises if there is no identity
         self._store, self._derivations = store, dict(fields)
         self._path = None if path is None else Path(path)

@@ -42,7 +42,7 @@ def to_dataset(snapshot: Snapshot, types: Mapping[str, pa.DataType], metadata: D
     import datasets
 
     if not snapshot.num_rows:
-        raise ConfigError("to_dataset: expected a store with rows, found an empty one")
+        raise ConfigError("to_dataset: expected a store with rows, found an empty store")
     joins = snapshot.unseen_joins()
     if joins:
         warn_of_joins("to_dataset", joins, stacklevel=4)

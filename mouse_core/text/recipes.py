@@ -142,7 +142,7 @@ def with_offsets(tokenizer: Any, texts: Sequence[str], add_special_tokens: bool)
             text.encode()
         except UnicodeEncodeError as error:
             raise DataError(
-                f"chat: expected characters of Unicode, found half of one at {error.start}: {error}"
+                f"chat: expected Unicode characters, found half a surrogate pair at {error.start}: {error}"
             ) from error
     if hasattr(tokenizer, "with_offsets"):
         told: list[tuple[Any, Any]] = tokenizer.with_offsets(texts, add_special_tokens=add_special_tokens)
@@ -160,7 +160,7 @@ def with_offsets(tokenizer: Any, texts: Sequence[str], add_special_tokens: bool)
         return list(zip(said["input_ids"], said["offset_mapping"], strict=True))
     except (TypeError, KeyError, NotImplementedError, ValueError) as error:
         raise ConfigError(
-            "tokenizer: expected a tokenizers.Tokenizer or a fast tokenizer of transformers, which tell offsets, "
+            "tokenizer: expected a tokenizers.Tokenizer or a fast tokenizer of transformers, which return offsets, "
             f"found {type(tokenizer).__name__}: {error}"
         ) from error
 

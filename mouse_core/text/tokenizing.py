@@ -436,7 +436,7 @@ def tokenize(
     if not isinstance(version, str):
         raise ConfigError(f"version: expected a text, found {version!r}")
     if not isinstance(recipe, Recipe):
-        raise ConfigError(f"recipe: expected Texts, Prompts, Pairs, Tokens or one of your own, found {recipe!r:.80}")
+        raise ConfigError(f"recipe: expected Texts, Prompts, Pairs, Tokens or your own recipe, found {recipe!r:.80}")
     root = Path(folder)
     identity, load = known(tokenizer, version)
     texts = source_of(source, recipe.columns, split)

@@ -398,7 +398,7 @@ class Forest:
             times = [rows.number(name) for name in _TIMES if rows.has(name)]
             if dones is None and not times:
                 raise MissingFieldError(
-                    "rows: expected a field 'next', or one that says where episodes end ('done'), found "
+                    "rows: expected a field 'next', or a field such as 'done' that marks the ends of episodes, found "
                     f"{list(rows.given)}"
                 )
             if dones is not None:

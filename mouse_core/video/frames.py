@@ -85,7 +85,9 @@ class VideoFiles:
                 self._held.move_to_end(key)
                 return found
         if not 0 <= number < len(self.files):
-            raise DataError(f"expected videos 0 to {len(self.files) - 1}, as the dataset lists them, found {number}")
+            raise DataError(
+                f"expected a video number from 0 to {len(self.files) - 1}, as listed in the dataset, found {number}"
+            )
         path, digest = self.files[number]
         found = index_video(find_video(path, roots))
         if found.digest != digest:

@@ -131,7 +131,7 @@ class VideoCodec:
             raise ConfigError(f"video: pix_fmt: expected one of {'greys' if wide else 'colours'}, found {found!r}")
         made = pyav().VideoFormat(found, 16, 16)
         if wide != (grey and made.components[0].bits > 8):
-            raise ConfigError(f"video: pix_fmt: expected one for pixels of {np.dtype(dtype)}, found {found!r}")
+            raise ConfigError(f"video: pix_fmt: expected a format for pixels of {np.dtype(dtype)}, found {found!r}")
         odd = [
             side
             for side, part in zip(shape, (made.chroma_height(16), made.chroma_width(16)), strict=False)

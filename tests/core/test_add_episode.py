@@ -365,8 +365,8 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     ),
     "actions": ({"actions": np.zeros((5, 2), np.float32)}, DataError, "actions: expected 4 rows .*found 5"),
     "infos": ({"infos": {"x": np.zeros(3)}}, DataError, r"infos\['x'\]: expected 4 or 5 rows .*found 3"),
-    "flags": ({"truncated": [False]}, DataError, "truncated: expected 4 flags .*found 1"),
-    "early": ({"terminated": [0, 1, 0, 0]}, DataError, "terminated: expected True at the last of 4 .*step 1"),
+    "flags": ({"truncated": [False]}, DataError, "truncated: expected one flag, or 4 flags .*found 1"),
+    "early": ({"terminated": [0, 1, 0, 0]}, DataError, "terminated: expected True only at the last of 4 .*step 1"),
     "no flags": ({"terminated": 0.5}, DataError, "terminated: expected flags: .*found 0.5"),
     "objects": ({"actions": [object()] * 4}, DataError, "actions: expected an array of numbers or texts"),
     "complex": ({"actions": np.zeros(4, complex)}, DataError, "actions: expected an array of numbers or texts"),
@@ -380,7 +380,7 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "early agents": (
         {"terminated": [[0, 1], [1, 0], [0, 0], [0, 0]]},
         DataError,
-        "terminated, truncated: expected True at the last of 4 .*step 1",
+        "terminated, truncated: expected True only at the last of 4 .*step 1",
     ),
     "none": (
         {"rewards": [], "actions": [], "observations": [[0.0]]},

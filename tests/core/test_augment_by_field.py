@@ -317,7 +317,7 @@ def test_what_does_not_suit_a_source(part: Any, options: dict[str, Any], message
 def test_masks_that_windows_deliver_are_not_written_over() -> None:
     config = AugmentTokensConfig(by_field=[MaskFields("room", 0.1)], deliver_masks=True)
     assert BatchSource(make_store(), augment=config, windows={"action": [0]})[0]["room_mask"].dtype == bool
-    with pytest.raises(ConfigError, match="deliver_masks: room: expected no field room_mask"):
+    with pytest.raises(ConfigError, match="deliver_masks: room: expected a batch without a field room_mask"):
         BatchSource(make_store(), augment=config, windows={"room": [0]})
 
 

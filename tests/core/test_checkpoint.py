@@ -50,5 +50,5 @@ def test_the_state_of_one_row_is_loaded() -> None:
     assert len(again) == 1
     assert again.sample()["action"].tolist() == [1]
     for rows in (0, 3, True, None):
-        with pytest.raises(StateError, match="expected the state of"):
+        with pytest.raises(StateError, match="expected a state of"):
             again.load_state_dict({**state, "storage": {**state["storage"], "size": rows}})

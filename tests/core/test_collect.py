@@ -271,7 +271,7 @@ def test_a_name_is_one_client(server: StoreServer, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("mouse_core.collect.server._PATIENCE_S", 0.1)
     client = StoreClient(server.address, "a")
     client.extend(numbered(0, 1))
-    with pytest.raises(ConfigError, match="expected a name that no other client has, found 'a'"):
+    with pytest.raises(ConfigError, match="expected a unique name, found 'a'"):
         StoreClient(server.address, "a", timeout_s=0)
     client.close()
     with StoreClient(server.address, "a") as again:
@@ -304,7 +304,7 @@ def test_who_is_not_there_or_was_closed(server: StoreServer, tmp_path: Path) -> 
     with pytest.raises(StorageError, match="expected an answer"):
         client.extend(numbered(0, 1))
     client.close()
-    with pytest.raises(ClosedError, match="expected an open one"):
+    with pytest.raises(ClosedError, match="expected an open client"):
         client.extend(numbered(0, 1))
 
 
@@ -482,12 +482,12 @@ def test_a_small_body_is_no_large_one(column: pa.Array) -> None:
         described = [["x", "arrow", "", [len(column)], len(body)]]
         tracemalloc.start()
         try:
-            with pytest.raises(DataError, match="expected"):
+            with pytest.raises(DataError, match="expected|cannot decode"):
                 decoded(described, memoryview(body))
             assert tracemalloc.get_traced_memory()[1] < 1_000_000
         finally:
             tracemalloc.stop()
-    with pytest.raises(DataError, match="rollouts: expected"):
+    with pytest.raises(DataError, match="rollouts: cannot decode"):
         decode_rollouts(memoryview(batch.serialize()), Columns())
 
 
@@ -569,10 +569,10 @@ def test_two_clients_of_one_name_lose_nothing_silently(where: str, tmp_path: Pat
     shared = SharedStore(store)
     channel = Direct(shared)
     one, other = StoreClient(channel, "a"), StoreClient(channel, "a")
-    with pytest.raises(ConfigError, match="expected a name that no other client has, found 'a'"):
+    with pytest.raises(ConfigError, match="expected a unique name, found 'a'"):
         one.extend(numbered(0, 1))
     other.extend(numbered(10, 1))
-    with pytest.raises(ConfigError, match="expected a name that no other client has"):
+    with pytest.raises(ConfigError, match="expected a unique name"):
         one.flush()
     (hello, _) = channel.brought[0]  # it comes again
     assert shared.answer(hello, memoryview(b""))["error"] == "ConfigError"

@@ -425,7 +425,7 @@ def test_bad_input_is_refused_with_what_was_found() -> None:
     store = example_store(20)
     with pytest.raises(ConfigError, match="expected a Store, found dict"):
         DerivedStore({}, {})  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"'a': expected one such as Return\(\), found <class"):
+    with pytest.raises(ConfigError, match=r"'a': expected a derivation such as Return\(\), found <class"):
         DerivedStore(store, {"a": Return})  # type: ignore[dict-item]
     for taken in ("reward", "observation"):
         with pytest.raises(ConfigError, match=f"a name that is not taken, found '{taken}'"):

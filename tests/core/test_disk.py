@@ -116,7 +116,7 @@ def test_a_folder_has_one_writer(folder: Path) -> None:
         DatasetStore.open(folder, "a")
     writer.close()
     writer.close()
-    with pytest.raises(ClosedError, match="found it closed"):
+    with pytest.raises(ClosedError, match="found a closed store"):
         writer.append({})
     DatasetStore.open(folder, "a").close()
 
@@ -249,7 +249,7 @@ def test_a_reader_refuses_to_write(folder: Path) -> None:
             lambda: reader.from_dataset(pa.table({"observation": [[1.0]]})),
             reader.clear,
         ):
-            with pytest.raises(ConfigError, match="found one opened for reading"):
+            with pytest.raises(ConfigError, match="found a store opened for reading"):
                 refused()
 
 

@@ -161,7 +161,7 @@ def test_users_in_addresses_and_objects_without_versions_are_refused(server, opt
         assert "password" not in repr(found)
     server.versions = False
     try:
-        with pytest.raises(DataError, match=r"expected a server that says which version of it there is"):
+        with pytest.raises(DataError, match=r"expected a server that sends the version of a file"):
             DatasetStore.open(f"{server.url}/data/runs", cache=options["cache"])
     finally:
         server.versions = True
@@ -178,7 +178,7 @@ def test_what_is_no_store_or_not_whole_is_said(server, options, written):
     with pytest.raises(ConfigError, match="expected the mode 'r'"):
         DatasetStore.open("s3://data/runs", "a", **options)
     server.put_folder("data/runs", written)
-    with pytest.raises(ConfigError, match="found a remote one; write it in a folder"):
+    with pytest.raises(ConfigError, match="found a remote store; write it in a folder"):
         DatasetStore.open("s3://data/runs", **options).extend(rows(0))
     path = next(path for path in server.objects if path.endswith(".arrow"))
     whole = server.objects[path].read(0, 1 << 30)
@@ -252,7 +252,7 @@ def test_an_upload_never_takes_the_place_of_another_store(server, options, tmp_p
         with DatasetStore.open(tmp_path / name, "a") as store:
             store.extend(regular(first * ROWS))
     upload(tmp_path / "one", url, reaching=reaching)
-    with pytest.raises(ConfigError, match="of a folder that was copied, only one goes on"):
+    with pytest.raises(ConfigError, match="from a folder that was copied, only one goes on"):
         upload(tmp_path / "copy", url, reaching=reaching)
     assert main(["upload", str(tmp_path / "one"), f"file://{tmp_path}/sent"]) == 0
     file = next((tmp_path / "one" / "segments").iterdir())
@@ -512,7 +512,7 @@ def test_what_cannot_be_done_is_refused_by_name(server, options, tmp_path):
             DatasetStore.open(url, verify=True, **options)
         assert len(DatasetStore.open(url, verify=False, **options)) == len(DatasetStore.open(url, **options)) == 1
     for name, value in {"sync": "append", "max_rows": 100, "max_bytes": 1 << 20, "layout": "windows"}.items():
-        with pytest.raises(ConfigError, match=rf"rows at an address are only read, found \['r', '{name}='\]"):
+        with pytest.raises(ConfigError, match=rf"rows at an address are read-only, found \['r', '{name}='\]"):
             DatasetStore.open("s3://data/parquet", **{name: value}, **options)
 
 

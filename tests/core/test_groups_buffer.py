@@ -125,9 +125,11 @@ def test_a_uid_names_one_rollout(make: Make, tmp_path: Path) -> None:
             other = replace(known[place], **changed)  # type: ignore[arg-type]
             if place == 4 and found == "turns":
                 other = replace(other, turns=known[3].turns)
-            with pytest.raises(DataError, match=f"rollout 'r{place}': expected what was added .* found other {found}$"):
+            with pytest.raises(
+                DataError, match=f"rollout 'r{place}': expected the content that was added .* found different {found}$"
+            ):
                 buffer.add_rollouts([rollout(9), other])
-    with pytest.raises(DataError, match=r"rollout 'r8': expected what was added .* found other reward"):
+    with pytest.raises(DataError, match=r"rollout 'r8': expected the content that was added .* found different reward"):
         buffer.add_rollouts([rollout(8), rollout(8, reward=1.0)])
     assert len(buffer) == 6, "nothing of these calls was added"
     for path in buffer.root_path.glob("math/part-*"):
@@ -407,7 +409,7 @@ def test_whoever_opens_a_folder_takes_it(make: Make) -> None:
     first = make()
     first.add_rollouts(group(0, 6))
     second = make()
-    with pytest.raises(ClosedError, match=f"found it opened anew since, by process {os.getpid()} on "):
+    with pytest.raises(ClosedError, match=f"found that another buffer opened it, by process {os.getpid()} on "):
         first.add_rollouts(group(6, 2))
     with pytest.raises(ClosedError):
         first.flush()

@@ -28,7 +28,7 @@ from mouse_core.groups import (
     ("options", "wanted"),
     [
         ({"name": "top-k"}, "expected a name of letters"),
-        ({"name": "tokens"}, "expected another name"),
+        ({"name": "tokens"}, "expected a name that rollouts do not use"),
         ({"per": "group"}, r"expected per among \['token', 'turn', 'example'\], found 'group'"),
         ({"dtype": "str"}, "expected the dtype of numbers"),
         ({"dtype": "float33"}, "expected the dtype of numbers"),
@@ -301,8 +301,8 @@ def test_a_batch_of_differing_columns_is_refused() -> None:
     plain = RLExample([1], [True], [0.0], [0.0])
     own = RLExample([1], [True], [0.0], [0.0], columns={"x": [1.0]}, declared=[RolloutColumn("x")])
     for call in (pad, concatenate, lambda some: pack(some, 4)):
-        with pytest.raises(DataError, match=r"expected the same columns, \[\] as the first has, found \['x'\] at 1"):
+        with pytest.raises(DataError, match=r"expected the columns of the first example, \[\], found \['x'\] at 1"):
             call([plain, own])
     declared = [RolloutColumn("t", "turn")]
-    with pytest.raises(DataError, match="expected turn_ids below 1, as 't' has so many turns"):
+    with pytest.raises(DataError, match="expected turn_ids below 1, the number of turns in 't'"):
         RLExample([1], [True], [0.0], [0.0], columns={"t": [1.0]}, turn_ids=[1], declared=declared)

@@ -438,7 +438,7 @@ def test_bad_calls() -> None:
         maker.create_batch(0)
     with pytest.raises(DataError, match="expected a RolloutRecord, found 3"):
         maker.add_rollout(3)  # type: ignore[arg-type]
-    with pytest.raises(DataError, match="expected a finite number, or one for each of 8 tokens, for rollout"):
+    with pytest.raises(DataError, match="expected a finite number, or one number for each of 8 tokens, for rollout"):
         make_examples([rollout(0)], [math.nan])
 
 
@@ -453,7 +453,7 @@ def test_a_uid_names_one_rollout_of_a_maker_too() -> None:
             if name == "metadata" and drawn:
                 continue  # which is forgotten
             found = "group" if name == "example_id" and drawn else name
-            with pytest.raises(DataError, match=f"add_rollout, rollout 'r0': .* before, found other {found}"):
+            with pytest.raises(DataError, match=f"add_rollout, rollout 'r0': .* before, found different {found}"):
                 maker.add_rollout(rollout(0, **changed))  # type: ignore[arg-type]
         maker.create_batch(2)
     maker.add_rollout(rollout(0))
@@ -591,7 +591,7 @@ def test_batches_are_digested_and_a_restart_goes_on(tmp_path: Path) -> None:
     again.close()
     plain = buffer(tmp_path / "whole")
     assert plain.create_and_store_batch(2) is not None
-    with pytest.raises(ConfigError, match="a buffer made with digest=True"):
+    with pytest.raises(ConfigError, match="a buffer created with digest=True"):
         _ = plain.digest
     plain.close()
     begun = opened("whole")
@@ -732,10 +732,10 @@ ARRAYS = ("tokens", "loss_mask", "advantage", "generator_log_probs")
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [
-        ({}, "expected to learn which rollouts a batch has used"),
-        ({"rollout_uids": []}, "expected to learn which rollouts a batch has used"),
-        ({"rollout_uids": 2}, "expected to learn which rollouts a batch has used"),
-        ({"rollout_uids": ["r0", ""]}, "expected to learn which rollouts a batch has used"),
+        ({}, "expected the uids of the rollouts in the batch"),
+        ({"rollout_uids": []}, "expected the uids of the rollouts in the batch"),
+        ({"rollout_uids": 2}, "expected the uids of the rollouts in the batch"),
+        ({"rollout_uids": ["r0", ""]}, "expected the uids of the rollouts in the batch"),
         ({"rollout_uids": ["r0", "r9"]}, "expected a batch of rollouts of this buffer, found rollout_uid 'r9'"),
         (None, "get_batch_metadata: expected a dict, found None"),
     ],

@@ -125,7 +125,7 @@ def test_what_is_refused_changes_nothing(tmp_path: Path) -> None:
             ("reward", [1.0], "expected a dict of values by uid"),
             ("reward", 5, "expected a dict of values by uid, found 5"),
             ("reward", None, "expected a dict of values by uid, found None"),
-            ("reward", {"r0": 1.0, "nobody": 2.0}, "uids of rollouts that are there, found 'nobody'"),
+            ("reward", {"r0": 1.0, "nobody": 2.0}, "uids of stored rollouts, found 'nobody'"),
             (
                 "reward",
                 {"r0": 1.0, "r1": float("nan")},
@@ -137,7 +137,11 @@ def test_what_is_refused_changes_nothing(tmp_path: Path) -> None:
                 r"'r1': expected column 'reference' as finite .* -inf at \[1\]",
             ),
             ("reward", {"r0": 1.0, "r1": "good"}, "rollout 'r1'"),
-            ("reward", {"r2": 0.75}, "rollout 'r2': expected the one that it came with, 0.5, found 0.75"),
+            (
+                "reward",
+                {"r2": 0.75},
+                "rollout 'r2': expected the value that was added with the rollout, 0.5, found 0.75",
+            ),
             ("reference", {"r1": [1.0, 2.0]}, r"rollout 'r1': expected column .* \[4\], found shape \[2\]"),
             ("judged", {"r1": np.full((2, 2), 99999)}, "rollout 'r1': expected column 'judged' as int16"),
             ("reference", {"r1": value("reference", 1), "r0": np.ones(3)}, "rollout 'r0': expected the value that it"),
@@ -156,7 +160,7 @@ def test_what_is_refused_changes_nothing(tmp_path: Path) -> None:
         assert buffer.add_column("reward", {"r2": 0.5}) == buffer.add_column("reward", {}) == 0
         assert buffer.rollout("r2").columns["reward"] == 0.5
     with opened(tmp_path / "plain") as plain:
-        with pytest.raises(DataError, match="rollout 'r0': expected a reward of its own"):
+        with pytest.raises(DataError, match="rollout 'r0': expected a reward of the rollout"):
             plain.add_rollout(rollout(0))
         assert len(plain) == 0
 

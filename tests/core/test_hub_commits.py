@@ -222,7 +222,7 @@ def test_without_the_right_token_nothing_happens(hub: HubServer, token: str, sta
 def test_without_any_token_nothing_is_even_written(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HF_TOKEN", raising=False)
     for token in (None, False):
-        with pytest.raises(ConfigError, match=r"token: expected one with the right to write to tester/cartpole"):
+        with pytest.raises(ConfigError, match=r"token: expected a token with write access to tester/cartpole"):
             push(hub, {"train": make_store(5)}, token=token)
     assert not hub.writes()
 

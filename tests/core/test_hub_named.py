@@ -247,9 +247,9 @@ def test_those_of_other_rows_are_refused_before_anything_is_sent(hub: HubServer)
     for wrong, match in (
         (
             statistics(make_store(49)),
-            r"statistics: expected statistics of the 50 rows of 'train', found those of 49 rows",
+            r"statistics: expected statistics of the 50 rows of 'train', found statistics of 49 rows",
         ),
-        (statistics(other), "found those of 50 rows, of which some differ"),
+        (statistics(other), "found statistics of 50 rows, of which some differ"),
         ({"reward": 1.0}, "statistics: expected Statistics or None"),
     ):
         for dry_run in (False, True):

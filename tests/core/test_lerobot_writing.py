@@ -377,9 +377,9 @@ def called(name: str) -> Any:
     [
         ({"images": "raw"}, ConfigError, "expected videos, png or jpeg, as LeRobot has pictures, found 'raw'"),
         ({"frames_per_second": 0}, ConfigError, r"frames_per_second \(--fps\): expected a positive number"),
-        ({"images": {"reward": "png"}}, ConfigError, "expected one of the columns of pictures"),
+        ({"images": {"reward": "png"}}, ConfigError, "expected one of the image columns"),
         ({"shard_bytes": "many"}, ConfigError, r"shard_bytes \(--max-shard-size\): expected bytes"),
-        (uneven, DataError, r"\['sometimes'\]: expected all episodes to have them alike"),
+        (uneven, DataError, r"\['sometimes'\]: expected the same value in all episodes"),
         (missing, DataError, "expected all observations but the last, found rows marked as missing"),
         (blind, DataError, f"column '{TOP}': expected a picture in every row, found 1 without"),
         (without_action, DataError, "expected a column 'action'"),
@@ -410,7 +410,7 @@ def test_what_cannot_be_written_is_refused(
 
 def test_nothing_is_left_of_what_was_interrupted(rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "there").mkdir()
-    with pytest.raises(ConfigError, match="expected a path where nothing is"):
+    with pytest.raises(ConfigError, match="expected a path that does not exist"):
         write_lerobot(rows.table(), tmp_path / "there")
     left = [30]
 

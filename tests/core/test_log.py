@@ -89,7 +89,7 @@ def test_a_damaged_file_is_named_and_one_that_was_not_finished_has_no_records(tm
     content = bytearray(path.read_bytes())
     content[FIRST + HEAD] ^= 1
     for damaged, message in (
-        (content, "expected the record at byte 24 as it was written"),
+        (content, "expected an intact record at byte 24"),
         (b"anything" * 10, "expected a mapped log"),
     ):
         path.write_bytes(damaged)

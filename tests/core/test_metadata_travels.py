@@ -105,7 +105,7 @@ def test_a_store_takes_over_what_it_was_not_told(tmp_path: Path) -> None:
     spec = BatchSource(wider, 2, 4).spec
     assert (spec["log_prob"].dtype, wider.metadata.max_action_dim) == (np.dtype("float64"), 9)
     for options, message in (
-        ({"max_action_dim": 4}, r"max_action_dim: expected at least 5, as dataset \(Hopper-v5\) says, found 4"),
+        ({"max_action_dim": 4}, r"max_action_dim: expected at least 5, as dataset \(Hopper-v5\) states, found 4"),
         (
             {"fields": [Field("log_prob", column="reward")]},
             "field 'log_prob': expected column 'reward', found 'log_prob'",

@@ -259,7 +259,9 @@ def shares_of(mixture: Mixture) -> list[Fraction]:
 @pytest.mark.parametrize(("inner", "outer"), [("sub", "member"), ("member", None), ("member", "source")])
 def test_no_member_loses_a_field_of_its_own(inner: str, outer: str | None) -> None:
     below = Mixture({"x": numbered(0, 60), "y": numbered(1, 60)}, field=inner)
-    with pytest.raises(SchemaError, match=f"with the field {outer!r} as here, or with none, found {inner!r} in 'in'"):
+    with pytest.raises(
+        SchemaError, match=f"the field {outer!r} or None in members that are mixtures, found {inner!r} in 'in'"
+    ):
         BatchSource(Mixture({"in": below, "z": numbered(2, 60)}, field=outer), 4, 4)
 
 
@@ -559,11 +561,11 @@ def test_bad_arguments_say_what_was_expected() -> None:
         ("2 numbers from 0", [plain, plain], {"weights": [1, -1]}),
         ("2 numbers from 0", [plain, plain], {"weights": [0, 0]}),
         ("2 numbers from 0", [plain, plain], {"weights": [1, float("nan")]}),
-        ("one for each of", {"a": plain}, {"weights": {"b": 1}}),
+        ("a weight for each of", {"a": plain}, {"weights": {"b": 1}}),
         ("per: expected", [plain], {"per": "row"}),
         ("temperature: expected", [plain], {"temperature": 0}),
         ("field: expected", [plain], {"field": ""}),
-        ("one for each of", {"a": plain}, {"weights": Schedule({0: {"b": 1}})}),
+        ("a weight for each of", {"a": plain}, {"weights": Schedule({0: {"b": 1}})}),
     ]
     for message, stores, options in wrong:
         with pytest.raises(ConfigError, match=message):

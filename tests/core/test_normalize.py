@@ -392,7 +392,9 @@ def test_codes_that_are_numbers_are_normalised_where_that_is_said() -> None:
 def test_values_of_another_shape_are_refused() -> None:
     normalizer = source_of(store_of(columns()), normalize={**KINDS, "obs_image": "mean_std"}).normalizer
     for method in ("apply", "undo"):
-        with pytest.raises(SchemaError, match=f"{method}: expected an array of .*, found a list; np.asarray makes one"):
+        with pytest.raises(
+            SchemaError, match=f"{method}: expected an array of .*, found a list; np.asarray converts it"
+        ):
             getattr(normalizer["action"], method)([1.0, 2.0])
     with pytest.raises(SchemaError, match=r"expected values \[\.\.\., 3\], found shape \[4, 2\]"):
         normalizer["obs_continuous"].apply(np.zeros((4, 2)))

@@ -269,7 +269,7 @@ def test_pictures_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         with pytest.raises(error, match=message):
             convert(rows_of(columns, metadata), target, images=way)
         assert not list(tmp_path.iterdir())
-    with pytest.raises(ConfigError, match="expected a folder for rows with videos, found the name of one file"):
+    with pytest.raises(ConfigError, match="expected a folder for rows with videos, found the name of a single file"):
         convert(rows_of({TOP: colours()}), tmp_path / "rows.parquet", images="video")
 
 
@@ -324,7 +324,7 @@ def test_frames_are_not_appended(tmp_path: Path) -> None:
     rows = store[:4]
     copied = DatasetStore(image_roots=[tmp_path / "video"]).from_dataset(store.to_dataset())
     for writer in (DatasetStore.open(tmp_path / "video", "a"), copied):
-        with pytest.raises((DataError, ConfigError), match="frames of videos are not appended"):
+        with pytest.raises((DataError, ConfigError), match="video frames cannot be appended"):
             writer.extend(rows)
         assert len(writer) == COUNT
         assert BatchSource(writer, 4, 3)[0][TOP].shape == (3, 4, SIDE[0] * SIDE[1] * 3)

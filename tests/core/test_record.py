@@ -519,7 +519,7 @@ def test_what_a_closed_store_does_not_take_waits_for_the_next_recorder(tmp_path:
         env: Any = Recorder(world, store)
     env.reset()
     env.step(env.action_space.sample())
-    with pytest.raises(ClosedError, match="expected an open one"):
+    with pytest.raises(ClosedError, match="expected an open store"):
         env.close()
     assert world.closed == 1
     env.close()  # nothing waits any more

@@ -109,7 +109,7 @@ def test_an_interruption_keeps_what_was_recorded(capsys: pytest.CaptureFixture[s
         ("CartPole-v1 new --episodes 1 --policy policies_here:none", "expected 'none' in policies_here"),
         ("CartPole-v1 new --episodes 1 --policy policies_here:number", "policy: expected a function"),
         ("CartPole-v1 new --episodes 1 --policy nowhere_at_all:f", "No module named 'nowhere_at_all'"),
-        ("CartPole-v1 new --episodes 1 --autoreset disabled", "expected --vector N with them"),
+        ("CartPole-v1 new --episodes 1 --autoreset disabled", "expected also --vector N"),
         ("CartPole-v1 new --episodes 1 --infos prob=number", "infos['prob']: expected a NumPy dtype"),
         ("CartPole-v1 policies_here.py --episodes 1", "policies_here.py"),
     ],
@@ -130,7 +130,7 @@ def test_how_many_is_asked_for(words: str, capsys: pytest.CaptureFixture[str]) -
 
 def test_record_is_told_one_number_of_episodes() -> None:
     for options in ({}, {"episodes": 1, "until": 1}):
-        with pytest.raises(ConfigError, match="expected one of episodes and until"):
+        with pytest.raises(ConfigError, match="expected either episodes or until"):
             record("CartPole-v1", **options)
     with pytest.raises(ConfigError, match="record: until: expected an integer from 1, found 0"):
         record("CartPole-v1", until=0)

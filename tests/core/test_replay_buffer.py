@@ -78,7 +78,7 @@ def test_batches_need_rows_and_a_size() -> None:
             buffer.sample(size)  # type: ignore[arg-type]
         with pytest.raises(ConfigError, match="batch_size"):
             ReplayBuffer(ArrayStorage(5), batch_size=size)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="batch_size: expected one"):
+    with pytest.raises(ConfigError, match="batch_size: expected a batch size"):
         buffer.sample()
     with pytest.raises(ConfigError, match="found an empty buffer"):
         buffer.sample(2)

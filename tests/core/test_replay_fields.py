@@ -137,7 +137,7 @@ def test_what_reads_other_rows_stands_first_and_needs_their_order() -> None:
     with pytest.raises(ConfigError, match="keeps the order of rows"):
         ReplayBuffer(ArrayStorage(9), transform=cat, writer=MaxValueWriter("reward"))
     relabel = HindsightRelabel(compute_reward=lambda achieved, goal, batch: np.zeros(achieved.shape[:2]))
-    with pytest.raises(ConfigError, match="one field that says where episodes end"):
+    with pytest.raises(ConfigError, match="a single field that marks the ends of episodes"):
         ReplayBuffer(ArrayStorage(9), transform=[relabel, CatFrames("obs", frames=2, done="last")])
     both = ReplayBuffer(ArrayStorage(30), transform=[cat, relabel], batch_size=30)
     place = np.arange(20.0)[:, None]

@@ -244,7 +244,7 @@ def test_pad_left_truncated_in_slices_and_refused() -> None:
     found = Pad(("next", "x"), length=3, side="left", truncate=True)(batch)["next"]
     assert found["x"].tolist() == [[[2, 3, 4], [0, 0, 0]]]
     assert found["x_mask"].tolist() == [[[True] * 3, [False, False, True]]]
-    with pytest.raises(DataError, match="up to 3, found one of 5"):
+    with pytest.raises(DataError, match="up to 3, found length 5"):
         Pad(length=3)(batch)
     with pytest.raises(DataError, match="fill up"):
         Pad(value=0.5)(batch)

@@ -98,7 +98,7 @@ def test_a_state_brings_back_the_rows_of_its_time(sampler: str) -> None:
                     np.testing.assert_array_equal(found[name], values, name)
             other.refresh()
             assert len(other) == ROWS
-    with pytest.raises(StateError, match="expected the state of 100 rows, found 350"):
+    with pytest.raises(StateError, match="expected a state of 100 rows, found 350"):
         fewer.load_state_dict(states[2])
     assert len(fewer) == 100
 
@@ -237,7 +237,7 @@ def test_without_a_store_there_is_nothing_to_refresh_from(kind: str) -> None:
     if kind == "copy":
         buffer = pickle.loads(pickle.dumps(buffer))
         assert len(buffer) == 50
-    with pytest.raises(ConfigError, match="refresh: expected a buffer over a DatasetStore, found one over"):
+    with pytest.raises(ConfigError, match="refresh: expected a buffer over a DatasetStore, found a buffer over"):
         buffer.refresh()
 
 

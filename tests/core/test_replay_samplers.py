@@ -55,7 +55,9 @@ def test_an_epoch_has_every_row_once(
 
     buffer = make(3)
     if batch > rows:
-        with pytest.raises(ConfigError, match=f"at most {rows} rows in a batch without replacement"):
+        with pytest.raises(
+            ConfigError, match=f"at most {rows} rows, the size of the buffer, in a batch without replacement"
+        ):
             buffer.sample()
         return
     per_epoch = rows // batch if drop_last else -(-rows // batch)

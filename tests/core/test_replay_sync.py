@@ -104,7 +104,7 @@ def test_a_row_in_the_place_of_another_is_an_error(tmp_path: Path) -> None:
     path.write_bytes(content[:size] * 2 + content[2 * size :])
     storage = MemmapStorage(None, tmp_path / "m")
     assert storage.get(np.array([0]))["number"].tolist() == [0]
-    with pytest.raises(StateError, match="rows-0-0: expected row 1 as it was written"):
+    with pytest.raises(StateError, match="rows-0-0: expected row 1 to match its checksum"):
         storage.read("number", np.array([[0, 1], [2, 3]]))
     assert storage.get(np.array([2]))["number"].tolist() == [2]
     storage.put(np.array([1]), small(7, 1))  # which replaces what is damaged
@@ -122,7 +122,7 @@ def test_a_row_with_its_checksum_in_the_place_of_another_is_an_error(kind: str, 
             content = path.read_bytes()
             size = len(content) // 40
             path.write_bytes(content[:size] * 2 + content[2 * size :])
-    with pytest.raises(StateError, match="expected row 1 as it was written"):
+    with pytest.raises(StateError, match="expected row 1 to match its checksum"):
         MemmapStorage(None, tmp_path / "m").verify()
 
 
@@ -316,7 +316,9 @@ def of_format(folder: Path, number: int) -> None:
 def test_a_newer_format_is_refused_by_name(tmp_path: Path) -> None:
     MemmapStorage(40, tmp_path / "m").append(small(0, 3))
     of_format(tmp_path / "m", 3)
-    with pytest.raises(StateError, match="head: expected a mapped buffer of format 1, found one that a newer release"):
+    with pytest.raises(
+        StateError, match="head: expected a mapped buffer of format 1, found a version that a newer release"
+    ):
         MemmapStorage(None, tmp_path / "m")
 
 

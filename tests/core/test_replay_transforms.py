@@ -231,21 +231,22 @@ def test_integers_sum_to_float32() -> None:
         (lambda: HindsightRelabel(compute_reward=negative_distance, takes="both"), "alignment: expected one of"),
         (
             lambda: HindsightRelabel(compute_reward=lambda a, b: a),
-            r"compute_reward: expected a function of \(achieved_goal, desired_goal, batch\), found one of \(a, b\)",
+            r"compute_reward: expected a function of \(achieved_goal, desired_goal, batch\), found a function of "
+            r"\(a, b\)",
         ),
         (
             lambda: HindsightRelabel(compute_reward=negative_distance, compute_done=lambda a: a),
             "compute_done: expected a function",
         ),
         (lambda: OnWrite(RandomTimeCrop(2)), "without random numbers"),
-        (lambda: OnWrite(Cast(stored={"obs": "float16"})), r"found one with stored=\{'obs'.*leave OnWrite out"),
+        (lambda: OnWrite(Cast(stored={"obs": "float16"})), r"found stored=\{'obs'.*leave OnWrite out"),
         (
             lambda: OnWrite(Compose(Cast({"a": "int8"}), Cast(stored={"obs": "float16"}))),
-            r"found one with stored=\{'obs'.*leave OnWrite out",
+            r"found stored=\{'obs'.*leave OnWrite out",
         ),
-        (lambda: OnWrite(OnWrite(Cast({"obs": "float16"}))), "leave one OnWrite out"),
+        (lambda: OnWrite(OnWrite(Cast({"obs": "float16"}))), "remove one OnWrite"),
         (lambda: RandomTimeCrop(0), "length"),
-        (lambda: Rename({"obs": "x", "index": "x"}), "a name of its own"),
+        (lambda: Rename({"obs": "x", "index": "x"}), "a different name"),
         (lambda: Select(3.5), "expected names of fields"),
         (lambda: Compose(3), "expected transforms that can be called"),
         (lambda: Cast({"x": "object"}), "Cast"),
@@ -308,7 +309,7 @@ def test_returns_of_episodes_as_they_are_written() -> None:
     assert OnWrite(ReturnsToGo(0.5))({"reward": 1}) == {"reward": 1}
     with pytest.raises(SchemaError, match="expected rows"):
         OnWrite(ReturnsToGo()).inverse({"reward": 1.0, "done": 0})
-    with pytest.raises(SchemaError, match="as many rows as it takes"):
+    with pytest.raises(SchemaError, match="as many rows as it receives"):
         OnWrite(NextView(takes="arrived")).inverse({**rows, "action": np.zeros(3)})
     assert OnWrite(Cast({"obs": "float16"})).inverse({"obs": np.ones(3)})["obs"].dtype == np.float16
 
@@ -565,7 +566,7 @@ def test_crops_of_slices_that_are_too_short() -> None:
         assert found["mask"].tolist() == [[True, True, False]]
     with pytest.raises(SchemaError, match="expected slices of at least 5 steps, found 4"):
         RandomTimeCrop(5)(batch, KEY)
-    with pytest.raises(SchemaError, match="one stretch"):
+    with pytest.raises(SchemaError, match="contiguous steps"):
         RandomTimeCrop(2)({**batch, "mask": np.array([[True, False, True, False]])}, KEY)
     with pytest.raises(SchemaError, match="expected slices"):
         RandomTimeCrop(2)({"step": batch["step"], "index": np.zeros(3, int)}, KEY)
@@ -588,7 +589,9 @@ def test_renaming_and_back() -> None:
     ted = {"done": np.zeros(2), "next": {"done": np.ones(2)}}
     assert flatten(kept.inverse(ted)).keys() == flatten(ted).keys()
     assert kept(Exclude("done")(ted))["done"].all()
-    with pytest.raises(SchemaError, match=r"no field 'done' to rename \('next', 'done'\) to.*Exclude\('done'\) before"):
+    with pytest.raises(
+        SchemaError, match=r"no field 'done' as the new name of \('next', 'done'\).*Exclude\('done'\) before"
+    ):
         kept(ted)
     assert Rename({"obs": "index", "index": "obs"}).inverse(BATCH)["obs"] is BATCH["index"]
     with pytest.raises(MissingFieldError, match="Rename: expected a field 'action'"):
@@ -756,9 +759,9 @@ def test_alignments_must_fit() -> None:
     assert delivered_alignment(lambda batch: batch, "arrived") == "arrived"
     assert delivered_alignment(None, "outgoing") == "outgoing"
     assert delivered_alignment(Compose(NextView(takes="arrived"), NStep(3, 0.9)), "arrived") == "outgoing"
-    with pytest.raises(ConfigError, match="expected one that takes 'arrived' rows"):
+    with pytest.raises(ConfigError, match="expected a transform for 'arrived' rows"):
         delivered_alignment(Compose(Select("x"), NStep(3, 0.9)), "arrived")
-    with pytest.raises(ConfigError, match="expected one that takes 'outgoing' rows"):
+    with pytest.raises(ConfigError, match="expected a transform for 'outgoing' rows"):
         Compose(NextView(takes="arrived"), ReturnsToGo(takes="arrived"))
     # What the message says is right at once, and it names the one transform that is to be changed.
     storage = ArrayStorage(10, alignment="arrived")

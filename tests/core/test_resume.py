@@ -316,7 +316,7 @@ def test_what_differs_is_said_as_it_is_asked_for(wanted: dict[str, Any], found: 
     ]
     with pytest.raises(StateError) as caught:
         loaders[0].load_state_dict(loaders[1].state_dict())
-    assert str(caught.value).startswith(f"state: expected one of this dataset and configuration; {said}")
+    assert str(caught.value).startswith(f"state: expected a state of this dataset and configuration; {said}")
     assert "mask" not in str(caught.value)
 
 

@@ -514,7 +514,7 @@ def test_reading_out_of_turn() -> None:
         batches = reader(2)
         next(batches)
         storage.compute_returns(np.zeros(ENVS), 0.9, 0.9)
-        with pytest.raises(RolloutError, match="found it changed"):
+        with pytest.raises(RolloutError, match="found a changed rollout"):
             next(batches)
     with pytest.raises(ConfigError, match=r"histories: expected fields of .*, found 'nonsense'"):
         storage.mini_batch_generator(1, histories={"nonsense": 2})

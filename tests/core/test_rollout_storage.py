@@ -150,7 +150,7 @@ def test_fields_are_what_the_spec_says() -> None:
         ({"rewards": RolloutField((), "int32")}, "expected a floating dtype, found int32"),
         ({"dones": RolloutField((), "float32")}, "expected a boolean or integer dtype"),
         ({"dones": RolloutField((), "uint8", optional=True)}, "expected a field that every row has"),
-        ({"a": RolloutField((), mask=True), "a_mask": ()}, "a_mask is there already"),
+        ({"a": RolloutField((), mask=True), "a_mask": ()}, "a_mask exists already"),
         (
             Spec({"a": FieldSpec("a", np.dtype("float32"), ())}),
             "expected a spec of alignment 'outgoing', found 'arrived'",
@@ -212,7 +212,7 @@ def test_names_that_transitions_have_for_fields() -> None:
     assert transition.critic_reference_observations_mask == 5
     with pytest.raises(AttributeError, match="nonsense"):
         transition.nonsense  # noqa: B018
-    with pytest.raises(ConfigError, match="expected one value for mu, found another one as action_mean"):
+    with pytest.raises(ConfigError, match="expected one value for mu, found a second value as action_mean"):
         Transition(mu=1, action_mean=2)
     assert repr(Transition(mu=1, values=2)) == "Transition(mu, values)"
     transition.clear()
@@ -458,8 +458,8 @@ def test_codes_of_truncation() -> None:
         ({"last_values": np.zeros(3)}, SchemaError, r"last_values: expected shape \[4, 1\] or \[4\], found \[3\]"),
         ({"last_values": NAN}, DataError, "last_values: expected finite numbers, found nan at environment 1"),
         ({"last_values": None}, SchemaError, "last_values: expected"),
-        ({"time_outs": np.zeros((STEPS, ENVS))}, ConfigError, "final_values: expected them together with time_outs"),
-        ({"final_values": np.zeros((STEPS, ENVS))}, ConfigError, "time_outs: expected them together with"),
+        ({"time_outs": np.zeros((STEPS, ENVS))}, ConfigError, "final_values: expected values together with time_outs"),
+        ({"final_values": np.zeros((STEPS, ENVS))}, ConfigError, "time_outs: expected values together with"),
         (
             {"time_outs": np.zeros((ENVS, STEPS)), "final_values": np.zeros((STEPS, ENVS))},
             SchemaError,

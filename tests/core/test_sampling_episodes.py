@@ -251,7 +251,7 @@ def test_new_rows_belong_to_the_episode_that_was_under_way() -> None:
         with (
             PrefetchBatchifier(store, 6, 2, "batch", boundary="episode") as loader,
             PrefetchBatchifier(store, 6, 2, "batch", **options) as other,
-            pytest.raises(StateError, match="state: expected one of this dataset and configuration; "),
+            pytest.raises(StateError, match="state: expected a state of this dataset and configuration; "),
         ):
             other.load_state_dict(loader.state_dict())
 

@@ -41,7 +41,7 @@ def test_nothing_is_written_over(tmp_path: Path) -> None:
     mapped.extend(example_store(10)[:])
     before = {path.name: path.read_bytes() for path in (tmp_path / "saved").iterdir()}
     for store in (mapped, example_store(20)):
-        with pytest.raises(ConfigError, match=r"save: expected a path where nothing is, found .*saved"):
+        with pytest.raises(ConfigError, match=r"save: expected a path that does not exist, found .*saved"):
             store.save(tmp_path / "saved")
     assert {path.name: path.read_bytes() for path in (tmp_path / "saved").iterdir()} == before
     assert stream_digest(source, 9) == expected

@@ -208,7 +208,7 @@ def test_other_things_are_no_specs_of_columns() -> None:
         {"a": stack_specs([Unbounded((1,)), Unbounded((2,))])},
         Composite({"a": Unbounded((2,))}, (2,)),
     ):
-        with pytest.raises(ConfigError, match="spec: expected the spec of an array for each column"):
+        with pytest.raises(ConfigError, match="spec: expected an array spec for each column"):
             DatasetMetadata(spec=spec)
     with pytest.raises(ConfigError, match="expected a spec"):
         DatasetStore(spec={"a": 3})

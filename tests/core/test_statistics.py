@@ -266,11 +266,11 @@ def test_a_view_is_counted_on_where_its_first_rows_are_the_same() -> None:
 
 def test_other_rows_are_not_counted_on() -> None:
     found = statistics(store_of(rows(100)))
-    with pytest.raises(ConfigError, match=r"expected the 100 rows that they are of, .* found 200 other rows"):
+    with pytest.raises(ConfigError, match=r"expected the 100 rows of the statistics .* found 200 other rows"):
         found.update(store_of(rows(200, seed=1)))
     with pytest.raises(ConfigError, match="found 50 other rows"):
         found.update(store_of(rows(50)))
-    with pytest.raises(ConfigError, match="found statistics without what is needed"):
+    with pytest.raises(ConfigError, match="found statistics that cannot be updated"):
         found.merge(found).update(store_of(rows(200)))
 
 
@@ -528,7 +528,7 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
     statistics(store_of(rows(100))).save(tmp_path)
     loaded = Statistics.load(tmp_path)
     assert set(loaded["reward"].quantiles) == set(QUANTILES)
-    with pytest.raises(ConfigError, match="without what is needed to count on"):
+    with pytest.raises(ConfigError, match="that cannot be updated"):
         loaded.update(store_of(rows(100)))
     (tmp_path / "meta" / "stats.json").write_text('{"action": {"mean": [1]}}')
     with pytest.raises(DataError, match=r"stats.json.*action: expected mean, std, min, max, found"):

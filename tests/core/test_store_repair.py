@@ -60,7 +60,7 @@ def test_which_file_is_damaged_is_said(damage: object, folder: Path, capsys: pyt
     assert main(["verify", str(folder)]) == 2
     said = capsys.readouterr().err
     assert str(hurt) in said
-    assert f"mouse repair {folder} keeps what is whole" in said
+    assert f"mouse repair {folder} keeps the undamaged rows" in said
     assert not any(str(path) in said for path in sealed(folder) if path != hurt)
 
 
@@ -220,7 +220,7 @@ def test_what_a_flipped_bit_costs(kind: str, tmp_path: Path) -> None:
         data[data.index(number.to_bytes(8, "little"), 1 << 14)] ^= 1
     tail.write_bytes(data)
     for mode in ("r", "a"):
-        with pytest.raises(DataError, match=rf"{tail}, rows .*; mouse repair {folder} keeps what is whole"):
+        with pytest.raises(DataError, match=rf"{tail}, rows .*; mouse repair {folder} keeps the undamaged rows"):
             DatasetStore.open(folder, mode)
     done = repair(folder)
     gaps = [re.search(r"([\d,]+) rows, from row ([\d,]+) of the store on, are dropped", line) for line in done.said]

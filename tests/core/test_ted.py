@@ -153,7 +153,7 @@ def test_what_a_layout_cannot_hold_is_refused() -> None:
         TED2Flat({"observation": np.zeros(3)})
     flat = TED2Flat(steps([4, 3]))
     flat["observation"] = flat["observation"][:-1]
-    with pytest.raises(SchemaError, match="observation: expected 7 entries, one a step, or 9"):
+    with pytest.raises(SchemaError, match="observation: expected 7 entries, one per step, or 9"):
         Flat2TED(flat)
 
 
@@ -264,7 +264,7 @@ def test_refusals_of_the_writer(tmp_path: Path) -> None:
     stream = rows_of(steps([3]), [3])
     with pytest.raises(ConfigError, match="layout: expected one of"):
         write_ted(stream, tmp_path / "x", layout="round")
-    with pytest.raises(ConfigError, match="expected a path where nothing is"):
+    with pytest.raises(ConfigError, match="expected a path that does not exist"):
         write_ted(stream, tmp_path)
     with pytest.raises(SchemaError, match="alignment"):
         write_ted(stream.replace(metadata=DatasetMetadata("outgoing")), tmp_path / "x")
@@ -361,7 +361,9 @@ def test_trajectories_of_maniskill_are_called_so(tmp_path: Path) -> None:
             group["actions"] = np.zeros((4, 3), np.float32)
             group["env_states/actors/cube"] = np.zeros((5, 13), np.float32)
             group["obs/agent/qpos"] = np.zeros((5, 9), np.float32)
-    with pytest.raises(SchemaError, match=r"found those of ManiSkill \(actions, env_states, .*format='maniskill'"):
+    with pytest.raises(
+        SchemaError, match=r"found trajectories of ManiSkill \(actions, env_states, .*format='maniskill'"
+    ):
         read_ted(tmp_path / "trajectory.h5")
     rows = formats.open(tmp_path / "trajectory.h5")
     assert (rows.format, rows.to_table().num_rows) == ("maniskill", 10)

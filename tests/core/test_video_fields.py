@@ -259,7 +259,7 @@ def test_numbers_that_name_nothing_are_refused(rows: pa.Table, folder: Path) -> 
     column = frames_of([0, 3], [0, 0])
     made = video_rows(folder, {TOP: [0, 1]}, videos=1)
     made = made.set_column(made.schema.get_field_index(TOP), TOP, column)
-    with pytest.raises(DataError, match=r"expected videos 0 to 0, as the dataset lists them, found 3"):
+    with pytest.raises(DataError, match=r"expected a video number from 0 to 0, as listed in the dataset, found 3"):
         BatchSource(store_of(made, folder), 2, 1)[0]
     with pytest.raises(
         DataError, match=r"expected a list of videos \(videos= of mouse_core.metadata.DatasetMetadata\)"

@@ -239,7 +239,7 @@ def test_batches_of_several_replays_are_those_of_the_host(make: Make) -> None:
         ({"capacity": 0}, ConfigError, "capacity: expected"),
         ({"capacity": 2**30}, ConfigError, "less than 2\\*\\*30 rows"),
         ({"num_envs": 5}, ConfigError, "a multiple of the 5 environments, found 12"),
-        ({"transform": NStep(2, 0.9, takes="arrived")}, ConfigError, "takes 'outgoing' rows"),
+        ({"transform": NStep(2, 0.9, takes="arrived")}, ConfigError, "for 'outgoing' rows"),
         ({"transform": VecNorm("reward")}, ConfigError, "VecNorm.*, which keeps numbers of all rows"),
         ({"transform": OnWrite(ReturnsToGo())}, ConfigError, "which changes rows that are written"),
         ({"row": {"index": 0.0}}, SchemaError, r"without the fields \['index'\]"),
@@ -318,7 +318,7 @@ def test_priorities_that_cannot_be_are_refused(make: Make) -> None:
     plain, replay = make(), make(priorities=Priorities(alpha=1, eps=0))
     for one in (plain, replay):
         one.extend(rows(0, 4))
-    with pytest.raises(ConfigError, match="made with priorities=, found one without"):
+    with pytest.raises(ConfigError, match="created with priorities=, found a replay without"):
         plain.set_priorities([0], [1.0])
     with pytest.raises(ConfigError, match="beta: expected a replay with priorities"):
         plain.sample(beta=1)

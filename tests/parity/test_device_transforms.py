@@ -161,7 +161,7 @@ def test_all_are_compiled_at_once(name: str) -> None:
 @pytest.mark.parametrize("make", [in_jax.init, in_torch.Replay])
 def test_others_are_refused(make: Any, name: str) -> None:
     transform, words = REFUSED[name]
-    with pytest.raises(ConfigError, match=f"transform: expected one that looks at the batch alone, .*{words}"):
+    with pytest.raises(ConfigError, match=f"transform: expected a transform that needs only the batch, .*{words}"):
         make(EXAMPLE, 20, batch_size=5, num_envs=None, transform=transform)
 
 

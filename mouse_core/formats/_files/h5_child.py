@@ -87,7 +87,7 @@ class Opened:
         """Return the tree below a group, without values."""
         h5py = self._h5py
         if depth > DEPTH:
-            raise ValueError(f"expected groups at most {DEPTH} deep, found a deeper one at {node.name}")
+            raise ValueError(f"expected groups at most {DEPTH} levels deep, found a deeper group at {node.name}")
         if not isinstance(node, h5py.Group | h5py.Dataset):  # a named type, or a damaged dataset
             return {"kind": "other", "shape": [], "dtype": "", "chunk": 0, "attributes": {}}
         found: dict[str, Any] = {"attributes": {str(name): _plain(value) for name, value in node.attrs.items()}}
@@ -111,7 +111,7 @@ class Opened:
         if shape is None:
             return {"kind": "empty", "shape": [0], "dtype": "", "chunk": 0}
         if dataset.is_virtual or dataset.external:
-            raise ValueError("expected a dataset inside the file, found one that points to other files")
+            raise ValueError("expected a dataset inside the file, found a dataset that points to other files")
         text = self._h5py.check_string_dtype(dtype)
         ragged = None if text is not None else self._h5py.check_vlen_dtype(dtype)
         kind = "text" if text is not None else "ragged" if ragged is not None else "number"

@@ -76,7 +76,7 @@ def _check(data: bytes, where: str) -> None:
     except (ValueError, UnicodeError, IndexError) as error:
         if isinstance(error, DataError):
             raise
-        raise DataError(f"{where}: expected a pickle, found a damaged one: {error}") from error
+        raise DataError(f"{where}: expected a pickle, found damaged bytes: {error}") from error
 
 
 class _DType:
@@ -181,7 +181,7 @@ class NpyRows:
         if dtype.kind not in "biuf" or dtype.itemsize > 8 or any(size < 0 for size in shape):
             raise DataError(f"{where}: expected an array of numbers, found {dtype} {list(shape)}")
         if fortran and len(shape) > 1:
-            raise DataError(f"{where}: expected an array in C order, found one in Fortran order")
+            raise DataError(f"{where}: expected an array in C order, found an array in Fortran order")
         self.shape: tuple[int, ...] = tuple(int(size) for size in shape)
         self.dtype: np.dtype[Any] = dtype
         self.row_bytes = math.prod(self.shape[1:]) * dtype.itemsize

@@ -67,7 +67,7 @@ class Opened:
     def tree(self, node: Any, depth: int = 0) -> dict[str, Any]:
         """Return the tree below a group, without values."""
         if depth > DEPTH:
-            raise ValueError(f"expected groups at most {DEPTH} deep, found a deeper one at {node.path}")
+            raise ValueError(f"expected groups at most {DEPTH} levels deep, found a deeper group at {node.path}")
         if not hasattr(node, "members"):
             try:
                 return _array(node, self.chunks)

@@ -356,7 +356,7 @@ class _Writer:
         task = frames.pop("metadata_task_index", np.full(count, next(iter(self.tasks))))
         unknown = [number for number in np.unique(task).tolist() if number not in self.tasks]
         if unknown:
-            raise DataError(f"write_lerobot: expected tasks {list(self.tasks)}, as the rows say, found {unknown}")
+            raise DataError(f"write_lerobot: expected tasks {list(self.tasks)}, as in the rows, found {unknown}")
         found, pictures = {}, {column for column, _, _ in self.cameras.values()}
         for name, values in frames.items():
             key = _key(name, picture=name in pictures)
@@ -390,7 +390,7 @@ class _Writer:
         if found != self.features:
             differing = sorted(key for key in found.keys() | self.features if found.get(key) != self.features.get(key))
             shown = {key: found[key]["shape"] if key in found else "none" for key in differing}
-            raise DataError(f"write_lerobot: {differing}: expected all episodes to have them alike, found {shown}")
+            raise DataError(f"write_lerobot: {differing}: expected the same value in all episodes, found {shown}")
 
     def _feature(self, key: str, values: npt.NDArray[Any]) -> dict[str, Any]:
         if key in self.cameras:

@@ -149,4 +149,6 @@ class HubClient(FolderClient):
         return imported().store.HTTPStore.from_url(where, client_options=times)
 
     async def _put(self, path: str, content: bytes | Path, version: str | None) -> NoReturn:
-        raise ConfigError(f"{self.url}: expected a storage to write to, found the Hub; mouse push sends data there")
+        raise ConfigError(
+            f"{self.url}: expected a storage to write to, found the Hub; mouse push sends data to the Hub"
+        )

@@ -73,7 +73,7 @@ def error_of(error: Exception, shown: str, changed: str, asked: Callable[[], str
     if isinstance(error, denied) or re.match(r"401|403", said):
         return DataError(f"{shown}: expected leave to read it, found none ({said}); {asked()}")
     if isinstance(error, exceptions.NotSupportedError | NotImplementedError):
-        return DataError(f"{shown}: expected a server that answers ranges of bytes, found one that does not")
+        return DataError(f"{shown}: expected a server that supports byte ranges, found a server that does not")
     if "416" in said:
         return DataError(f"{shown}: expected more bytes, found an object that ends before ({said})")
     if re.match(r"4\d\d(?<!408)(?<!429)", said):  # another attempt would get the same answer
@@ -594,7 +594,7 @@ class FolderClient:
             StorageError: The request failed but may succeed later.
         """
         if self.url.startswith(("http://", "https://")):
-            raise ConfigError(f"{self.shown(path)}: expected a storage that lists what it has, found a web server")
+            raise ConfigError(f"{self.shown(path)}: expected a storage that can list files, found a web server")
         if is_forked():
             infos: list[ObjectInfo] = self._helped("listed", path)
             return infos
@@ -673,8 +673,8 @@ class FolderClient:
         found = await imported().head_async(self._store, path)
         if not _version(found):
             raise DataError(
-                f"{self.shown(path)}: expected a server that says which version of it there is (ETag, Last-Modified), "
-                "found one that does not; what was read of another could not be told from it"
+                f"{self.shown(path)}: expected a server that sends the version of a file (ETag, Last-Modified), "
+                "found none; without it, mixed reads of two versions could not be detected"
             )
         return ObjectInfo(path, found["size"], _version(found))
 

@@ -122,7 +122,7 @@ def public_url(url: str) -> str:
     # In Azure addresses, abfss://container@account, the part before the @ is not a user.
     if mark and (parts.scheme.lower() in ("http", "https", "s3", "s3a", "gs", "hf") or ":" in user):
         raise ConfigError(
-            f"{without_secrets(url)}: expected an address without a user, found one; the environment or "
+            f"{without_secrets(url)}: expected an address without a user name, found a user name; the environment or "
             "storage_options= say who asks, as {'client_options': {'default_headers': {'authorization': ...}}}"
         )
     return urlunsplit((parts.scheme.lower(), parts.netloc, parts.path.rstrip("/"), "", ""))

@@ -357,7 +357,7 @@ class Fetcher:
             self._horizon = float(np.clip(self._horizon * (2 if late else 0.5), _FIRST_HORIZON, _LONGEST_HORIZON))
             while True:
                 if self._closed:
-                    raise ClosedError("cache: expected one that is open, found it closed")
+                    raise ClosedError("cache: expected an open cache, found a closed cache")
                 lacking = (masks & ~table.state[blocks]) != 0
                 if not lacking.any():
                     break

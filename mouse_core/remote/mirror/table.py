@@ -709,7 +709,7 @@ class Placed:
         begin = page * PAGE
         end = min(begin + PAGE, self.info.size)
         return DataError(
-            self.sums.named(f"expected the bytes {begin}..{end - 1} as were written, found others; it is damaged")
+            self.sums.named(f"expected the written bytes {begin}..{end - 1}, found other bytes; the file is damaged")
         )
 
 

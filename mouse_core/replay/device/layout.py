@@ -191,7 +191,9 @@ def _composed(transform: Any, alignment: Alignment) -> Compose | None:
         }
         means = next((what for what, is_so in refused.items() if is_so), None)
         if means is not None:
-            raise ConfigError(f"transform: expected one that looks at the batch alone, found {part!r}, which {means}")
+            raise ConfigError(
+                f"transform: expected a transform that needs only the batch, found {part!r}, which {means}"
+            )
     return made
 
 
@@ -210,7 +212,7 @@ def _streams(num_envs: Any, slices: Slices | None, transform: Compose | None) ->
         return None
     raise ConfigError(
         "num_envs: expected the number of environments whose rows are written side by side, for "
-        f"{' and '.join(readers)} of rows that follow each other, found none; num_envs=None is for one stream, whose "
+        f"{' and '.join(readers)} of consecutive rows, found none; num_envs=None is for one stream, whose "
         "rows [n, ...] are in the order of time"
     )
 

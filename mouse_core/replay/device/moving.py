@@ -91,7 +91,9 @@ def rows_from_host(ring: Ring, buffer: ReplayBuffer) -> tuple[Ring, Any]:
     ring = _known(ring)
     _check_fits(buffer, ring, "from_host")
     if not buffer.writer.ordered:
-        raise ConfigError(f"from_host: expected rows in the order they were written, found those of {buffer.writer!r}")
+        raise ConfigError(
+            f"from_host: expected rows in the order in which they were written, found the rows of {buffer.writer!r}"
+        )
     if ring.size:
         raise ConfigError(f"from_host: expected an empty replay, found {ring.size} time steps")
     envs, steps = ring.envs, ring.steps

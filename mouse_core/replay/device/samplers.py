@@ -402,7 +402,9 @@ def priorities_of(xp: Arrays, sampler: DeviceSampler, indices: Any, priorities: 
         ConfigError: The sampler has no priorities, indices are not integers, or shapes do not match.
     """
     if not isinstance(sampler, ByPriority):
-        raise ConfigError("set_priorities: expected a replay made with priorities=, found one without")
+        raise ConfigError(
+            "set_priorities: expected a replay created with priorities=, found a replay without priorities"
+        )
     if kind_of(indices.dtype) not in "iu":
         raise ConfigError(f"set_priorities: expected integers as indices, found {indices.dtype}")
     values = xp.cast(priorities.reshape(shape_like(indices.shape, priorities.shape, "set_priorities")), "float")

@@ -171,7 +171,7 @@ def _one_a_row(key: FieldKey, values: npt.NDArray[Any], kinds: str = "biuf") -> 
         raise SchemaError(
             f"episodes: {key!r}: expected one value a row, found rows of shape {list(values.shape[1:])}; rows that "
             "are whole trajectories have no rows beside them to look at: RandomTimeCrop, BurnIn and ReturnsToGo "
-            "take them, all else takes rows that are single steps; ends of agents are a field 'agent_done'"
+            "take such rows, all others take rows that are single steps; ends of agents are a field 'agent_done'"
         )
     return values.reshape(-1)
 

@@ -221,7 +221,7 @@ class SamplerWithoutReplacement(Epochs):
         rows = rows_in(storage)
         if batch_size > rows:
             raise ConfigError(
-                f"sample: expected at most {rows} rows in a batch without replacement, as many as there are, "
+                f"sample: expected at most {rows} rows, the size of the buffer, in a batch without replacement, "
                 f"found batch_size {batch_size}"
             )
         if self._begins(key, rows, rows, batch_size):

@@ -187,14 +187,16 @@ class DatasetStorage:
             raise StateError(f"storage: expected the state of a dataset, found {state!r:.200}")
         snapshot = self._of_rows(state.get("size"))
         if dict(state) != _state_of(snapshot):
-            raise StateError("storage: expected the state of these rows, found that of others (as many, other values)")
+            raise StateError(
+                "storage: expected the state of these rows, found the state of as many rows with other values"
+            )
         self._become(snapshot)
 
     def _of_rows(self, rows: Any) -> Snapshot:
         """Return a snapshot of the first ``rows`` rows of the store or of the snapshot."""
         there = max(len(self), 0 if self._store is None else len(self._store))
         if not is_whole(rows) or not 1 <= rows <= there:
-            raise StateError(f"storage: expected the state of {there} rows, found {rows!r:.80}")
+            raise StateError(f"storage: expected a state of {there} rows, found {rows!r:.80}")
         if rows > len(self) and self._store is not None:
             return self._store.snapshot(rows)
         return self.snapshot if rows == len(self) else self.snapshot.of_rows(rows)
@@ -222,7 +224,7 @@ def _dropped(before: Snapshot, after: Snapshot) -> int:
 
 def no_store(found: str) -> ConfigError:
     """Return the error for a buffer without a store."""
-    return ConfigError(f"refresh: expected a buffer over a DatasetStore, found one over {found}")
+    return ConfigError(f"refresh: expected a buffer over a DatasetStore, found a buffer over {found}")
 
 
 def as_storage(storage: Any) -> Storage:

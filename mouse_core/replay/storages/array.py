@@ -129,7 +129,7 @@ def state_rows(
             raise
         raise StateError(f"storage: expected a schema and its columns, found {error!r}") from error
     if state["capacity"] % schema.num_envs or size % schema.num_envs or written % schema.num_envs:
-        raise StateError(f"storage: expected whole time steps of {schema.num_envs} environments, found {size} rows")
+        raise StateError(f"storage: expected complete time steps of {schema.num_envs} environments, found {size} rows")
     if known is not None and not known.same_as(schema):
         raise StateError(f"storage: expected rows of {known.fields}, found {schema.fields}")
     return schema, columns, written
@@ -499,7 +499,7 @@ class ArrayStorage(RingStorage):
 
     def _check_writable(self) -> None:
         if not self.writable:
-            raise ConfigError("storage: expected arrays that may be written, found read-only ones")
+            raise ConfigError("storage: expected writable arrays, found read-only arrays")
 
 
 def _as_given(leaf: Any) -> Any:

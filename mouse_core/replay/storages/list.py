@@ -191,7 +191,7 @@ def _fields_of(signatures: Sequence[_RowSignature]) -> tuple[FieldKey, ...] | No
     if any(fields == ((),) for fields in keys):
         return None
     raise SchemaError(
-        f"sample: expected rows of the same fields, found some with {list(keys[0])} and some with {list(other)}; a "
+        f"sample: expected rows with the same fields, found rows with {list(keys[0])} and rows with {list(other)}; a "
         "batch of such rows is made by a collate_fn"
     )
 

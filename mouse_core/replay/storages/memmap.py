@@ -186,7 +186,7 @@ class Head:
         magic, capacity, ndim, *flags = self.words[: _MAKING + 1].tolist()
         if magic in (_MAGIC + (step << 56) for step in range(1, 10 - _FORMAT)):
             expected = f"expected a mapped buffer of format {_FORMAT}"
-            raise StateError(f"{path}: {expected}, found one that a newer release wrote")
+            raise StateError(f"{path}: {expected}, found a version that a newer release wrote")
         if magic != _MAGIC or not 1 <= capacity < 1 << 62 or ndim not in (1, 2) or not {*flags} <= {0, 1}:
             raise StateError(f"{path}: expected the head of a mapped buffer, found something else")
         now = self.now()
@@ -411,7 +411,9 @@ class RowSums:
         if len(rows):
             file = [*self._files, self._values.path][int(columns[0])]
             row = numbers(known[rows[:1]])[0]
-            raise StateError(f"{file}: expected row {row} as it was written, found it, or its checksum, damaged")
+            raise StateError(
+                f"{file}: expected row {row} to match its checksum, found damage in the row or its checksum"
+            )
         self._mark_read(new)
 
     def _mark_read(self, places: Slots) -> None:

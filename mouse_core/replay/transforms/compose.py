@@ -125,7 +125,8 @@ class Compose:
         for at in gathering:
             if getattr(self.transforms[at], "done", "done") != self.done:
                 raise ConfigError(
-                    f"transform: expected one field that says where episodes end, found {self.done!r} and another in "
+                    f"transform: expected a single field that marks the ends of episodes, found {self.done!r} "
+                    "and another field in "
                     f"{self.transforms[at]!r:.60}"
                 )
 
@@ -180,7 +181,7 @@ def delivered_alignment(transform: Callable[..., Any] | None, alignment: Alignme
         name = type(step).__name__
         if takes is not None and takes != known:
             raise ConfigError(
-                f"transform: expected one that takes {known!r} rows, the alignment that {source}, found {name} with "
+                f"transform: expected a transform for {known!r} rows, the alignment that {source}, found {name} with "
                 f"takes={takes!r}; pass takes={known!r} to {name}, or convert the rows first"
             )
         gives: Alignment | None = getattr(step, "alignment", None)
@@ -250,11 +251,11 @@ class OnWrite:
                 raise ConfigError(f"OnWrite: expected a transform without numbers of all rows, found {part!r}")
             # These transforms convert written rows in ``inverse``; calling them would change nothing.
             if isinstance(part, OnWrite):
-                raise ConfigError(f"OnWrite: expected a transform of batches, found {part!r}; leave one OnWrite out")
+                raise ConfigError(f"OnWrite: expected a transform of batches, found {part!r}; remove one OnWrite")
             if isinstance(part, Cast | Apply) and part.stored:
                 kind, stored = type(part).__name__, dict(part.stored)
                 raise ConfigError(
-                    f"OnWrite: expected {kind} without stored, found one with stored={stored}, which acts on rows on "
+                    f"OnWrite: expected {kind} without stored, found stored={stored}, which acts on rows on "
                     "their way in by itself: leave OnWrite out"
                 )
 
@@ -277,5 +278,7 @@ class OnWrite:
         made = map_tree(lambda values: values[0], self.transform(map_tree(lambda values: values[None], arrays)))
         given = {tuple(values.shape[:1]) for values in flatten(made).values()}
         if given != lengths:
-            raise SchemaError(f"OnWrite: expected {self.transform!r} to give as many rows as it takes, found {given}")
+            raise SchemaError(
+                f"OnWrite: expected {self.transform!r} to return as many rows as it receives, found {given}"
+            )
         return made

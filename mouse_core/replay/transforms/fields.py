@@ -308,7 +308,7 @@ class Rename:
         names = dict(self.names)
         check_keys([*names, *names.values()], where="Rename")
         if len({path_of(new) for new in names.values()}) != len(names):
-            raise ConfigError(f"Rename: expected a name of its own for each field, found {names}")
+            raise ConfigError(f"Rename: expected a different name for each field, found {names}")
         vars(self).update(names=names)
 
     def __call__(self, batch: Any) -> Any:
@@ -329,7 +329,8 @@ def _renamed(batch: Any, moves: Mapping[FieldKey, tuple[FieldKey, Any]]) -> Any:
     for old, (new, values) in moves.items():
         if find_any(batch, new) is not None:
             raise SchemaError(
-                f"Rename: expected no field {new!r} to rename {old!r} to, found one; Exclude({new!r}) before this "
+                f"Rename: expected no field {new!r} as the new name of {old!r}, found this field; "
+                f"Exclude({new!r}) before this "
                 "leaves it out"
             )
         batch = replaced(batch, {new: values})
@@ -635,7 +636,7 @@ class Pad:
         for place, row in enumerate(rows):
             if row.shape[1:] != first.shape[1:] or row.dtype != first.dtype:
                 shapes = [f"{row.dtype} {list(row.shape)}" for row in (first, row)]
-                raise SchemaError(f"Pad: {key!r}: expected rows that differ in length alone, found {shapes}")
+                raise SchemaError(f"Pad: {key!r}: expected rows that differ only in length, found {shapes}")
             there = slice(length - len(row), None) if self.side == "left" else slice(len(row))
             filled[place, there], mask[place, there] = row, True
         return filled.reshape(*values.shape, *filled.shape[1:]), mask.reshape(*values.shape, length)
@@ -644,7 +645,7 @@ class Pad:
         if self.length is None or len(row) <= self.length:
             return row
         if not self.truncate:
-            raise DataError(f"Pad: {key!r}: expected rows of up to {self.length}, found one of {len(row)}")
+            raise DataError(f"Pad: {key!r}: expected rows of length up to {self.length}, found length {len(row)}")
         return row[-self.length :] if self.side == "left" else row[: self.length]
 
 

@@ -67,7 +67,7 @@ class _OfImages:
         if self.layout is None and values.shape[-1] > _MOST_CHANNELS:
             raise SchemaError(
                 f"{expected} images [..., H, W, C] of 1 to {_MOST_CHANNELS} channels, found shape "
-                f"{list(values.shape)}; layout='CHW' says that channels come first, 'HWC' that there are so many"
+                f"{list(values.shape)}; layout='CHW' means that channels come first, 'HWC' allows more channels"
             )
         return _moved(values, to="last") if self.layout == "CHW" else values
 

@@ -98,7 +98,7 @@ class RandomTimeCrop:
         if ((last - first != number) & (number > 0)).any():
             row = int(((last - first != number) & (number > 0)).argmax())
             raise SchemaError(
-                f"RandomTimeCrop: {self.mask!r}: expected one stretch of steps in a slice, found gaps in {row}"
+                f"RandomTimeCrop: {self.mask!r}: expected contiguous steps in a slice, found gaps in {row}"
             )
         return first, number
 
@@ -318,7 +318,7 @@ class CatFrames:
         if not keys:
             raise ConfigError("CatFrames: expected at least one field, found none")
         if not is_whole(axis) or axis >= 0:
-            raise ConfigError(f"CatFrames: axis: expected one counted from the last, below 0, found {axis!r}")
+            raise ConfigError(f"CatFrames: axis: expected a negative axis, found {axis!r}")
         frames = check_count("CatFrames: frames", frames)
         vars(self).update(keys=at_the_root(check_keys(keys, where="CatFrames")), frames=frames, axis=axis, pad=pad)
         vars(self).update(zip(("done", "mask"), check_keys((done, mask), where="CatFrames"), strict=True))

@@ -218,7 +218,8 @@ class HindsightRelabel:
         single = index is not None and index.ndim == 1
         if single and self.strategy != "random":
             raise SchemaError(
-                "HindsightRelabel: expected goals from whole episodes beside single transitions, found none; give it "
+                "HindsightRelabel: expected goals from complete episodes besides single transitions, found none; "
+                "give it "
                 f"to the buffer that they are drawn from, and pass on the fields {list(GATHERED)}"
             )
         there = on_host(valid)
@@ -288,7 +289,8 @@ def _check_call(name: str, function: Any) -> None:
         found.bind("achieved", "goal", "batch")
     except TypeError as error:
         raise ConfigError(
-            f"HindsightRelabel: {name}: expected a function of (achieved_goal, desired_goal, batch), found one of "
+            f"HindsightRelabel: {name}: expected a function of (achieved_goal, desired_goal, batch), found a "
+            "function of "
             f"{found}"
         ) from error
 
@@ -530,7 +532,7 @@ class NStep:
             batch = (self.view or NextView(takes="arrived", done=self.done, mask=self.mask))(batch)
         for name in ("discount", "steps"):
             if find_any(batch, name) is not None:
-                raise SchemaError(f"NStep: expected rows without a field {name!r}, which it makes, found one")
+                raise SchemaError(f"NStep: expected rows without a field {name!r}, which NStep adds, found this field")
         codes = end_codes(batch, self.done, where="NStep")
         valid = valid_steps(batch, codes, self.mask, where="NStep")
         xp = namespace(codes)

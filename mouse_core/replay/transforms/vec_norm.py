@@ -90,7 +90,9 @@ class VecNorm:
     def watch(self, storage: Storage) -> None:
         """Attach the transform to a buffer over ``storage``; see ``Transform``."""
         if self._storage is not None and self._storage is not storage:
-            raise ConfigError("VecNorm: expected one storage, found a second; give each buffer one of its own")
+            raise ConfigError(
+                "VecNorm: expected one storage, found a second storage; create one VecNorm for each buffer"
+            )
         self._storage = storage
 
     def wrote(self, storage: Storage, write: Write) -> None:

@@ -154,7 +154,9 @@ class DatasetStore(Store):
             from mouse_core import formats
 
             if found:
-                raise ConfigError(f"{path}: expected options that read, as it is no store, found {', '.join(found)}")
+                raise ConfigError(
+                    f"{path}: expected options for reading, since the path is not a store, found {', '.join(found)}"
+                )
             options |= {name: own.pop(name) for name in ("alignment", "image_roots") if name in own}
             options |= {} if verify is None else {"verify": verify}
             return formats.open(path, **options, **reaching).to_store(cls, **own)
@@ -173,7 +175,7 @@ class DatasetStore(Store):
         if mode != "r" or found:
             raise ConfigError(
                 f"{without_secrets(str(path))}: expected the mode 'r' without {' and '.join(writing)}, as rows at an "
-                f"address are only read, found {[mode, *found]}; write in a folder, and mouse upload sends what is new"
+                f"address are read-only, found {[mode, *found]}; write to a folder, and mouse upload sends new rows"
             )
         store._rows = open_remote(str(path), Reaching(**reaching), store._rows, verify)
         store.format = store._rows.format
@@ -484,7 +486,9 @@ class DatasetStore(Store):
                 the store.
         """
         if isinstance(episodes, Mapping):
-            raise ConfigError(f"add_episodes: expected a list of episodes, found one {list(episodes)}: add_episode")
+            raise ConfigError(
+                f"add_episodes: expected a list of episodes, found one episode {list(episodes)}: add_episode"
+            )
         for number, episode in enumerate(episodes):
             try:
                 self.add_episode(episode)

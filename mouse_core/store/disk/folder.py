@@ -458,7 +458,7 @@ def repairable(folder: Path) -> Iterator[None]:
     try:
         yield
     except DataError as error:
-        raise DataError(f"{error}; mouse repair {folder} keeps what is whole") from error
+        raise DataError(f"{error}; mouse repair {folder} keeps the undamaged rows") from error
 
 
 class ReadFolder(Descriptor):

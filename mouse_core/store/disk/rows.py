@@ -233,7 +233,7 @@ class ReadRows(FolderRows):
 
 def _refused(path: Path) -> ConfigError:
     return ConfigError(
-        f"store {path}: expected a store that was opened for writing, found one opened for reading; "
+        f"store {path}: expected a store that was opened for writing, found a store opened for reading; "
         f"DatasetStore.open({str(path)!r}, 'a') opens it for its one writer"
     )
 
@@ -937,7 +937,7 @@ def open_rows(
 # The function refers only to the path: a reference cycle with the store would keep files open until a garbage
 # collection.
 def _closed(path: Path) -> ClosedError:
-    return ClosedError(f"store {path}: expected an open one, found it closed")
+    return ClosedError(f"store {path}: expected an open store, found a closed store")
 
 
 def _forked(path: Path, process: int) -> ForkError:

@@ -464,7 +464,7 @@ class Sums:
         """Continue at row ``rows`` without checksums of the earlier rows; raises DataError for impossible sizes."""
         sizes = [sizes[self.rows : rows] for sizes in self._sizes]
         if any(some.size and not -1 <= int(some.min()) <= int(some.max()) < 1 << 40 for some in sizes):
-            raise DataError("expected sizes of objects, found others")
+            raise DataError("expected sizes of objects, found other values")
         self.objects_end += sum(int(np.maximum(some, 0).sum()) for some in sizes)
         self.rows, self._states = rows, self._new_states()
 
@@ -1191,7 +1191,10 @@ class TailReader(_TailMemory):
             since = self.layout.live(self._memory)[-len(self.layout.columns) :].copy()
             for before, now in zip(self._since.tolist(), since.tolist(), strict=True):
                 if before != now and (before or 0 < now <= rows):
-                    raise damaged(self.path, f"expected lengths that differ from row {before} on, found {now}")
+                    raise damaged(
+                        self.path,
+                        f"expected rows of different lengths from row {before} on, found them from row {now} on",
+                    )
             since[since > counted] = 0
             self._take(counted, since)
             return counted

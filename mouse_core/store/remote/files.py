@@ -599,7 +599,7 @@ class ArrowFile:
             (content,) = yield [Range(number, found.begin, found.end)]
             return pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(content)), schema)
         except (pa.ArrowException, OSError, ValueError) as error:
-            raise DataError(f"expected a record batch, found a damaged one: {error}") from error
+            raise DataError(f"expected a record batch, found a damaged record batch: {error}") from error
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ArrowFile, (self.info, self.rows, self.nulls, self.stride, self.sums)

@@ -238,7 +238,7 @@ def infos_of(client: FolderClient, names: Sequence[str]) -> list[ObjectInfo]:
 
 def _refused(url: str) -> ConfigError:
     return ConfigError(
-        f"store {url}: expected a store in a folder that was opened for writing, found a remote one; write it in a "
+        f"store {url}: expected a store in a folder that was opened for writing, found a remote store; write it in a "
         "folder, and mouse upload sends what is new"
     )
 
@@ -350,7 +350,7 @@ class ParquetObjects:
         rows = self.file(number).metadata.row_group(group).num_rows
         if len(found) != rows:
             where = self.objects.shown(number)
-            raise DataError(f"{where}: {name}: expected {rows} rows as its footer says, found {len(found)}")
+            raise DataError(f"{where}: {name}: expected {rows} rows, as stated in the footer, found {len(found)}")
         made = found.combine_chunks()
         return made.chunk(0) if isinstance(made, pa.ChunkedArray) else made
 

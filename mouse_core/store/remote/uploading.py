@@ -85,7 +85,8 @@ def upload(
         new = [sealed for sealed in manifest.segments if sealed not in known]
         if any(sealed.number in numbers for sealed in new):
             raise ConfigError(
-                f"{client.url}: expected this store as it was earlier, found one with other rows: of a folder that was "
+                f"{client.url}: expected an earlier state of this store, found a store with other rows, from a "
+                "folder that was "
                 "copied, only one goes on"
             )
         sent = _send(client, source, manifest, new, progress=progress)
@@ -110,11 +111,12 @@ def _there(client: FolderClient, manifest: Manifest) -> tuple[Manifest, str]:
     before = parse_manifest(client.shown(NAME), content)
     if before.identity != manifest.identity or not manifest.identity:
         raise ConfigError(
-            f"{client.url}: expected nothing, or this store as it was earlier, found another store of {before.rows:,} "
+            f"{client.url}: expected no data, or an earlier state of this store, found another store of "
+            f"{before.rows:,} "
             "rows; choose another address"
         )
     if before.next_number > manifest.next_number:
-        raise ConfigError(f"{client.url}: expected this store as it was earlier, found a later state of it")
+        raise ConfigError(f"{client.url}: expected an earlier state of this store, found a later state")
     return before, version
 
 
@@ -127,7 +129,7 @@ def _check_free(client: FolderClient) -> None:
     signs = [one for one in OTHERS if one in there] or parquet_among(sorted(there))
     if signs:
         raise ConfigError(
-            f"{client.url}: expected nothing, or this store as it was earlier, found other rows ({signs[0]}), which "
+            f"{client.url}: expected no data, or an earlier state of this store, found other rows ({signs[0]}), which "
             "would not be seen any more; choose another address"
         )
 

@@ -396,7 +396,8 @@ def mask_of(rendered: RenderedChat, offsets: Ids, straddling: str) -> Ids:
         place = int(np.flatnonzero(across)[0])
         found = rendered.text[starts[place] : ends[place]]
         raise DataError(
-            f"chat, token {place}: expected characters of one kind, found an answer's and others in {found!r:.80}"
+            f"chat, token {place}: expected only characters of an answer or only other characters, found both in "
+            f"{found!r:.80}"
         )
     mask = covered > 0
     return (mask & ~across if straddling == "exclude" else mask).astype(np.int64)

@@ -181,7 +181,9 @@ class Renderings:
         """Return the text with marks around generated text, and the two marks."""
         free = [mark for mark in _MARKS if mark not in text][:2]
         if len(free) < 2:
-            raise DataError("chat: expected a text without noncharacters U+FDD0 to U+FDEF, found nearly all of them")
+            raise DataError(
+                "chat: expected a text without noncharacters U+FDD0 to U+FDEF, found nearly all noncharacters"
+            )
         marks = (free[0], free[1])
         return self._template._rendered(self.messages, self._given, False, self._now, marks), *marks
 
@@ -412,7 +414,7 @@ def _extra(given: Any, taken: Iterable[str], where: str) -> dict[str, Any]:
         raise DataError(f"{where}: expected extra as a dict, found {given!r:.80}")
     extra: dict[str, Any] = plain(given, where)
     if names := sorted(extra.keys() & set(taken)):
-        raise DataError(f"{where}: expected extras of other names, found {names}")
+        raise DataError(f"{where}: expected names in extra that no field has, found {names}")
     return extra
 
 

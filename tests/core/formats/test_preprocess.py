@@ -385,7 +385,7 @@ def by_size(rows: dict[str, Any]) -> dict[str, Any]:
         pytest.param(fewer, DataError, "expected .* as the function received", 1, marks=pytest.mark.slow),
         (a_list, DataError, "expected a function that returns a dict of columns, found", 0),
         (words, DataError, "expected rows that a store accepts", 0),
-        (by_size, DataError, "expected columns as the first rows have them, 'new' of fixed_size_list", 0),
+        (by_size, DataError, "expected the columns of the first rows, 'new' of fixed_size_list", 0),
     ],
 )
 def test_functions_that_cannot_be_used(
@@ -404,7 +404,7 @@ def test_functions_that_cannot_be_used(
         (0, {}, "rows: expected at least one row, found none"),
         (20, {"num_workers": -1}, "num_workers"),
         (20, {"block_rows": 0}, "block_rows"),
-        (20, {}, "expected a path where nothing is"),
+        (20, {}, "expected a path that does not exist"),
     ],
 )
 def test_bad_options_are_refused(rows: int, options: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -348,7 +348,7 @@ def test_bytes_of_json_messages(tmp_path: Path) -> None:
     rows = formats.open(write_raw(tmp_path / "y.mcap", [image] * 3), format=layout)
     assert column(rows, "observation") == [pixels.tolist()] * 3
     for said, why in (
-        ({"format": "h264", "data": encoded}, "expected JPEG or PNG, found 'h264', a frame of a video"),
+        ({"format": "h264", "data": encoded}, "expected JPEG or PNG, found 'h264', a video frame that"),
         ({"format": "png", "data": "no base64!"}, "expected bytes, in JSON as base64"),
         ({"format": "png", "data": {"a": 1}}, "expected bytes, in JSON as base64"),
     ):
@@ -469,7 +469,7 @@ def test_paths_lead_into_messages(tmp_path: Path) -> None:
         ({"rate": "10"}, "rate: expected a number"),
         ({"rate": None, "clock": "/joints.position"}, "clock: expected a topic"),
         ({"tolerance": -1}, "tolerance: expected seconds"),
-        ({"tolerance": {"observation": 0.1}}, "tolerance: expected one for action or /command"),
+        ({"tolerance": {"observation": 0.1}}, "tolerance: expected a value for action or /command"),
         ({"tolerance": {"/other": 0.1}}, "tolerance: expected roles or topics of the layout"),
         ({"match": "next"}, "match: expected one of"),
         ({"stamps": "both"}, "stamps: expected one of"),
@@ -584,7 +584,7 @@ def test_the_crc_of_the_whole_is_compared(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("mine/Self again", "none of them in itself"),
+        ("mine/Self again", "none that contains itself"),
         ("float64[999999999] many", "expected 1 to"),
         ("float64[0] none", "expected 1 to"),
         ("float64 __import__('os')", "expected a field"),

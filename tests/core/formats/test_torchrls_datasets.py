@@ -247,7 +247,7 @@ def test_gen_dgrl_refuses_pickles_that_would_take_all_memory(tmp_path: Path) -> 
         (b"\x80\x04Nr\xff\xff\xff\x7f.", "found its item 2147483647"),
         (b"\x80\x04cos\nsystem\n(S'x'\ntR.", "os.system, which is not opened"),
         (b"\x80\x04P0\n.", "found PERSID, which is not opened"),
-        (pickle.dumps([1])[:-1], "expected a pickle, found a damaged one"),
+        (pickle.dumps([1])[:-1], "expected a pickle, found damaged bytes"),
     ):
         file.write_bytes(header[:at] + content)
         with pytest.raises(DataError, match=wanted):
@@ -360,7 +360,7 @@ def test_openml_in_the_caches_of_its_clients(tmp_path: Path) -> None:
         (ARFF.replace("flat,3,", "flat,"), {}, DataError, "line 4 of the data: expected 4 values, found 3"),
         pytest.param(ARFF.replace(",3,", "," + "3" * 140_000 + ","), {}, DataError, "field larger", id="long"),
         (ARFF.replace("flat,3,", "'flat,3,"), {}, DataError, "line 4 of the data: expected values with commas"),
-        (ARFF.replace("flat,3", "{0 flat,1 3"), {}, DataError, "found a sparse one"),
+        (ARFF.replace("flat,3", "{0 flat,1 3"), {}, DataError, "found a sparse row"),
         (ARFF.replace("NUMERIC", "STRING"), {}, DataError, "'width': expected numbers or"),
         (ARFF.split("@DATA")[0], {}, DataError, "found 4 attributes and no @data"),
         (ARFF, {"target": "nothing"}, ConfigError, "target: expected one of"),
