@@ -482,7 +482,7 @@ def test_a_small_body_is_no_large_one(column: pa.Array) -> None:
         described = [["x", "arrow", "", [len(column)], len(body)]]
         tracemalloc.start()
         try:
-            with pytest.raises(DataError, match="expected|cannot decode"):
+            with pytest.raises(DataError, match=r"expected|cannot decode"):
                 decoded(described, memoryview(body))
             assert tracemalloc.get_traced_memory()[1] < 1_000_000
         finally:
