@@ -382,7 +382,7 @@ def test_what_is_no_chat_is_refused_by_its_row(tmp_path: Path) -> None:
     refusing = chat.ChatTemplate("{% if messages|length > 1 %}{{ raise_exception('no') }}{% endif %}a")
     recipe = chat.ChatTokens(template=refusing)
     chats = [DATA[0]["messages"][:1], DATA[0]["messages"]]
-    refused(chats, "row 1: chat template: the template raised an error for this chat: no")
+    refused(chats, "row 1: chat template: it refuses this chat: no")
 
 
 def test_recipes_refuse_what_cannot_be() -> None:

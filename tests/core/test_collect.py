@@ -271,7 +271,7 @@ def test_a_name_is_one_client(server: StoreServer, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("mouse_core.collect.server._PATIENCE_S", 0.1)
     client = StoreClient(server.address, "a")
     client.extend(numbered(0, 1))
-    with pytest.raises(ConfigError, match="expected a unique name, found 'a'"):
+    with pytest.raises(ConfigError, match="expected a name that no other client has, found 'a'"):
         StoreClient(server.address, "a", timeout_s=0)
     client.close()
     with StoreClient(server.address, "a") as again:
@@ -569,10 +569,10 @@ def test_two_clients_of_one_name_lose_nothing_silently(where: str, tmp_path: Pat
     shared = SharedStore(store)
     channel = Direct(shared)
     one, other = StoreClient(channel, "a"), StoreClient(channel, "a")
-    with pytest.raises(ConfigError, match="expected a unique name, found 'a'"):
+    with pytest.raises(ConfigError, match="expected a name that no other client has, found 'a'"):
         one.extend(numbered(0, 1))
     other.extend(numbered(10, 1))
-    with pytest.raises(ConfigError, match="expected a unique name"):
+    with pytest.raises(ConfigError, match="expected a name that no other client has"):
         one.flush()
     (hello, _) = channel.brought[0]  # it comes again
     assert shared.answer(hello, memoryview(b""))["error"] == "ConfigError"

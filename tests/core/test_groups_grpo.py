@@ -591,7 +591,7 @@ def test_batches_are_digested_and_a_restart_goes_on(tmp_path: Path) -> None:
     again.close()
     plain = buffer(tmp_path / "whole")
     assert plain.create_and_store_batch(2) is not None
-    with pytest.raises(ConfigError, match="a buffer created with digest=True"):
+    with pytest.raises(ConfigError, match="a buffer made with digest=True"):
         _ = plain.digest
     plain.close()
     begun = opened("whole")

@@ -236,7 +236,7 @@ def test_cameras_are_kept_each_in_its_own_way(tmp_path: Path) -> None:
         ("video:h264:pix_fmt=rgb8", r"pix_fmt: expected one of \[.*'yuv420p'.*\] of h264, found 'rgb8'"),
         ("video:h264:pix_fmt=gray", "expected one of colours, found 'gray'"),
         ([f"{TOP}=video:h264:preset=quickest"], "expected options that the encoder accepts for frames of 48x64"),
-        ({"observation": "png"}, r"the columns of pictures, \['observation_image.*\], found 'observation'"),
+        ({"observation": "png"}, r"the image columns \['observation_image.*\], found 'observation'"),
         (["png", "raw"], "expected one encoding for each column"),
         ([f"{TOP}=video:h264:pix_fmt=gray12le"], "pix_fmt: expected one of"),
         ([f"{DEPTH}=video:h264"], r"found 'gray12le' for numbers of uint16; hevc has gray12le, and png any"),

@@ -406,7 +406,7 @@ def test_a_buffer_digests_its_samples_in_the_order_of_calls(kind: str, tmp_path:
     assert buffer.digest == StreamDigest()
     plain.load_state_dict(state)
     assert "digest" not in plain.state_dict()
-    with pytest.raises(ConfigError, match="a buffer created with digest=True"):
+    with pytest.raises(ConfigError, match="a buffer made with digest=True"):
         _ = plain.digest
 
 
@@ -560,7 +560,7 @@ def test_steps_for_distillation_are_digested() -> None:
 
 def test_a_rollout_without_a_digest_has_none_and_takes_all_states() -> None:
     plain, storage = rollout(), rollout(digest=True)
-    with pytest.raises(ConfigError, match="a storage created with digest=True"):
+    with pytest.raises(ConfigError, match="a storage made with digest=True"):
         _ = plain.digest
     read(storage)
     state, before = storage.state_dict(), storage.digest

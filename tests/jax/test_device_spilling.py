@@ -98,7 +98,7 @@ def test_what_the_store_did_not_take_is_written_at_the_end() -> None:
     spill.close()
     assert rows_of(store, "action", "done") == [(0, 0), (1, 1), (2, 2)]
     spill.close()
-    with pytest.raises(ClosedError, match="found a closed store"):
+    with pytest.raises(ClosedError, match="found it closed"):
         spill({"done": True})
 
 

@@ -211,7 +211,7 @@ def test_given_spaces_and_metadata(root: Path) -> None:
 def test_what_cannot_be_written(root: Path) -> None:
     collect("counting-v0", Counting(LENGTHS), episodes=2)
     rows = read_minari(root / "counting-v0")
-    with pytest.raises(ConfigError, match="path where nothing is"):
+    with pytest.raises(ConfigError, match="path that does not exist"):
         write_minari(rows, root / "counting-v0")
     with pytest.raises(ConfigError, match=r"name-v0, as in Minari, found 'nameless'"):
         write_minari(rows, root / "nameless")

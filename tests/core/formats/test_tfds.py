@@ -137,7 +137,7 @@ def test_what_we_write_tfds_reads(kind: str, tmp_path: Path) -> None:
     again = read_tfds(tmp_path / "ours")
     check_rows(again.to_table(), logs, reward_dtype="float64")
     assert again.schema.names == rows.schema.names
-    with pytest.raises(ConfigError, match="path where nothing is"):
+    with pytest.raises(ConfigError, match="path that does not exist"):
         write_tfds(rows, tmp_path / "ours")
     with pytest.raises(DataError, match="found none"):
         write_tfds(rows.to_table().slice(0, 0), tmp_path / "none")

@@ -214,7 +214,7 @@ def test_streams_are_written_as_datasets(tmp_path: Path) -> None:
     loaded = datasets.load_from_disk(str(tmp_path / "rows"))
     assert rows_digest(loaded.data.table) == rows_digest(rows)
     assert len(stream(rows).to_store()) == 3
-    with pytest.raises(ConfigError, match="path where nothing is"):
+    with pytest.raises(ConfigError, match="path that does not exist"):
         stream(rows).save(tmp_path / "rows")
 
     def failing() -> Any:
