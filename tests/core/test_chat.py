@@ -356,9 +356,7 @@ def test_templates_have_what_those_of_others_use() -> None:
     text = made.render(TALK, documents=[{"title": "t"}])
     assert text == 'who|let|let|{"ä": "<b>"} 2001 t <s>\n none'
     assert pickle.loads(pickle.dumps(made)).render(to_openai(TALK), documents=[{"title": "t"}]) == text
-    with pytest.raises(
-        DataError, match="it refuses this chat: user and assistant have to take turns"
-    ):
+    with pytest.raises(DataError, match="it refuses this chat: user and assistant have to take turns"):
         template(MISTRAL).render(TALK[1:])
     with pytest.raises(ConfigError, match="found in line 2"):
         ChatTemplate("\n{% for %}")

@@ -157,7 +157,7 @@ def test_entries_of_ted_that_are_not_described(tmp_path: Path) -> None:
     write_ted(rows(), tmp_path / "x")
     assert formats.open(tmp_path / "x").to_table().num_rows
     (tmp_path / "x" / "speed.memmap").write_bytes(bytes(4 * STEPS))
-    with pytest.raises(DataError, match=r"meta\.json: expected what 'speed\.memmap' holds"):
+    with pytest.raises(DataError, match=r"meta\.json: expected a description of 'speed\.memmap'"):
         formats.open(tmp_path / "x")
 
 
