@@ -1,4 +1,4 @@
-"""The command ``mouse``: its parser, and the commands preprocess, verify, repair and tokenize.
+"""The command ``mouse``: its parser, and most of its commands.
 
 Each command is a pair of functions. ``declare_NAME`` adds the arguments to a parser, and ``run_NAME`` runs the command
 and returns the exit status. The docstring of ``run_NAME`` is the text of ``mouse NAME --help``.
@@ -11,8 +11,6 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
-from datetime import datetime
 from inspect import getdoc
 from pathlib import Path
 from typing import Any
@@ -298,52 +296,6 @@ def run_upload(chosen: argparse.Namespace) -> int:
     return 0
 
 
-def declare_preprocess(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``mouse preprocess``."""
-    data.add_source(parser)
-    data.add_alignment(parser)
-    add = parser.add_argument
-    add("function", metavar="MODULE:NAME", help="the function, which takes a dict of columns")
-    add("target", metavar="TARGET", help="a new folder")
-    add("--columns", metavar="A,B", type=data.names, help="pass only these columns to the function")
-    add("--num-workers", metavar="N", type=int, default=0, help="processes that run the function (0: this process)")
-    add("--block-rows", metavar="N", type=int, help="the approximate number of rows of a call")
-    add("--version", default="", metavar="TEXT", help="version of the code that the function calls")
-
-
-def run_preprocess(chosen: argparse.Namespace) -> int:
-    """Apply a function to all rows and write the result to a new dataset, once for the same rows and function.
-
-    The function receives complete episodes, {column: array [n, ...]}, and returns new or changed columns.
-
-    examples:
-      mouse preprocess recordings features:embed embedded              embed(columns) of features.py in this folder
-      mouse preprocess recordings features:embed embedded --columns observation --num-workers 8
-
-    After an interruption the same command resumes. If the dataset is complete, the command computes nothing.
-
-    status: 0 done, 2 unusable data, function or target
-    """
-    from mouse_core import formats
-    from mouse_core.formats.converting import preprocess
-
-    stream = formats.open(chosen.source, alignment=chosen.alignment, **data.how_to_read(chosen))
-    done = preprocess(
-        stream,
-        data.function_of(chosen.function, "function"),
-        chosen.target,
-        columns=chosen.columns,
-        num_workers=chosen.num_workers,
-        version=chosen.version,
-        block_rows=chosen.block_rows,
-        progress=data.wants_bar(),
-    )
-    resumed = f", {done.resumed_rows:,} of them before an interruption" if done.resumed_rows else ""
-    origin = ", which were there" if done.reopened else resumed
-    print(f"{done.path}: {done.rows:,} rows{origin}, with the digest {done.digest}")  # noqa: T201
-    return 0
-
-
 # ---------------------------------------------------------------------- mouse verify
 
 
@@ -431,119 +383,6 @@ def run_repair(chosen: argparse.Namespace) -> int:
     return 0
 
 
-_CHAT_KINDS = ("chats", "chat-tokens", "preferences")
-_KINDS = ("texts", "prompts", "pairs", "tokens", *_CHAT_KINDS)
-
-
-def declare_tokenize(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``mouse tokenize``."""
-    add = parser.add_argument
-    add(
-        "source",
-        metavar="SOURCE",
-        help="JSON lines (.jsonl) or a text a line (.txt), also with .gz or .zst; Parquet; Arrow; or a folder of these",
-    )
-    add("folder", metavar="FOLDER", help="the folder for stores of tokens, each in a subfolder named by a digest")
-    add("--tokenizer", metavar="FILE", required=True, help="the JSON file of a tokenizer, or a folder with one")
-    add("--as", dest="kind", choices=_KINDS, default="texts", help="the kind of rows to make (texts)")
-    add(
-        "--max-length",
-        metavar="L",
-        type=data.positive,
-        help="tokens in a row; required except for tokens and chat-tokens",
-    )
-    add("--chat-template", metavar="FOLDER", help="the folder of the chat template (the tokenizer's folder)")
-    add("--now", metavar="DATE", help="the current date for the chat template, such as 2026-11-23")
-    add("--pad-id", metavar="ID", type=int, help="the token that pads rows")
-    add("--eos-id", metavar="ID", type=int, help="the token that ends a text, for prompts and tokens")
-    add(
-        "--columns",
-        metavar="A=B,...",
-        type=data.names,
-        default=[],
-        help="other names of columns, such as prompt=question",
-    )
-    add("--split", metavar="NAME", help="only this split")
-    add("--num-workers", metavar="N", type=int, default=0, help="processes that tokenise (0: this process)")
-
-
-def run_tokenize(chosen: argparse.Namespace) -> int:
-    """Tokenise texts into a store, once for the same texts, tokenizer and options.
-
-    examples:
-      mouse tokenize prompts.jsonl tokens --tokenizer tokenizer.json --as prompts --max-length 550
-      mouse tokenize pairs.parquet tokens --tokenizer tokenizer.json --as pairs --max-length 550 --columns prompt=q
-      mouse tokenize books.txt.gz tokens --tokenizer tokenizer.json --as tokens --eos-id 0
-      mouse tokenize chats.jsonl tokens --tokenizer model-folder --as chat-tokens --columns tools=tools
-
-    After an interruption the same command resumes. If the store is complete, the command tokenises nothing.
-
-    status: 0 done, 2 unusable texts, tokenizer or options
-    """
-    from mouse_core.text import tokenize
-
-    done = tokenize(
-        chosen.source,
-        chosen.tokenizer,
-        chosen.folder,
-        _recipe(chosen),
-        split=chosen.split,
-        num_workers=chosen.num_workers,
-        progress=data.wants_bar(),
-    )
-    origin = ", which were there" if done.reopened else ""
-    left_out = f"; {done.left_out:,} texts left out" if done.left_out else ""
-    print(f"{done.path}: {done.rows:,} rows of {done.texts:,} texts{origin}{left_out}")  # noqa: T201
-    return 0
-
-
-def _recipe(chosen: argparse.Namespace) -> Any:
-    """Return the recipe of ``--as`` with the chosen options; raise ConfigError for options that the recipe lacks."""
-    kind = _kind(chosen.kind)
-    if chosen.max_length is None and not chosen.kind.endswith("tokens"):
-        raise ConfigError(f"--max-length: expected the number of tokens a row for --as {chosen.kind}, found none")
-    takes = {option.name for option in fields(kind)}
-    asked = {name: getattr(chosen, name) for name in ("max_length", "pad_id", "eos_id", "chat_template", "now")}
-    options = {name: value for name, value in asked.items() if value is not None}
-    known = takes | {"chat_template", "now"} if "template" in takes else takes
-    for name in options.keys() - known:
-        raise ConfigError(
-            f"--{name.replace('_', '-')}: expected no such option for --as {chosen.kind}, found {options[name]}"
-        )
-    if "template" in takes:
-        options["template"] = _template(options.pop("chat_template", chosen.tokenizer), options.pop("now", None))
-    columns = takes & {"text", "prompt", "label", "chosen", "rejected", "messages", "tools"}
-    for pair in chosen.columns:
-        name, _, column = pair.partition("=")
-        if name not in columns or not column:
-            raise ConfigError(f"--columns: expected NAME=COLUMN with a name among {sorted(columns)}, found {pair!r}")
-        options[name] = column
-    return kind(**options)
-
-
-def _kind(name: str) -> Any:
-    """Return the class of the recipe that ``--as`` names."""
-    from mouse_core import text
-
-    if name in _CHAT_KINDS:
-        from mouse_core.text import chat
-
-        return {"chats": chat.Chats, "chat-tokens": chat.ChatTokens, "preferences": chat.Preferences}[name]
-    return {"texts": text.Texts, "prompts": text.Prompts, "pairs": text.Pairs, "tokens": text.Tokens}[name]
-
-
-def _template(folder: str, now: str | None) -> Any:
-    from mouse_core.text.chat import ChatTemplate
-
-    template = ChatTemplate.of(folder)
-    if now is None:
-        return template
-    try:
-        return replace(template, now=datetime.fromisoformat(now))
-    except ValueError as error:
-        raise ConfigError(f"--now: expected a date, as 2026-11-23, found {now!r}") from error
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command.
 
@@ -625,8 +464,6 @@ _EXAMPLES = """examples:
   mouse inspect recordings --html report.html
   mouse view recordings
   mouse convert halfcheetah.hdf5 halfcheetah --final mark
-  mouse preprocess halfcheetah features:embed embedded
-  mouse tokenize prompts.jsonl tokens --tokenizer tokenizer.json --as prompts --max-length 550
   mouse verify halfcheetah
   mouse push halfcheetah your-org/halfcheetah
   mouse upload runs/cartpole s3://bucket/cartpole
@@ -648,8 +485,6 @@ _COMMANDS: dict[str, Command] = {
     "inspect": (declare_inspect, run_inspect),
     "view": (declare_view, run_view),
     "convert": (data.declare_convert, data.run_convert),
-    "preprocess": (declare_preprocess, run_preprocess),
-    "tokenize": (declare_tokenize, run_tokenize),
     "stats": (declare_stats, run_stats),
     "verify": (declare_verify, run_verify),
     "repair": (declare_repair, run_repair),

@@ -16,7 +16,6 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from mouse_core import BatchSource, text
-from mouse_core.cli import main
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.text import chat
 from tests.core.chat_cases import BRACKETS, CHATML, TALK, TOOL_TALK, TOOLS, WEATHER, made, template, tokenizer
@@ -267,9 +266,7 @@ def test_what_a_row_has_not_is_no_text(tmp_path: Path) -> None:
     assert text.tokenize(nothing, tokenizer(), tmp_path, replace(recipe, tools="tool")).rows == 3
 
 
-def test_chats_and_pairs_of_which_nothing_is_learned_are_left_out_and_counted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_chats_and_pairs_of_which_nothing_is_learned_are_left_out_and_counted(tmp_path: Path) -> None:
     options: dict[str, Any] = {"template": template(TOOLS), "pad_id": PAD}
     data = [DATA[0], {**DATA[0], "messages": [{"role": "user", "content": "a" * 100}, *DATA[0]["messages"]]}]
     recipe = chat.Chats(**options, max_length=40, keep={"score": "float32"})
@@ -302,14 +299,10 @@ def test_chats_and_pairs_of_which_nothing_is_learned_are_left_out_and_counted(
     (tmp_path / "model" / "tokenizer.json").write_text(made())
     (tmp_path / "model" / "chat_template.jinja").write_text(TOOLS)
     (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
-    command = ["tokenize", str(tmp_path / "pairs.jsonl"), str(tmp_path / "tokens"), "--as", "preferences"]
-    command += ["--tokenizer", str(tmp_path / "model"), "--max-length", "8", "--pad-id", "0"]
-    assert main(command) == main(command) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert [one.partition(": ")[2] for one in said] == [
-        "1 rows of 3 texts; 2 texts left out",
-        "1 rows of 3 texts, which were there; 2 texts left out",
-    ]
+    recipe = chat.Preferences(template=chat.ChatTemplate.of(tmp_path / "model"), max_length=8, pad_id=0)
+    for reopened in (False, True):
+        found = text.tokenize(tmp_path / "pairs.jsonl", tmp_path / "model", tmp_path / "tokens", recipe)
+        assert (found.rows, found.texts, found.left_out, found.reopened) == (1, 3, 2, reopened)
 
 
 def test_chats_lie_in_lists_files_tables_and_datasets_and_are_the_same(tmp_path: Path) -> None:
@@ -400,21 +393,15 @@ def test_recipes_refuse_what_cannot_be() -> None:
         chat.Chats(template=template(TOOLS), max_length=4, keep={"assistant_masks": "int8"})
 
 
-def test_the_command_line_takes_chats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_template_lies_beside_the_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "tokenizer.json").write_text(made())
     (tmp_path / "model" / "chat_template.jinja").write_text(TOOLS + "{# strftime_now #}")
     (tmp_path / "chats.jsonl").write_text("\n".join(json.dumps(one) for one in DATA))
-    command = ["tokenize", str(tmp_path / "chats.jsonl"), str(tmp_path / "tokens"), "--as", "chat-tokens"]
-    command += ["--tokenizer", str(tmp_path / "model"), "--columns", "tools=tools"]
-    assert main(command) == 2
-    assert "uses the current time" in capsys.readouterr().err
-    assert main([*command, "--now", "2026-11-23"]) == 0
-    tokens = sum(len(one.input_ids) for one in by_hand(TOOLS, "<|im_end|>"))
-    assert f": {tokens:,} rows of 3 texts" in capsys.readouterr().out
-    for more, said in (
-        (["--now", "today"], "--now: expected a date"),
-        (["--eos-id", "3"], "--eos-id: expected no such option"),
-    ):
-        assert main([*command, *more]) == 2
-        assert said in capsys.readouterr().err
+    given = tmp_path / "chats.jsonl", tmp_path / "model", tmp_path / "tokens"
+    found = chat.ChatTemplate.of(tmp_path / "model")
+    with pytest.raises(ConfigError, match="uses the current time"):
+        text.tokenize(*given, chat.ChatTokens(template=found, tools="tools"))
+    dated = chat.ChatTokens(template=replace(found, now=datetime(2026, 11, 23)), tools="tools")
+    made_of = text.tokenize(*given, dated)
+    assert (made_of.rows, made_of.texts) == (sum(len(one.input_ids) for one in by_hand(TOOLS, "<|im_end|>")), 3)

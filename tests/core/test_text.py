@@ -17,7 +17,6 @@ import pytest
 from tokenizers import processors
 
 from mouse_core import BatchSource, DatasetStore, text
-from mouse_core.cli import main
 from mouse_core.errors import ConfigError, DataError, MissingFieldError
 from mouse_core.text.recipes import known
 from tests.core import text_cases
@@ -580,19 +579,3 @@ def test_a_store_says_its_fields_by_itself(tmp_path: Path) -> None:
     made = text.tokenize(DATA, tokenizer(), tmp_path, text.Texts(max_length=4, pad_id=PAD))
     store = DatasetStore.open(made.path)
     assert list(BatchSource(store, batch_size=4, windows={}).spec) == ["input_ids", "attention_mask"]
-
-
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "data.jsonl").write_text("".join(json.dumps(one) + "\n" for one in DATA))
-    asked = ["tokenize", str(tmp_path / "data.jsonl"), str(tmp_path / "made")]
-    asked += ["--tokenizer", str(tokenizer_file(tmp_path)), "--as", "prompts"]
-    assert main([*asked, "--max-length", "12", "--pad-id", str(PAD)]) == 0
-    said = capsys.readouterr().out
-    recipe = text.Prompts(max_length=12, pad_id=PAD)
-    again = text.tokenize(tmp_path / "data.jsonl", tmp_path / "tokenizer.json", tmp_path / "made", recipe)
-    assert again.reopened
-    assert said.startswith(f"{again.path}: {again.rows} rows of 40 texts")
-    assert main(asked) == 2
-    assert "--max-length" in capsys.readouterr().err
-    assert main([*asked, "--max-length", "12", "--columns", "promt=x"]) == 2
-    assert "promt" in capsys.readouterr().err

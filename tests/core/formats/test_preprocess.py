@@ -19,7 +19,6 @@ import pytest
 
 from mouse_core import ConfigError, DataError, DatasetStore, StorageError, WorkerError
 from mouse_core import formats as every_format
-from mouse_core.cli.main import main
 from mouse_core.errors import AlignmentWarning
 from mouse_core.formats.converting import preprocess
 from mouse_core.images.pixels import encode_png
@@ -430,28 +429,3 @@ def test_rewards_where_episodes_begin_are_warned_of_once(tmp_path: Path) -> None
     with pytest.warns(AlignmentWarning) as caught:
         preprocess(tmp_path / "rows", sums, tmp_path / "new", columns=["reward", "episode_step"])
     assert len(caught) == 1
-
-
-def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """A function of a module in the folder that it is run in; again, and with others' names."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    recorded(Path("rows"))
-    text = "def negated(rows):\n    assert set(rows) == {'reward'}\n    return {'cost': -rows['reward']}\n"
-    Path("of_my_own.py").write_text(text, encoding="utf-8")
-    asked = ["preprocess", "rows", "of_my_own:negated", "new", "--columns", "reward", "--num-workers", "1"]
-    assert main(asked) == 0
-    assert f"new: {ROWS} rows, with the digest" in capsys.readouterr().out
-    found = columns_of("new")
-    assert found["cost"] == [-reward for reward in found["reward"]]
-    assert main(asked) == 0
-    assert "which were there" in capsys.readouterr().out
-    for name, says in {
-        "of_my_own": "expected MODULE:NAME, found 'of_my_own'",
-        "of_my_own:other": "expected 'other' in of_my_own, found no such name",
-        "of_my_own:__name__": "expected a function as 'of_my_own:__name__', found 'of_my_own'",
-        "nobodys:negated": "No module named 'nobodys'",
-    }.items():
-        assert main(["preprocess", "rows", name, "other"]) == 2
-        assert says in capsys.readouterr().err
-    assert not Path("other").exists()
