@@ -177,13 +177,6 @@ def declare_view(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("more", metavar="SOURCE", nargs="*", help="more sources, to compare with the first")
     data.add_alignment(parser)
-    add(
-        "--rerun",
-        nargs="?",
-        const="",
-        metavar="FILE.rrd",
-        help="show all episodes in Rerun's viewer, or write them to a file for Rerun, instead of showing a page",
-    )
     add("--inspect", action="store_true", help="also search for faults at the start, which reads all rows")
     add(
         "--ignore",
@@ -207,7 +200,6 @@ def run_view(chosen: argparse.Namespace) -> int:
       mouse view runs/collect                           a store that is being written: new rows are shown
       mouse view recordings --at 'd=recordings&e=12&s=40'   a place from the address of a page
       mouse view recordings --inspect                   with the findings of mouse inspect, each a link to its step
-      mouse view recordings --rerun episodes.rrd        for Rerun; without a file name its viewer is started
       mouse view recordings --no-browser --port 8000    for a connection by ssh -L 8000:127.0.0.1:8000
 
     The page is served only on this machine, at a secret address, until Ctrl-C.
@@ -217,7 +209,6 @@ def run_view(chosen: argparse.Namespace) -> int:
     import webbrowser
     from functools import partial
 
-    from mouse_core.view import to_rerun
     from mouse_core.view.opening import opened_store, rows_of, shown_of
     from mouse_core.view.viewer import viewer_of
 
@@ -228,9 +219,6 @@ def run_view(chosen: argparse.Namespace) -> int:
         how["final"] = chosen.final or "mark"  # the page shows the other data, and names the missing part
         stores = [stack.enter_context(opened_store(source, progress=data.wants_bar(), **how)) for source in sources]
         names = [_name(source) for source in sources]
-        if chosen.rerun is not None:
-            to_rerun(*stores, names=names, path=chosen.rerun or None)
-            return 0
         rows = [partial(rows_of, source, store, **how) for source, store in zip(sources, stores, strict=True)]
         viewer = stack.enter_context(
             viewer_of(

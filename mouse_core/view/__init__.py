@@ -1,7 +1,6 @@
 """A viewer of recorded data in a browser: every episode, step by step, and the windows of batches."""
 
-from mouse_core.view._rerun import to_rerun
 from mouse_core.view.stored import to_html
 from mouse_core.view.viewer import Viewer, view
 
-__all__ = ["Viewer", "to_html", "to_rerun", "view"]
+__all__ = ["Viewer", "to_html", "view"]

@@ -7,7 +7,6 @@ import math
 import os
 import signal
 import socket
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -33,7 +32,7 @@ from mouse_core.cli import main
 from mouse_core.formats.base import RowStream
 from mouse_core.images import encode_png
 from mouse_core.metadata import DatasetMetadata
-from mouse_core.view import Viewer, to_rerun, view
+from mouse_core.view import Viewer, view
 from mouse_core.view.counting import EpisodeList, Query
 from mouse_core.view.opening import opened_store, shown_of
 from mouse_core.view.thinning import thinned
@@ -632,27 +631,6 @@ def test_a_closed_terminal_ends_the_command_and_what_was_converted_is_gone(
     assert seen
     assert not [*(tmp_path / "temporary").iterdir()]
     assert signal.getsignal(signal.SIGHUP) is before
-
-
-def test_rerun_is_asked_for_where_it_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = DatasetStore().from_dataset(recording((3, 4)))
-    with pytest.raises(ConfigError, match=r"\.rrd"):
-        to_rerun(store, path=tmp_path / "episodes.txt")
-    monkeypatch.setitem(sys.modules, "rerun", None)
-    with pytest.raises(ImportError, match=r"mouse-data\[rerun\]"):
-        to_rerun(store, path=tmp_path / "episodes.rrd")
-    assert not [*tmp_path.iterdir()]
-
-
-@pytest.mark.slow
-def test_episodes_are_handed_to_rerun(tmp_path: Path) -> None:
-    pytest.importorskip("rerun")
-    sizes = []
-    for lengths in ((3, 4), (30, 40)):
-        file = tmp_path / f"{len(sizes)}.rrd"
-        to_rerun(DatasetStore().from_dataset(recording(lengths)), names=[NASTY], path=file)
-        sizes.append(file.stat().st_size)
-    assert 0 < sizes[0] < sizes[1]
 
 
 def test_a_notebook_shows_the_page_in_a_frame(viewer: Viewer) -> None:
