@@ -265,7 +265,7 @@ def test_what_cannot_be_shared_out_says_so() -> None:
     with PrefetchBatchifier(source, shard=(1, 3), num_workers=0) as loader, uneven:
         loader.next_batch()
     shard = BatchSource(STORE, 8, 8, shard=(0, 2))
-    with pytest.raises(ConfigError, match=r"sharded once, found shard \(0, 2\)"):
+    with pytest.raises(ConfigError, match=r"without a shard, found a source with shard \(0, 2\)"):
         PrefetchBatchifier(shard, shard=(0, 2))
     with pytest.raises(ConfigError, match=r"whole batches, found shard \(0, 2\) of member 'a'"):
         MixtureSource({"a": shard})

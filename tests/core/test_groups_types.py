@@ -163,7 +163,7 @@ def test_groups_hold_together() -> None:
         RolloutGroup("math", "problem", "1", ())
     with pytest.raises(DataError, match="expected rollouts of this group"):
         RolloutGroup("math", "problem", "2", tuple(rollouts))
-    with pytest.raises(DataError, match="found one twice"):
+    with pytest.raises(DataError, match="found a rollout twice"):
         RolloutGroup("math", "problem", "1", (rollouts[0], rollouts[0]))
 
 

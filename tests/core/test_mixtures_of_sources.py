@@ -141,7 +141,7 @@ def test_what_does_not_fit_together_is_refused() -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             MixtureSource(wrong)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="batches of 2 windows of member '0', found one of 3"):
+    with pytest.raises(ConfigError, match="batches of 2 windows of member '0', found batches of 3"):
         MixtureSource([Short(0, 4)])[1]
     with pytest.raises(IndexError):
         MixtureSource([one])[-1]

@@ -105,7 +105,7 @@ def test_the_last_record_of_a_log_may_be_torn(lost: str, tmp_path: Path) -> None
         assert read_log(path) == [*records[:-1], b"new"]
     path.write_bytes(whole[: begin - 1] + b"\0" + whole[begin:])
     (tmp_path / "log.size").unlink()
-    with pytest.raises(DataError, match="found damage"):
+    with pytest.raises(DataError, match="found a damaged record"):
         read_log(path)
 
 

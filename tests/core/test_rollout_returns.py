@@ -252,7 +252,7 @@ def test_only_half_of_what_truncation_needs_is_refused() -> None:
     for missing in ("time_outs", "final_values"):
         arrays = case.arrays()
         del arrays[missing]
-        with pytest.raises(ConfigError, match=f"{missing}: expected them together"):
+        with pytest.raises(ConfigError, match=f"{missing}: expected values together"):
             gae(**arrays, discount=0.9, lam=0.9)
     for n in (0, -1, True, 1.5):
         with pytest.raises(ConfigError, match="n: expected an integer from 1"):

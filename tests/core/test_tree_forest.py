@@ -532,7 +532,7 @@ def test_what_does_not_fit_is_told_and_changes_nothing(forest: Forest) -> None:
         ({**rows, "action": np.zeros((2, 3))}, SchemaError, "action"),
         ({**rows, "action": np.zeros(3)}, SchemaError, r"'action': expected \(2,\), found shape \(3,\)"),
         ({name: rows[name] for name in ("observation", "next")}, MissingFieldError, "expected a field 'action'"),
-        ({name: rows[name] for name in ("observation", "action")}, MissingFieldError, "where episodes end"),
+        ({name: rows[name] for name in ("observation", "action")}, MissingFieldError, "marks the ends of episodes"),
         (
             rows | {"next": rows["next"] | {"reward": np.array([1, np.nan])}},
             DataError,

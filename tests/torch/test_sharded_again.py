@@ -16,7 +16,7 @@ from mouse_core import BatchSource, ConfigError, DatasetStore, PrefetchBatchifie
 from mouse_core.testing import as_arrays, example_store
 
 ROWS = 256
-AGAIN = r"shard: expected a source that is sharded once, found shard \(0, 2\) below a {}"
+AGAIN = r"shard: expected a source that is sharded once, found shard \(0, 2\) inside a {}"
 
 
 def numbered() -> DatasetStore:
