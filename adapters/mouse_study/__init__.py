@@ -5,7 +5,7 @@ Only runs that use a framework import it.
 
 from importlib.util import find_spec as _find_spec
 
-if _missing := [name for name in ("torch", "jax", "flax", "yaml", "rich", "matplotlib") if _find_spec(name) is None]:
+if _missing := [name for name in ("torch", "jax", "flax", "rich", "matplotlib") if _find_spec(name) is None]:
     raise ImportError(f"mouse_study needs {', '.join(_missing)}: pip install 'mouse-data[study]'")
 
 from mouse_study._page import page

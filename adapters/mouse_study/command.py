@@ -19,8 +19,8 @@ def _declare(parser: argparse.ArgumentParser) -> None:
     add(
         "file",
         metavar="FILE",
-        help="a Python file with a Study at its top level (FILE.py:NAME if it has several), or a YAML file; or the "
-        "folder of a study, to write the page of its records so far",
+        help="a Python file with a Study at its top level (FILE.py:NAME if it has several); or the folder of a "
+        "study, to write the page of its records so far",
     )
     add("--out", metavar="FOLDER", help="folder of logs, checkpoints, results and the page")
     add("--jobs", metavar="N", type=int, default=1, help="number of concurrent runs (1)")
@@ -38,7 +38,7 @@ def _run(chosen: argparse.Namespace) -> int:
 
     examples:
       mouse study my_study.py --out out/my_study             all runs, one after another; repeated: the remaining runs
-      mouse study my_study.yaml --out out/my_study --jobs 4
+      mouse study my_study.py --out out/my_study --jobs 4    four runs at a time
       mouse study my_study.py --out out/my_study --only small/torch --only '*/jax/0'
       mouse study out/my_study                               only the page, with the records so far
 

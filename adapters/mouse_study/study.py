@@ -1,4 +1,4 @@
-"""Studies of variants x frameworks x seeds of a training function, declared in Python or YAML; and its arguments."""
+"""Studies of variants x frameworks x seeds of a training function, declared in Python; and its arguments."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
@@ -407,16 +406,12 @@ def load_study(path: str | os.PathLike[str]) -> Study:
     """Load the study that a file declares.
 
     Args:
-        path: A Python file with one ``Study`` at its top level (if it has several, append ``:name`` to the path); or a
-            YAML file with the arguments of ``Study`` by name. Functions in YAML are given as "module:function", in
-            modules beside the file or in importable modules.
+        path: A Python file with one ``Study`` at its top level; if it has several, append ``:name`` to the path.
 
     Raises:
         ConfigError: The file declares no study, or the study is invalid.
     """
     file, name = _split(os.fspath(path))
-    if file.suffix in (".yaml", ".yml"):
-        return _from_yaml(file)
     module = load_file(file)
     if name is not None:
         study = getattr(module, name, None)
@@ -435,57 +430,6 @@ def load_study(path: str | os.PathLike[str]) -> Study:
 def _split(path: str) -> tuple[Path, str | None]:
     before, colon, name = path.rpartition(":")
     return (Path(before), name) if colon and name.isidentifier() else (Path(path), None)
-
-
-def _from_yaml(file: Path) -> Study:
-    import sys
-
-    import yaml  # type: ignore[import-untyped]
-
-    try:
-        given = yaml.load(file.read_text(encoding="utf-8"), _yaml_loader())
-    except OSError as error:
-        raise ConfigError(
-            f"study: expected a file that can be read, found {error.strerror} at {str(file)!r}"
-        ) from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{file}: expected YAML, found {error}") from error
-    if not isinstance(given, dict):
-        raise ConfigError(f"{file}: expected the arguments of Study by name, found {type(given).__name__}")
-    known = [one.name for one in fields(Study)]
-    for name in given:
-        if name not in known:
-            near = get_close_matches(str(name), known, 1)
-            raise ConfigError(
-                f"{file}: expected some of {', '.join(known)}, found {name!r}"
-                + (f"; did you mean {near[0]!r}?" if near else "")
-            )
-    for name in ("name", "frameworks", "steps"):
-        if name not in given:
-            raise ConfigError(f"{file}: expected {name}, found none")
-    if str(file.resolve().parent) not in sys.path:
-        sys.path.insert(0, str(file.resolve().parent))
-    for name in ("store", "batches"):
-        if isinstance(given.get(name), str) and _is_function(given[name]):
-            given[name] = found(reference(given[name], name), name)
-    return Study(**given)
-
-
-def _yaml_loader() -> Any:
-    """Return a safe loader that reads 1e-3 as a number, as in YAML 1.2; in YAML 1.1 it is a text."""
-    import yaml
-
-    class Loader(yaml.SafeLoader):  # type: ignore[misc]
-        pass
-
-    number = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+")
-    Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+.0123456789"))
-    return Loader
-
-
-def _is_function(text: str) -> bool:
-    module, colon, name = text.partition(":")
-    return bool(colon) and all(part.isidentifier() for part in [*module.split("."), *name.split(".")])
 
 
 def _plain(value: Any, where: str) -> Any:

@@ -278,32 +278,7 @@ def test_a_script_without_a_guard_is_told(tmp_path: Path) -> None:
     assert "put the call under if __name__ == '__main__':" in done.stdout, done.stderr
 
 
-YAML = """
-name: small
-frameworks: {numpy: "tests.study.trained:train"}
-steps: 20
-seeds: [0, 1]
-store: "tests.study.trained:made_store"
-batches: {sequence_length: 4, batch_size: 2, num_workers: 1}
-evaluate_every: 8
-checkpoint_every: 6
-"""
-
-
-def test_a_study_is_declared_in_yaml_or_python(tmp_path: Path) -> None:
-    (tmp_path / "small.yaml").write_text(YAML)
-    loaded = mouse_study.load_study(tmp_path / "small.yaml")
-    assert loaded.declaration() == study(seeds=[0, 1], **OF_STORE).declaration()
-    (tmp_path / "rates.yaml").write_text(f"{YAML}variants: {{a: {{rates: [1e-3, -2.5E4, '1e-3', e3, 1e]}}}}")
-    rates = mouse_study.load_study(tmp_path / "rates.yaml").variants["a"]["rates"]
-    assert rates == [0.001, -25000.0, "1e-3", "e3", "1e"]
-    (tmp_path / "bad.yaml").write_text(YAML.replace("seeds", "seedss"))
-    with pytest.raises(ConfigError, match=r"found 'seedss'; did you mean 'seeds'\?"):
-        mouse_study.load_study(tmp_path / "bad.yaml")
-    (tmp_path / "short.yaml").write_text("name: small")
-    with pytest.raises(ConfigError, match=r"short\.yaml: expected frameworks, found none"):
-        mouse_study.load_study(tmp_path / "short.yaml")
-
+def test_a_study_is_loaded_by_its_name(tmp_path: Path) -> None:
     declared = "from tests.study.trained import study\none = study()\ntwo = study(seeds=[3])\n"
     (tmp_path / "declared_here.py").write_text(declared)
     with pytest.raises(ConfigError, match=r"expected one Study at its top, found \['one', 'two'\]"):
