@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import importlib
-import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,38 +66,6 @@ def positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"expected a positive integer, found {text}")
     return value
-
-
-def find_modules_here() -> None:
-    """Make modules of the current folder importable, as ``python -m`` does, also in child processes."""
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-
-
-def function_of(text: str, where: str) -> Callable[..., Any]:
-    """Import the function ``module:name``; modules in the current folder are found too.
-
-    Args:
-        text: Module and name.
-        where: The name of the command's argument, for error messages.
-
-    Raises:
-        ConfigError: The text names no function.
-        ImportError: The module does not exist.
-    """
-    module, colon, name = text.partition(":")
-    if not colon or not module or not name:
-        raise ConfigError(f"{where}: expected MODULE:NAME, found {text!r}")
-    find_modules_here()
-    found: Any = importlib.import_module(module)
-    for part in name.split("."):
-        if not hasattr(found, part):
-            raise ConfigError(f"{where}: expected {part!r} in {module}, found no such name")
-        found = getattr(found, part)
-    if not callable(found):
-        raise ConfigError(f"{where}: expected a function as {text!r}, found {found!r:.80}")
-    function: Callable[..., Any] = found
-    return function
 
 
 def add_alignment(parser: argparse.ArgumentParser) -> None:

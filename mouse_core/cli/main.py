@@ -69,104 +69,6 @@ def _missing(why: Exception) -> Command:
     return declare, run
 
 
-_AUTORESET = {"next-step": "NextStep", "same-step": "SameStep", "disabled": "Disabled"}
-
-
-def declare_record(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``mouse record``."""
-    add = parser.add_argument
-    add("environment", metavar="ENV", help="the id of an environment of gymnasium, or MODULE:ID")
-    add("folder", metavar="FOLDER", help="the folder of a store, created if missing")
-    many = parser.add_mutually_exclusive_group(required=True)
-    many.add_argument("--episodes", metavar="N", type=data.positive, help="the number of episodes to add")
-    many.add_argument(
-        "--until", metavar="N", type=data.positive, help="add episodes until the folder has N, with the next seeds"
-    )
-    add("--policy", metavar="MODULE:NAME", help="a function from an observation to an action (random actions)")
-    add(
-        "--seed",
-        metavar="N",
-        type=int,
-        help="episode i is reset with seed N + i; with --vector, environment i begins with seed N + i",
-    )
-    add("--vector", metavar="N", type=data.positive, help="the number of environments that step together")
-    add("--autoreset", choices=tuple(_AUTORESET), help="when the environments of a vector are reset (next-step)")
-    add(
-        "--vectorization",
-        choices=("sync", "async"),
-        help="async: each environment of a vector runs in its own process (sync)",
-    )
-    add("--infos", metavar="A,B=DTYPE", type=_infos, default={}, help="the infos to record, with or without a dtype")
-    add("--images", choices=("raw", "png"), default="raw", help="how images are stored (raw)")
-    add(
-        "--on-interrupted",
-        choices=("mark", "cut"),
-        default="mark",
-        help="for an interrupted episode: mark its last row as truncated, or omit the episode (mark)",
-    )
-    add("--alignment", choices=("arrived", "outgoing"), help="the alignment of rows of a new folder (arrived)")
-    add(
-        "--sync",
-        choices=("none", "flush", "append"),
-        default="flush",
-        help="the durability that the recording waits for (flush)",
-    )
-
-
-def run_record(chosen: argparse.Namespace) -> int:
-    """Record episodes of an environment into the folder of a store, behind the existing episodes.
-
-    examples:
-      mouse record CartPole-v1 runs/cartpole --episodes 100 --seed 0
-      mouse record CartPole-v1 runs/cartpole --until 1000 --seed 0             repeating the command continues it
-      mouse record CartPole-v1 runs/upright --episodes 20 --policy mine:upright    upright(observation) of mine.py
-      mouse record LunarLander-v3 runs/lander --episodes 500 --vector 8 --vectorization async
-      mouse record FrozenLake-v1 runs/lake --episodes 100 --infos prob=float64
-
-    With --vector, a policy receives the observations of all environments, and returns all of their actions.
-
-    status: 0 done, 2 unusable environment, policy or folder, 130 interrupted: recorded episodes stay
-    """
-    from mouse_core.record.playing import made, record
-    from mouse_core.store.dataset_store import DatasetStore
-
-    if chosen.vector is None and (chosen.autoreset or chosen.vectorization):
-        raise ConfigError("--autoreset and --vectorization: expected also --vector N, found none")
-    data.find_modules_here()  # modules in this folder may define environments and policies
-    policy = None if chosen.policy is None else data.function_of(chosen.policy, "policy")
-    vector = {"vectorization_mode": chosen.vectorization or "sync", "autoreset": _AUTORESET.get(chosen.autoreset or "")}
-    options: dict[str, Any] = {} if chosen.alignment is None else {"alignment": chosen.alignment}
-    env = made(chosen.environment, **({} if chosen.vector is None else {"num_envs": chosen.vector, **vector}))
-    try:
-        with DatasetStore.open(chosen.folder, "a", sync=chosen.sync, **options) as store:
-            rows, there = len(store), store.episodes.num_rows if len(store) else 0
-            record(
-                env,
-                policy,
-                episodes=chosen.episodes,
-                until=chosen.until,
-                store=store,
-                seed=chosen.seed,
-                infos=chosen.infos,
-                images=chosen.images,
-                on_interrupted=chosen.on_interrupted,
-                name=chosen.policy,
-                progress=data.wants_bar(),
-            )
-            now = store.episodes.num_rows
-            added = f"{now - there:,} episodes, {len(store) - rows:,} rows added" if now > there else "nothing added"
-            print(f"{chosen.folder}: {added}; {now:,} episodes, {len(store):,} rows")  # noqa: T201
-    finally:
-        env.close()
-    return 0
-
-
-def _infos(text: str) -> dict[str, str | None]:
-    """Parse names of infos separated by commas, for argparse; "prob=float64" also sets a dtype."""
-    found = [name.partition("=") for name in data.names(text)]
-    return {name: dtype or None for name, _, dtype in found}
-
-
 # ---------------------------------------------------------------------- mouse push
 
 
@@ -460,7 +362,6 @@ def _short_warnings(command: str) -> Iterator[None]:
 
 
 _EXAMPLES = """examples:
-  mouse record CartPole-v1 runs/cartpole --episodes 100 --seed 0
   mouse inspect recordings --html report.html
   mouse view recordings
   mouse convert halfcheetah.hdf5 halfcheetah --final mark
@@ -481,7 +382,6 @@ def _version() -> str:
 
 
 _COMMANDS: dict[str, Command] = {
-    "record": (declare_record, run_record),
     "inspect": (declare_inspect, run_inspect),
     "view": (declare_view, run_view),
     "convert": (data.declare_convert, data.run_convert),

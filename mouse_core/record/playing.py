@@ -67,7 +67,7 @@ def record(
     count = _how_many(episodes, until, store)
     by_name = isinstance(env, str)
     if isinstance(env, str):
-        env = made(env)
+        env = _made(env)
     options: dict[str, Any] = {"infos": infos, "images": images, "on_interrupted": on_interrupted}
     options |= {"policy": name or ("random" if policy is None else named_policy(policy))}
     store = DatasetStore() if store is None else store
@@ -117,14 +117,8 @@ def _how_many(episodes: int | None, until: int | None, store: Any) -> int:
     return check_count("record: episodes", episodes) if until is None else check_count("record: until", until)
 
 
-def made(name: str, *, num_envs: int | None = None, autoreset: str | None = None, **options: Any) -> Any:
+def _made(name: str) -> Any:
     """Create a gymnasium environment by its id.
-
-    Args:
-        name: The id.
-        num_envs: The number of environments in a vector; None: no vector.
-        autoreset: The value of the vector's ``AutoresetMode``; None: the default of gymnasium.
-        **options: Options of ``gymnasium.make_vec`` or ``gymnasium.make``.
 
     Raises:
         ConfigError: The environment does not exist.
@@ -135,10 +129,7 @@ def made(name: str, *, num_envs: int | None = None, autoreset: str | None = None
     except ImportError as error:
         raise ImportError("environments by name need gymnasium: pip install gymnasium") from error
     try:
-        if num_envs is None:
-            return gymnasium.make(name, **options)
-        mode = None if autoreset is None else {"autoreset_mode": gymnasium.vector.AutoresetMode(autoreset)}
-        return gymnasium.make_vec(name, num_envs=num_envs, vector_kwargs=mode, **options)
+        return gymnasium.make(name)
     except gymnasium.error.Error as error:
         raise ConfigError(f"record: expected the id of an environment, found {name!r}: {error}") from error
 

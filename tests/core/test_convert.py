@@ -343,7 +343,7 @@ def test_push_keeps_splits_apart(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_help_shows_examples_and_loads_nothing_heavy() -> None:
-    commands = ("inspect", "convert", "push", "record")
+    commands = ("inspect", "convert", "push", "upload")
     code = (
         "import sys\nfrom mouse_core.cli import main\n"
         f"for command in {commands}:\n"

@@ -107,3 +107,14 @@ def test_mistakes_are_told_in_one_line(
     assert shown.startswith("mouse stats: ")
     assert message in shown
     assert "\n" not in shown
+
+
+def test_an_interruption_ends_a_command_in_one_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(*ignored: object, **also: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("mouse_core.statistics.by_field.statistics", stopped)
+    assert run(folder) == 130
+    assert capsys.readouterr().err == "mouse stats: interrupted\n"
