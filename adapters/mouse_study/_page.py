@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from mouse_core.files.writing import write_file
 from mouse_study.comparing import TOLERANCES, Pair, pairs, verdict
 from mouse_study.results import Results, Run
-from mouse_study.statistics import Band, band, meaning, probability_above, profile
+from mouse_study.statistics import Band, band, meaning, probability_above
 
 STYLE = """
 :root { color-scheme: light dark;
@@ -264,7 +264,6 @@ def picture(
     across: str = "",
     logarithmic: bool = False,
     mark: float | None = None,
-    shares: bool = False,
 ) -> str:
     """Return a plot of curves with their bands as an ``svg`` element.
 
@@ -274,7 +273,6 @@ def picture(
         across: the label of the horizontal axis.
         logarithmic: whether the value axis is logarithmic.
         mark: a value at which a line is drawn.
-        shares: whether values are shares, drawn as steps from 0% to 100%, as in a performance profile.
     """
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -295,22 +293,18 @@ def picture(
                 for values in (line.y, line.low, line.high)
             )
             if low is not None and high is not None:
-                step: Any = "post" if shares else None
-                axes.fill_between(line.x, low, high, color=color, alpha=0.18, linewidth=0, step=step)
+                axes.fill_between(line.x, low, high, color=color, alpha=0.18, linewidth=0)
             styles: dict[str, dict[str, Any]] = {
                 "line": {"linewidth": 3.0 - 1.8 * line.colour / last},
                 "dashed": {"linewidth": 1.2, "linestyle": (0, (3, 2))},
                 "dots": {"linestyle": "none", "marker": ".", "markersize": 2.5},
             }
             options: dict[str, Any] = ({"marker": "o", "markersize": 4} if len(line.x) < 2 else {}) | styles[line.style]
-            axes.plot(line.x, cast("Any", y), color=color, drawstyle="steps-post" if shares else "default", **options)
+            axes.plot(line.x, cast("Any", y), color=color, **options)
         if logarithmic:
             axes.set_yscale("log")
             axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}".replace("-", "\u2212")))
             axes.yaxis.set_minor_formatter(NullFormatter())
-        if shares:
-            axes.set_ylim(-0.03, 1.03)
-            axes.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0%", "25%", "50%", "75%", "100%"])
         if mark is not None:
             axes.axhline(mark, color=_DIM, linewidth=0.8, linestyle=(0, (4, 3)))
         axes.set_xlabel(across)
@@ -449,7 +443,6 @@ def section(name: str, title: str, lead: str, *parts: str) -> str:
 # ---------------------------------------------------------------------- curves and final values
 
 _MOST_POINTS = 150
-_THRESHOLDS = 121
 # Relative difference of two final values up to which they count as equal, as it may be due to rounding.
 _TIE = 1e-6
 
@@ -500,7 +493,7 @@ def _spans_decades(lines: Sequence[Line]) -> bool:
 
 
 def ends(results: Results, members: Sequence[Group]) -> str:
-    """Return the final values: a table and performance profiles for each recorded name."""
+    """Return the final values: tables for each recorded name."""
     parts = []
     for name in trained_names(results):
         series = results.series(name)
@@ -512,15 +505,13 @@ def ends(results: Results, members: Sequence[Group]) -> str:
             if len(own) == len(variants) > 1 and all(len(final_values(group.done, series)) for group in own):
                 rows.append(_end_row("<i>all variants</i>", text(framework), own, series))
         head = ("variant", "framework", "runs", "IQM", "95% band", "lowest", "highest")
-        cards = grid(_profile_card(name, variant, own, series) for variant, own in variants)
         parts += [f"<h3>{text(name[:1].upper() + name[1:])}</h3>{table(head, rows, texts=2)}"]
-        parts += [_probabilities(members, series), legend(_frameworks(members)) + cards if cards else ""]
+        parts.append(_probabilities(members, series))
     return section(
         "ends",
         "Where the runs ended",
         "The end of a run is the mean of the last tenth of the values that it recorded. The interquartile mean (IQM) "
-        "leaves out the lowest and the highest quarter of the runs; a performance profile shows, for each value, the "
-        "share of runs that ended above it.",
+        "leaves out the lowest and the highest quarter of the runs.",
         *parts,
     )
 
@@ -554,22 +545,6 @@ def _probabilities(members: Sequence[Group], series: Series) -> str:
         return ""
     head = ("variant", "a run of", "ends above one of", "how often", "pairs of runs")
     return f'{table(head, rows, texts=3)}<p class="dim small">Ends that differ by a millionth at most count half.</p>'
-
-
-def _profile_card(name: str, variant: str, members: Sequence[Group], series: Series) -> Card | None:
-    ended = [final_values(group.done, series) for group in members]
-    finite = np.concatenate([values[np.abs(values) < BEYOND] for values in ended])
-    if max(map(len, ended)) < 2 or not len(finite) or finite.min() == finite.max():
-        return None  # single runs have no profile
-    margin = 0.05 * (finite.max() - finite.min())
-    edges: Floats = np.linspace(finite.min() - margin, finite.max() + margin, _THRESHOLDS)
-    lines = []
-    for group, values in zip(members, ended, strict=True):
-        if len(values):
-            found = band([values], profile(edges))
-            lines.append(Line(edges, found.value, group.colour, found.low, found.high))
-    label = f"share of runs of {variant} whose {name} ended above each value"
-    return f"{variant}: share of runs that ended above", picture(lines, label=label, shares=True), ""
 
 
 # ---------------------------------------------------------------------- pairs of runs

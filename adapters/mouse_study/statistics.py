@@ -1,4 +1,4 @@
-"""Statistics of runs over several seeds: interquartile means, bands, profiles, and distances between curves.
+"""Statistics of runs over several seeds: interquartile means, bands, and distances between curves.
 
 The statistics follow Agarwal et al., "Deep Reinforcement Learning at the Edge of the Statistical Precipice", NeurIPS
 2021, as rliable computes them. Unlike in rliable, draws are a pure function of a seed, groups may have different
@@ -7,7 +7,7 @@ numbers of runs, and complete curves are resampled at once. The tests compare ea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,8 +17,6 @@ from mouse_core.errors import ConfigError, DataError
 from mouse_core.randomness import Key, Purpose, check_seed
 
 Floats = NDArray[np.float64]
-# : A function of values ``[resamples, runs, ...]`` that reduces axis 1.
-Statistic = Callable[[Floats], Floats]
 
 REPETITIONS = 2000
 CONFIDENCE = 0.95
@@ -31,10 +29,10 @@ _MOST_VALUES = 1 << 22
 
 @dataclass(frozen=True)
 class Band:
-    """A statistic of several runs, and its uncertainty over seeds.
+    """The interquartile mean of several runs, and its uncertainty over seeds.
 
     Attributes:
-        value: the statistic of all runs, float64 ``[...]``.
+        value: the mean of all runs, float64 ``[...]``.
         low: the lower edge of the band, shaped like ``value``; None without a band.
         high: the upper edge.
         runs: the number of runs of each stratum.
@@ -70,19 +68,14 @@ def iqm(values: ArrayLike, *, axis: int = 0) -> Floats:
         return np.where(np.isnan(array).any(axis=0), np.nan, kept.mean(axis=0))
 
 
-def _iqm_of_runs(values: Floats) -> Floats:
-    return iqm(values, axis=1)
-
-
 def band(
     strata: Sequence[ArrayLike],
-    statistic: Statistic = _iqm_of_runs,
     *,
     repetitions: int = REPETITIONS,
     confidence: float = CONFIDENCE,
     seed: int = 0,
 ) -> Band:
-    """Return a statistic of runs with a stratified bootstrap interval (percentiles).
+    """Return the interquartile mean of runs with a stratified bootstrap interval (percentiles).
 
     A stratum is a group of runs that differ only in their seeds, for example a variant. Each resample draws as many
     runs from a stratum as it has, with replacement: for example 2, 0, 2 from the runs 0, 1, 2. Complete curves are
@@ -90,8 +83,6 @@ def band(
 
     Args:
         strata: for each stratum its runs ``[runs, ...]``; only the number of runs may differ.
-        statistic: a function of all runs together, which takes ``[resamples, runs, ...]`` and reduces axis 1; by
-            default the interquartile mean.
         repetitions: the number of resamples.
         confidence: the share of the resamples inside the band.
         seed: the seed of the resamples. Equal arguments give equal bands, bit by bit.
@@ -114,7 +105,7 @@ def band(
     if not all(counts):
         raise DataError(f"band: expected runs in each stratum, found {list(counts)}")
     together = np.concatenate(runs)
-    value = statistic(together[None])[0]
+    value = iqm(together)
     if min(counts) == 1:
         return Band(value, None, None, counts)
     # Runs are numbered over all strata. For strata of 2 and 3 runs, a resample may be [1, 0 | 4, 2, 4].
@@ -127,25 +118,11 @@ def band(
         axis=1,
     )
     at_once = max(1, _MOST_VALUES // max(1, together.size))
-    found = [statistic(together[drawn[first : first + at_once]]) for first in range(0, repetitions, at_once)]
+    found = [iqm(together[drawn[first : first + at_once]], axis=1) for first in range(0, repetitions, at_once)]
     outside = (1.0 - confidence) / 2.0
     with np.errstate(over="ignore", invalid="ignore"):
         low, high = np.quantile(np.concatenate(found), [outside, 1.0 - outside], axis=0)
     return Band(value, low, high, counts)
-
-
-def profile(thresholds: ArrayLike) -> Statistic:
-    """Return the statistic of a performance profile, the share of runs above each threshold.
-
-    Args:
-        thresholds: the thresholds, ``[k]``.
-
-    Returns:
-        A statistic for ``band``, from values ``[resamples, runs]`` to shares ``[resamples, k]``. NaN does not exceed
-        any threshold.
-    """
-    edges = np.asarray(thresholds, np.float64)
-    return lambda values: np.stack([(values > edge).mean(axis=1) for edge in edges], axis=-1)
 
 
 def probability_above(left: ArrayLike, right: ArrayLike, *, tie: float = 0.0) -> float:

@@ -60,14 +60,6 @@ def names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def positive(text: str) -> int:
-    """Parse a positive integer, for argparse."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"expected a positive integer, found {text}")
-    return value
-
-
 def add_alignment(parser: argparse.ArgumentParser) -> None:
     """Add the argument that states the alignment of rows."""
     parser.add_argument(

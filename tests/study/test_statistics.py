@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from mouse_core.errors import ConfigError, DataError
-from mouse_study.statistics import Band, band, iqm, meaning, parting, probability_above, profile, relative_difference
+from mouse_study.statistics import Band, band, iqm, meaning, parting, probability_above, relative_difference
 
 NUMBERS = st.floats(-1e6, 1e6)
 
@@ -82,22 +82,6 @@ def test_a_band_is_that_of_rliable(library: ModuleType, metrics: ModuleType) -> 
     low, high = intervals["one"][:, 0]
     assert found.low == pytest.approx(low, abs=0.06 * (high - low))
     assert found.high == pytest.approx(high, abs=0.06 * (high - low))
-
-
-def test_a_profile_is_that_of_rliable(library: ModuleType) -> None:
-    scores = np.random.default_rng(0).normal(size=(6, 2))
-    edges = np.linspace(-2, 2, 9)
-    np.random.seed(1)  # noqa: NPY002
-    points, intervals = library.create_performance_profile({"one": scores}, edges, reps=2000)
-    found = band(list(scores.T), profile(edges))
-    np.testing.assert_allclose(found.value, points["one"])
-    np.testing.assert_allclose(found.low, intervals["one"][0], atol=0.09)  # of 12 runs one is 0.083
-    np.testing.assert_allclose(found.high, intervals["one"][1], atol=0.09)
-
-
-def test_a_profile_counts_what_lies_above() -> None:
-    found = band([[1.0, 2.0, 2.0, math.nan]], profile([0.5, 1.0, 2.0]))
-    np.testing.assert_array_equal(found.value, [0.75, 0.5, 0.0])
 
 
 def test_curves_are_taken_whole_and_each_step_has_its_band() -> None:
