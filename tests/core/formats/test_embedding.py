@@ -115,7 +115,6 @@ def test_images_elsewhere_are_refused_until_their_folder_is_named(
     commands: list[tuple[object, ...]] = [
         ("convert", root, tmp_path / "out"),
         ("push", root, "me/it", "--dry-run"),
-        ("bench", root, "--seconds", "0.1", "--sequence-length", 4, "--batch-size", 2, "--frameworks", "numpy"),
     ]
     for words in commands:
         assert run(*words) == 2
