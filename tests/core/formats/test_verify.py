@@ -293,7 +293,7 @@ def test_other_formats_are_read_through(tmp_path: Path) -> None:
 def test_a_command_alone_lists_all(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     said = capsys.readouterr().err
-    assert all(f"\n    {name} " in said for name in ("inspect", "convert", "verify", "push", "bench"))
+    assert all(f"\n    {name} " in said for name in ("inspect", "convert", "verify", "push", "upload"))
 
 
 def test_rows_that_are_not_flushed_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
