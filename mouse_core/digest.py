@@ -66,7 +66,7 @@ def as_numpy(values: Any) -> npt.NDArray[Any]:
     """Return an array or tensor of any framework as a NumPy array of numbers, copied from its device if necessary.
 
     Raises:
-        TypeError: The values are no numbers, or have none of ``__array__``, ``__dlpack__`` and torch's
+        TypeError: The values are not numbers, or support none of ``__array__``, ``__dlpack__`` and torch's
             ``detach().cpu()``.
     """
     array = host_array(values)
@@ -85,7 +85,7 @@ def host_array(values: Any) -> npt.NDArray[Any]:
 
 
 def make_one_nan(values: npt.NDArray[Any]) -> None:
-    """Replace every NaN, in place, by the same bits."""
+    """Overwrite every NaN, in place, with the same bit pattern."""
     # The minimum is NaN if any value is NaN; computing it is faster than testing each value.
     if values.size and np.isnan(values.min()):
         values[np.isnan(values)] = np.nan
@@ -103,15 +103,15 @@ _kept = threading.local()
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Memory with the bytes of each row in one piece, and views of its fields.
+    """A buffer in which the bytes of each row are contiguous, with one view per field.
 
     Wide values come first, so that every value is aligned: the three integers of ``places`` at bytes 0, 8 and 16;
     float64, int64 and uint64 from byte 24; then float32; then booleans; then zeros up to a multiple of 8 bytes.
 
     Args:
         seed: A hash of names, kinds and shapes.
-        places: For each row, the batch's index, the row number in the whole batch, and the number of the view, int64
-            ``[B, 3]``.
+        places: For each row, the index of the batch, the index of the row in the whole batch, and the index of the
+            view, int64 ``[B, 3]``.
         fields: Views of the fields, ``[B, ...]`` each, in the order of ``kinds``.
         rows: The bytes of each row.
     """
@@ -155,10 +155,10 @@ def sum_of_rows(leaves: Mapping[str, npt.NDArray[Any]], index: int, rows: npt.ND
     must not depend on other rows.
 
     Args:
-        leaves: Fields ``[B, ...]`` by name, in the order of names.
+        leaves: Fields ``[B, ...]`` by name, sorted by name.
         index: The batch's index.
-        rows: The number of each row in the whole batch, ``[B]``.
-        view: The number of the view.
+        rows: The index of each row in the whole batch, ``[B]``.
+        view: The index of the view.
     """
     kinds = {name: _kind_of(values) for name, values in leaves.items()}
     needs = {name: kind for name, kind in kinds.items() if not isinstance(kind, str)}
@@ -179,8 +179,8 @@ def _sum_of_alike(
 ) -> int:
     """Return the sum of the hashes of rows whose fields have the dtypes ``kinds``.
 
-    For 32 windows with 6 fields it copies 6 arrays and computes 32 hashes; 192 hashes without copies take twice as
-    long.
+    For 32 windows with 6 fields, the function copies 6 arrays and computes 32 hashes. Computing 192 hashes without
+    copies would take twice as long.
     """
     import xxhash
 
@@ -210,7 +210,8 @@ def _sum_of_alike(
 
 
 def _layout(kinds: _Kinds, rows: int) -> tuple[_Layout | None, int]:
-    """Return this thread's layout for such rows; or None, if there are too many, and the number of rows that fit."""
+    """Return this thread's layout for ``rows`` rows, and ``rows``; or None and the number of rows that fit, if the rows
+    are too many."""
     kept: dict[tuple[_Kinds, int], _Layout] | None = getattr(_kept, "layouts", None)
     if kept is None:
         kept = _kept.layouts = {}
@@ -238,9 +239,10 @@ _KINDS = (("<f4", "<f8"), ("<i8", "<u8"))
 
 
 def _kind_of(values: npt.NDArray[Any]) -> str | npt.NDArray[np.bool_]:
-    """Return the digest's dtype of an array: bool, int64 or float32; or uint64 or float64 if these are too narrow.
+    """Return the dtype in which an array is hashed: bool, int64 or float32; or uint64 or float64 if int64 or float32 is
+    too narrow.
 
-    If they are too narrow for some rows only, return the mask of these rows, bool ``[B]``.
+    If int64 or float32 is too narrow for some rows only, return the mask of these rows instead, bool ``[B]``.
     """
     kind, itemsize = values.dtype.kind, values.dtype.itemsize
     if kind == "b":
@@ -320,15 +322,15 @@ class StreamDigest:
         """Return the digest of one batch, or of one rank's share of it.
 
         Args:
-            index: The batch's number in the stream.
-            batch: A mapping of names to arrays ``[B, ...]`` of any framework, nested as rows are, or a tuple of such
-                views. A single number or text in place of an array counts for every window.
-            first_row: Number of the first row in the whole batch; or the number of each row, where rows with a negative
-                number, and rows behind the last number, are left out.
+            index: The index of the batch in the stream.
+            batch: A mapping of names to arrays ``[B, ...]`` of any framework, possibly nested, or a tuple of several
+                views of this form. A single number or text in place of an array applies to every window.
+            first_row: The index of the first row in the whole batch; or an array with the index of each row. Rows with
+                a negative index, and rows behind the end of the array, are left out.
 
         Raises:
             DataError: The arrays have different numbers of rows, or two names are equal as texts.
-            TypeError: A value is no array of numbers or texts. Pass ``vars(object)`` for the fields of an object.
+            TypeError: A value is not an array of numbers or texts. Pass ``vars(object)`` for the fields of an object.
         """
         total, windows = 0, 0
         for number, view in enumerate(batch if isinstance(batch, tuple) else (batch,)):
@@ -381,7 +383,7 @@ class StreamDigest:
 def _leaves(batch: Any) -> dict[str, npt.NDArray[Any]]:
     """Return the fields of a batch of any framework, nested fields too, by their paths as text, sorted by path.
 
-    A single value in place of an array, such as a temperature, counts for every window.
+    A single value in place of an array, such as a temperature, applies to every window.
     """
     if type(batch) is dict and all(map(_is_plain, batch.values())) and set(map(type, batch)) == {str}:
         # Most batches are flat; the general case takes 3 us alone, and 20 us between the steps of a training.
@@ -429,7 +431,8 @@ def _escaped(name: str) -> str:
 
 
 def _leaf(values: Any, path: str) -> npt.NDArray[Any]:
-    """Return a field as an array ``[B, ...]`` of numbers; texts and objects become hashes, a single value ``[1]``."""
+    """Return a field as an array ``[B, ...]`` of numbers; texts and objects become hashes, and a single value becomes
+    an array ``[1]``."""
     if isinstance(values, list):  # rows of differing length
         return _hashed(values, path)
     if hasattr(values, "detach"):
@@ -515,8 +518,8 @@ def rank_digest(state: Any, shard: tuple[int, int]) -> StreamDigest:
     """Return the digest with which a rank continues: the digest of the whole stream on rank 0, else an empty digest.
 
     Only rank 0 continues the digest of one process, or the joined digest of all ranks (``whole_state``), so that the
-    sum over ranks counts it once. A state with the digest of only one of several ranks does not show whether the other
-    ranks load their own states or this one too. So every rank then starts with an empty digest.
+    sum over ranks counts it once. If the state has the digest of only one of several ranks, every rank starts with an
+    empty digest, because the other ranks may load either this state or their own states.
 
     Raises:
         StateError: The digest in the state is invalid.

@@ -160,7 +160,8 @@ _HIDDEN = "expected a value, found a masked one (filled() replaces it)"
 
 
 def refuse_hidden(value: Any) -> None:
-    """Raise RowError if a masked array, or a masked array in a list, has masked values: these are no data."""
+    """Raise RowError if a masked array, or a masked array in a list, has masked values, because masked values are
+    missing data."""
     if isinstance(value, np.ma.MaskedArray):
         if np.ma.is_masked(value):
             mask = np.ma.getmaskarray(value)

@@ -77,10 +77,9 @@ def sums_by_episode(
     The sums are 13 (of 4 steps) and 3 (of 1 step).
 
     Args:
-        begins: Which steps begin an episode, ``[n]``, at least one step.
+        begins: Mask of the steps that begin an episode, ``[n]``, with at least one step.
         values: The values, ``[n, ...]``.
-        open_sum, open_steps: Sum and number of steps, so far, of the episode that is open at the end of the block
-            before.
+        open_sum, open_steps: Sum and number of steps so far of the episode that the previous block left open.
 
     Returns:
         Sum and number of steps of the open episode, if it has steps, and of each episode that begins. The last episode
@@ -99,7 +98,8 @@ def sums_by_episode(
 
 
 def restarts(before: Any, time: Any) -> Any:
-    """Return whether a step's time is 0, or at most the time of the step before it; times below 0 are unknown."""
+    """Return whether each step begins an episode: its time is 0, or at most the time of the step before it. Times below
+    0 are unknown."""
     return (time == 0) | ((time >= 0) & (before >= 0) & (time <= before))
 
 
@@ -108,8 +108,8 @@ class WindowRule:
     """The rule that defines the windows of an episode.
 
     An episode of 5 steps has three windows of 3 steps, which begin at its steps 0, 1 and 2. With ``right=1`` it also
-    has a window that begins at step 3 and whose last step does not exist. With ``tiled`` it has one window, at step 0,
-    and, if not ``strict``, a second one at step 3.
+    has a window that begins at step 3 and whose last step does not exist. With ``tiled`` the episode has one window, at
+    step 0. If ``strict`` is False, it also has a window at step 3.
 
     Args:
         length: Steps in a window, L.
@@ -118,11 +118,11 @@ class WindowRule:
         strict: Whether episodes of fewer than L steps have no windows; otherwise they have windows as long as
             themselves.
         tiled: Whether windows lie side by side from the episode's first step on; otherwise they begin at every step.
-        before, behind: Number of steps at an episode's beginning and end that are in no window. With ``before=1`` the
-            episode of 5 steps counts as one of 4: windows of 3 steps begin at steps 1 and 2.
-        every: Use only each ``every``-th window from the first on: with 2, the windows that begin at steps 0 and 2. An
-            episode that lost its first steps keeps its other windows. If it is shorter than L and windows may be
-            shorter, the window that begins at the first existing one of these steps remains.
+        before, behind: Number of steps at an episode's beginning and end that are in no window. With ``before=1``, the
+            episode of 5 steps has windows of 3 steps that begin at steps 1 and 2.
+        every: Use only each ``every``-th window, starting with the first: with 2, the windows that begin at steps 0 and
+            2. If the first steps of an episode were overwritten, its other windows stay. If fewer than L steps are left
+            and ``strict`` is False, the window at the first selected step that still exists stays.
     """
 
     length: int
@@ -135,7 +135,8 @@ class WindowRule:
     every: int = 1
 
     def count(self, steps: Int64s, lost: Int64s | int = 0) -> Int64s:
-        """Return the number of windows of episodes that have ``steps`` steps and lost ``lost`` steps before, int64."""
+        """Return the number of windows of episodes with ``steps`` existing steps, after ``lost`` steps were
+        overwritten, int64."""
         if self.before or self.behind:
             steps = np.maximum(steps - (self.before + self.behind), 0)
         if self.tiled:
@@ -152,7 +153,7 @@ class WindowRule:
         return np.maximum(counts, skipped - self._lead(steps) < steps)
 
     def _places(self, steps: Int64s) -> Int64s:
-        """Return the number of steps at which windows may begin, with ``every`` 1."""
+        """Return the number of steps at which windows may begin if ``every`` is 1."""
         size = np.minimum(steps, self.length)
         counts = steps - size + 1
         if self.left or self.right:
@@ -174,7 +175,8 @@ class WindowRule:
         return (self.count(steps, lost) > 0).astype(np.int64)
 
     def starts(self, begin: Int64s, end: Int64s, number: Int64s, lost: Int64s | int = 0) -> Int64s:
-        """Return the first step of window ``number`` of the episode ``begin .. end - 1``; ``left`` moves it earlier."""
+        """Return the first step of the window with index ``number`` in the episode ``begin .. end - 1``; ``left`` moves
+        this step earlier."""
         steps = end - begin - (self.before + self.behind)
         if self.tiled:
             number = number * self.length
@@ -202,7 +204,7 @@ class Windows(NamedTuple):
     Attributes:
         env: The environment of each window, int64 ``[n]``.
         start: The window's first step, which may lie before the episode.
-        begin, end: The episode's first step that still exists, and the step behind its last.
+        begin, end: The episode's first step that still exists, and the step behind the episode's last step.
         traj_id: The episode's id.
     """
 
@@ -227,12 +229,12 @@ class EpisodeIndex:
     Args:
         num_envs: Number of environments, E.
         steps: Largest number of time steps that exist.
-        first: The number of the first step.
+        first: The index of the first step.
         next_ids: The next id of every environment, if episodes are numbered, int64 ``[E]``; by default ``0 .. E - 1``.
             Episodes of environment e have the ids e, e + E, e + 2 * E, ...
 
     Attributes:
-        end: The number of the next step.
+        end: The index of the next step.
         next_ids: As above.
         changes: Number of changes to the begins of episodes other than by ``extend``.
     """
@@ -272,7 +274,7 @@ class EpisodeIndex:
         return index
 
     def _unfilled(self) -> Int64s:
-        """Return an empty table: each entry is larger than any number of its environment."""
+        """Return an empty table: each entry is larger than the index of any step of its environment."""
         return np.repeat((self._spans + (SPAN - 1))[:, None], self._room, axis=1)
 
     # ------------------------------------------------------------------ reading
@@ -299,17 +301,19 @@ class EpisodeIndex:
         return int((end - begin).max(initial=0))
 
     def episode_of(self, step: Int64s, env: Int64s | int = 0) -> tuple[Int64s, Int64s, Int64s]:
-        """Return begin (even if overwritten), end and id of each step's episode, in the shape of ``step``."""
+        """Return the begin (even if overwritten), the end and the id of each step's episode, in the shape of
+        ``step``."""
         column = self._search.find(step) if self._search is not None else self._column(step, env)
         return *self._bounds(env, column), self._ids[env, column]
 
     def steps_of(self, slots: Int64s) -> tuple[Int64s, Int64s]:
-        """Return the steps that lie in slots of a storage, and their environments, each of the shape of ``slots``."""
+        """Return the step in each slot of a storage, and the environment of the step, each in the shape of
+        ``slots``."""
         place, env = (slots, np.zeros_like(slots)) if self.num_envs == 1 else np.divmod(slots, self.num_envs)
         return self.begin + (place - self.begin) % self.steps, env
 
     def slots_of(self, step: Int64s, env: Int64s | int) -> Int64s:
-        """Return the slots of a storage in which steps lie."""
+        """Return the slot of each step in a storage."""
         slots: Int64s = step % self.steps * self.num_envs + env
         return slots
 
@@ -326,7 +330,7 @@ class EpisodeIndex:
         return first
 
     def _bounds(self, env: Int64s | int, column: Int64s) -> tuple[Int64s, Int64s]:
-        """Return the first step (even if overwritten) of episodes, and the step behind their last."""
+        """Return the first step (even if overwritten) of each episode, and the step behind the last step."""
         at: Any = 0 if self.num_envs == 1 else env
         flat, place, spans = self._begins.reshape(-1), at * self._room + column, self._spans[at]
         begin = flat[place] - spans
@@ -335,7 +339,8 @@ class EpisodeIndex:
         return begin, end
 
     def _there(self, env: Int64s, column: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-        """Return the first existing step of episodes, the step behind the last, and the number of overwritten steps."""
+        """Return for each episode the first existing step, the step behind the last step, and the number of overwritten
+        steps."""
         begin, end = self._bounds(env, column)
         first = np.maximum(begin, self.begin)
         return first, end, first - begin
@@ -346,7 +351,7 @@ class EpisodeIndex:
         """Add time steps.
 
         Args:
-            ends: Whether a step is its episode's last, ``[n, E]``; None: none is.
+            ends: Whether each step is the last of its episode, ``[n, E]``; None: no step is.
             ids: The id of each step's episode, ``[n, E]``; an episode begins where the id changes. If None, episodes
                 are numbered.
         """
@@ -377,7 +382,7 @@ class EpisodeIndex:
         self.end += n
 
     def begin_earlier(self, begins: Int64s) -> None:
-        """Set the begins of the oldest episodes to steps that are overwritten already, ``[E]``."""
+        """Set the begin of each environment's oldest episode to a step that is already overwritten, ``[E]``."""
         self._begins[self._envs, self._oldest()] = begins + self._spans
         self._base = min(self._base, int(begins.min()))
 
@@ -452,7 +457,8 @@ class EpisodeIndex:
         self._replace(env, first, cuts[kept], cut_ids[kept])
 
     def _alive(self, env: int) -> tuple[int, Int64s, Int64s]:
-        """Return the column of the oldest episode of an environment, and the begins and ids of all its episodes."""
+        """Return the column of an environment's oldest episode, and the begins and ids of all episodes of the
+        environment."""
         first, count = int(self._oldest()[env]), int(self._counts[env])
         return first, self._begins[env, first:count] - self._spans[env], self._ids[env, first:count]
 
@@ -474,7 +480,7 @@ class EpisodeIndex:
     # ------------------------------------------------------------------ state
 
     def state(self) -> dict[str, Int64s]:
-        """Return the state as arrays ``[n]``, as long as the number of episodes."""
+        """Return the state as arrays ``[n]``, with one value per episode."""
         first = self._oldest()
         envs, columns = ragged(self._counts - first)
         columns += first[envs]
@@ -489,10 +495,10 @@ class EpisodeIndex:
 
     @staticmethod
     def of_state(state: Mapping[str, Int64s]) -> EpisodeIndex:
-        """Return the index that ``state`` was taken from.
+        """Return the episode index that ``state`` describes.
 
         Raises:
-            ValueError: The arrays do not fit each other.
+            ValueError: The arrays contradict each other.
         """
         num_envs, steps, base, end = state["steps"].tolist()
         counts, begins = state["counts"], state["begins"]
@@ -521,7 +527,7 @@ class EpisodeIndex:
 
 
 class WindowView:
-    """The windows of one rule in all episodes, numbered by environment, then by episode.
+    """The windows of one rule in all episodes, indexed in the order of environments, then of episodes.
 
     Args:
         table: The index of the episodes.
@@ -545,16 +551,16 @@ class WindowView:
         return self._episodes.total
 
     def at(self, ranks: Int64s) -> Windows:
-        """Return the windows with the numbers ``ranks``, int64 ``[n]`` in ``0 .. count - 1``."""
+        """Return the windows with the indices ``ranks``, int64 ``[n]`` in ``0 .. count - 1``."""
         env, column, number = self._windows.find(ranks)
         return self._made(env, column, self._table._there(env, column), number)
 
     def in_episodes(self, ranks: Int64s, uniform: npt.NDArray[np.float64]) -> Windows:
-        """Return one window of each episode with a number in ``ranks``.
+        """Return one window of each episode whose index is in ``ranks``.
 
         Args:
-            ranks: Numbers of episodes that have windows, int64 ``[n]`` in ``0 .. episode_count - 1``.
-            uniform: Position of the window among those of its episode, float64 ``[n]`` in ``[0, 1)``.
+            ranks: Indices among the episodes that have windows, int64 ``[n]`` in ``0 .. episode_count - 1``.
+            uniform: Position of the window among the windows of its episode, float64 ``[n]`` in ``[0, 1)``.
         """
         env, column, _ = self._episodes.find(ranks)
         begin, end, lost = there = self._table._there(env, column)
@@ -568,10 +574,12 @@ class WindowView:
 
 
 class _RunningCounts:
-    """The number of windows (or of episodes with windows) before each episode, to find the episode of a rank.
+    """Counts of the windows (or of the episodes with windows) before each episode; they give the episode of the window
+    with index ``rank``.
 
-    The windows of an episode are counted once, when it has ended. But the first steps of the oldest episode may be
-    overwritten, and the newest still grows, so the windows of these two are counted again whenever steps were added.
+    The windows of an episode are counted once, when the episode has ended. The first steps of the oldest episode may be
+    overwritten, and the newest episode still grows. So the windows of these two episodes are counted again whenever
+    steps were added.
 
     Example: episodes of 5, 4 and 3 steps have 3, 2 and 1 windows of 3 steps, so 0, 3 and 5 windows lie before them. Two
     steps of the first episode are overwritten, so 2 of its windows are gone, and rank r is window r + 2 of all windows
@@ -604,7 +612,7 @@ class _RunningCounts:
         return int(self._ends[-1])
 
     def find(self, ranks: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-        """Return environment, column and number within the episode of each rank."""
+        """Return the environment, the column, and the index within the episode, for each rank."""
         self._settle()
         alone = self._table.num_envs == 1
         env: Int64s = np.zeros(len(ranks), np.int64) if alone else self._ends.searchsorted(ranks, side="right")
@@ -670,7 +678,8 @@ def ragged(counts: Int64s) -> tuple[Int64s, Int64s]:
 
 
 class SortedSearch:
-    """Finds, for many values, the last sorted number that is not larger; several times as fast as a binary search.
+    """Finds, for each of many values, the last of some sorted numbers that is not larger than the value. It is several
+    times as fast as a binary search.
 
     Example: the numbers 0, 3, 5 with ``end`` 12 have buckets of 2. The last number not larger than 0, 2, 4, 6, 8, 10
     has the position 0, 0, 1, 2, 2, 2. The value 5 lies in the bucket of 4, so its position is at least 1; the number at
@@ -688,7 +697,8 @@ class SortedSearch:
         self._next = np.append(numbers[1:], np.iinfo(np.int64).max)
 
     def find(self, numbers: Int64s) -> Int64s:
-        """Return, for each value, the position of the last sorted number that is not larger, int64 ``[n]``."""
+        """Return, for each value, the position of the last sorted number that is not larger than the value, int64
+        ``[n]``."""
         found: Int64s = self._first[numbers >> self._shift]
         (behind,) = np.nonzero(self._next[found] <= numbers)
         while len(behind):

@@ -48,7 +48,7 @@ class DataError(MouseError, ValueError):
 
 
 class RowIndexError(DataError, IndexError):
-    """An index of rows is out of range, or is no integer."""
+    """An index of rows is out of range, or is not an integer."""
 
 
 class MissingRowError(DataError, KeyError):
@@ -104,7 +104,7 @@ class TimedOutError(MouseError, TimeoutError):
 
 
 class StoreWarning(UserWarning):
-    """A store has lost rows that were appended before, or the begin of an episode."""
+    """A store has lost rows that were appended earlier, or the first rows of an episode."""
 
 
 class AlignmentWarning(UserWarning):

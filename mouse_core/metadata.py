@@ -1,6 +1,7 @@
 """Metadata of datasets, and how Arrow and Parquet files and ``datasets`` keep it.
 
-The metadata is one text, ``mouse_data: {"version": 1, ...}``, in each place that survives some operation:
+The metadata is one text, ``mouse_data: {"version": 1, ...}``. It is stored in several places, because each place
+survives different operations:
 
 - the schema's metadata under the key ``mouse_data``, which Arrow and Parquet files and tables keep;
 - a line of a dataset's description, which saving, ``map``, ``select`` and ``cast`` keep;
@@ -106,16 +107,16 @@ class DatasetMetadata(_Described):
     Args:
         alignment: The transition that a row's action, reward and done belong to: "arrived" or "outgoing".
         environments: Names of the environments that the steps were recorded in.
-        tasks: Texts of tasks by their number in rows.
-        fields: Additional fields, and fields that replace a standard one.
+        tasks: Texts of the tasks, by the task number that rows contain.
+        fields: Additional fields, and fields that replace standard fields.
         max_action_dim: Number of actions A, or the width of action vectors.
         max_obs_continuous_dim: Width C of observations.
         recordings: How recorders recorded the steps; duplicates are removed.
         spec: Allowed values of columns: a ``mouse_core.spec.Composite`` or a dict with the spec of an array by column.
-        videos: The video files that frames refer to by number: the path below the dataset's folder, and the digest of
-            the file's index (``mouse_core.video.VideoIndex``).
+        videos: The video files, to which frames refer by index: for each, the path below the dataset's folder, and the
+            digest of the file's index (``mouse_core.video.VideoIndex``).
         dimensions: Names of a column's dimensions, by column: ``{"action": ["elbow", "wrist"]}``.
-        frames_per_second: Steps recorded per second; several numbers if parts differ.
+        frames_per_second: Steps recorded per second; several numbers if parts of the dataset differ.
         robots: Names of the robots that the steps were recorded with.
         layout: How columns are delivered by default: "stored", or None for "mouse"; see ``mouse_core.BatchSource``.
 
@@ -161,7 +162,7 @@ class DatasetMetadata(_Described):
         return dataclasses.replace(self, **changes)
 
     def to_json(self) -> dict[str, Any]:
-        """Return all attributes that are not empty as a JSON object with a version, for ``from_json``."""
+        """Return all attributes that are not empty, and a version, as a JSON object for ``from_json``."""
         return {"version": _VERSION, **_content(self)}
 
     @classmethod
@@ -173,7 +174,7 @@ class DatasetMetadata(_Described):
             label: Prefix of messages.
 
         Raises:
-            DataError: The content was not written by ``to_json``, or by a newer version of it.
+            DataError: The content was not written by ``to_json``, or was written by a newer version of ``to_json``.
         """
         label = f"{label}: {KEY}"
         content = without_version(content, _VERSION, label)
@@ -205,8 +206,8 @@ def joined(parts: Iterable[tuple[str, DatasetMetadata]], *, have_rows: bool = Fa
 
     Args:
         parts: The name of each part, for messages, and its metadata.
-        have_rows: Whether each part has rows. The rows of a part without alignment are assumed to be "arrived". Such
-            rows contradict parts with "outgoing", and the joined dataset gets no alignment either.
+        have_rows: Whether each part has rows. The rows of a part without alignment are assumed to be "arrived". If such
+            a part has rows, parts with "outgoing" contradict it, and the joined dataset has no alignment either.
 
     Raises:
         SchemaError: Two parts contradict each other.
@@ -257,7 +258,7 @@ def joined_schemas(files: Iterable[tuple[str, pa.Schema, DatasetMetadata]]) -> t
     """Return the schema of a dataset of several files, and their joined metadata.
 
     Args:
-        files: For each file its name, its schema with metadata, and further metadata.
+        files: For each file: the name, the schema with metadata, and further metadata.
 
     Raises:
         SchemaError: Files have different columns or contradicting metadata.
@@ -385,13 +386,13 @@ def _schema_metadata(schema: pa.Schema, metadata: DatasetMetadata) -> dict[bytes
 
 
 def _feature_of(data_type: pa.DataType) -> dict[str, Any] | None:
-    """Return the feature of a column of numbers or flags; None for others."""
+    """Return the feature of a column of numbers or booleans; None for other columns."""
     numbers = pa.types.is_integer(data_type) or pa.types.is_floating(data_type) or pa.types.is_boolean(data_type)
     return {"dtype": np.dtype(data_type.to_pandas_dtype()).name, "_type": "Value"} if numbers else None
 
 
 def _texts(metadata: DatasetMetadata, names: Iterable[str]) -> dict[str, str | None]:
-    """Return the text for each column that carries one."""
+    """Return the metadata's text of each column that has one."""
     names = list(names)
     carriers = [name for name in _CARRIERS if name in names] or names[:1]
     parts = (metadata, DatasetMetadata(metadata.alignment))
@@ -413,7 +414,7 @@ def _marked(feature: Any, text: str | None) -> Any:
 
 
 def _with_text(before: Any, text: str | None) -> str | None:
-    """Return the id of a feature, or a description, with the metadata's line behind its other lines."""
+    """Return the id of a feature, or a description, with the line of the metadata appended."""
     kept = [line for line in before.splitlines() if line not in _lines(before)] if isinstance(before, str) else []
     return "\n".join([*kept, *([text] if text else [])]) or None
 

@@ -5,7 +5,7 @@ node:
 
 - a dict, whose children have its keys as names;
 - a named tuple, whose children have the names of its fields;
-- a tuple, whose children have their numbers as names;
+- a tuple, whose children have their positions as names;
 - a list that contains an array of one or more axes, or another node, at any depth. Other lists, such as lists of
   numbers or texts, are leaves;
 - None, which has no children.
@@ -126,7 +126,7 @@ def flatten(tree: Any, *, leaf: Callable[[Any], bool] | None = None) -> dict[Fie
 
     Args:
         tree: Nested dicts, tuples and lists.
-        leaf: Returns whether a node counts as a leaf; by default none does.
+        leaf: Function that returns whether a node counts as a leaf; by default, no node does.
 
     Raises:
         SchemaError: The tree has no leaf, or a dict has keys that are not text.
@@ -271,14 +271,14 @@ def map_tree(change: Callable[[Any], Any], tree: Any) -> Any:
 def opened(rows: Any, lead: int, ragged: Collection[FieldKey] = (), lists: Collection[_Path] = ()) -> Any:
     """Return rows in which every list is either a node or a leaf.
 
-    Dataclasses become dicts. A list of rows of different lengths becomes an array of objects. A list counts as such if
-    its field is in ``ragged``, or if its arrays differ in the length of their first axis only.
+    Dataclasses become dicts. A list of rows of different lengths becomes an array of objects. A list counts as a list
+    of such rows if its field is in ``ragged``, or if its arrays differ only in the length of their first axis.
 
     Args:
         rows: A tree of rows.
         lead: Number of leading axes that count rows.
         ragged: The fields whose rows have different lengths.
-        lists: Paths of nodes that are lists in the rows written before, see ``lists_of``: at these paths a list of
+        lists: Paths of the nodes that are lists in rows written earlier, see ``lists_of``. At these paths, a list of
             numbers is a node too.
     """
     if _is_plain(rows):
@@ -461,7 +461,7 @@ def child_of(node: Any, name: str | int) -> Any:
 
 
 def find(tree: Any, key: FieldKey, *, where: str = "rows") -> Any:
-    """Return the leaf or node with the name ``key`` in a tree; ``where`` begins the error text.
+    """Return the leaf or node with the name ``key`` in a tree; ``where`` is the prefix of the error text.
 
     Raises:
         MissingFieldError: The tree has no such leaf or node.
@@ -551,7 +551,7 @@ def fit(leaf: Any, dtype: np.dtype[Any], *, where: str) -> npt.NDArray[Any]:
     """Return a leaf as an array of ``dtype``.
 
     Raises:
-        SchemaError: The leaf has another dtype, or is no array of numbers or text.
+        SchemaError: The leaf has another dtype, or is not an array of numbers or text.
         DataError: A Python number does not fit in the dtype.
     """
     array = as_array(leaf, where=where)

@@ -76,7 +76,7 @@ class Key:
     Args:
         seed: The user's seed, in ``[0, 2**64)``.
         purpose: The purpose of the numbers.
-        index: Usually the index of a batch, in ``[0, 2**64)``.
+        index: An index in ``[0, 2**64)``, usually the index of a batch.
         call: Distinguishes several draws for one index, in ``[0, 2**64)``.
     """
 
@@ -90,7 +90,8 @@ class Key:
         return Key(self.seed, self.purpose, self.index, call)
 
     def bits(self, n: int, first: int = 0) -> npt.NDArray[np.uint64]:
-        """Return ``n`` random 64-bit words, uint64 ``[n]``, from word ``first`` on; earlier words are not computed."""
+        """Return the ``n`` random 64-bit words ``first .. first + n - 1`` of the key, uint64 ``[n]``; earlier words are
+        not computed."""
         # Setting the state of a kept generator takes 2 us, creating a generator 9 us.
         generator, state = _kept_generator()
         # Set number by number, as an array would take 1 us more; the last number of the counter stays 0.
@@ -105,8 +106,8 @@ class Key:
     def generator(self) -> np.random.Generator:
         """Return a new generator that draws from the words of ``bits``, for functions of the user.
 
-        The words never change, but the results of the methods of ``numpy.random.Generator`` may change between versions
-        of NumPy.
+        The words never change, but methods of ``numpy.random.Generator`` may return other results in other versions of
+        NumPy.
         """
         # With only ``key=``, NumPy would request entropy from the system, which is slow and would make
         # ``Generator.spawn`` random.
@@ -183,8 +184,8 @@ def as_exponential(uniform: Any, *, xp: Any = np) -> Any:
 def as_normal(uniform: Any, other: Any, *, xp: Any = np) -> Any:
     """Convert pairs of numbers uniform on ``[0, 1)`` to one standard normal number each, equal on every machine.
 
-    The first number of Box and Muller (1958), ``sqrt(-2 log(1 - uniform)) * cos(2 pi other)``, with an error up to
-    ``1e-15``.
+    The result is the first of the two numbers of Box and Muller (1958), ``sqrt(-2 log(1 - uniform)) * cos(2 pi
+    other)``, with an error up to ``1e-15``.
 
     Args:
         uniform: As for ``as_exponential``.
@@ -232,8 +233,8 @@ class Order:
 
     Above 16,384 elements, the permutation is a Feistel network on a grid of about ``sqrt(n) x sqrt(n)`` cells (Luby and
     Rackoff, 1988; Black and Rogaway, "Ciphers with arbitrary finite domains", 2002), with cycle walking for the few
-    cells beyond ``n``. The network needs no memory, and computes any position in constant time. Smaller sets are a
-    stored shuffle.
+    cells beyond ``n``. The network needs no memory, and computes any position in constant time. Up to 16,384 elements,
+    the permutation is a stored shuffle.
 
     Args:
         key: The key of the permutation.
@@ -275,8 +276,8 @@ class Order:
 class Orders:
     """Many seeded permutations, computed element by element: permutation k is one of ``range(sizes[k])``.
 
-    Each is the Feistel network of ``Order`` on a small grid, with its number as a further input of the hash. Over many
-    permutations of a few elements, all orders are equally frequent to about 2%.
+    Each permutation is the Feistel network of ``Order`` on a small grid, and k is a further input of the hash. Over
+    many permutations of a few elements, the frequencies of all orders are equal to about 2%.
 
     Args:
         key: The common key of the permutations.
@@ -288,10 +289,10 @@ class Orders:
     def __call__(
         self, numbers: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.int64]:
-        """Return the element at a position of a permutation, for ``n`` pairs, int64 ``[n]``.
+        """Return, for each of ``n`` pairs of a permutation and a position, the element at the position, int64 ``[n]``.
 
         Args:
-            numbers: Numbers of the permutations, int64 ``[n]``, in ``[0, 2**40)``.
+            numbers: The index k of each permutation, int64 ``[n]``, in ``[0, 2**40)``.
             sizes: Number of elements of each permutation, int64 ``[n]``, from 1; a permutation always has the same
                 size.
             positions: Int64 ``[n]``, each in ``[0, sizes)``.

@@ -54,10 +54,10 @@ class Ranks:
     """The rank of this process, and the number of processes that train together.
 
     Args:
-        rank: Number of this process, from 0.
+        rank: The index of this process, from 0.
         count: Number of processes.
         found_in: Source of these numbers, for messages.
-        board: Loaders use it to check that the processes agree; None: no check.
+        board: The board on which loaders check that the processes agree; None: no check.
         process: Id of the process that has this rank; its worker processes leave no notes.
 
     Raises:
@@ -147,12 +147,12 @@ def check_even(shard: tuple[int, int], uneven: Uneven, index: int, size: int) ->
 
 
 def check_sharded_once(shard: tuple[int, int]) -> None:
-    """Raise an error if a caller on the stack divides a source among processes that is a shard already.
+    """Raise an error if the source is a shard already, and a caller on the stack divides it among processes again.
 
     Fabric replaces the sampler of a DataLoader by one that gives each process every ``count``-th index. Accelerate does
     the same, or distributes the batches that the first process reads. If the source is a shard already, a part of the
-    data is then never read. Indexes do not show this. But such samplers request the length of the source first, so this
-    function searches the stack for their classes.
+    data is then never read. The requested indices do not show this error. But such samplers request the length of the
+    source first, and then this function searches the stack for their classes.
 
     Raises:
         ConfigError: A class on the stack divides the shard again.
@@ -225,7 +225,8 @@ _ASKED: dict[str, Callable[[], Ranks | None]] = {
 class _TorchBoard:
     """The key-value store of a torch process group as a ``Board``; storing a note takes 5 us.
 
-    With a static rendezvous, the store and its notes survive a restart by torchrun, so names begin with the attempt.
+    With a static rendezvous, the store and its notes survive a restart by torchrun, so the names of notes begin with
+    the index of the attempt.
     """
 
     def __init__(self, store: Any) -> None:

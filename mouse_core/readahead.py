@@ -1,15 +1,15 @@
 """Readahead: the bytes of future batches are requested before the batches are copied.
 
 Batches are planned in blocks, so the bytes of batch 7 are known while batch 3 is copied. ``ReadAhead.copied`` copies a
-batch and requests the batches behind it, as many as ``LocalFiles.depth`` allows, or 64 MB of remote memory. Example:
-with a depth of 4 MB and batches of 400 KB, batches 4 to 13 are requested when batch 3 is copied, and further ones when
-2 MB of the requested bytes are left.
+batch and requests the next batches: up to ``LocalFiles.depth`` bytes of local files, or 64 MB of remote memory.
+Example: with a depth of 4 MB and batches of 400 KB, batches 4 to 13 are requested when batch 3 is copied, and further
+ones when 2 MB of the requested bytes are left.
 
 - ``RemoteMemory`` is memory whose bytes are fetched on request: a cache of remote objects, or ``LocalFiles``.
 - ``LocalFiles`` requests pages of mapped files from the kernel (``MADV_WILLNEED``). Readahead starts when page faults
-  wait for a disk, and stops when nothing is read from a disk any more. With all data in memory it only reads a counter.
-  The depth is 16 MB, or a sixteenth of the memory for files: with less than 256 MB, more pages would be evicted before
-  they are read.
+  wait for a disk, and stops when nothing is read from a disk any more. If all data are in memory, readahead only reads
+  a counter. The depth is 16 MB. If the memory for files is below 256 MB, the depth is a sixteenth of it, so that pages
+  are not evicted before they are read.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class RemoteMemory(Protocol):
     size: int
     """Number of bytes."""
     gap: int
-    """Ranges with at most this number of bytes between them are requested as one."""
+    """Ranges with at most this number of bytes between them are requested as one range."""
     room: int | None
     """Largest number of bytes that can be present at once; None: unknown."""
 
@@ -58,7 +58,7 @@ class RemoteMemory(Protocol):
 
         Args:
             begins, ends: The ranges, batch by batch; within a batch they ascend without overlap.
-            batches: Number of the batch of each range, int64 ``[n]``.
+            batches: The index of the batch of each range, int64 ``[n]``.
         """
         ...
 
@@ -67,7 +67,7 @@ class RemoteMemory(Protocol):
         ...
 
     def looks_further(self) -> bool:
-        """Whether it helps to request still later batches, whose bytes are not urgent."""
+        """Whether the memory can also request bytes of later batches, which are not urgent."""
         ...
 
     def wait(self, begins: Int64s, ends: Int64s) -> object:
@@ -89,9 +89,9 @@ class RemoteMemory(Protocol):
 def merged(begins: Int64s, ends: Int64s, gap: int = 0) -> tuple[Int64s, Int64s]:
     """Return the ranges in ascending order, merged where at most ``gap`` bytes lie between; int64 ``[n]`` each.
 
-    Example: ranges 50..60, 0..10, 5..30 and 34..40 with a gap of 4 become 0..40 and 50..60. In ascending order, their
-    running largest ends are 10, 30, 40 and 60, and only the last range begins more than 4 bytes behind the end before
-    it.
+    Example: ranges 50..60, 0..10, 5..30 and 34..40 with a gap of 4 become 0..40 and 50..60. In ascending order, the
+    running maxima of the ends are 10, 30, 40 and 60. Only the last range begins more than 4 bytes behind the running
+    maximum before it.
     """
     if not len(begins):
         return begins, ends
@@ -105,7 +105,7 @@ def by_batch(begins: Int64s, ends: Int64s, numbers: Int64s, gap: int = 0) -> tup
     """Merge the ranges of each batch separately; return the ranges of batch 0, then of batch 1, and so on.
 
     Args:
-        begins, ends, numbers: Ranges, and the number of the batch of each, from 0 on; int64 ``[n]``, in any order.
+        begins, ends, numbers: The ranges in any order, and the index of the batch of each range, from 0; int64 ``[n]``.
         gap: See ``merged``.
     """
     apart = numbers << APART  # ranges of different batches lie far apart and do not merge
@@ -144,13 +144,13 @@ def in_backings(
 def ask_backings(
     backings: Sequence[RemoteMemory], begins: Int64s, ends: Int64s, numbers: Int64s, batches: Int64s
 ) -> int:
-    """Request the ranges that batches will read from their backings; return the number of bytes.
+    """Request the ranges that batches will read from remote memory; return the number of requested bytes.
 
     Args:
         backings: Memory mappings that may contain the ranges.
         begins, ends: The ranges, in any order.
-        numbers: For each range, the position of its batch in ``batches``.
-        batches: The numbers of the batches.
+        numbers: The position of each range's batch in ``batches``.
+        batches: The indices of the batches.
     """
     nbytes = 0
     for backing, inside in _inside(backings, begins, ends):
@@ -166,7 +166,7 @@ def copied_when_there(backings: Sequence[RemoteMemory], begins: Int64s, ends: In
     Args:
         backings: Memory mappings that may contain the ranges.
         begins, ends: The ranges, int64 ``[n]`` each, in any order.
-        copy: Reads the ranges, and keeps no reference to the memory.
+        copy: Function that reads the ranges, and keeps no reference to the memory.
     """
     parts = list(in_backings(backings, begins, ends))
     while True:
@@ -241,7 +241,8 @@ class LocalFiles:
     def grow(self, appended: Sequence[Any], replaced: Sequence[Any]) -> None:
         """Add the ``appended`` segments and remove the ``replaced`` ones.
 
-        Measuring the free memory takes as long as several batches, so it happens only after much growth.
+        Measuring the free memory takes as long as several batches, so the free memory is measured only after the files
+        have grown considerably.
         """
         for segment in appended:
             self._count(segment, 1)
@@ -269,7 +270,7 @@ class LocalFiles:
             self._turn_off_kernel()
 
     def _turn_off_kernel(self) -> None:
-        """Turn off the kernel's own readahead for the files that are mapped by now."""
+        """Turn off the kernel's own readahead for all files mapped so far."""
         places = [(one, one if isinstance(one, tuple) else one.mapped) for one in self._read_by_kernel]
         self._read_by_kernel = [one for one, place in places if place is None]
         begins, sizes = np.array([place for _, place in places if place], np.int64).reshape(-1, 2).T
@@ -323,7 +324,7 @@ class LocalFiles:
 
 
 def _cut(begins: Int64s, ends: Int64s, most: int) -> tuple[Int64s, Int64s]:
-    """Cut ranges into pieces of at most ``most`` bytes: with 4, 0..10 becomes 0..4, 4..8 and 8..10."""
+    """Split ranges into ranges of at most ``most`` bytes: with 4, 0..10 becomes 0..4, 4..8 and 8..10."""
     counts = -(-(ends - begins) // most)
     whose, number = ragged(counts)
     cut = begins[whose] + number * most
@@ -348,10 +349,11 @@ def _mapped_files(segment: Any) -> list[tuple[int, int]]:
 
 
 def in_parts(begins: Int64s, nbytes: int, later: Sequence[tuple[Int64s, int]] = ()) -> Iterator[slice]:
-    """Yield slices of ``begins``; the caller reads ``nbytes`` bytes from each address of one slice before the next.
+    """Yield slices of ``begins``; before it requests the next slice, the caller reads ``nbytes`` bytes at each address
+    of the slice.
 
-    Once reading waited for a disk, all remaining ranges are requested together, and also the ranges ``later``: pairs of
-    addresses, and a number of bytes from each address.
+    Once reading has waited for a disk, all remaining ranges are requested together with the ranges ``later``: pairs of
+    addresses and the number of bytes at each address.
     """
     before: int | None = usage().faults if resource is not None else None
     first = 0
@@ -440,14 +442,15 @@ class ReadAhead:
     """Requests the bytes of a pipeline's batches ahead of the copies, and waits for remote bytes.
 
     Args:
-        backings: Remote memory that may hold the bytes.
+        backings: Remote memory that may contain the bytes.
         files: Mapped local files, for all addresses outside of ``backings``; copies do not wait for them. None: none.
         blocks: Plans blocks of batches, as ``batches._planner.PlannedBlocks`` does.
         views: Returns the views by which a block is copied; None for a block that is not copied.
-        gathered: Yields the ranges of a batch that are read but not copied: first the known ranges, then the ranges
-            that become known by reading the first ones.
-        read: Returns the blocks that are read for a block: the block itself; or a block of stretches, if batches are
-            drawn from stretches of consecutive rows that are read at once; or both, if stretches may be evicted early.
+        gathered: Function that yields the ranges of a batch that are read but not copied: first the known ranges, then
+            the ranges that reading the known ranges reveals.
+        read: Function that returns the blocks that are read for a block: the block itself; or a block of stretches
+            (runs of consecutive rows that are read at once), if batches are drawn from stretches; or both, if stretches
+            may be evicted early.
     """
 
     def __init__(
@@ -473,11 +476,12 @@ class ReadAhead:
 
     @classmethod
     def of(cls, snapshot: Any, *planned: Any) -> ReadAhead:
-        """Return the readahead for a ``Snapshot``; ``planned`` are the constructor's arguments after ``files``."""
+        """Return the readahead for a ``Snapshot``; ``planned`` are the arguments that follow ``files`` in the
+        constructor."""
         return cls(snapshot.backings, LocalFiles.of(snapshot.segments), *planned)
 
     def forward(self, growth: Any, snapshot: Any, *planned: Any) -> ReadAhead:
-        """Return the readahead for a snapshot that has grown; it keeps the measurements of the files."""
+        """Return the readahead for a snapshot that has grown, with the measurements of the files so far."""
         files = self._files
         if files is None:
             files = LocalFiles.of(growth.appended)
@@ -497,8 +501,8 @@ class ReadAhead:
     def together(self, block: Block, most: int) -> int:
         """Return how many batches of a block are copied at once, at most ``most``.
 
-        If pages come from a disk, one batch is copied, so that a reader does not wait for pages of other batches; more
-        are copied if most pages were read long before, as parts of stretches.
+        If pages are read from a disk, only one batch is copied, so that a reader does not wait for the pages of other
+        batches. If most pages were read long before, as parts of stretches, more batches are copied.
         """
         if not self.is_on():
             return most
@@ -522,7 +526,8 @@ class ReadAhead:
         return copied_when_there(self._backings, begins, ends, copy)
 
     def reach(self, block: Block, first: int, count: int) -> bool:
-        """Request ``count`` batches of a block, which are read now, and later ones; return whether readahead is on."""
+        """Request ``count`` batches of a block, which are read now, and later batches; return whether readahead is
+        on."""
         if not self.is_on(count):
             return False
         for number in range(first, first + count):
@@ -572,7 +577,7 @@ class ReadAhead:
         self._next = self._further(block, number, copied) if far else (block, number)
 
     def _further(self, block: Block, number: int, copied: int) -> tuple[Block, int]:
-        """Request more batches, if a cache uses them; return the block and number of the next one.
+        """Request more batches, if a cache can use them; return the block and the index of the next batch.
 
         These batches are planned again when they are read, because keeping their blocks would take much memory.
         """
@@ -606,7 +611,8 @@ class ReadAhead:
         return max(self._files.depth, min(some, self._files.most))
 
     def _by_views(self, read: Sequence[Block], first: int, count: int) -> tuple[Int64s, Int64s, Int64s]:
-        """Return the ranges that copying some batches reads, and the number of the batch of each, from 0 on."""
+        """Return the ranges that are read when some batches are copied, and the index of the batch of each range, from
+        0."""
         found = [_NO_RANGES]
         for one in read:
             views, (rows, batches) = self._views(one), _rows(one, first, count)
@@ -619,7 +625,8 @@ class ReadAhead:
     def _stages(
         self, read: Sequence[Block], first: int, count: int, ranges: tuple[Int64s, Int64s, Int64s]
     ) -> Iterator[tuple[Int64s, Int64s, Int64s]]:
-        """Yield ``ranges`` with all other known ranges of the batches, then the ranges that reading these reveals."""
+        """Yield ``ranges`` and all other known ranges of the batches, then the ranges that reading the known ranges
+        reveals."""
         begins, ends, numbers = ranges
         for one in read:
             rows, batches = _rows(one, first, count)
@@ -664,10 +671,11 @@ class ReadAhead:
 
 
 def _rows(block: Block, first: int, count: int) -> tuple[range, Int64s]:
-    """Return the rows (batches or stretches) of a block that some batches read, and the batch of each, from 0 on.
+    """Return the rows (batches or stretches) of a block that some batches read, and the index of each row's batch, from
+    0.
 
-    Example: batch 0 has stretches 0 and 1, batch 1 has none, and batch 2 has stretch 2. Two batches from batch 1 on
-    have row 2, which belongs to batch number 1 of them.
+    Example: batch 0 has stretches 0 and 1, batch 1 has none, and batch 2 has stretch 2. For two batches from batch 1
+    on, the result is row 2 with the batch index 1, because batch 2 is the second of the two.
     """
     if block.stretches is None:
         return range(first, first + count), np.arange(count)
@@ -676,7 +684,8 @@ def _rows(block: Block, first: int, count: int) -> tuple[range, Int64s]:
 
 
 def weakly(method: Callable[..., Any], gone: Any) -> Callable[..., Any]:
-    """Return ``method`` as a function that does not keep its object alive, and returns ``gone`` once it is deleted."""
+    """Return ``method`` as a function that does not keep its object alive; the function returns ``gone`` once the
+    object is deleted."""
     reference = WeakMethod(method)
 
     def call(*given: Any) -> Any:
