@@ -22,7 +22,7 @@ REPETITIONS = 2000
 CONFIDENCE = 0.95
 # Share of 95% bands that contain the true value, by the number of runs. It was simulated with 4,000 samples of a normal
 # and of a lognormal distribution; the shares of both differ by at most 0.02.
-_HOLDS = {2: 0.50, 3: 0.75, 4: 0.88, 5: 0.90, 6: 0.91, 7: 0.92, 8: 0.93, 9: 0.93, 10: 0.93}
+_COVERAGE = {2: 0.50, 3: 0.75, 4: 0.88, 5: 0.90, 6: 0.91, 7: 0.92, 8: 0.93, 9: 0.93, 10: 0.93}
 # Number of values that are reduced at a time, 32 MiB.
 _MOST_VALUES = 1 << 22
 
@@ -158,7 +158,7 @@ def meaning(runs: int) -> str:
         return "No finished run: nothing to say."
     if runs == 1:
         return "One seed: no band. How another seed would have done is not known."
-    holds = f"{round(100 * _HOLDS.get(runs, 0.94))}%"
+    holds = f"{round(100 * _COVERAGE.get(runs, 0.94))}%"
     if runs <= 4:
         return (
             f"A band of {runs} seeds reaches from the lowest run to the highest. It holds what endless seeds would "

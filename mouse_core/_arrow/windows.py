@@ -250,7 +250,7 @@ class WindowsPart:
 
 
 def _cut(windows: Windows) -> Pieces:
-    """Return the pieces of windows of consecutive rows; ``chunk`` of the result has numbers of stretches.
+    """Return the pieces of windows of consecutive rows; ``chunk`` of the result holds the indices of stretches.
 
     Example: chunks have 10 rows, and windows of 4 rows begin at the rows 2, 8 and 13, in two batches with bounds 0, 2,
     3. From there, 8, 2 and 7 rows of the chunk are left, so the second window is cut into pieces of 2 and 2 rows. The
@@ -271,22 +271,23 @@ def _cut(windows: Windows) -> Pieces:
     rest = length - room[broken]
     after = stretches.find(starts[broken] + room[broken])
     too_short = stretches.starts[after + 1] - stretches.starts[after] < rest
-    twice, often = broken[~too_short], broken[too_short]
-    *pieces_of_often, which = [often] * 4  # usually empty
-    if len(often):
-        *pieces_of_often, which = cut_at_stretches(stretches, starts[often] + room[often], rest[too_short])
-    more = np.bincount(which, minlength=len(often))  # number of further pieces of each cut window
+    in_two, in_many = broken[~too_short], broken[too_short]
+    # Stretch, row and size of each further piece, and the index in ``in_many`` of its window; usually all are empty.
+    *further_pieces, which = [in_many[:0]] * 4
+    if len(in_many):
+        *further_pieces, which = cut_at_stretches(stretches, starts[in_many] + room[in_many], rest[too_short])
+    more = np.bincount(which, minlength=len(in_many))  # number of further pieces of each cut window
     counts = np.ones(len(starts), np.int64)
-    counts[twice] = 2
-    counts[often] += more
+    counts[in_two] = 2
+    counts[in_many] += more
     position, most = _positions(counts, windows.bounds)
     # The further pieces of a window follow its first piece at distances 1, 2, ..
-    others = position[often][which] + 1 + np.arange(len(which)) - (np.cumsum(more) - more)[which]
-    second = position[twice] + 1
+    others = position[in_many][which] + 1 + np.arange(len(which)) - (np.cumsum(more) - more)[which]
+    second = position[in_two] + 1
     np.minimum(room, length, out=room)
-    pieces_of_twice = (after[~too_short], np.zeros(len(twice), np.int64), rest[~too_short])
+    second_pieces = (after[~too_short], np.zeros(len(in_two), np.int64), rest[~too_short])
     filled = []
-    for firsts, seconds, further in zip((stretch, row, room), pieces_of_twice, pieces_of_often, strict=True):
+    for firsts, seconds, further in zip((stretch, row, room), second_pieces, further_pieces, strict=True):
         values = np.zeros(len(sizes) * most, np.int64)
         values[position] = firsts
         values[second] = seconds

@@ -200,7 +200,7 @@ class MixedWindows(ManyStarts):
         self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int, rows: slice
     ) -> Int64s:
         """See ``ManyStarts.starts_of_many``."""
-        mixture, size, each = _members(snapshot), self.batch_size, rows.stop - rows.start
+        mixture, size, shard_size = _members(snapshot), self.batch_size, rows.stop - rows.start
         if _is_last(self.each):
             begins = [begin for begin, _ in self.mix.stages]
             stages = np.searchsorted(begins, np.arange(first, first + count), side="right") - 1
@@ -209,10 +209,10 @@ class MixedWindows(ManyStarts):
             return np.stack(latest)[which, rows]
         shares = StagedShares([stage * size for stage, _ in self.mix.stages], mixture.shares_of)
         begin, end = first * size, (first + count) * size
-        if each == size or size < _MANY_WINDOWS:
+        if shard_size == size or size < _MANY_WINDOWS:
             return self._drawn(mixture, shares, seed, begin, end, epoch_start).reshape(count, size)[:, rows]
-        each_begin = range(begin + rows.start, end, size)
-        return np.stack([self._drawn(mixture, shares, seed, one, one + each, epoch_start) for one in each_begin])
+        firsts = range(begin + rows.start, end, size)
+        return np.stack([self._drawn(mixture, shares, seed, at, at + shard_size, epoch_start) for at in firsts])
 
     def _drawn(
         self, mixture: MixtureSnapshot, shares: Shares | StagedShares, seed: int, begin: int, end: int, epoch_start: int

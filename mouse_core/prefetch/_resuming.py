@@ -102,7 +102,7 @@ def check_source(source: BatchSource, state: Mapping[str, Any], remark: str = ""
     """Raise StateError with a list of differences unless ``state`` belongs to the source; the message ends with
     ``remark``.
     """
-    if state["fingerprint"] in (source.fingerprint, *_packed_otherwise(source, state)):
+    if state["fingerprint"] in (source.fingerprint, *_fingerprints_of_other_capacities(source, state)):
         return
     try:
         found = json.loads(state.get(_CONFIGURATION, "{}"))
@@ -117,7 +117,7 @@ def check_source(source: BatchSource, state: Mapping[str, Any], remark: str = ""
     )
 
 
-def _packed_otherwise(source: BatchSource, state: Mapping[str, Any]) -> list[str]:
+def _fingerprints_of_other_capacities(source: BatchSource, state: Mapping[str, Any]) -> list[str]:
     """Return the fingerprints of the same stream packed for other numbers of shards; empty if windows are not packed.
 
     With fewer shards each shard has more windows, so the capacity of a batch depends on the number of shards. Sources
@@ -174,7 +174,7 @@ def _sampler_in_words(made: Any, identity: str) -> dict[str, Any]:
     if "column" in said:
         column = said.pop("column")
         return {"boundary": "'task'" if column == "''" else f"Column({column})", **said}
-    if "behind" in said:  # computed from offsets of windows with pad=False, for any boundary
+    if "behind" in said:  # anchors of `windows=` with pad=False; "before" and "behind" follow from the offsets
         return {name: value for name, value in said.items() if name not in ("before", "behind")}
     return {"boundary": "'episode'", **said} if isinstance(made, EpisodeWindows) else said
 
