@@ -51,11 +51,11 @@ def tables(settings: Settings) -> list[Table]:
         return lambda _: text.tokenize(source, made, folder / "kept", recipe).to_store()
 
     making = {"the tokenizer alone, of texts in memory": alone}
-    making |= {f"mouse tokenize, {name}": once(recipe) for name, recipe in recipes.items()}
+    making |= {f"mouse tokenize(), {name}": once(recipe) for name, recipe in recipes.items()}
     opening = {
         "reading the file": lambda _: file.read_bytes(),
-        "mouse tokenize again, a file": again(file, recipes["Tokens()"]),
-        "mouse tokenize again, a list": again(texts, recipes["Tokens()"]),
+        "mouse tokenize() again, a file": again(file, recipes["Tokens()"]),
+        "mouse tokenize() again, a list": again(texts, recipes["Tokens()"]),
     }
     what, turns = f"Texts: {number:,} texts of {_WORDS} words", {"rounds": min(settings.rounds, 5), "budget": 8}
     return [
