@@ -31,7 +31,7 @@ def permutation(seed: jax.Array, epoch: jax.Array, n: int, *, call: int = 0) -> 
         seed: The halves of the seed, uint32 ``[2]``, high first.
         epoch: Integer ``[]``, below 2**32; may be traced.
         n: Number of rows, below 2**31.
-        call: Distinguishes several orders for one epoch.
+        call: A number that distinguishes several orders for one epoch.
 
     Returns:
         int32 ``[n]``.
@@ -48,10 +48,11 @@ def integers(bits: Pair, high: jax.Array) -> jax.Array:
     """Convert random words to integers in ``[0, high)``, with the same results as ``Key.integers``.
 
     ``Key.integers`` converts a word's upper 53 bits, m, to the float64 ``m * 2**-53``, multiplies it by ``high`` and
-    truncates. The product is first rounded to 53 bits: if it lies less than half a unit of its last place below an
-    integer, it becomes this integer. This function computes the product exactly. The product's integer part q has b
-    bits, which leaves 53 - b bits for the fraction. So the float64 product is rounded up to q + 1 if the fraction is at
-    least ``1 - 2**(b - 54)``. A tie is rounded to q + 1 too, which is even in its last place.
+    truncates. The float64 product is rounded to 53 bits before it is truncated. So a product that lies less than half a
+    unit in the last place below an integer is rounded up to the integer. This function computes the product exactly.
+    The product's integer part q has b bits, which leaves 53 - b bits for the fraction. So the float64 product is
+    rounded up to q + 1 if the fraction is at least ``1 - 2**(b - 54)``. A tie is also rounded to q + 1, because the
+    last bit of q + 1 is 0.
 
     Args:
         bits: The two halves of the words, uint32 ``[n]`` each.
@@ -82,7 +83,7 @@ def words(seed: jax.Array, purpose: Purpose, index: jax.Array, n: int, *, call: 
 def nothing(*numbers: jax.Array) -> jax.Array:
     """Return zero, uint32 ``[]``, which ``jax.shard_map`` treats as varying over shards if one of ``numbers`` varies.
 
-    In ``jax.shard_map``, the values that a loop carries must be varying from the beginning.
+    In ``jax.shard_map``, the values that a loop carries must already be varying before the first iteration.
     """
     return jnp.asarray(sum(number.astype(jnp.uint32) * jnp.uint32(0) for number in numbers), jnp.uint32)
 

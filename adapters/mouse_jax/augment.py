@@ -17,12 +17,13 @@ __all__ = ["AugmentMaskProbConfig", "AugmentScalarSpec", "AugmentTokensConfig", 
 class TokenAugmenter(Augmenter[dict[str, jax.Array]]):
     """Augments batches of ``jax.Array``, ``{field: [B, S, ...]}``, on their devices.
 
-    ``update_augmentations(batch)`` draws permutations and scalars once; every call then augments with these, and with
-    new masks. Random numbers are drawn on the host, equal to those of ``mouse_core`` for the same seed, and values
-    equal the values of NumPy bit by bit (except subnormal numbers, which XLA flushes to zero on the CPU).
+    ``update_augmentations(batch)`` draws permutations and scalars. Every later call augments a batch with these
+    permutations and scalars, and with new masks. Random numbers are drawn on the host, and equal the numbers of
+    ``mouse_core`` for the same seed. Values equal the values of NumPy bit by bit (except subnormal numbers, which XLA
+    flushes to zero on the CPU).
 
-    For a compiled step, draw outside of the step and apply the draws inside: draws are a pytree, and ``jax.jit``
-    compiles once for each shape of batch.
+    For a compiled step, draw outside of the step, and apply the draws inside the step. The draws are a pytree, and
+    ``jax.jit`` compiles the step once for each shape of batch.
 
         augmenter.update_augmentations(batch)
         state = train_step(state, batch, augmenter.next_draws(batch))  # calls mouse_core.augment.apply

@@ -58,12 +58,12 @@ def as_key(value: jax.Array) -> jax.Array:
 WIDER: Mapping[str, type[np.generic]] = MappingProxyType(
     {"int2": np.int8, "int4": np.int8, "uint2": np.uint8, "uint4": np.uint8, "float4_e2m1fn": np.float16}
 )
-"""The NumPy dtype for each dtype of less than a byte."""
+"""The NumPy dtype that replaces each dtype of less than a byte."""
 
 
 def as_numbers(leaf: jax.Array) -> jax.Array:
-    """Convert values to NumPy's dtypes: random keys by ``jax.random.key_data``, and dtypes of less than a byte to a
-    byte.
+    """Convert values to NumPy's dtypes: random keys by ``jax.random.key_data``, and dtypes of less than a byte to
+    dtypes of one byte.
     """
     if is_key(leaf.dtype):
         return jax.random.key_data(leaf)

@@ -1,10 +1,10 @@
 """Examples of rollout groups as JAX arrays: padded, packed or concatenated, and in streams by rank.
 
 ``pad``, ``pack`` and ``concatenate`` take the arguments of the functions with the same names in ``mouse_core.groups``,
-and two more. ``device`` is the device of the arrays, by default JAX's default device. ``sharding`` distributes arrays
-``[B, L]`` over devices of this process; columns with a value per turn or example are distributed along ``B``. Without
-x64, dtypes have at most 32 bits. A jitted step compiles again for every new length and number of rows; fix them with
-``length``, ``num_rows`` and ``capacity``.
+and two more arguments. ``device`` is the device of the arrays, by default JAX's default device. ``sharding``
+distributes arrays ``[B, L]`` over devices of this process; columns with a value per turn or example are distributed
+along ``B``. Without x64, dtypes have at most 32 bits. A jitted step is compiled again for every new length and number
+of rows; ``length``, ``num_rows`` and ``capacity`` fix these sizes.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _of_examples(arrays: Arrays, target: Any, examples: Sequence[RLExample]) -> 
 
 
 pad = on_device(groups.pad, _of_examples)
-"""Pad examples to rows of one length, one example per row; see ``mouse_core.groups.pad``."""
+"""Pad examples to rows of equal length, one example per row; see ``mouse_core.groups.pad``."""
 
 pack = on_device(groups.pack, _of_examples)
 """Pack several examples into each row, one after another; see ``mouse_core.groups.pack``."""
@@ -79,7 +79,7 @@ concatenate = on_device(groups.concatenate, _of_examples)
 class RolloutStream(groups.RolloutStream):
     """``mouse_core.groups.RolloutStream`` with micro-batches as JAX arrays on a device or a sharding.
 
-    All micro-batches have one shape, so a jitted step is compiled once; for the conditions see ``collate`` of
+    All micro-batches have the same shape, so a jitted step is compiled once; for the conditions see ``collate`` of
     ``mouse_core.groups.RolloutStream``.
 
     Args:

@@ -44,7 +44,7 @@ def to_grain(source: Source) -> grain.MapDataset:
 class _Endless:
     """Random access for grain.
 
-    Grain takes an index modulo the length, so the true length would repeat the first epoch.
+    Grain computes indices modulo the length, so with the length of an epoch, it would repeat the first epoch.
     """
 
     def __init__(self, source: Source) -> None:

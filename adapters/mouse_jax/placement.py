@@ -24,8 +24,8 @@ class Placement:
 
     Args:
         target: A device or a sharding; None: JAX's default device, to which arrays are not committed.
-        parts: The parts of a complete batch that this process needs, as shards ``(rank, count)`` with one count, in
-            ascending order. If None, the process needs the source's own rows.
+        parts: The parts of a complete batch that this process needs, as shards ``(rank, count)`` with the same
+            ``count``, in ascending order. If None, the process needs the rows that the source itself delivers.
     """
 
     target: jax.Device | Sharding | None = None
@@ -81,7 +81,7 @@ def _copied(arrays: list[jax.Array]) -> list[jax.Array]:
 
 
 def _copying_will_do(arrays: Sequence[npt.NDArray[Any]]) -> bool:
-    """Whether a compiled function may copy arrays to JAX's default device, and is faster than ``device_put``.
+    """Whether a compiled function can copy arrays to JAX's default device, faster than ``device_put``.
 
     ``device_put`` takes 50 us for each array, mostly in Python, and copies nothing. Both ways give equal results,
     unless a setting of JAX affects compiled functions or their arguments.
@@ -136,8 +136,9 @@ def on_device(function: Callable[..., Any], place: Callable[..., Any]) -> Callab
     """Return a function of the core with the additional arguments ``device`` and ``sharding``; see ``find_target``.
 
     Args:
-        function: Returns NumPy arrays for examples, which are its first argument.
-        place: Called with the arrays, the device or sharding, and the examples; returns the result.
+        function: The function of the core. Its first argument is the examples, and it returns NumPy arrays.
+        place: Function that is called with the arrays, the device or sharding, and the examples, and returns the
+            result.
     """
 
     @wraps(function)

@@ -82,7 +82,8 @@ class ArrayMaker:
         return {k: v if v.dtype.kind == kinds[k].kind else v.astype(kinds[k]) for k, v in gathered.items()}
 
     def rows_of(self, index: int) -> npt.NDArray[np.int64]:
-        """Return the number of each gathered row in the complete batch; -1 for padded rows, which have other shards."""
+        """Return the index of each gathered row in the complete batch; -1 for a padded row, which is a copy of another
+        shard's row."""
         rows = []
         for source in self.sources:
             plan, (rank, count) = source.plan(index), source.shard
@@ -173,8 +174,8 @@ class GrainPrefetcher(Prefetcher[Any]):
     Args:
         make: Computes an item; must be thread-safe, and must not refer to this object.
         first: The first index.
-        workers: Number of threads, at least 1. At most half of ``ahead`` threads are used, as each thread has one item
-            in progress and one that waits.
+        workers: Number of threads, at least 1. At most ``ahead / 2`` threads are used, because each thread has one item
+            in progress and one item that waits.
         ahead: Largest number of items in progress or waiting behind the requested item, at least 1.
     """
 
@@ -256,7 +257,7 @@ class _Work:
         return max(0, sum(making.made for making in self._makings) - self._taken)
 
     def _enter(self) -> bool:
-        """Return whether the object is still open; if so, count the caller as inside."""
+        """Return whether the object is still open; if so, add the caller to the number of callers inside."""
         with self._changed:
             if self._stopped:
                 return False
@@ -270,7 +271,7 @@ class _Work:
                 self._changed.notify_all()
 
     def stop(self) -> None:
-        """End the threads and drop everything; may be called twice, and does nothing in a forked child.
+        """End the threads and drop all items; the method may be called twice, and does nothing in a forked child.
 
         grain's own close waits without limit for the element in progress, and never wakes a caller that waits in
         another thread. After ``stop``, every element is immediately ``_STOPPED``, and grain is closed when no caller is
@@ -382,8 +383,8 @@ class PrefetchBatchifier(Batchifier[dict[str, jax.Array]]):
             device, or the device of the replay buffer's batches.
         sharding: The sharding of a complete batch over the devices of one or several processes, in place of a device;
             for example ``NamedSharding(mesh, P("data"))``. Each process gathers only the rows of its devices, and
-            ``source`` must deliver complete batches. The processes check that they agree, as with ``shard="auto"``,
-            which may be combined with a sharding.
+            ``source`` must deliver complete batches. The processes check that they agree, as with ``shard="auto"``;
+            ``shard="auto"`` may be combined with a sharding.
 
     Raises:
         ConfigError: The device does not exist; the sharding does not divide a batch evenly (``uneven="pad"`` pads it),

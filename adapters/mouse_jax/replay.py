@@ -43,8 +43,8 @@ class ReplayBuffer(_InJax, buffer.ReplayBuffer):
 
     Rows may be nested dicts, tuples, named tuples and dataclasses of JAX or NumPy arrays or of numbers; dataclasses are
     returned as dicts. Batches are dicts of ``jax.Array``, nested as the rows are. The draws equal the draws of NumPy
-    and torch for the same seed. Rows are kept in the host's memory. Every batch has new memory that is never modified,
-    because JAX may share this memory.
+    and torch for the same seed. Rows are kept in the host's memory. Every batch is gathered into new memory that is
+    never modified later, because JAX arrays may share this memory.
 
     Without x64 (``jax_enable_x64``) 64-bit fields are converted to the dtypes in ``REPLACED_DTYPES``; a value that does
     not fit raises an error. Transforms receive NumPy arrays, before this conversion.

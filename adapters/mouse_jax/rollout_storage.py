@@ -173,7 +173,7 @@ def amp_of(rollout: Rollout) -> AmpStates | None:
 
 
 def row_taker(rollout: Rollout, histories: Mapping[str, int]) -> Callable[[jax.Array], MiniBatch]:
-    """Return the function from row numbers to a mini-batch."""
+    """Return the function from indices of rows to a mini-batch."""
     flat, starts, amp = _flat(rollout), episode_starts(rollout["dones"]), amp_of(rollout)
 
     def take(rows: jax.Array) -> MiniBatch:
@@ -247,10 +247,11 @@ def init(
 
     Args:
         num_envs, num_transitions_per_env, fields, seed, amp_cfg, hidden_axis: The same arguments as in
-            ``mouse_core.rollouts.RolloutStorage``; ``motion_mimic_fields`` returns the fields of its preset. Every
-            field is allocated, so optional fields need a mask. The seed may be traced: ``jax.vmap`` then creates
-            rollouts for many seeds, each with the order of rows of a single rollout with this seed. A negative seed
-            raises an error if its value is known; a traced seed is taken modulo 2**32, or 2**64 for int64.
+            ``mouse_core.rollouts.RolloutStorage``; ``motion_mimic_fields`` returns the fields of its preset. Memory for
+            every field is allocated in advance, so optional fields need a mask, which marks missing values. The seed
+            may be traced: ``jax.vmap`` then creates rollouts for many seeds. Each has the same order of rows as a
+            single rollout with its seed. A negative seed raises an error if its value is known; a traced seed is taken
+            modulo 2**32, or 2**64 for int64.
         hidden_states: ``(actor, critic)`` of one step, with the shapes and dtypes to allocate; None: no states.
 
     Returns:
@@ -293,8 +294,8 @@ def append(rollout: Rollout, transition: Transition | Mapping[str, Any]) -> Roll
     Args:
         rollout: A rollout.
         transition: The transition, as in ``RolloutStorage.add_transitions``. If the rollout has hidden states, None for
-            the states of the actor or critic means zeros; this is allowed in the first row, or if the row number is
-            traced.
+            the states of the actor or critic means zeros; this is allowed in the first row, or if the index of the row
+            is traced.
 
     Raises:
         RolloutFullError: No row is left; under ``jax.jit`` the step is dropped instead.
@@ -321,7 +322,7 @@ def clear(rollout: Rollout) -> Rollout:
 def get_statistics(rollout: Rollout) -> tuple[jax.Array, jax.Array]:
     """Return the mean length of trajectories, ``[]``, and the mean reward, ``[]`` or ``[K]``.
 
-    Trajectories end with the rollout at the latest.
+    A trajectory that has not ended counts up to the last row of the rollout.
 
     Raises:
         RolloutError: The number of rows is known to be 0.
@@ -379,8 +380,9 @@ def compute_returns(
 def permutation(rollout: Rollout, offset: Any = 0) -> jax.Array:
     """Return the order of the rows in the epoch ``offset`` epochs after the current one, int32 ``[T * N]``.
 
-    In a scan over epochs, pass the epoch's number as ``offset``, reshape the order to ``[num_mini_batches, -1]``, and
-    call ``mini_batch`` in a scan over its rows. Afterwards, ``advance`` the rollout.
+    In a scan over epochs, pass the index of the epoch (from 0) as ``offset``, reshape the order to ``[num_mini_batches,
+    -1]``, and call ``mini_batch`` in a scan over the rows of the reshaped order. After the last epoch, call
+    ``advance``.
     """
     layout = rollout.layout
     epoch = rollout.epoch + jnp.asarray(offset).astype(jnp.uint32)
@@ -397,8 +399,8 @@ def mini_batch(rollout: Rollout, rows: jax.Array, *, histories: Mapping[str, int
 
     Args:
         rollout: A full rollout, with returns if it has values.
-        rows: Flat row numbers ``step * N + env``, int32 ``[B]``.
-        histories: By field, the number H of most recent frames to deliver as well.
+        rows: Flat indices of rows, ``step * N + env``, int32 ``[B]``.
+        histories: By field, the number H of the most recent frames to deliver in addition.
 
     Raises:
         RolloutError, ConfigError: An error of ``mini_batches``.
@@ -426,8 +428,8 @@ def mini_batches(
             ``RolloutStorage.mini_batch_generator``; static in ``jax.jit``.
 
     Returns:
-        The rollout after these epochs, and an iterator over the mini-batches, which are pytrees; under ``jax.jit`` a
-        tuple of them.
+        The rollout after these epochs, and an iterator over the mini-batches, which are pytrees; under ``jax.jit``, a
+        tuple of the mini-batches instead of the iterator.
 
     Raises:
         RolloutError: Values are known, and the rollout lacks rows or returns.
@@ -458,12 +460,13 @@ def recurrent_mini_batches(
         rollout: A full rollout, with returns if it has values.
         num_mini_batches, num_epochs, drop_last, shuffle: The same options as in
             ``RolloutStorage.recurrent_mini_batch_generator``; static in ``jax.jit``.
-        num_trajectories: Number of trajectories in a mini-batch, K; surplus trajectories are empty. If None, it is the
-            actual number, which differs between mini-batches, so that each mini-batch is compiled. Under ``jax.jit``,
-            where the number is unknown, None means T times the number of environments.
+        num_trajectories: Number of trajectories in a mini-batch, K; surplus trajectories are empty. None means the
+            actual number. This number differs between mini-batches, so code is compiled for each of them. Under
+            ``jax.jit``, where the number is unknown, None means T times the number of environments.
 
     Returns:
-        The rollout after these epochs, and an iterator over the mini-batches; under ``jax.jit`` a tuple of them.
+        The rollout after these epochs, and an iterator over the mini-batches; under ``jax.jit``, a tuple of the
+        mini-batches instead of the iterator.
 
     Raises:
         RolloutError, ConfigError: An error of ``mini_batches``.

@@ -29,8 +29,8 @@ def shape_dtypes(spec: Domain, batch: int | tuple[int, ...] = (), *, sharding: S
         sharding: Sharding of all arrays.
 
     Raises:
-        ConfigError: The spec has dynamic dimensions, to which ``expand`` gives a size; or a ``NonTensor``, which JAX
-            lacks.
+        ConfigError: The spec has dynamic dimensions, for which ``expand`` sets a size; or the spec contains a
+            ``NonTensor``, which JAX does not have.
     """
     front = tuple(batch) if isinstance(batch, tuple | list) else (batch,)
     replaced = replaced_dtypes()

@@ -44,8 +44,8 @@ def as_arrays(rows: Any) -> Any:
 def as_jax(batch: Any, target: jax.Device | Sharding | None) -> Any:
     """Convert arrays of numbers in a batch, or in rows, to JAX arrays on a device; other values stay unchanged.
 
-    Without x64, 64-bit numbers are narrowed. Fields whose rows have different lengths become lists, of JAX arrays if
-    the rows are numbers.
+    Without x64, 64-bit numbers are narrowed. A field whose rows have different lengths becomes a list; its items are
+    JAX arrays if the rows are numbers.
 
     Args:
         batch: Arrays whose memory is never modified later, because on a host JAX may share it.

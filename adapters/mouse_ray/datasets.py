@@ -26,10 +26,11 @@ def read(
 ) -> ray.data.Dataset:
     """Return a Ray Dataset of the steps, with the store's fields as columns.
 
-    A block has complete episodes with about ``rows_per_block`` steps, and at least one episode. Ray delivers blocks in
-    the order in which they are finished, unless ``execution_options.preserve_order`` is set in its ``DataContext``.
-    With ``dataset.streaming_split(n)`` every trainer gets complete blocks, so each episode goes to one trainer. With
-    ``equal=True`` Ray cuts blocks, so that all trainers get the same number of steps.
+    A block has complete episodes with about ``rows_per_block`` steps, and at least one episode. Ray delivers blocks as
+    soon as they are finished, in any order, unless ``execution_options.preserve_order`` is set in Ray's
+    ``DataContext``. With ``dataset.streaming_split(n)`` every trainer gets complete blocks, so each episode goes to one
+    trainer. With ``equal=True``, Ray splits blocks, even within episodes, and all trainers get the same number of
+    steps.
 
     Every block is an Arrow table with the store's metadata (``mouse_core.metadata``): alignment, environments and
     tasks. Files that Ray writes from blocks keep the metadata.
@@ -37,9 +38,9 @@ def read(
     Args:
         store: The store of the steps. Ray's tasks read datasets on disk from the same path; steps that are only in
             memory are sent through the object store.
-        fields: The fields to read; by default all fields. The additional column ``episode``, int64, is the number of
-            the episode, from 0.
-        rows_per_block: The approximate number of steps in a block. Ray cuts blocks that are larger than
+        fields: The fields to read; by default all fields. The additional column ``episode``, int64, is the index of the
+            episode, from 0.
+        rows_per_block: The approximate number of steps in a block. Ray splits blocks that are larger than
             ``DataContext.target_max_block_size`` (128 MB).
 
     Raises:
@@ -67,7 +68,8 @@ def read(
 
 @dataclass(frozen=True)
 class _Block:
-    """The rows ``starts[0] .. end - 1``: episodes from number ``first`` on, which begin at the rows ``starts``."""
+    """The rows ``starts[0] .. end - 1`` of a block. Its episodes have the indices ``first``, ``first + 1``, ..., and
+    begin at the rows ``starts``."""
 
     first: int
     starts: npt.NDArray[np.int64]

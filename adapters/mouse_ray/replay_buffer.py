@@ -15,12 +15,12 @@ class ReplayBufferActor(replay.ReplayBuffer):
     """A ``ReplayBuffer`` in a separate process, for many producers and many trainers.
 
     The actor has the arguments and methods of ``ReplayBuffer``. ``digest`` is a method; ``get``, ``set`` and ``size``
-    stand for ``buffer[index]``, ``buffer[index] = rows`` and ``len(buffer)``. Ray passes rows and batches in shared
+    replace ``buffer[index]``, ``buffer[index] = rows`` and ``len(buffer)``. Ray passes rows and batches in shared
     memory, so write many rows in each call of ``extend``. The arrays of a batch are read-only.
 
     Rows in a ``MemmapStorage`` survive the death of an actor: Ray restarts the actor, which finds the rows in the
-    folder. Rows of other storages are lost, except those in a ``checkpoint``. A call in progress raises an error and is
-    not repeated, because a repetition could write rows twice.
+    folder. Rows of other storages are lost, except the rows in a ``checkpoint``. A call in progress raises an error and
+    is not repeated, because a repetition could write rows twice.
 
     Args:
         *given: The positional arguments of ``ReplayBuffer``.

@@ -18,13 +18,13 @@ class RolloutBufferActor(groups.RolloutBuffer):
 
     The actor has the arguments and methods of ``RolloutBuffer``. The attributes ``batches``, ``digest``,
     ``num_groups``, ``num_waiting`` and ``num_ahead`` are methods, and ``size()`` is the length. If the actor dies, Ray
-    restarts it, and it finds all rollouts of answered ``add_rollouts`` calls in its folder. Ray repeats calls in
+    restarts the actor, which finds all rollouts of answered ``add_rollouts`` calls in its folder. Ray repeats calls in
     progress; this does not duplicate rollouts, and a repeated ``batch_at`` returns the same batch. Only
     ``create_and_store_batch`` is not repeated, and raises an error; ``batches`` shows whether the batch was stored.
 
-    Calls of several producers run concurrently, and one disk sync serves several calls. Send many rollouts in each
-    call: Ray then passes their arrays in shared memory without a copy. The arrays stay in shared memory while the
-    rollouts wait for their group or to be drawn (``memory_bytes`` limits this memory).
+    Calls of several producers run concurrently, and share disk syncs. Send many rollouts in each call: Ray then passes
+    their arrays in shared memory without a copy. The arrays stay in shared memory while the rollouts wait for their
+    group or to be drawn (``memory_bytes`` limits this memory).
 
     The folder must be on a disk that all nodes can access, if the actor may restart on another node.
     """
@@ -39,8 +39,8 @@ class RolloutBufferActor(groups.RolloutBuffer):
     def add_rollouts(self, rollouts: Iterable[RolloutRecord], *, timeout: float | None = None) -> int:  # type: ignore[override]
         """Add rollouts; when the call returns, they are on the disk.
 
-        The result is the number of new rollouts. The number is smaller if the actor had executed a repeated call before
-        it died.
+        The result is the number of new rollouts. If the actor dies during a call, Ray repeats the call; rollouts that
+        the actor had stored before it died are then not counted.
         """
         return super().add_rollouts(rollouts, timeout=timeout)
 
@@ -61,7 +61,8 @@ class RolloutBufferActor(groups.RolloutBuffer):
 
 
 class ActorBatches:
-    """The batches of a ``RolloutBuffer`` actor for a ``RolloutStream``; the node needs no access to the actor's folder.
+    """The batches of a ``RolloutBuffer`` actor for a ``RolloutStream``, on a node that needs no access to the actor's
+    folder.
 
     Args:
         buffer: The handle of the actor.
@@ -88,7 +89,7 @@ class ActorBatches:
         return examples
 
     def batch_staleness(self, batch_id: str) -> npt.NDArray[np.float64]:
-        """Return the number of policy versions that each example was behind."""
+        """Return how many policy versions each example was behind the newest version when the batch was created."""
         behind: npt.NDArray[np.float64] = ray.get(self._buffer.batch_staleness.remote(batch_id))
         return behind
 

@@ -21,7 +21,8 @@ class StoreWriterActor:
     has access to the folder.
 
     Args:
-        path: The folder; on a disk that all nodes can access, if the actor may restart on another node.
+        path: The folder. If the actor may restart on another node, the folder must be on a disk that all nodes can
+            access.
         sync, max_rows, max_bytes, options: The arguments of ``DatasetStore.open``.
     """
 
@@ -51,7 +52,7 @@ class StoreWriterActor:
         return len(self._store)
 
     def clients(self) -> dict[str, int]:
-        """Return the number of writes of each client in the store."""
+        """Return for each client the number of its writes that are in the store."""
         return self._shared.counts
 
     def close(self) -> None:

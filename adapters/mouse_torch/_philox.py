@@ -1,4 +1,4 @@
-"""The random numbers of ``mouse_core.randomness`` as tensors, for a sample number that is on the device.
+"""The random numbers of ``mouse_core.randomness`` as tensors, for a sample index that is on the device.
 
 torch cannot compute with unsigned 64-bit integers, so words are int64: sums and products wrap around to the same bits.
 Only shifts, and the upper halves of products, need special operations.
@@ -37,8 +37,8 @@ _WALKS = 8
 def words(seed: Any, index: Any, n: int, purpose: Purpose = Purpose.REPLAY) -> torch.Tensor:
     """Return ``Key(seed, purpose, index).bits(n)`` as a tensor, int64 ``[n]``.
 
-    On the host, NumPy computes the words, because it is fastest. On other devices, about 400 operations on ``n`` / 4
-    numbers compute the words; torch fuses them into one operation.
+    On the host, NumPy computes the words, because NumPy is fastest. On other devices, torch computes the words by about
+    400 operations on ``n`` / 4 numbers, and fuses these operations into one.
 
     Args:
         seed: The 64 bits of the seed, int64 ``[]``: a tensor, or a NumPy array if values can be read.
@@ -92,8 +92,8 @@ def _(seed: torch.Tensor, index: torch.Tensor, n: int, purpose: int) -> torch.Te
 
 @torch.library.custom_op("mouse_torch::counted", mutates_args=())
 def _counted(index: torch.Tensor, blocks: int) -> torch.Tensor:
-    """Return the numbers from 1 on, in a form that hides their range from Inductor: on CUDA, it would compute in 32
-    bits.
+    """Return the numbers from 1 on, in a form that hides their range from Inductor, because Inductor would otherwise
+    compute in 32 bits on CUDA.
     """
     return torch.arange(1, blocks + 1, device=index.device)
 
@@ -106,7 +106,7 @@ def _(index: torch.Tensor, blocks: int) -> torch.Tensor:
 def _numbers(index: torch.Tensor, n: int) -> torch.Tensor:
     """Return the counters of the blocks of 4 words.
 
-    NumPy increments the counter before it computes, so the first is 1.
+    NumPy increments the counter before it computes, so the first counter is 1.
     """
     blocks = -(-n // 4)
     if torch.compiler.is_compiling():
@@ -196,7 +196,7 @@ def in_order(
     """Return the elements at ``positions`` of ``Order(Key(seed, Purpose.REPLAY, index), n)``, int64 ``[B]``.
 
     Args:
-        seed, index: The seed and the number of the order, int64 ``[]``.
+        seed, index: The seed and the index of the order, int64 ``[]``.
         n: Number of elements, int64 ``[]``, from 1 to ``most``.
         positions: Int64 ``[B]``, each in ``[0, n)``.
         most: The largest possible ``n``.

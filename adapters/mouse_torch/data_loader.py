@@ -113,10 +113,10 @@ class DataLoader(PrefetchBatchifier, torch.utils.data.DataLoader[Any]):
     Every process gets its rows of each batch, and no trainer shards them again: Accelerate's ``prepare``, Fabric's
     ``setup_dataloaders``, and the trainers of Lightning and Ray treat the loader as already distributed. So
     ``batch_size`` is the size of the batch over all processes. Accelerate and Lightning save the loader's state in
-    their checkpoints; Transformers skips batches by number, without loading them.
+    their checkpoints; Transformers skips batches by their indices, without loading the batches.
 
-    A DataLoader with worker processes can deliver the epoch of ``set_epoch`` from ``loader.dataset`` and
-    ``loader.sampler``, as dicts of tensors: ``StatefulDataLoader(loader.dataset, batch_size=None,
+    A DataLoader with worker processes can deliver the epoch that ``set_epoch`` selected, as dicts of tensors, from
+    ``loader.dataset`` and ``loader.sampler``: ``StatefulDataLoader(loader.dataset, batch_size=None,
     sampler=loader.sampler, num_workers=4)``.
 
     Args:
@@ -237,7 +237,7 @@ class DataLoader(PrefetchBatchifier, torch.utils.data.DataLoader[Any]):
 
 
 class EpochDataset(Dataset[Any]):
-    """The ``dataset`` of a ``DataLoader``: batches by number, created in the process that reads them.
+    """The ``dataset`` of a ``DataLoader``: batches by index, created in the process that reads them.
 
     Args:
         source: The source of the batches.
@@ -251,7 +251,8 @@ class EpochDataset(Dataset[Any]):
         """Shard the source by the rank of this process, at the first batch, because a trainer may set the ranks late.
 
         Raises:
-            ConfigError: Only the rank or only the number of processes is known, or the number does not divide a batch.
+            ConfigError: Only one of the rank and the number of processes is known, or the number of processes does not
+                divide a batch.
         """
         if self.unsettled:
             ranks = find_ranks()
@@ -260,11 +261,12 @@ class EpochDataset(Dataset[Any]):
             self.unsettled = False
 
     def __getitem__(self, index: int | Sequence[int]) -> Any:
-        """Return batch ``index`` (an integer, or a list of one integer) as a dict of tensors on the host, or a tuple of
-        views.
+        """Return batch ``index`` (an integer, or a list of one integer): a dict of tensors on the host, or a tuple of
+        such dicts for several views.
 
         Raises:
-            ConfigError: ``index`` has several numbers, or the source is a replay buffer, whose batches have no numbers.
+            ConfigError: ``index`` has several integers, or the source is a replay buffer, whose batches have no
+                indices.
         """
         if not isinstance(self.source, Source):
             raise ConfigError("dataset: expected a loader of a store or a source, found a loader of a replay buffer")
@@ -276,7 +278,7 @@ class EpochDataset(Dataset[Any]):
         return tuple(map(_in_tensors, batch)) if isinstance(batch, tuple) else _in_tensors(batch)
 
     def __getitems__(self, indices: Sequence[int]) -> Any:
-        """Return the batch whose number is the only item of a list, for callers that pass lists."""
+        """Return the batch whose index is the only item of a list, for callers that pass lists."""
         return self[indices]
 
     def __len__(self) -> int:
@@ -285,8 +287,8 @@ class EpochDataset(Dataset[Any]):
 
 
 class EpochSampler(DistributedSampler[Any], BatchSampler):
-    """The numbers of an epoch's batches, each as a list of one number; all ranks get equal numbers, as batches are
-    already sharded.
+    """The indices of an epoch's batches, each as a list of one integer. All ranks get the same indices, because the
+    source already shards each batch.
 
     The class is a ``DistributedSampler``, which trainers recognise as sharded, and a ``BatchSampler``, in which
     trainers can skip batches.
@@ -307,7 +309,7 @@ class EpochSampler(DistributedSampler[Any], BatchSampler):
 
     @property
     def begin(self) -> int:
-        """The number of the first batch of the epoch."""
+        """The index of the first batch of the epoch."""
         first: int = getattr(self.dataset.source, "epoch_start", 0)
         return first + self._current * len(self.dataset)
 

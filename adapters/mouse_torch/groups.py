@@ -1,7 +1,7 @@
 """Examples of rollout groups as torch tensors: padded, packed or concatenated, and in streams by rank.
 
-``pad``, ``pack`` and ``concatenate`` take the arguments of the functions with the same names in ``mouse_core.groups``,
-and ``device``, the device of the tensors, by default the CPU. They return the same fields in a TensorDict.
+``pad``, ``pack`` and ``concatenate`` return the same fields as the functions of these names in ``mouse_core.groups``,
+in a TensorDict. They take the same arguments, and ``device``: the device of the tensors, by default the CPU.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _of_examples(arrays: Arrays, device: torch.device, examples: Sequence[RLExam
 
 
 pad = on_device(groups.pad, _of_examples)
-"""Pad examples to rows of one length, one example per row; see ``mouse_core.groups.pad``.
+"""Pad examples to rows of equal length, one example per row; see ``mouse_core.groups.pad``.
 
 The batch size is ``[B, L]``, or ``[B]`` if a column has a value per turn or example.
 """

@@ -52,14 +52,14 @@ def global_mean(
     episodes, a mean of means would change the gradient by 1 to 3%, and by up to 12%.
 
     The loss is the same in all processes. The loss's gradient, averaged over the processes as
-    ``DistributedDataParallel`` and FSDP do, equals the gradient of the whole batch. For example, 2 processes with 10
-    and 30 steps have losses with the sums 5 and 7. The loss is ``(5 + 7) / 40``, and the gradients are the gradients of
-    ``2 * 5 / 40`` and ``2 * 7 / 40``. Every process must call this function, because it sums two numbers over the
-    group.
+    ``DistributedDataParallel`` and FSDP do, equals the gradient of the whole batch. For example, the losses of 10 steps
+    in one process add up to 5, and the losses of 30 steps in another process add up to 7. The loss is ``(5 + 7) / 40``
+    in both processes, and the gradients of the two processes are the gradients of ``2 * 5 / 40`` and ``2 * 7 / 40``.
+    Every process must call this function, because it sums two numbers over the group.
 
     Gradients that are accumulated over micro-batches need ``count``: means of micro-batches with 10 and 30 steps do not
-    add up to the mean of 40. With ``count`` each call returns its part, ``sum(mask * values) / count``. The sum of the
-    parts (not divided by the number of micro-batches) is the mean, in value and in gradient.
+    add up to the mean of 40. With ``count`` each call returns ``sum(mask * values) / count`` for its micro-batch. The
+    sum of these results (not divided by the number of micro-batches) is the mean, in value and in gradient.
 
     Args:
         values: Floats ``[b, ...]``, for example a loss for each step ``[b, S]``.

@@ -45,8 +45,8 @@ def on_device(function: Callable[..., Any], place: Callable[..., Any]) -> Callab
     """Return a function of the core with an additional argument ``device``, by default the CPU.
 
     Args:
-        function: Returns NumPy arrays for examples, which are its first argument.
-        place: Called with the arrays, the device and the examples; returns the result.
+        function: The function of the core. Its first argument is the examples, and it returns NumPy arrays.
+        place: Function that is called with the arrays, the device and the examples, and returns the result.
     """
 
     @wraps(function)

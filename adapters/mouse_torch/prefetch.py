@@ -78,7 +78,7 @@ def _moved(
 
 
 def _with_tensors(batch: Any, tensors: dict[str, torch.Tensor]) -> Any:
-    """Return the batch with leaves replaced by ``tensors``, whose keys are numbers of leaves."""
+    """Return the batch with leaves replaced by ``tensors``, whose keys are indices of leaves."""
     places = iter(range(len(flatten(batch))))
     return map_tree(lambda leaf: tensors.get(str(next(places)), leaf), batch)
 

@@ -48,7 +48,7 @@ class TensorArrays(HostArrays):
             )
 
     def index(self, rows: npt.NDArray[np.int64]) -> torch.Tensor:
-        """Return row numbers as a tensor, without waiting for the device."""
+        """Return indices of rows as a tensor, without waiting for the device."""
         return sent({"rows": rows}, self.device)["rows"]
 
     def may_look(self, array: torch.Tensor) -> bool:
@@ -66,8 +66,8 @@ class RolloutStorage(rollouts.RolloutStorage):
 
     The class has the same arguments and methods, and the same order of rows for one seed, which is computed on the
     device of the rows. Added values are detached from the autograd graph and moved to the device. Only two operations
-    wait for a GPU: the checks of ``validate=True``, and splitting into trajectories, whose number must be known. For
-    ``torch.compile(fullgraph=True)`` and CUDA graphs, use ``mouse_torch.device.RolloutStorage``.
+    wait for a GPU: the checks of ``validate=True``, and splitting into trajectories, because the number of trajectories
+    must be known. For ``torch.compile(fullgraph=True)`` and CUDA graphs, use ``mouse_torch.device.RolloutStorage``.
 
     Args:
         num_envs, num_transitions_per_env, fields, seed, hidden_axis, validate, digest: The arguments of

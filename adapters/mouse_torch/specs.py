@@ -32,7 +32,7 @@ __all__ = ["from_torchrl", "sample", "to_torchrl"]
 
 
 def sample(spec: Domain, seed: int, batch: int | tuple[int, ...] = (), *, device: Any = None) -> Any:
-    """Draw random values of a spec as a tensor, equal to those of ``spec.sample`` bit by bit.
+    """Draw random values of a spec as a tensor; the values equal the values of ``spec.sample`` bit by bit.
 
     A ``Composite`` returns a TensorDict. A ``Stacked`` whose specs differ in shape or fields returns a tuple.
 
@@ -64,7 +64,7 @@ def _tensors(spec: Any, values: Any, target: Any, size: list[int]) -> Any:
 
 
 def to_torchrl(spec: Domain) -> Any:
-    """Convert a spec to a TorchRL spec of the same values.
+    """Convert a spec to the TorchRL spec that allows the same values.
 
     Args:
         spec: The spec; its ``device`` becomes the device of the TorchRL spec.
@@ -130,7 +130,7 @@ def _flat_mask(spec: Any) -> Any:
 
 
 def from_torchrl(spec: Any) -> Any:
-    """Convert a TorchRL spec to a spec of the same values.
+    """Convert a TorchRL spec to the spec that allows the same values.
 
     Raises:
         ConfigError: The object is not a supported spec, or the number of codes of a categorical spec is not known yet.

@@ -43,8 +43,8 @@ class TensorStorage(RingStorage):
     """Rows as nested dicts or tuples of tensors on a device, whose memory is allocated when the first row is written.
 
     Rows are written, gathered and transformed on the device; only indices are copied. Otherwise a ``TensorStorage``
-    behaves like an ``ArrayStorage``: the first write determines the fields, and each of both storages loads checkpoints
-    of the other.
+    behaves like an ``ArrayStorage``: the first write determines the fields, and each of the two storages loads
+    checkpoints of the other.
 
     Args:
         capacity: Number of rows. With ``ndim=2``, it counts the rows of all environments, and is rounded down to
@@ -175,7 +175,8 @@ class TensorStorage(RingStorage):
             }
 
     def _whole(self, rows: Any, lead: int, *, one: bool = False) -> Any:
-        """Return rows as one tree of plain nodes, with ragged fields on the host; ``lead`` leading axes count rows."""
+        """Return rows as one tree of plain nodes, with ragged fields on the host; the first ``lead`` axes of each leaf
+        are axes of rows."""
         lists = () if self._schema is None else self._schema.lists
         if isinstance(rows, list) and not one:
             rows = stack([opened(row, lead - 1, self.ragged, lists) for row in rows], _joined)

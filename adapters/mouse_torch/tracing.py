@@ -21,8 +21,8 @@ C = TypeVar("C", bound=type)
 def untraced(*names: str) -> Callable[[C], C]:
     """Return a class decorator that excludes the methods ``names``, including inherited ones, from ``torch.compile``.
 
-    A compiled function that calls such a method is compiled in parts before and after the call. With
-    ``fullgraph=True``, torch raises an error that names the remedy.
+    A compiled function that calls an excluded method is split: the code before the call and the code after it are
+    compiled separately. With ``fullgraph=True``, torch raises an error that names the remedy.
     """
 
     def changed(cls: C) -> C:
@@ -42,7 +42,7 @@ def _apart(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _steps_apart(generator: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
-    """Return a generator function that excludes every step from tracing, not only the call."""
+    """Return a generator function whose every step is excluded from tracing, not only the first call."""
 
     @wraps(generator)
     def steps(*args: Any, **options: Any) -> Iterator[Any]:

@@ -1,5 +1,5 @@
-"""Transfers batches of NumPy arrays to torch: without a copy on the host, and to CUDA by one block of pinned memory (a
-slab) and one copy.
+"""Transfers batches of NumPy arrays to torch. On the host, nothing is copied. For CUDA, a batch is gathered in one
+block of pinned memory (a slab), which is sent by one copy.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def host_maker(source: BatchSource, *, pin: bool) -> Callable[[int], TensorDict]
 def batch_dims(spec: Spec) -> int:
     """Return the number of axes in a TensorDict's batch size: 2 for ``[B, S]``, 1 for ``[B]``, 0 for packed windows.
 
-    ``cu_seqlens`` has B + 1 values, and other fields have T rows. A TensorDict of size ``[T]`` could have
-    ``cu_seqlens`` only in a wrapper, which neither attention nor ``torch.nested`` accepts.
+    ``cu_seqlens`` has B + 1 values, and other fields have T rows. A TensorDict of size ``[T]`` could contain
+    ``cu_seqlens`` only in a wrapper. Neither attention functions nor ``torch.nested`` accept the wrapper.
     """
     return 0 if spec.is_packed else spec.batch_dims
 
@@ -72,7 +72,7 @@ def _gather_slabs(
 
 
 def _delivered(views: list[TensorDict]) -> TensorDict:
-    """Return the batch, or a tuple of its views (not expressed in the return type)."""
+    """Return the batch, or a tuple of its views; the return type names only the batch."""
     return views[0] if len(views) == 1 else cast(TensorDict, tuple(views))
 
 
@@ -215,7 +215,8 @@ def _gather_stored(source: BatchSource, pin: bool, index: int) -> _Slabs:
 
 
 def _arrays(source: BatchSource, gathered: _Slabs) -> Any:
-    """Return a batch in its slabs as arrays; they have the delivered kind of dtype, possibly in the stored width."""
+    """Return the arrays of a batch in its slabs; each has the delivered kind of dtype, possibly with the stored
+    width."""
     views = []
     for slab in gathered.slabs:
         arrays = gathered.layout.arrays(slab.numpy())

@@ -1,7 +1,8 @@
 """Replay buffers on the device: a pytree, and pure functions for ``jax.jit``, ``jax.lax.scan`` and ``jax.vmap``.
 
-Draws equal the draws of ``mouse_core.replay`` for the same seed, writes and number of the sample. Numbers of rows and
-slices are computed only with integers, with the same results as in float64, which JAX has only with x64.
+Draws equal the draws of ``mouse_core.replay`` for the same seed, the same writes, and the same index of the sample.
+Indices of rows and slices are computed only with integers. The results equal the results in float64, which JAX has only
+with x64.
 """
 
 from mouse_core.replay.device import Layout, Slices

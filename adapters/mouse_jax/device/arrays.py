@@ -26,8 +26,8 @@ from mouse_jax.dtypes import is_key
 class JaxArrays(Arrays):
     """The implementation of ``Arrays`` for JAX.
 
-    Loops are ``lax`` loops, because XLA would merge unrolled rounds into one expression, and recompute it for every
-    use.
+    Loops are ``lax`` loops, because XLA would merge unrolled iterations into one expression, and recompute the
+    expression for every use.
     """
 
     where: ClassVar[Any] = staticmethod(jnp.where)
@@ -66,7 +66,8 @@ class JaxArrays(Arrays):
     def one_by_one(self, function: Callable[[Any], Any], arrays: Sequence[Any]) -> Any:
         """See ``Arrays``.
 
-        Reads are sequential, because on a CPU, XLA divides simultaneous reads among threads, which takes far longer.
+        Rows are read one after another. On a CPU, XLA would divide simultaneous reads among threads, which takes far
+        longer.
         """
         return lax.map(function, jnp.stack(arrays))
 
@@ -75,7 +76,7 @@ class JaxArrays(Arrays):
         return jnp.asarray(values)
 
     def behind(self, values: Any, positive: Any) -> Any:
-        """See ``Arrays``. XLA cannot infer that numbers are not negative."""
+        """See ``Arrays``. XLA cannot infer that indices are not negative."""
         return jnp.where(positive < 0, 0, values)
 
     def loop(self, begin: int, end: int, body: Callable[[Any, Any], Any], state: Any) -> Any:
@@ -117,7 +118,8 @@ class JaxArrays(Arrays):
         return (slots,) if num_envs is None else (slots // num_envs, slots % num_envs)
 
     def search(self, ring: Ring, counts: Any, env: Any, most: Any, first: Any, rows: int) -> Any:
-        """See ``Arrays``. In ``jax.shard_map`` the begin of a loop varies with the shard, as its results do."""
+        """See ``Arrays``. In ``jax.shard_map``, the initial values of a loop are varying over shards, like its
+        results."""
         return super().search(ring, counts, env, most, first + 0 * ring.size, rows)
 
     # ------------------------------------------------------------------ random numbers

@@ -1,4 +1,5 @@
-"""A replay as a pytree, and the functions that create it, write rows, draw batches, and copy it from and to hosts."""
+"""A replay as a pytree, and functions that create a replay, write rows, draw batches, and copy a replay from and to a
+buffer on the host."""
 
 from __future__ import annotations
 
@@ -132,19 +133,19 @@ def init(
         batch_size: The default number of rows or slices in a batch, B.
         num_envs: Number of environments, whose rows are written side by side, ``[time, env]``; each environment is a
             stream. If None, all rows are one stream, ``[n, ...]`` in the order of time. Slices, and transforms that
-            read the next rows, require this argument.
+            read the next rows, require a number of environments.
         slices: The options of slices, if batches consist of slices; None: batches consist of single rows.
         transform: Traceable functions of a batch, applied in order: those of ``mouse_core.replay`` that draw no random
             numbers and read only the batch, such as ``NStep`` and ``NextView``, or your own.
         alignment: The transition that the action, reward and done of a row belong to.
         priorities: The options of priorities: rows (or slices, by their first rows) are drawn in proportion to powers
-            of their priorities, as with a ``PrioritizedSampler`` or ``PrioritizedSliceSampler``. If None, all are
-            equally likely. New rows have the largest priority so far, at least 1, and ``set_priorities`` changes them.
-            ``beta`` is a number, which may be traced, or a function of the number of the sample; see ``sample``. Only
-            for the order "random".
+            of their priorities, as with a ``PrioritizedSampler`` or ``PrioritizedSliceSampler``. If None, all rows or
+            slices are equally likely. New rows have the largest priority so far, at least 1, and ``set_priorities``
+            changes them. ``beta`` is a number, which may be traced, or a function of the index of the sample; see
+            ``sample``. Only for the order "random".
         order: The order of rows. "random": rows are drawn with replacement. "epochs": every row is drawn once per
-            epoch, shuffled; slices are adjacent. "queue": every row is drawn once, the oldest first. ``take`` returns
-            the next batch.
+            epoch, shuffled; slices lie side by side. "queue": every row is drawn once, the oldest first. ``take``
+            returns the next batch.
         sampler: A custom sampler in place of ``priorities`` and ``order``: an instance of a subclass of
             ``mouse_core.replay.device.DeviceSampler``, whose ``units`` are set to the rows or slices of the replay.
         seed: An integer in ``[0, 2**64)``, or a random key of JAX, from which 64 bits are drawn. The seed may be
@@ -229,14 +230,16 @@ def _changed(before: Any, after: Any) -> Any:
 
 
 def _note_few(state: Any, rows: Any, cursor: jax.Array, layout: Layout) -> Any:
-    """Run ``_note`` row by row on a CPU, in a loop that is compiled to one kernel; several kernels take far longer."""
+    """Run ``_note`` row by row on a CPU, in a loop that is compiled to a single kernel, because several kernels take
+    far longer."""
 
     def one(*given: Any) -> Any:
         one_by_one, at_once = (partial(note, layout=layout) for note in (_note_one_by_one, _note))
         return lax.platform_dependent(*given, cpu=one_by_one, default=at_once)
 
     def each(size: int, batched: Sequence[Any], *given: Any) -> tuple[Any, Any]:
-        """Map ``_note`` over many replays: with a cursor for each replay, a loop would scatter every single row."""
+        """Map ``_note`` over many replays. A loop would scatter every single row, because each replay has a different
+        cursor."""
         axes = jax.tree.map(lambda has: 0 if has else None, tuple(batched))
         made = jax.vmap(partial(_note, layout=layout), in_axes=axes, axis_size=size)(*given)
         return made, jax.tree.map(lambda _: True, made)
@@ -335,7 +338,7 @@ def can_sample(replay: Replay, min_length: Any = 1) -> jax.Array:
 
 
 def _asked(replay: Replay) -> Replay:
-    """Return the part of a state that determines whether a batch can be drawn; rows and seed may be traced."""
+    """Return a replay without rows and seed, which do not affect whether a batch can be drawn, and may be traced."""
     nothing: Any = None
     return replace(replay, rows=nothing, seed=nothing)
 
@@ -347,19 +350,19 @@ def _left(replay: Replay) -> jax.Array:
 
 
 def sample(replay: Replay, index: Any, batch_size: int | None = None, *, beta: Any = None) -> dict[str, Any]:
-    """Return batch number ``index``, which depends only on the seed, the number and the writes.
+    """Return the batch with index ``index``, which depends only on the seed, the index and the writes.
 
-    On the host, a ``mouse_core.replay.ReplayBuffer`` with the same seed and writes draws the same rows in its sample of
-    this number. The buffer's sampler must be a ``RandomSampler`` or ``SliceSampler``; with priorities, a
+    On the host, a ``mouse_core.replay.ReplayBuffer`` with the same seed and writes draws the same rows in its sample
+    with this index. The buffer's sampler must be a ``RandomSampler`` or ``SliceSampler``; with priorities, a
     ``PrioritizedSampler`` or ``PrioritizedSliceSampler``.
 
     Args:
         replay: A replay with rows; under ``jax.jit``, which raises no errors, see ``can_sample``.
-        index: The number of the sample, from 0, below 2**32; may be traced. Or a random key of JAX; the host cannot
+        index: The index of the sample, from 0, below 2**32; may be traced. Or a random key of JAX; the host cannot
             repeat such draws.
         batch_size: Number of rows or slices in the batch, B; by default the batch size of the replay.
         beta: The exponent of ``priority_weight``: a number from 0, which may be traced, or a traceable function from
-            the number of the sample, such as a ``LinearSchedule``; by default the exponent of the replay.
+            the index of the sample, such as a ``LinearSchedule``; by default the exponent of the replay.
 
     Returns:
         ``{field: [B, ...]}``, or ``[B, S, ...]`` for slices, nested as the rows are, after the transforms; and
@@ -388,7 +391,7 @@ def sample(replay: Replay, index: Any, batch_size: int | None = None, *, beta: A
 
 
 def take(replay: Replay, index: Any = 0) -> tuple[Replay, dict[str, Any]]:
-    """Return the replay after the next batch, and this batch; for the orders "epochs" and "queue".
+    """Return the replay after its next batch was drawn, and the batch; for the orders "epochs" and "queue".
 
     The batch equals the batch of a ``mouse_core.replay.ReplayBuffer`` with the corresponding sampler. For
     ``order="epochs"`` this is ``SamplerWithoutReplacement(drop_last=True)``: an epoch ends when too few rows are left
@@ -401,7 +404,7 @@ def take(replay: Replay, index: Any = 0) -> tuple[Replay, dict[str, Any]]:
     Args:
         replay: A replay with rows for a batch; under ``jax.jit``, which raises no errors, see ``can_sample``. A queue
             with too few rows is unchanged.
-        index: The number of the sample, as in ``sample``; a queue ignores it. Epochs accept no random key.
+        index: The index of the sample, as in ``sample``; a queue ignores it. Epochs accept no random key.
 
     Returns:
         The replay, and a batch as in ``sample``.
@@ -510,7 +513,7 @@ def sample_ensemble(
     p: Sequence[float] | npt.NDArray[Any] | Schedule | None = None,
     seed: int | jax.Array = 0,
 ) -> dict[str, Any]:
-    """Return batch number ``index`` from several replays; each replay contributes its share.
+    """Return the batch with index ``index`` from several replays; each replay contributes its share.
 
     The batch equals the batch of a ``mouse_core.replay.ReplayBufferEnsemble`` with the same seed, over buffers with the
     same rows and no other reader, as long as each member with a weight above 0 has a row in every batch. A member's
@@ -519,10 +522,10 @@ def sample_ensemble(
 
     Args:
         replays: Replays with order="random", all of which have rows; see ``can_sample``.
-        index: The number of the sample, from 0, below 2**32; may be traced. Or a random key of JAX.
+        index: The index of the sample, from 0, below 2**32; may be traced. Or a random key of JAX.
         batch_size: Number of rows or slices in the batch, B.
         p: A weight for each replay, at least 0; by default equal weights. The weights of a ``Schedule`` change with the
-            number of the sample; ``index`` then must not be a random key.
+            index of the sample; ``index`` then must not be a random key.
         seed: An integer in ``[0, 2**64)``; may be traced.
 
     Returns:
@@ -562,10 +565,10 @@ def dumps(replay: Replay, path: str | PathLike[str], *, samples: int = 0) -> Non
     """Save a replay to a file that ``loads`` and buffers on the host load, in the format of ``ReplayBuffer.dumps``.
 
     Args:
-        replay: A replay, outside of ``jax.jit``. From replays of many seeds,
-            ``jax.tree.map(lambda leaf: leaf[3], replay)`` selects the fourth.
+        replay: A replay, outside of ``jax.jit``. If ``replay`` is several replays of many seeds, select one, for
+            example the fourth: ``jax.tree.map(lambda leaf: leaf[3], replay)``.
         path: A file; or an existing directory, in which the file ``replay.mouse`` is written.
-        samples: The number of the next sample, with which a buffer on the host continues.
+        samples: The index of the next sample, with which a buffer on the host continues.
 
     Raises:
         ConfigError: ``replay`` is several replays, or is traced.
@@ -578,7 +581,7 @@ def dumps(replay: Replay, path: str | PathLike[str], *, samples: int = 0) -> Non
 
 
 def loads(replay: Replay, path: str | PathLike[str]) -> tuple[Replay, int]:
-    """Return a replay with the rows of a file, and the number of the next sample.
+    """Return a replay with the rows of a file, and the index of the next sample.
 
     Args:
         replay: An empty replay with the options of the saved replay; outside of ``jax.jit``.
@@ -607,7 +610,7 @@ def to_host(replay: Replay, buffer: ReplayBuffer, *, samples: int = 0) -> None:
         replay: A replay, outside of ``jax.jit``.
         buffer: An empty buffer of any package and of the same capacity, with environments over a storage with
             ``ndim=2``; its sampler and transforms stay.
-        samples: The number of the buffer's next sample.
+        samples: The index of the buffer's next sample.
 
     Raises:
         ConfigError: The buffer is not empty, or has another capacity or ``ndim``; or ``replay`` is several replays, or
@@ -623,7 +626,7 @@ def to_host(replay: Replay, buffer: ReplayBuffer, *, samples: int = 0) -> None:
 def from_host(replay: Replay, buffer: ReplayBuffer) -> Replay:
     """Return the replay with all rows of a buffer; it then draws the same samples as the buffer.
 
-    Each row keeps its slot, and the replay gets the buffer's seed; ``buffer.stats()["samples"]`` is the number of the
+    Each row keeps its slot, and the replay gets the buffer's seed; ``buffer.stats()["samples"]`` is the index of the
     buffer's next sample. Episodes may have other numbers (``traj_id``).
 
     Args:

@@ -26,19 +26,20 @@ class Spill:
     """Writes all rows of a compiled loop to a ``DatasetStore``, episode by episode.
 
     Call the object with rows anywhere in a function under ``jax.jit`` or ``jax.lax.scan``, any number of times. Each
-    row is written to the store once and in order, even if the ring of a replay overwrites it. JAX cannot map an ordered
-    callback, so call the object outside of ``jax.vmap``, with rows that include the mapped axis. Calls do not wait for
-    the store.
+    row is written to the store once and in order, even if the ring of a replay overwrites it. JAX does not support
+    ordered callbacks inside ``jax.vmap``. So call the object outside of ``jax.vmap``, with rows that include the mapped
+    axis. Calls do not wait for the store.
 
     The rows of an episode are consecutive in a store, so the rows of each stream wait in the host's memory until their
-    episode ends. Memory is allocated for the longest running episode in every stream. A process that is killed loses
-    only the waiting rows. At ``close``, the last row of an episode that has not ended gets ``truncated``, or a ``done``
-    of 2.
+    episode ends. In every stream, the allocated memory is as long as the longest episode that has not ended. If the
+    process is killed, only the waiting rows are lost. At ``close``, the last row of an episode that has not ended gets
+    ``truncated``, or a ``done`` of 2.
 
     Args:
         store: A writable store with the alignment of the rows; ``close`` does not close the store.
         axes: The names of the leading axes of rows, in order, such as ("seed", "time", "env"). "time" is the axis of
-            time steps; without it, each call has one time step. All other axes together number the streams.
+            time steps; without it, each call has one time step. Each combination of indices on the other axes is a
+            stream.
 
     Raises:
         ConfigError: An argument is invalid.
@@ -74,7 +75,7 @@ class Spill:
         self._is_open = True
 
     def __call__(self, rows: Mapping[str, Any]) -> None:
-        """Write rows: a value for each column, an array with the leading ``axes``.
+        """Write rows. ``rows`` has an array for each column, whose leading axes are ``axes``.
 
         Columns of nested rows have the names on their path, joined by "_". A store has no random keys and no narrow
         dtypes, so keys are converted by ``jax.random.key_data``, bfloat16 and 8-bit floats to float32, and int4 to
@@ -83,8 +84,8 @@ class Spill:
         Raises:
             ConfigError: The call is inside of ``jax.vmap``.
             MissingFieldError: ``rows`` has no ``done``, ``terminated`` or ``truncated``.
-            SchemaError: ``rows`` is not a dict of arrays; two columns have one name; columns, shapes or dtypes differ
-                from earlier calls; a store does not support them; or no column can mark a truncated episode.
+            SchemaError: ``rows`` is not a dict of arrays; two columns have the same name; columns, shapes or dtypes
+                differ from earlier calls; a store does not support them; or no column can mark a truncated episode.
             ClosedError: The object was closed.
 
         If the store cannot write rows, for example on a full disk, the compiled function raises an error. Rows that
@@ -195,8 +196,8 @@ class Spill:
         self._steps, self._looked, self._begins = kept, self._looked - gone, self._begins - gone
 
     def _ended(self) -> tuple[list[tuple[int, int, int]], npt.NDArray[np.int64]]:
-        """Return begin, end and stream of the ended episodes that are not written yet, in the order in which they
-        ended; and the begins of the running episodes.
+        """Return the begin, the end and the stream of each ended episode that is not written yet, in the order in which
+        the episodes ended; and the begin of the running episode of each stream.
         """
         begins, found, first = self._begins.copy(), [], self._looked
         ends = [self._held[name][first : self._steps] for name in _ENDS if name in self._held]

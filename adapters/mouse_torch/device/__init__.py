@@ -1,8 +1,8 @@
 """Replay buffers and rollouts on the device, in eager code, ``torch.compile`` and CUDA graphs.
 
-Batches equal the batches of ``mouse_core.replay`` and ``mouse_core.rollouts`` for the same seed, writes and number of
-the sample or epoch. No call waits for the device: samples and epochs are counted on the device, and no shape depends on
-values.
+Batches equal the batches of ``mouse_core.replay`` and ``mouse_core.rollouts`` for the same seed, the same writes, and
+the same index of the sample or epoch. No call waits for the device: samples and epochs are counted on the device, and
+no shape depends on values.
 """
 
 from mouse_core.replay import Slices

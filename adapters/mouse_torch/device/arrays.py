@@ -1,7 +1,7 @@
 """Array functions of torch for the samplers of ``mouse_core.replay.device``.
 
 The torch functions are used on devices other than the host, and in compiled code. In eager code on the host, samplers
-use NumPy functions in the memory of the tensors, because an operation then takes a third of the time.
+call NumPy functions on the memory of the tensors, because each operation then takes a third of the time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _bits_of: Callable[[float], int] = _constant(bits_of)
 class TorchArrays(Arrays):
     """The implementation of ``Arrays`` for torch.
 
-    The memory of a tree is always accessed in one shape, because compiled code copies views of another shape.
+    The memory of a sum tree is always accessed in the same shape, because compiled code would copy a view of another
+    shape.
 
     Args:
         device: The device of new arrays.
@@ -139,7 +140,8 @@ class TorchArrays(Arrays):
         return memory.index_put_((slots >> SHIFT, slots & (FAN - 1)), values)
 
     def overwrite(self, memory: Any, slots: Any, there: Any, values: Any) -> Any:
-        """See ``Arrays``. The last value of a slot is written to it, and all others to a spare row."""
+        """See ``Arrays``. If a slot occurs several times, its last value is written to the slot, and all other values
+        are written to a spare row."""
         nowhere = (len(memory) - 1) * FAN
         place, order = torch.where(there, slots, nowhere).sort(stable=True)
         last = torch.cat([place[1:] != place[:-1], there.new_ones(1)])
@@ -158,7 +160,7 @@ class TorchArrays(Arrays):
         return rows.amin(1)
 
     def child(self, children: Any, rest: Any) -> tuple[Any, Any]:
-        """See ``Arrays``. Running sums never decrease, so the last sum that is passed is the largest."""
+        """See ``Arrays``. Running sums never decrease, so of the sums up to ``rest``, the last one is the largest."""
         sums = children.cumsum(1)[:, :-1]
         passed = sums <= rest[:, None]
         return passed.sum(1), torch.where(passed, sums, 0).amax(1)

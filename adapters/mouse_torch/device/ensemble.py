@@ -39,7 +39,7 @@ class ReplayEnsemble(BufferModule):
         replays: Replays with order="random", which become parts of this module.
         batch_size: Number of rows or slices in a batch, B.
         p: A weight for each replay, at least 0; by default equal weights. The weights of a ``Schedule`` change with the
-            number of the sample.
+            index of the sample.
         seed: An integer in ``[0, 2**64)``.
 
     Raises:
@@ -57,7 +57,7 @@ class ReplayEnsemble(BufferModule):
     """
 
     samples: torch.Tensor
-    """The number of the next sample, int64 ``[]``."""
+    """The index of the next sample, int64 ``[]``."""
     seed: torch.Tensor
     seeds: torch.Tensor
     """The seeds of the members, int64 ``[M]``."""
@@ -101,10 +101,10 @@ class ReplayEnsemble(BufferModule):
 
     @torch.no_grad()
     def sample(self, index: Any = None) -> TensorDict:
-        """Return the next batch, or the batch of any number.
+        """Return the next batch, or the batch with a given index.
 
         Args:
-            index: The number of the sample, as in ``Replay.sample``; None: the number in ``samples`` on the device,
+            index: The index of the sample, as in ``Replay.sample``; None: the index in ``samples`` on the device,
                 which the call increments.
 
         Returns:

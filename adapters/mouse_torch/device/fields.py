@@ -49,7 +49,7 @@ class BufferModule(torch.nn.Module):
         return self._views[1]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for copies and pickles, without the NumPy views of the memory."""
+        """Return the state for copying and pickling, without the NumPy views of the memory."""
         return {**vars(self), "_views": ([], {})}
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
@@ -69,8 +69,8 @@ def _array(memory: torch.Tensor) -> npt.NDArray[Any]:
 def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Return a tensor of zeros; on the host, in memory that NumPy allocated.
 
-    Linux uses large pages for this memory, so that a draw from 10 million rows finds a row without reading a page
-    table.
+    Linux uses large pages for this memory, so reading random rows among 10 million rows causes few look-ups in page
+    tables.
     """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
@@ -170,7 +170,7 @@ class Fields(BufferModule):
     def taken(self, slots: Any) -> Any:
         """Return the rows in ``slots``, nested, ``[*slots, ...]``.
 
-        If slots are a NumPy array, NumPy gathers the rows, in half the time.
+        If ``slots`` is a NumPy array, NumPy gathers the rows, which takes half the time.
         """
         if isinstance(slots, np.ndarray):
             seen = zip(self.rows, self.arrays().values(), strict=True)

@@ -40,7 +40,7 @@ class Replay(BufferModule):
     ``SliceSamplerWithoutReplacement`` with ``drop_last=True``; for the order "queue", a
     ``ConsumingSampler(shuffle=False, drop_last=True)``.
 
-    ``extend`` and ``sample`` run in eager code, in ``torch.compile(fullgraph=True)``, and in CUDA graphs. The number of
+    ``extend`` and ``sample`` run in eager code, in ``torch.compile(fullgraph=True)``, and in CUDA graphs. The index of
     the next sample is on the device, so that each replay of a graph draws new rows. A ``Replay`` is a module with
     ``to``, ``state_dict`` and ``load_state_dict``; methods that change dtypes, such as ``half()``, do not change its
     rows.
@@ -52,17 +52,17 @@ class Replay(BufferModule):
         batch_size: The default number of rows or slices in a batch, B.
         num_envs: Number of environments, whose rows are written side by side, ``[time, env]``; each environment is a
             stream. If None, all rows are one stream, ``[n, ...]`` in the order of time. Slices, and transforms that
-            read the next rows, require this argument.
+            read the next rows, require a number of environments.
         slices: The options of slices, if batches consist of slices; None: batches consist of single rows.
         transform: Functions of a batch, applied in order: those of ``mouse_core.replay`` that draw no random numbers
             and read only the batch, such as ``NStep`` and ``NextView``, or your own.
         alignment: The transition that the action, reward and done of a row belong to.
         priorities: The options of priorities: rows (or slices, by their first rows) are drawn in proportion to powers
-            of their priorities. If None, all are equally likely. New rows have the largest priority so far, at least 1,
-            and ``set_priorities`` changes them. ``beta`` is a number, a tensor ``[]`` on the device, or a function from
-            the number of the sample, a tensor, to a tensor, such as a ``LinearSchedule``.
+            of their priorities. If None, all rows or slices are equally likely. New rows have the largest priority so
+            far, at least 1, and ``set_priorities`` changes them. ``beta`` is a number, a tensor ``[]`` on the device,
+            or a function from the index of the sample, a tensor, to a tensor, such as a ``LinearSchedule``.
         order: The order of rows. "random": rows are drawn with replacement. "epochs": every row is drawn once per
-            epoch, shuffled; slices are adjacent. "queue": every row is drawn once, the oldest first.
+            epoch, shuffled; slices lie side by side. "queue": every row is drawn once, the oldest first.
         sampler: A custom sampler in place of ``priorities`` and ``order``: an instance of a subclass of
             ``mouse_core.replay.device.DeviceSampler``, whose ``units`` are set to the rows or slices of the replay.
         seed: An integer in ``[0, 2**64)``.
@@ -212,15 +212,15 @@ class Replay(BufferModule):
             self._keep(state, sampler.update(xp, state, ring, slots, values))
 
     def sample(self, index: Any = None, batch_size: int | None = None, *, beta: Any = None) -> TensorDict:
-        """Return the next batch, or the batch with a given number.
+        """Return the next batch, or the batch with a given index.
 
         Args:
-            index: The number of the sample, an integer from 0 or int64 ``[]`` on the device; None: the number in
-                ``samples`` on the device, which the call increments. In the orders "epochs" and "queue" the call
-                returns the next rows for any number; the number only determines the order of a new epoch.
+            index: The index of the sample, an integer from 0 or int64 ``[]`` on the device; None: the index in
+                ``samples`` on the device, which the call increments. In the orders "epochs" and "queue", the call
+                returns the next rows for any ``index``; the index only determines the order of a new epoch.
             batch_size: Number of rows or slices in the batch, B; by default the batch size of the replay. The orders
                 "epochs" and "queue" accept only this size.
-            beta: The exponent of ``priority_weight``: a number from 0, a tensor ``[]`` or a function from the number of
+            beta: The exponent of ``priority_weight``: a number from 0, a tensor ``[]`` or a function from the index of
                 the sample to a number; by default the exponent of the replay.
 
         Returns:
@@ -254,7 +254,7 @@ class Replay(BufferModule):
 
         Args:
             size: The number of rows or slices.
-            number: The number of the sample, int64 ``[]``; None: the next number, which the call increments.
+            number: The index of the sample, int64 ``[]``; None: the next index, which the call increments.
             seed: The seed of the draw, int64 ``[]``; None: the seed of the replay.
             beta: The exponent of importance weights; None: the exponent of the replay.
         """
@@ -319,7 +319,7 @@ class Replay(BufferModule):
     def to_host(self, buffer: ReplayBuffer) -> None:
         """Copy all rows to an empty buffer, which then draws the same batches as the replay.
 
-        Each row keeps its slot, and the buffer continues with the replay's seed and next sample number. Episodes may
+        Each row keeps its slot, and the buffer continues with the replay's seed and next sample index. Episodes may
         have other numbers (``traj_id``).
 
         Args:
@@ -340,7 +340,7 @@ class Replay(BufferModule):
     def from_host(self, buffer: ReplayBuffer) -> None:
         """Copy all rows of a buffer to an empty replay, and continue the draws of the buffer.
 
-        Each row keeps its slot, and the replay continues with the buffer's seed and next sample number. Episodes may
+        Each row keeps its slot, and the replay continues with the buffer's seed and next sample index. Episodes may
         have other numbers (``traj_id``).
 
         Args:

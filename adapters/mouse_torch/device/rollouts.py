@@ -73,7 +73,7 @@ class States(torch.nn.Module):
 
         Args:
             given: ``(actor, critic)``, each a tree or None; or None.
-            step: The number of the row; None if it is unknown.
+            step: The index of the row; None if it is unknown.
 
         Raises:
             SchemaError: States are missing after the first row, or differ from the example in structure or shape.
@@ -106,7 +106,7 @@ class States(torch.nn.Module):
 
 
 class _Arrays(TensorArrays):
-    """Access to tensors; their values are read only if this does not wait for a device and nothing is traced."""
+    """Access to tensors. Values are read only if reading does not wait for a device and nothing is traced."""
 
     def may_look(self, array: torch.Tensor) -> bool:
         return is_known(array)
@@ -117,7 +117,7 @@ class RolloutStorage(BufferModule, rollouts.RolloutStorage):
 
     The storage has the methods of ``mouse_torch.RolloutStorage``, and returns the same mini-batches in the same order
     for the same seed and rows. Rows and epochs are counted on the device, so that each replay of a CUDA graph writes
-    the next row, or reads rows in a new order. The storage allocates all memory at once, so optional fields need a
+    the next row, or reads the rows in a new order. The storage allocates all memory at once, so optional fields need a
     mask, and ``hidden_states`` gives the shapes of hidden states. If the storage is part of a module, the module's
     ``state_dict`` includes rows and counters. The array of a field, ``[T, N, ...]``, is ``storage["name"]``.
 
@@ -147,7 +147,7 @@ class RolloutStorage(BufferModule, rollouts.RolloutStorage):
     """
 
     epoch: torch.Tensor  # type: ignore[assignment]
-    """Number of epochs that were read, over all rollouts, int64 ``[]``."""
+    """Number of epochs of mini-batches that were read, over all rollouts, int64 ``[]``."""
     seed: torch.Tensor  # type: ignore[assignment]
     _step: Any
     _computed: Any
@@ -232,7 +232,7 @@ class RolloutStorage(BufferModule, rollouts.RolloutStorage):
     def get_statistics(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the mean length of trajectories, ``[]``, and the mean reward, ``[]`` or ``[K]``.
 
-        Trajectories end with the rollout at the latest.
+        A trajectory that has not ended counts up to the last row of the rollout.
         """
         arrays = self._arrays
         there = torch.arange(self.num_transitions_per_env, device=self.device)[:, None] < self._step
@@ -285,9 +285,8 @@ class RolloutStorage(BufferModule, rollouts.RolloutStorage):
 
         Args:
             num_mini_batches, num_epochs, drop_last, shuffle: The arguments of ``mouse_core.rollouts.RolloutStorage``.
-            num_trajectories: Number of trajectories in a mini-batch, K; trajectories behind the last one are empty.
-                If None, it is the actual number on the host, and T times the number of environments on other devices
-                and in compiled code.
+            num_trajectories: Number of trajectories in a mini-batch, K; surplus trajectories are empty. None means the
+                actual number on the host, and T times the number of environments on other devices and in compiled code.
 
         Raises:
             RolloutError, ConfigError: An error of ``mini_batch_generator``.
@@ -325,4 +324,4 @@ class RolloutStorage(BufferModule, rollouts.RolloutStorage):
         return not is_known(self._computed) or bool(self._computed.numpy())
 
     def _check_unchanged(self, version: int) -> None:
-        """Do nothing, as compiled code and CUDA graphs cannot read values."""
+        """Do nothing, because compiled code and CUDA graphs cannot read values."""

@@ -374,11 +374,11 @@ class DeviceReplayConformance(InArrays):
         raise NotImplementedError
 
     def dumps(self, state: Any, path: Path, samples: int) -> None:
-        """Save the replay to a file, with the number of the next sample."""
+        """Save the replay to a file, with the index of the next sample."""
         raise NotImplementedError
 
     def loads(self, state: Any, path: Path) -> tuple[Any, int]:
-        """Load a file into an empty replay; return the replay and the number of the next sample."""
+        """Load a file into an empty replay; return the replay and the index of the next sample."""
         raise NotImplementedError
 
     # ------------------------------------------------------------------ draws
