@@ -567,7 +567,8 @@ def whole_state(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if differing:
             said = {name: (rest.get(name), state.get(name)) for name in differing}
             raise StateError(
-                f"states: expected states of one batch, found different ones at 0 and at {place}: {said!r:.200}"
+                f"states: expected states of the same batch, found states of different batches at 0 and at "
+                f"{place}: {said!r:.200}"
             )
         total += StreamDigest.from_state(state[KEY])
         seen.append((state[KEY].get("ranks"), state[KEY].get("rank")))

@@ -281,7 +281,7 @@ def check_exact(array: npt.NDArray[Any]) -> None:
 
 
 _EXACT = 1 << 53
-_EXACT_NUMBERS = "whole numbers that float64 holds exactly (integer dtypes hold others)"
+_EXACT_NUMBERS = "whole numbers that float64 represents exactly (an integer dtype can represent others)"
 
 
 def check_exact_items(items: Any) -> None:

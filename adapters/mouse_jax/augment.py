@@ -57,7 +57,8 @@ class TokenAugmenter(Augmenter[dict[str, jax.Array]]):
     def _read(self, step_stream: dict[str, jax.Array]) -> Mapping[str, jax.Array]:
         if any(isinstance(values, jax.core.Tracer) for values in step_stream.values()):
             raise ConfigError(
-                "augmenter: expected arrays, found traced ones; it draws on the host, so call next_draws(batch) "
+                "augmenter: expected arrays, found traced arrays; the augmenter draws on the host, so call "
+                "next_draws(batch) "
                 "outside of jax.jit and mouse_core.augment.apply(batch, draws) inside"
             )
         return step_stream

@@ -39,7 +39,7 @@ def _placed(
         placed = jax.device_put(list(own.values()), where, may_alias=True)
     except ValueError as error:
         raise ConfigError(
-            f"sharding: expected one that divides arrays of shape {list(shape)}, found: {error}"
+            f"sharding: expected a sharding that divides arrays of shape {list(shape)}, found: {error}"
         ) from error
     return dict(zip(own, placed, strict=True))
 

@@ -112,7 +112,10 @@ def find_placement(device: jax.Device | str | None, sharding: Sharding | None, s
     if sharding is None:
         return Placement(target)
     if source.shard != (0, 1):
-        raise ConfigError(f"shard: expected (0, 1) with a sharding, which divides the batches, found {source.shard}")
+        raise ConfigError(
+            f"shard: when sharding is given, expected (0, 1), since the sharding divides the "
+            f"batches, found {source.shard}"
+        )
     check_layout(sharding, source)
     return Placement(sharding, _own_parts(sharding, source))
 
@@ -128,7 +131,7 @@ def find_target(device: jax.Device | str | None, sharding: Sharding | None) -> j
     if not isinstance(sharding, Sharding):
         raise ConfigError(f"sharding: expected a jax.sharding.Sharding, found {sharding!r}")
     if device is not None:
-        raise ConfigError(f"device: expected None with a sharding, found {device!r}")
+        raise ConfigError(f"device: when sharding is given, expected None, found {device!r}")
     return sharding
 
 
@@ -167,7 +170,9 @@ def check_layout(target: object, source: BatchSource) -> None:
     if not isinstance(target, Sharding):
         return
     if source.spec.is_packed:
-        raise ConfigError(f"sharding: expected none with packed=, as packed rows cannot be divided, found {target}")
+        raise ConfigError(
+            f"sharding: when packed= is given, expected None, since packed rows cannot be divided, found {target}"
+        )
     last = source.plan(source.epoch_start + len(source) - 1).global_size
     parts = _parts_of(target, source) if source.uneven == "pad" else 1
     for rows in sorted({source.batch_size, last}, reverse=True):
@@ -177,7 +182,7 @@ def check_layout(target: object, source: BatchSource) -> None:
                 target.shard_shape(shape)
             except (ValueError, IndexError) as error:
                 raise ConfigError(
-                    f"sharding: expected one that divides {name} of shape {list(shape)} evenly, found {target}"
+                    f"sharding: expected a sharding that divides {name} of shape {list(shape)} evenly, found {target}"
                 ) from error
 
 
@@ -196,7 +201,7 @@ def _own_parts(sharding: Sharding, source: BatchSource) -> tuple[tuple[int, int]
     indices = sharding.addressable_devices_indices_map(_axes(source, size)).values()
     stretches = sorted({index[0].indices(size)[:2] for index in indices if index is not None})
     if not stretches:
-        raise ConfigError(f"sharding: expected devices of process {jax.process_index()} among its own, found none")
+        raise ConfigError(f"sharding: expected devices of process {jax.process_index()} in the sharding, found none")
     begin, end, length = stretches[0][0], stretches[-1][1], stretches[0][1] - stretches[0][0]
     whole = end - begin
     if not padded and whole == length * len(stretches) and begin % whole == 0 and size % whole == 0:
@@ -211,7 +216,8 @@ def _parts_of(sharding: Sharding, source: BatchSource) -> int:
         return devices // sharding.shard_shape(_axes(source, devices))[0]
     except (ValueError, IndexError) as error:
         raise ConfigError(
-            f"sharding: expected one that divides windows of {source.sequence_length} steps evenly, found {sharding}"
+            f"sharding: expected a sharding that divides windows of {source.sequence_length} steps evenly, "
+            f"found {sharding}"
         ) from error
 
 
@@ -221,7 +227,7 @@ def find_device(device: jax.Device | str | None) -> jax.Device | None:
         return None
     if isinstance(device, jax.Device):
         if device.process_index != jax.process_index():
-            raise ConfigError(f"device: expected one of process {jax.process_index()}, found {device}")
+            raise ConfigError(f"device: expected a device of process {jax.process_index()}, found {device}")
         return device
     if not isinstance(device, str) or not device:
         raise ConfigError(f"device: expected a jax.Device, its platform or None, found {device!r}")
@@ -230,4 +236,4 @@ def find_device(device: jax.Device | str | None) -> jax.Device | None:
         return jax.local_devices(backend=platform)[int(number or 0)]
     except (RuntimeError, ValueError, IndexError) as error:
         there = [str(found) for found in jax.local_devices()]
-        raise ConfigError(f"device: expected one of this machine, which has {there}, found {device!r}") from error
+        raise ConfigError(f"device: expected a device of this machine, which has {there}, found {device!r}") from error

@@ -422,6 +422,7 @@ class PrefetchBatchifier(Batchifier[dict[str, jax.Array]]):
             return Delivery(whole)
         if isinstance(target, Sharding) and not target.is_fully_addressable:
             raise ConfigError(
-                "sharding: expected only devices of this process for a source of whole batches, found devices of others"
+                "sharding: expected only devices of this process for a source of whole batches, found devices "
+                "of other processes"
             )
         return Delivery(whole, prefetcher=GrainPrefetcher)

@@ -159,7 +159,7 @@ def check_readable(rollout: Rollout, caller: str) -> None:
     """Raise RolloutError if values are known and the rollout lacks rows or returns."""
     check_full(rollout, caller)
     if "values" in rollout.arrays and known(rollout.computed) == 0:
-        raise RolloutError(f"{caller}: expected returns, found none for these rows; compute_returns first")
+        raise RolloutError(f"{caller}: expected returns, found none for these rows; call compute_returns first")
 
 
 def _flat(rollout: Rollout) -> dict[str, jax.Array]:
@@ -266,7 +266,10 @@ def init(
     completed = complete_fields(fields)
     for name, one in completed.items():
         if one.optional and not one.mask:
-            raise ConfigError(f"fields[{name!r}]: expected mask=True with optional=True, as all memory is allocated")
+            raise ConfigError(
+                f"fields[{name!r}]: when optional=True, expected mask=True, since memory is "
+                f"allocated in advance and the mask marks missing values"
+            )
     halves = seed_halves(seed)
     shape, extractors = (int(num_transitions_per_env), int(num_envs)), find_extractors(amp_cfg, completed)
     layout = Layout(shape[1], shape[0], tuple(completed.items()), extractors, policy_states.check_axis(hidden_axis))
@@ -306,7 +309,7 @@ def append(rollout: Rollout, transition: Transition | Mapping[str, Any]) -> Roll
     step = known(rollout.step)
     most = layout.num_transitions_per_env
     if step is not None and step >= most:
-        raise RolloutFullError(f"append: expected at most {most} rows, found one more; clear first")
+        raise RolloutFullError(f"append: expected at most {most} rows, found one more row; call clear first")
     given = layout.checks.given(transition)
     rows = layout.checks.rows(given, step)
     hidden = checked_hidden(rollout, given.get("hidden_states"), step)

@@ -117,4 +117,4 @@ def _narrowed(
     try:
         return convert(np.atleast_1d(values), dtype).reshape(values.shape)
     except ValueError as error:
-        raise DataError(f"field {key!r}: {error}; JAX holds it with jax_enable_x64") from error
+        raise DataError(f"field {key!r}: {error}; JAX supports this dtype with jax_enable_x64") from error

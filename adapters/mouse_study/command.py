@@ -71,7 +71,7 @@ def _write_page(folder: Path, chosen: argparse.Namespace) -> int:
     from mouse_study.results import read
 
     if chosen.only:
-        raise ConfigError(f"only: expected a study to run, found the folder of one, {str(folder)!r}")
+        raise ConfigError(f"only: expected a study to run, found the folder of a study, {str(folder)!r}")
     results = collect(folder) if (folder / DECLARED).exists() else read(folder)
     _say(results, results.page(chosen.out or folder))
     return 0

@@ -107,7 +107,9 @@ class Results:
         if self.table.schema.remove_metadata() != SCHEMA:
             raise SchemaError(f"results: expected the columns {_words(SCHEMA)}, found {_words(self.table.schema)}")
         if empty := [name for name in SCHEMA.names if name != "value" and self.table[name].null_count]:
-            raise SchemaError(f"results: expected {', '.join(empty)} in each row of the table, found rows without")
+            raise SchemaError(
+                f"results: expected {', '.join(empty)} in each row of the table, found rows without a value"
+            )
         unknown = set(pc.unique(self.table["run"]).to_pylist()) - {one.run for one in self.runs}
         if unknown:
             raise SchemaError(f"results: expected facts of every run of the table, found no facts of {sorted(unknown)}")
@@ -180,7 +182,7 @@ def read(path: str | os.PathLike[str]) -> Results:
     try:
         table = pq.read_table(file)
     except pa.ArrowInvalid as error:
-        raise DataError(f"{file}: expected the Parquet file of a study, found another: {error}") from error
+        raise DataError(f"{file}: expected the Parquet file of a study, found another file: {error}") from error
     except OSError as error:
         raise StorageError(f"{file}: expected a file that can be read, found: {error}") from error
     stored = _stored(file, (table.schema.metadata or {}).get(_KEY))

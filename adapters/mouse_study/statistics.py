@@ -96,7 +96,7 @@ def band(
     """
     if not strata or repetitions < 1 or not 0.0 < confidence < 1.0:
         raise ConfigError(
-            "band: expected a stratum or more, repetitions of at least 1 and a confidence between 0 and 1, found "
+            "band: expected at least one stratum, repetitions of at least 1 and a confidence between 0 and 1, found "
             f"{len(strata)}, {repetitions} and {confidence}"
         )
     check_seed(seed)
@@ -187,7 +187,7 @@ def relative_difference(left: ArrayLike, right: ArrayLike) -> Floats:
     """
     one, other = np.asarray(left, np.float64), np.asarray(right, np.float64)
     if one.shape != other.shape:
-        raise DataError(f"relative_difference: expected curves of one length, found {one.shape} and {other.shape}")
+        raise DataError(f"relative_difference: expected curves of equal length, found {one.shape} and {other.shape}")
     finite = np.isfinite(one) & np.isfinite(other)
     found = np.full(one.shape, np.inf)
     # Both values are divided first, because the difference of two large numbers may overflow float64.

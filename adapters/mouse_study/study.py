@@ -323,7 +323,7 @@ class Study:
         if isinstance(seeds, str) or not isinstance(seeds, Sequence):
             raise ConfigError(f"seeds: expected a list of integers, found {seeds!r:.80}")
         if not self.seeds or len(set(self.seeds)) != len(self.seeds):
-            raise ConfigError(f"seeds: expected one or more, each once, found {list(self.seeds)}")
+            raise ConfigError(f"seeds: expected one or more different seeds, found {list(self.seeds)}")
         for seed in self.seeds:
             if check_count("seeds", seed, lowest=0) >= 1 << 63:
                 raise ConfigError(f"seeds: expected integers below 2**63, found {seed}")
@@ -421,7 +421,7 @@ def load_study(path: str | os.PathLike[str]) -> Study:
     studies = {name: value for name, value in vars(module).items() if isinstance(value, Study)}
     if len(studies) != 1:
         raise ConfigError(
-            f"{file}: expected one Study at its top, found {sorted(studies) or 'none'}"
+            f"{file}: expected one Study at its top level, found {sorted(studies) or 'none'}"
             + ("; say which with FILE.py:NAME" if studies else "")
         )
     return next(iter(studies.values()))

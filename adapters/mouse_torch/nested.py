@@ -38,7 +38,7 @@ def as_nested(batch: Any) -> Any:
         return tuple(map(as_nested, batch))
     if not hasattr(batch, "keys") or "cu_seqlens" not in batch.keys():  # noqa: SIM118  a TensorDict iterates over rows
         raise ConfigError(
-            f"as_nested: expected a batch with cu_seqlens, as packed=True gives one, found {type(batch).__name__}"
+            f"as_nested: expected a batch with cu_seqlens, as packed=True returns it, found {type(batch).__name__}"
         )
     offsets = batch["cu_seqlens"].long()
     # Padding belongs to no window. Reading the position where it begins waits for the device.

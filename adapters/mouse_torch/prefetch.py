@@ -119,7 +119,7 @@ class PrefetchBatchifier(Batchifier[TensorDict]):
         ``mouse_core.prefetch.Batchifier``.
         """
         if sharding is not None:
-            raise ConfigError(f"sharding: expected None, found {sharding!r}; mouse_jax lays batches out")
+            raise ConfigError(f"sharding: expected None, found {sharding!r}; only mouse_jax supports sharding")
         buffer = source.buffer if isinstance(source, BufferSource) else None
         of_buffer = getattr(buffer, "device", None)
         by_default = of_buffer if isinstance(of_buffer, torch.device) else None

@@ -31,7 +31,7 @@ class TensorArrays(HostArrays):
             # The device has an index, as devices of tensors do: "cuda:0", not "cuda".
             self.device = torch.empty(0, device="cpu" if device is None else device).device
         except (RuntimeError, TypeError, AssertionError) as error:
-            raise ConfigError(f"device: expected a torch device that is there, found {device!r}") from error
+            raise ConfigError(f"device: expected an available torch device, found {device!r}") from error
 
     def array(self, value: Any) -> torch.Tensor:
         """Convert a value to a tensor without gradients."""

@@ -294,11 +294,11 @@ def _joined(key: FieldKey, parts: list[Any]) -> Any:
         return object_array(on_host(parts), (len(parts),))
     kinds = {str(part.dtype) if isinstance(part, torch.Tensor) else type(part).__name__ for part in parts}
     if len(kinds) > 1:  # torch would promote the dtypes
-        raise SchemaError(f"rows: field {key!r}: expected items of one dtype, found {sorted(kinds)}")
+        raise SchemaError(f"rows: field {key!r}: expected items of the same dtype, found {sorted(kinds)}")
     try:
         return torch.stack(parts)
     except (RuntimeError, ValueError, TypeError) as error:
-        raise SchemaError(f"rows: field {key!r}: expected items of one shape, found {error}") from error
+        raise SchemaError(f"rows: field {key!r}: expected items of the same shape, found {error}") from error
 
 
 __all__ = ["TensorStorage"]

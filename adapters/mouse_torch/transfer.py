@@ -89,7 +89,7 @@ def from_numpy(array: npt.NDArray[Any]) -> torch.Tensor:
         return torch.from_numpy(array.view(array.dtype.str))
     dtype = getattr(torch, array.dtype.name, None) if narrow else None
     if dtype is None:
-        raise SchemaError(f"rows: expected a dtype that torch has, found {array.dtype}")
+        raise SchemaError(f"rows: expected a dtype that torch supports, found {array.dtype}")
     return torch.from_numpy(array.view(np.int16 if array.itemsize == 2 else np.uint8)).view(dtype)
 
 
@@ -137,7 +137,7 @@ def to_numpy(tensor: torch.Tensor) -> npt.NDArray[Any]:
         return found
     except TypeError as error:
         reason = f": {error}" if "ml_dtypes" in str(error) else ""
-        raise SchemaError(f"rows: expected a dtype that NumPy has, found {tensor.dtype}{reason}") from error
+        raise SchemaError(f"rows: expected a dtype that NumPy supports, found {tensor.dtype}{reason}") from error
 
 
 def slab_tensors(layout: BatchLayout, slab: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -153,7 +153,7 @@ def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
     """Return the torch dtype of a NumPy dtype, also in compiled code; raise SchemaError if torch lacks it."""
     found = getattr(torch, dtype.name, None) if is_ml_float(dtype) or dtype.kind in "biufc" else None
     if not isinstance(found, torch.dtype):
-        raise SchemaError(f"rows: expected a dtype that torch has, found {dtype}")
+        raise SchemaError(f"rows: expected a dtype that torch supports, found {dtype}")
     return found
 
 

@@ -200,7 +200,7 @@ def columns_of(given: Any) -> tuple[Mapping[str, Any], int]:
     except TypeError as error:
         raise DataError(f"extend: expected a dict of arrays or sequences, found {given!r:.200}") from error
     if len(set(lengths.values())) > 1:
-        raise DataError(f"extend: expected columns of one length, found {lengths}")
+        raise DataError(f"extend: expected columns of equal length, found {lengths}")
     return columns, next(iter(lengths.values()), 0)
 
 
@@ -255,7 +255,7 @@ def check_unit(where: str, value: Any) -> float:
 def check_seconds(where: str, value: Any) -> float:
     """Return ``value`` as a float if it is a number from 0; raise ConfigError otherwise."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
-        raise ConfigError(f"{where}: expected seconds from 0, found {value!r:.80}")
+        raise ConfigError(f"{where}: expected a number of seconds, 0 or more, found {value!r:.80}")
     return float(value)
 
 

@@ -56,7 +56,8 @@ def results(
         raise WorkerError(
             f"{what}: a worker process ended before its work was done: it was killed, for example for memory "
             "(fewer num_workers take "
-            "less), or could not begin, as where a script lacks if __name__ == '__main__': or the function stands in "
+            "less), or could not start, for example since a script lacks if __name__ == '__main__': or the "
+            "function stands in "
             "no module"
         ) from error
     finally:

@@ -306,7 +306,7 @@ def anchors_of(
         if boundary not in ("stream", "episode"):
             raise ConfigError(f"transitions: expected windows within episodes, found boundary={boundary!r}")
         if not isinstance(pad, bool | None):
-            raise ConfigError(f"pad: expected True or False with transitions, found {pad!r}")
+            raise ConfigError(f"pad: when transitions are read, expected True or False, found {pad!r}")
         offsets: dict[str, tuple[int, ...]] = {}
         for name, field in snapshot.config.fields.items():
             if name.startswith("next_"):
@@ -319,7 +319,8 @@ def anchors_of(
         found = field_windows(windows, pad, 2 if several else batch_dims)
         if found.pad is False and not isinstance(sampling, str | Blocks):
             raise ConfigError(
-                "pad: expected True or a number with a custom sampler, which chooses the anchors itself, found False"
+                "pad: with a custom sampler, which chooses the anchors itself, expected True or a fill number, "
+                "found False"
             )
     if not isinstance(sampling, str | Blocks):
         return sampler_of(sampling, length, batch_size, drop_last, boundary, weighting, None), found

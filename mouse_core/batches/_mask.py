@@ -97,7 +97,7 @@ def check_fill(fill: float, dtypes: Mapping[str, np.dtype[np.generic]]) -> None:
     try:
         float(fill)
     except OverflowError:
-        raise ConfigError("pad: expected a number that a float holds, found a larger one") from None
+        raise ConfigError("pad: expected a number that a float can represent, found a larger number") from None
     for name, dtype in dtypes.items():
         with np.errstate(invalid="ignore", over="ignore"):
             held = np.asarray(fill).astype(dtype)
@@ -251,5 +251,7 @@ def check_packed(packed: Any) -> int | None:
     if packed is True:
         return None
     if not is_whole(packed) or packed < 1:
-        raise ConfigError(f"packed: expected True, False or how many rows to fill up to, found {packed!r:.80}")
+        raise ConfigError(
+            f"packed: expected True, False or the number of rows to pad each batch to, found {packed!r:.80}"
+        )
     return int(packed)

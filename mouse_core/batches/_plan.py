@@ -226,7 +226,7 @@ class BatchPlan:
             filled = {name: stored[name] for name, reader in self.readers.items() if not isinstance(reader, MaskReader)}
             check_fill(fill, filled)
             if self._is_augmented:
-                raise ConfigError(f"pad: expected True or False with augment or views, found {fill}")
+                raise ConfigError(f"pad: with augment or views, expected True or False, found {fill}")
         shapes = {name: field.shape for name, field in self._gathered.items()}
         return BatchForm.of(self.readers, (delivered, stored), shapes, fill, is_padded=self._padded is not None)
 
@@ -348,7 +348,7 @@ class BatchPlan:
             offsets = frozenset(name for name in self.windows.offsets if self.windows.axes(name))
             if self.windows.fill is not None:
                 # The padding value would also be augmented, and a code outside the range cannot be permuted.
-                raise ConfigError(f"pad: expected True or False with augment or views, found {self.windows.fill}")
+                raise ConfigError(f"pad: with augment or views, expected True or False, found {self.windows.fill}")
         from mouse_core.augment.stream import stream_augment  # loaded on demand
 
         fields = self._gathered
@@ -451,7 +451,7 @@ def _missing(snapshot: Snapshot, option: str, name: str, readers: Readers) -> Mi
         said = recipe(snapshot.config.types, [column])
         hint = f"; {said}: rename it, or read it with Field({name!r}, column=...)" if said else ""
         return MissingFieldError(
-            f"{option}: expected {name!r} (from a column {column!r} that is not null throughout), found "
+            f"{option}: expected {name!r} (from a column {column!r} that is not null in every row), found "
             f"{list(readers)}{hint}"
         )
     hint = meant_by(name, readers, snapshot.config.types)

@@ -107,7 +107,7 @@ class Client:
             raise ConfigError(f"name: expected a text of 1 to 200 characters, found {name!r:.80}")
         self.name = name
         if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not timeout_s >= 0:
-            raise ConfigError(f"timeout_s: expected seconds from 0, found {timeout_s!r:.80}")
+            raise ConfigError(f"timeout_s: expected a number of seconds, 0 or more, found {timeout_s!r:.80}")
         self._timeout = float(timeout_s)
         self._channel = _channel_to(address)
         self._process, self._is_open = os.getpid(), True

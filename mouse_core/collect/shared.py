@@ -203,7 +203,7 @@ class SharedStore:
         columns = decoded(described, body)
         lengths = {name: len(values) for name, values in columns.items()}
         if len(set(lengths.values())) != 1:
-            raise DataError(f"extend: expected columns of one length, found {lengths}")
+            raise DataError(f"extend: expected columns of equal length, found {lengths}")
         rows = next(iter(lengths.values()))
         hashed = RunningDigest(json.dumps(described).encode())
         hashed.update(body)

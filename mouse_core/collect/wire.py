@@ -253,7 +253,7 @@ def read_batch(body: Buffer, schema: pa.Schema | None = None, *, most: int | Non
     message = read_message(lambda begin, end: body[begin:end], begin, len(body))
     head = None if message is None else message.head
     if head is None or head.compressed or head.columns(schema, 0).keys() != set(schema.names):
-        raise DataError("expected a record batch of plain values that are not compressed, found another")
+        raise DataError("expected a record batch of plain, uncompressed values, found a different record batch")
     values = float(head.levels[:, 0].sum(dtype=np.float64)) if len(head.levels) else 0
     if values > (_most_values(body) if most is None else most):
         raise DataError(f"expected values for {len(body)} bytes, found {values:.0f}")

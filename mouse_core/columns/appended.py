@@ -316,7 +316,7 @@ def _checked_object(value: Any, column: TailColumn) -> Any:
     except _REFUSED as error:
         message = f"expected {column.arrow_type}, found {value!r:.80} ({error})"
         had_no_type = "null" in str(column.arrow_type)
-        raise ValueError(message + "; the first value had no type, columns= declares one" * had_no_type) from error
+        raise ValueError(message + "; the first value had no type; columns= declares a type" * had_no_type) from error
     if column.domain is not None:
         _check_object_domain(value, column)
     return fitted
@@ -588,7 +588,7 @@ def _object_type(value: Any) -> pa.DataType:
         return pa.array([value]).type
     except (pa.ArrowException, OverflowError) as error:
         raise ValueError(
-            f"expected a number, an array, an image, or a value Arrow can hold, found {value!r}"
+            f"expected a number, an array, an image, or a value that Arrow can represent, found {value!r}"
         ) from error
 
 

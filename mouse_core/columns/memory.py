@@ -83,7 +83,7 @@ def row_values(leaf: Any, lead: int) -> tuple[list[Any], tuple[int, ...]]:
             break
         lengths = {len(value) for value in values}
         if len(lengths) > 1:
-            raise DataError(f"rows: expected as many in every time step, found {sorted(lengths)}")
+            raise DataError(f"rows: expected equally many rows in every time step, found {sorted(lengths)}")
         shape = (*shape, lengths.pop() if lengths else 0)
         values = [item for value in values for item in value]
     return values, shape
@@ -133,7 +133,7 @@ class FieldType:
             axes = ", ".join(["length", *map(str, self.shape)])
             raise SchemaError(
                 f"{where}: expected the shape [{axes}] of the first write, found {list(array.shape)}; "
-                "ListStorage takes any"
+                "ListStorage accepts any shape"
             )
         return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
@@ -424,7 +424,7 @@ def _if_declared(key: FieldKey, found: tuple[int, ...], expected: tuple[int, ...
     first axis differs.
     """
     if len(found) != len(expected) or not found or found[1:] != expected[1:]:
-        return "; ListStorage takes any"
+        return "; ListStorage accepts any shape"
     return f"; a field whose rows differ in length is declared, ragged=[{key!r}], or kept in a ListStorage"
 
 

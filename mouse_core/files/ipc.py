@@ -87,7 +87,7 @@ class Flat:
         place += self._number("<I", place)
         count = self._number("<I", place)
         if place + 4 + count * dtype.itemsize > len(self.memory):
-            raise DataError(f"expected {count} entries in the metadata of Arrow, found it to end before")
+            raise DataError(f"expected {count} entries in the metadata of Arrow, found its end before")
         return np.frombuffer(self.memory, dtype, count, place + 4)
 
     @classmethod
@@ -170,7 +170,7 @@ class Head(NamedTuple):
         if version < _V5 - 1 or rows < 0 or (levels < 0).any() or (memory < 0).any():
             raise DataError(f"expected a record batch, found a record batch of {rows} rows; the file is damaged")
         if len(memory) and (memory[:, 0] > size - np.minimum(memory[:, 1], size + 1)).any():
-            raise DataError(f"expected memory of columns in a body of {size} bytes, found it to end behind it")
+            raise DataError(f"expected memory of columns in a body of {size} bytes, found memory beyond its end")
         return cls(rows, levels, memory, table.table(3) is not None)
 
     def columns(self, schema: pa.Schema, body: int) -> dict[str, ColumnPlace]:

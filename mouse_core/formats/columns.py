@@ -255,7 +255,7 @@ def from_arrow(array: Any, *, where: str) -> npt.NDArray[Any]:
         else:
             lengths = np.unique(array.value_lengths().to_numpy(zero_copy_only=False))
             if len(lengths) > 1:
-                raise DataError(f"{where}: expected lists of one length, found lengths {lengths[:5].tolist()}")
+                raise DataError(f"{where}: expected lists of equal length, found lengths {lengths[:5].tolist()}")
             size = int(lengths[0]) if len(lengths) else 0
         inner = from_arrow(array.flatten(), where=where)
         return inner.reshape(len(array), size, *inner.shape[1:])
@@ -307,7 +307,7 @@ def to_batch(columns: Mapping[str, npt.NDArray[Any]], schema: pa.Schema | None, 
     _check_texts(columns, where)
     lengths = {name: len(values) for name, values in columns.items()}
     if len(set(lengths.values())) > 1:
-        raise DataError(f"{where}: expected columns of one length, found {lengths}")
+        raise DataError(f"{where}: expected columns of equal length, found {lengths}")
     arrays = {name: to_arrow(np.asarray(values), where=f"{where}: column {name!r}") for name, values in columns.items()}
     if schema is None:
         return pa.RecordBatch.from_pydict(arrays)
@@ -462,7 +462,7 @@ class TransitionRows:
         }
         lengths = {len(values) for part in parts.values() for values in part.values()}
         if len(lengths) > 1:
-            raise DataError(f"{self._where}: expected columns of one length, found lengths {sorted(lengths)}")
+            raise DataError(f"{self._where}: expected columns of equal length, found lengths {sorted(lengths)}")
         if self._held is not None:
             parts = {name: self._joined(self._held[name], part) for name, part in parts.items()}
         self._mark_begins(parts)

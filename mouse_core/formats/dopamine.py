@@ -143,7 +143,7 @@ class _Checkpoint:
             with reading(file), gzip.open(file) as stream:
                 lengths[store] = len(NpyRows(stream, where=str(file)))
         if len(set(lengths.values())) > 1 or not lengths["action"]:
-            raise damaged(self.files["action"], f"expected arrays of one length, found {lengths}")
+            raise damaged(self.files["action"], f"expected arrays of equal length, found {lengths}")
         return lengths["action"]
 
     def _stretch(self, start: int, stop: int, size: int, *, again: bool = False) -> Iterator[Columns]:

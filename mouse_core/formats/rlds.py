@@ -176,7 +176,7 @@ def stacked_length(stacked: Any, where: str) -> int:
         )
     if len(lengths) != 1 or -1 in lengths:
         raise DataError(
-            f"{where}: expected stacked features of one length, found lengths {sorted(lengths)} (-1: a single value)"
+            f"{where}: expected stacked features of equal length, found lengths {sorted(lengths)} (-1: a single value)"
         )
     return lengths.pop()
 

@@ -77,7 +77,8 @@ class Stored:
         """
         if state is not None and not self.what:
             raise StateError(
-                "state: expected the state of a map without values, since the map has one storage, found values"
+                "state: expected the state of a map without values, since this map has one storage (keys), "
+                "found a state with values"
             )
         capacity = self.capacity
         if self.grows and isinstance(state, Mapping):

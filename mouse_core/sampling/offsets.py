@@ -148,7 +148,7 @@ def field_windows(windows: Any, pad: Any, batch_dims: int) -> FieldWindows:
     try:
         pad = pad if isinstance(pad, bool) else float(pad)
     except OverflowError:
-        raise ConfigError("pad: expected a number that a float holds, found a larger one") from None
+        raise ConfigError("pad: expected a number that a float can represent, found a larger number") from None
     return FieldWindows({name: _offsets_of(name, offsets) for name, offsets in windows.items()}, pad, batch_dims)
 
 

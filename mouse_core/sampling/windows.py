@@ -509,7 +509,7 @@ def sampler_of(
             raise ConfigError(f"sampling: expected a name or a WindowSampler, found {sampling!r}")
         if (boundary, weighting, pad) != ("stream", "step", None):
             raise ConfigError(
-                f"boundary, weighting, pad: expected them with the name of a sampling, found {sampling!r}"
+                f"boundary, weighting, pad: can be passed only when sampling is a name, found {sampling!r}"
             )
         return sampling
     length, size = check_count("sequence_length", sequence_length), check_count("batch_size", batch_size)

@@ -185,7 +185,7 @@ def rows_to_table(batch: Mapping[str, Sequence[Any]], schema: StoreSchema) -> pa
             raise DataError(f"{field.name}: {error} (column {name!r})") from error
     lengths = {name: len(values) for name, values in columns.items()}
     if len(set(lengths.values())) > 1:
-        raise DataError(f"encode_hf_rows: expected columns of one length, found {lengths}")
+        raise DataError(f"encode_hf_rows: expected columns of equal length, found {lengths}")
     return pa.table(columns)
 
 

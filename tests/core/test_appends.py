@@ -238,7 +238,7 @@ def test_arrays_of_numbers_keep_their_dtype(many: bool, dtype: str) -> None:
 
 @pytest.mark.parametrize("many", [False, True])
 def test_integers_that_a_float_does_not_hold_are_refused(many: bool) -> None:
-    exact = "expected whole numbers that float64 holds exactly .*found 1764345600123456789 at row 2"
+    exact = "expected whole numbers that float64 represents exactly .*found 1764345600123456789 at row 2"
     numbers = [0.5, 1, STAMP, 2]
     with pytest.raises(DataError, match=f"'reward': {exact}"):
         _taken(many, reward=numbers)
@@ -264,7 +264,9 @@ def test_integers_that_a_batch_does_not_hold_are_refused() -> None:
         fill(store)
         fill(other)
         for dtypes in ({}, {"obs_continuous": "float32"}):
-            with pytest.raises(DataError, match="obs_continuous: expected whole numbers that float64 holds exactly"):
+            with pytest.raises(
+                DataError, match="obs_continuous: expected whole numbers that float64 represents exactly"
+            ):
                 BatchSource(store, 4, 1, dtypes=dtypes)[0]
         assert (
             BatchSource(other, 4, 1, sampling="sequential")[0]["obs_continuous"].ravel().tolist()

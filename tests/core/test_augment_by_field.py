@@ -304,7 +304,11 @@ BAD: list[tuple[Any, dict[str, Any], str]] = [
     (MaskFields("room", 0.1, 0.5), {}, "room: expected a dtype that holds it, for 0.5 where masked"),
     (MaskFields("action", 0.1, math.nan), {}, "action: expected a dtype that holds it, for nan where masked"),
     (MaskFields("torque", 0.1, 1e300), {}, "torque: expected a dtype that holds it, for 1e+300 where masked"),
-    (MaskFields("action", 0.1), {"windows": {"action": [0, 1]}, "pad": -1}, "pad: expected True or False with augment"),
+    (
+        MaskFields("action", 0.1),
+        {"windows": {"action": [0, 1]}, "pad": -1},
+        "pad: with augment or views, expected True or False",
+    ),
 ]
 
 

@@ -587,7 +587,7 @@ def test_extend_with_columns_of_differing_lengths() -> None:
     store = DatasetStore()
     store.append(dict(GOOD))
     ragged = {name: [value] * 2 for name, value in GOOD.items()} | {"reward": [0.5] * 3}
-    refused(store, DataError, r"columns of one length, found .*'reward': 3", lambda: store.extend(ragged))
+    refused(store, DataError, r"columns of equal length, found .*'reward': 3", lambda: store.extend(ragged))
 
 
 def test_extend_with_arrays_of_the_wrong_shape() -> None:

@@ -408,7 +408,11 @@ def test_a_first_value_without_a_type_is_named_with_the_remedy() -> None:
     rows = [{**ORDINARY, "x": {"path": []}}, {**ORDINARY, "x": {"path": [1]}}]
     store = DatasetStore()
     store.append(rows[0])
-    with pytest.raises(DataError, match=r"column 'x': expected struct.*, found .'path': .1.*columns= declares one at"):
+    with pytest.raises(
+        DataError,
+        match=r"column 'x': expected struct.*, found .'path': .1.*columns= declares a "
+        "type at",
+    ):
         store.append(rows[1])
     declared = DatasetStore(columns={"x": pa.struct([("path", pa.list_(pa.int8()))])})
     declared.extend(rows)

@@ -532,8 +532,8 @@ def test_ctrl_c_in_the_thread_that_serves_is_not_another_s(make: Make) -> None:
     [
         ({"group_size": 0}, "group_size: expected an integer from 1, found 0"),
         ({"min_group_size": 2.5}, "min_group_size: expected an integer from 1, found 2.5"),
-        ({"seal_timeout": -1}, "seal_timeout: expected seconds from 0, found -1"),
-        ({"seal_timeout": float("nan")}, "seal_timeout: expected seconds"),
+        ({"seal_timeout": -1}, "seal_timeout: expected a number of seconds, 0 or more, found -1"),
+        ({"seal_timeout": float("nan")}, "seal_timeout: expected a number of seconds"),
         ({"compression": "zip"}, "compression: expected one of"),
         ({"capacity": 0}, "capacity: expected an integer from 1"),
     ],

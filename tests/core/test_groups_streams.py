@@ -314,7 +314,7 @@ def test_batches_are_made_on_demand_and_waited_for(tmp_path: Path) -> None:
     for options, wanted in [
         ({"batches": root, "batch_size": 4}, "batch_size: expected None, as only who has the buffer"),
         ({"batches": 3}, "batches: expected a RolloutBuffer"),
-        ({"batches": root, "timeout": -1}, "timeout: expected seconds"),
+        ({"batches": root, "timeout": -1}, "timeout: expected a number of seconds"),
         ({"batches": root, "shard": (2, 2)}, "shard: expected 0 <= rank < count"),
     ]:
         with pytest.raises(ConfigError, match=wanted):
@@ -472,7 +472,10 @@ def test_limits_that_cannot_be(tmp_path: Path) -> None:
         RolloutBuffer(tmp_path, max_ahead=8)
     with pytest.raises(ConfigError, match="max_ahead"):
         ahead(tmp_path, max_ahead=0)
-    with ahead(tmp_path, max_ahead=1) as buffer, pytest.raises(ConfigError, match="timeout: expected seconds"):
+    with (
+        ahead(tmp_path, max_ahead=1) as buffer,
+        pytest.raises(ConfigError, match="timeout: expected a number of seconds"),
+    ):
         buffer.add_rollouts([rollout(0)], timeout=-1)
 
 

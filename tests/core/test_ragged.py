@@ -385,8 +385,8 @@ def test_members_of_a_mixture_and_views_of_a_store() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"packed": 0}, "packed: expected True, False or how many rows to fill up to, found 0"),
-        ({"packed": "yes"}, "packed: expected True, False or how many rows to fill up to, found 'yes'"),
+        ({"packed": 0}, "packed: expected True, False or the number of rows to pad each batch to, found 0"),
+        ({"packed": "yes"}, "packed: expected True, False or the number of rows to pad each batch to, found 'yes'"),
         ({"lengths": []}, "lengths: expected integers from 1"),
         ({"lengths": 5}, "lengths: expected integers from 1"),
         ({"lengths": [0, 3]}, "lengths: expected integers from 1"),

@@ -302,7 +302,7 @@ def test_rows_of_differing_length_that_come_later_hear_of_ragged(kind: str, tmp_
     with pytest.raises(SchemaError, match=r"ragged=.*ListStorage"):
         buffer.extend({"x": [[[1.0, 1.0]], [[1.0, 1.0], [2.0, 2.0]]], "n": np.zeros(2, int)})
     for other in (np.zeros((1, 3)), np.zeros(1)):  # no such field would take these either
-        with pytest.raises(SchemaError, match=r"found .*; ListStorage takes any"):
+        with pytest.raises(SchemaError, match=r"found .*; ListStorage accepts any"):
             buffer.append({"x": other, "n": 0})
     assert len(buffer) == 1
 

@@ -359,7 +359,7 @@ def test_a_row_beyond_the_last_one_is_refused() -> None:
     storage, transitions = filled()
     before = contents(storage)
     for kind in (RolloutFullError, RolloutError, OverflowError, MouseError):
-        with pytest.raises(kind, match="expected at most 5 rows, found one more"):
+        with pytest.raises(kind, match="expected at most 5 rows, found one more row"):
             storage.add_transitions(transitions[0])
     np.testing.assert_equal(contents(storage), before)
     storage.clear()

@@ -288,7 +288,7 @@ def test_states_that_are_not_of_all_ranks_at_one_batch_make_no_whole() -> None:
         ([states[0], states[0]], "rank 0 of 2, rank 0 of 2"),
         ([*states, states[1]], "each of 3 ranks once"),
         ([of_one, states[1]], "rank 0 of 1, rank 1 of 2"),
-        ([states[0], begun[1]], "found different ones at 0 and at 1: {'next_index': \\(2, 0\\)}"),
+        ([states[0], begun[1]], "found states of different batches at 0 and at 1: {'next_index': \\(2, 0\\)}"),
         ([states[0], plain], "a digest at 1"),
         ([states[0], 5], "a digest at 1"),
         ([5, 5], "a digest at 0"),

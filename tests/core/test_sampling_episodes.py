@@ -311,10 +311,13 @@ def test_the_mask_is_a_field_like_others() -> None:
         ({"boundary": "episode", "pad": "zero"}, "pad: expected True, False or a number"),
         ({"boundary": "episode", "pad": 0.5}, "pad: expected a number that action"),
         ({"boundary": "episode", "pad": np.nan}, "pad: expected a number that action"),
-        ({"boundary": "episode", "pad": 0, "views": 2}, "pad: expected True or False with augment or views"),
+        ({"boundary": "episode", "pad": 0, "views": 2}, "pad: with augment or views, expected True or False"),
         ({"boundary": "episode", "pad": False, "sequence_length": 10}, "at least 10 steps, found the longest"),
         ({"boundary": "episode", "sampling": "everywhere"}, "sampling: expected one of"),
-        ({"boundary": "episode", "sampling": EpisodeWindows(4, 2)}, "boundary, weighting, pad: expected them with"),
+        (
+            {"boundary": "episode", "sampling": EpisodeWindows(4, 2)},
+            "boundary, weighting, pad: can be passed only when",
+        ),
     ],
 )
 def test_options_that_cannot_be(options: dict[str, Any], says: str) -> None:

@@ -277,7 +277,7 @@ def test_a_next_observation_that_is_marked_as_missing_is_masked() -> None:
     [
         ({"windows": {"action": [0]}}, "transitions: expected no windows"),
         ({"boundary": "task"}, "transitions: expected windows within episodes, found boundary='task'"),
-        ({"pad": 0.0}, "pad: expected True or False with transitions"),
+        ({"pad": 0.0}, "pad: when transitions are read, expected True or False"),
         ({"lengths": range(1, 3)}, "lengths: expected none with transitions"),
         ({"packed": True, "sequence_length": 4}, "packed: expected none with transitions"),
     ],

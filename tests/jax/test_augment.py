@@ -112,5 +112,5 @@ def test_an_augmenter_refuses_to_be_traced() -> None:
     batch = on_jax(narrowed(make_batch()))
     augmenter = mouse_jax.TokenAugmenter(AugmentTokensConfig(permute_action="both"))
     augmenter.update_augmentations(batch)
-    with pytest.raises(ConfigError, match=r"found traced ones.*next_draws"):
+    with pytest.raises(ConfigError, match=r"found traced arrays.*next_draws"):
         jax.jit(augmenter)(batch)

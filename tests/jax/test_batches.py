@@ -244,10 +244,10 @@ def test_shardings_of_batches_that_they_do_not_divide(name: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch_size": 6}, r"expected one that divides action of shape \[6, 8\] evenly"),
+        ({"batch_size": 6}, r"expected a sharding that divides action of shape \[6, 8\] evenly"),
         ({"sampling": "sequential", "drop_last": False}, r"divides action of shape \[5, 8\] evenly"),
-        ({"device": "cpu"}, "device: expected None with a sharding, found 'cpu'"),
-        ({"shard": (0, 2)}, r"shard: expected \(0, 1\) with a sharding"),
+        ({"device": "cpu"}, "device: when sharding is given, expected None, found 'cpu'"),
+        ({"shard": (0, 2)}, r"shard: when sharding is given, expected \(0, 1\)"),
         ({"sharding": "data"}, "expected a jax.sharding.Sharding, found 'data'"),
     ],
 )

@@ -198,10 +198,10 @@ def test_a_sample_that_cannot_be_is_refused() -> None:
             device.sample(at_random, index)
     with pytest.raises(ConfigError, match="expected order='random', found 'epochs'; take"):
         device.sample(epochs, 0)
-    with pytest.raises(ConfigError, match="expected an integer where each row comes once"):
+    with pytest.raises(ConfigError, match="expected an integer, since each row is drawn once"):
         device.take(epochs, jax.random.key(0))
     schedule = device.add(init(priorities=Priorities(beta=LinearSchedule(0, 1, 2))), rows)
-    with pytest.raises(ConfigError, match="which the schedule needs"):
+    with pytest.raises(ConfigError, match="since the schedule depends on it"):
         device.sample(schedule, jax.random.key(0))
     same(device.take(at_random, 3)[1], device.sample(at_random, jnp.uint32(3)))
     queue, _ = device.take(queue)
@@ -273,7 +273,13 @@ def test_replays_that_cannot_be_mixed_are_refused() -> None:
         ([], 0, {}, ConfigError, "at least one"),
         ([one, one], 0, {"p": [1]}, ConfigError, "expected 2 weights"),
         ([one, one], -1, {}, ConfigError, "found -1"),
-        ([one, one], jax.random.key(0), {"p": Schedule({0: [1, 1], 5: [1, 2]})}, ConfigError, "the schedule needs"),
+        (
+            [one, one],
+            jax.random.key(0),
+            {"p": Schedule({0: [1, 1], 5: [1, 2]})},
+            ConfigError,
+            "the schedule depends on it",
+        ),
         ([one, other], 0, {}, SchemaError, "buffer 1: expected the field"),
         ([one, empty], 0, {}, ConfigError, "expected rows, found none"),
     ):

@@ -98,7 +98,7 @@ def test_what_the_store_did_not_take_is_written_at_the_end() -> None:
     spill.close()
     assert rows_of(store, "action", "done") == [(0, 0), (1, 1), (2, 2)]
     spill.close()
-    with pytest.raises(ClosedError, match="found it closed"):
+    with pytest.raises(ClosedError, match="found a closed spill"):
         spill({"done": True})
 
 
@@ -106,12 +106,12 @@ def test_what_cannot_be_written_is_refused_before_anything_runs() -> None:
     rows = {"reward": jnp.zeros((3, 2)), "done": jnp.zeros((3, 2), jnp.int8)}
     for given, error, words in (
         ({"reward": jnp.zeros((3, 2))}, MissingFieldError, "one of the columns"),
-        (rows["done"], SchemaError, "column by column"),
+        (rows["done"], SchemaError, "one for each column"),
         ({**rows, "obs": {"x": rows["reward"]}, "obs_x": rows["reward"]}, SchemaError, "'obs_x' twice"),
         ({**rows, "done": jnp.zeros((3, 2), bool)}, SchemaError, "'done' of integers"),
         ({**rows, "reward": jnp.zeros(3)}, SchemaError, r"\['time', 'env'\] in front, found \[3\]"),
-        ({**rows, "reward": jnp.zeros((3, 4))}, SchemaError, "of one length in all columns"),
-        ({**rows, "wave": jnp.zeros((3, 2), jnp.complex64)}, SchemaError, "a store has, found complex64"),
+        ({**rows, "reward": jnp.zeros((3, 4))}, SchemaError, "of equal length in all columns"),
+        ({**rows, "wave": jnp.zeros((3, 2), jnp.complex64)}, SchemaError, "a store supports, found complex64"),
         ({**rows, "words": "many"}, SchemaError, "'words': expected an array, found 'many'"),
     ):
         with pytest.raises(error, match=words):

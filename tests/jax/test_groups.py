@@ -22,7 +22,7 @@ def test_a_sharding_lays_rows_out() -> None:
     packed = pack(EXAMPLES, 16, num_rows=4, sharding=sharding)
     assert packed["tokens"].sharding == sharding
     np.testing.assert_array_equal(packed["tokens"], groups.pack(EXAMPLES, 16, num_rows=4)["tokens"])
-    with pytest.raises(ConfigError, match=r"sharding: expected one that divides arrays of shape \[6, 12\]"):
+    with pytest.raises(ConfigError, match=r"sharding: expected a sharding that divides arrays of shape \[6, 12\]"):
         pad(EXAMPLES, 12, sharding=sharding)
 
 
@@ -79,7 +79,7 @@ def test_values_that_jax_does_not_hold_are_refused_by_name() -> None:
 
 
 def test_a_device_beside_a_sharding_is_refused() -> None:
-    with pytest.raises(ConfigError, match="device: expected None with a sharding"):
+    with pytest.raises(ConfigError, match="device: when sharding is given, expected None"):
         pad(EXAMPLES, device="cpu", sharding=jax.sharding.SingleDeviceSharding(jax.devices()[0]))
 
 

@@ -55,5 +55,5 @@ def test_grain_has_packed_batches() -> None:
 def test_a_sharding_is_refused() -> None:
     mesh = jax.make_mesh((1,), ("data",))
     sharding = NamedSharding(mesh, PartitionSpec("data"))
-    with pytest.raises(ConfigError, match="sharding: expected none with packed"):
+    with pytest.raises(ConfigError, match="sharding: when packed= is given, expected None"):
         PrefetchBatchifier(example_store(), 8, 4, packed=32, sharding=sharding, **OPTIONS)

@@ -66,8 +66,8 @@ def test_global_batches_are_those_of_one_process(results: list[dict[str, Any]]) 
 
 def test_an_uneven_mesh_is_refused(results: list[dict[str, Any]]) -> None:
     for result in results:
-        assert "expected one that divides action of shape [6, 8] evenly" in result["uneven"]
-        assert "expected one that divides action of shape [14, 10] evenly" in result["rest uneven"]
+        assert "expected a sharding that divides action of shape [6, 8] evenly" in result["uneven"]
+        assert "expected a sharding that divides action of shape [14, 10] evenly" in result["rest uneven"]
 
 
 def test_one_process_goes_on_where_two_stopped(folder: Path, results: list[dict[str, Any]]) -> None:

@@ -192,7 +192,7 @@ def test_what_is_not_finite_agrees_with_nothing() -> None:
     both = relative_difference([0.0, math.nan, math.inf, 1.0, 1e308], [0.0, math.nan, math.inf, math.inf, -1e308])
     np.testing.assert_array_equal(both, [0.0, math.inf, math.inf, math.inf, 2.0])
     assert parting(both, 1e300) == 1
-    with pytest.raises(DataError, match="one length"):
+    with pytest.raises(DataError, match="equal length"):
         relative_difference([1.0], [1.0, 2.0])
 
 

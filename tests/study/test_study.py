@@ -252,7 +252,7 @@ def test_what_cannot_be_declared_is_refused() -> None:
         ({"variants": {"a": {"rate": np.float32(1)}}}, r"variants\['a'\]\['rate'\]: expected numbers, texts"),
         ({"variants": {"a": {"sizes": {1: 2}}}}, r"variants\['a'\]\['sizes'\]: expected numbers, texts"),
         ({"seeds": []}, "seeds: expected one or more"),
-        ({"seeds": [1, 1]}, "seeds: expected one or more, each once"),
+        ({"seeds": [1, 1]}, "seeds: expected one or more different seeds"),
         ({"steps": 0}, "steps"),
         ({"seeds": 3}, "seeds: expected a list of integers, found 3"),
         ({"seeds": [2**63]}, r"seeds: expected integers below 2\*\*63"),
@@ -281,7 +281,7 @@ def test_a_script_without_a_guard_is_told(tmp_path: Path) -> None:
 def test_a_study_is_loaded_by_its_name(tmp_path: Path) -> None:
     declared = "from tests.study.trained import study\none = study()\ntwo = study(seeds=[3])\n"
     (tmp_path / "declared_here.py").write_text(declared)
-    with pytest.raises(ConfigError, match=r"expected one Study at its top, found \['one', 'two'\]"):
+    with pytest.raises(ConfigError, match=r"expected one Study at its top level, found \['one', 'two'\]"):
         mouse_study.load_study(tmp_path / "declared_here.py")
     assert mouse_study.load_study(f"{tmp_path / 'declared_here.py'}:two").seeds == [3]
     with pytest.raises(ConfigError, match="expected a Python file, found none"):
@@ -305,10 +305,10 @@ def test_what_a_training_gives_wrong_is_named(tmp_path: Path) -> None:
     assert objects.endswith("digest=False declares a study without")
     assert errors == {
         "numpy-nothing": "ConfigError: nothing: expected a Training as result, found NoneType",
-        "numpy-texts": "ConfigError: loss: expected a number, or an array of one, found str",
-        "numpy-ours": "ConfigError: step: expected others than step, wait, compute, memory, setup, which are "
+        "numpy-texts": "ConfigError: loss: expected a number, or an array with one element, found str",
+        "numpy-ours": "ConfigError: step: expected names other than step, wait, compute, memory, setup, which are "
         "recorded anyway, found ['wait']",
-        "numpy-stored": "ConfigError: state['f']: expected numbers, texts and arrays, found object, which is not "
+        "numpy-stored": "ConfigError: state['f']: expected numbers, texts and arrays, found object, which cannot be "
         "stored",
     }
     assert Study is mouse_study.Study

@@ -168,7 +168,7 @@ def test_names_that_differ_are_no_matter_where_only_one_fits() -> None:
             lambda: nnx.Linear(2, 3, rngs=R),
             r"known in both.*found .. \(torch.nn.Bilinear: ",
         ),
-        (lambda: T.LayerNorm(3), lambda: nnx.RMSNorm(3, rngs=R), "two of one kind.*LayerNorm.*RMSNorm"),
+        (lambda: T.LayerNorm(3), lambda: nnx.RMSNorm(3, rngs=R), "two layers of the same kind.*LayerNorm.*RMSNorm"),
         (
             lambda: T.GRU(3, 4),
             lambda: nnx.RNN(nnx.GRUCell(3, 4, rngs=R)),

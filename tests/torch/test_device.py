@@ -154,7 +154,7 @@ def test_a_number_in_a_tensor_that_cannot_be_is_refused() -> None:
     with pytest.raises(ConfigError, match="device: expected"):
         made(device="nowhere")
     queue = made(order="queue")
-    with pytest.raises(ConfigError, match="batch_size: expected 4, as each row comes once, found 2"):
+    with pytest.raises(ConfigError, match="batch_size: expected 4, since each row is drawn once, found 2"):
         queue.sample(batch_size=2)
 
 

@@ -180,9 +180,9 @@ def test_tensors_that_numpy_does_not_take_are_named() -> None:
 
 def test_dtypes_that_torch_has_not_are_refused_by_name() -> None:
     buffer = ReplayBuffer(TensorStorage(20))
-    with pytest.raises(SchemaError, match=r"expected a dtype that torch has, found datetime64"):
+    with pytest.raises(SchemaError, match=r"expected a dtype that torch supports, found datetime64"):
         buffer.extend({"n": np.arange(3), "when": np.arange(3).astype("M8[s]")})
-    with pytest.raises(SchemaError, match=r"expected a dtype that torch has, found (float128|float96)"):
+    with pytest.raises(SchemaError, match=r"expected a dtype that torch supports, found (float128|float96)"):
         buffer.extend({"n": np.arange(3), "long": np.arange(3).astype(np.longdouble)})
     assert len(buffer) == 0
     large = ReplayBuffer(TensorStorage(20))

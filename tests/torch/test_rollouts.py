@@ -209,7 +209,7 @@ def test_dtypes_and_devices() -> None:
     assert storage.actions.dtype == torch.int64
     assert storage.half.dtype == torch.float16
     assert storage.device == torch.device("cpu")
-    with pytest.raises(ConfigError, match="device: expected a torch device that is there, found 'nowhere'"):
+    with pytest.raises(ConfigError, match="device: expected an available torch device, found 'nowhere'"):
         RolloutStorage(2, 1, {}, device="nowhere")
 
 

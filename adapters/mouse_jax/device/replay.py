@@ -377,15 +377,19 @@ def sample(replay: Replay, index: Any, batch_size: int | None = None, *, beta: A
     layout = replay.layout
     size = layout.batch_size if batch_size is None else check_count("batch_size", batch_size)
     if layout.sampler.order != "random":
-        raise ConfigError(f"sample: expected order='random', found {layout.sampler.order!r}; take gives the next batch")
+        raise ConfigError(
+            f"sample: expected order='random', found {layout.sampler.order!r}; take returns the next batch"
+        )
     _check(replay, "sample")
     if beta is not None and replay.beta is None:
-        raise ConfigError(f"beta: expected a replay with priorities, found {beta!r} and a replay without")
+        raise ConfigError(f"beta: expected a replay with priorities, found {beta!r} and a replay without priorities")
     number = _checked_index(index)
     beta = layout.schedule if beta is None else beta
     if callable(beta):
         if is_key(number.dtype):
-            raise ConfigError("index: expected the number of the sample, which the schedule needs, found a random key")
+            raise ConfigError(
+                "index: expected the sample's index as an integer, since the schedule depends on it, found a random key"
+            )
         beta = beta(number)
     return cast("dict[str, Any]", _drawn(replay, number, beta, size=size)[1])
 
@@ -418,7 +422,7 @@ def take(replay: Replay, index: Any = 0) -> tuple[Replay, dict[str, Any]]:
     _check(replay, "take")
     number = _checked_index(index)
     if is_key(number.dtype):
-        raise ConfigError("index: expected an integer where each row comes once, found a random key")
+        raise ConfigError("index: expected an integer, since each row is drawn once, found a random key")
     state, batch = _drawn(replay, number, None, size=replay.layout.batch_size)
     return replace(replay, state={**replay.state, **state}), batch
 
@@ -544,7 +548,9 @@ def sample_ensemble(
     number = _checked_index(index)
     keyed = is_key(number.dtype)
     if keyed and isinstance(p, Schedule) and len(p.weights) > 1:
-        raise ConfigError("index: expected the number of the sample, which the schedule needs, found a random key")
+        raise ConfigError(
+            "index: expected the sample's index as an integer, since the schedule depends on it, found a random key"
+        )
     shares = shares_of(p, members, size)
     halves = seed_halves(seed)
     own, *numbers = jax.random.split(number, members + 1) if keyed else [number] * (members + 1)

@@ -92,7 +92,7 @@ class Spill:
         could not be written still wait, and are written with the next rows, or by ``close()``.
         """
         if not self._is_open:
-            raise ClosedError("spill: expected to be open, found it closed")
+            raise ClosedError("spill: expected an open spill, found a closed spill")
         columns = self._checked(rows)
         try:
             io_callback(self._take, None, columns, ordered=True)
@@ -132,7 +132,7 @@ class Spill:
     def _checked(self, rows: Any) -> dict[str, jax.Array]:
         """Return rows as columns by name, ``[time, streams, ...]``, in dtypes that a store supports."""
         if not isinstance(rows, Mapping):
-            raise SchemaError(f"spill: expected a dict of arrays, column by column, found {rows!r:.200}")
+            raise SchemaError(f"spill: expected a dict of arrays, one for each column, found {rows!r:.200}")
         columns: dict[str, jax.Array] = {}
         kinds, sizes, lead = {}, {}, len(self._axes)
         for key, value in flatten(as_dicts(rows)).items():
@@ -145,7 +145,9 @@ class Spill:
                 raise SchemaError(f"spill: column {name!r}: expected an array, found {value!r:.80}") from error
             leaf = leaf.astype(jnp.float32) if is_ml_float(np.dtype(leaf.dtype)) else leaf
             if leaf.dtype.kind not in "biuf":
-                raise SchemaError(f"spill: column {name!r}: expected numbers that a store has, found {leaf.dtype}")
+                raise SchemaError(
+                    f"spill: column {name!r}: expected a numeric dtype that a store supports, found {leaf.dtype}"
+                )
             if leaf.ndim < lead:
                 found = f"{list(self._axes)} in front, found {list(leaf.shape)}"
                 raise SchemaError(f"spill: column {name!r}: expected the axes {found}")
@@ -161,7 +163,7 @@ class Spill:
             )
         if len({*sizes.values()}) > 1:
             raise SchemaError(
-                f"spill: expected the axes {list(self._axes)} of one length in all columns, found {sizes}"
+                f"spill: expected the axes {list(self._axes)} of equal length in all columns, found {sizes}"
             )
         streams = dict(zip(self._axes, next(iter(sizes.values())), strict=True))
         layout = {axis: size for axis, size in streams.items() if axis != _TIME}, kinds

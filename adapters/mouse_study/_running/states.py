@@ -38,7 +38,9 @@ def plain(value: Any, where: str) -> Plain:
         return {"array" if isinstance(value, np.ndarray) else "scalar": np.array(value)}
     if (found := _plain_of_framework(value)) is not None:
         return found
-    raise ConfigError(f"{where}: expected numbers, texts and arrays, found {type(value).__name__}, which is not stored")
+    raise ConfigError(
+        f"{where}: expected numbers, texts and arrays, found {type(value).__name__}, which cannot be stored"
+    )
 
 
 def _plain_of_framework(value: Any) -> Plain | None:
@@ -338,7 +340,7 @@ def _child(before: Any, entry: Plain, where: str, made: dict[int, Any]) -> Any:
     elif "list" in entry and not isinstance(before, list):
         part = []
     if not _is_part(part):
-        raise StateError(f"{where}: expected a part as the one that was saved, found {type(before).__name__}")
+        raise StateError(f"{where}: expected a part of the same type as the saved part, found {type(before).__name__}")
     _give(part, entry, where, made)
     return part
 

@@ -426,7 +426,9 @@ def _numbers(values: Any, name: str) -> dict[str, float]:
     if name == "loss" and name not in given:
         raise ConfigError(f"step: expected a loss, found only {sorted(given)}")
     if ours := sorted(set(given) & set(_OURS)):
-        raise ConfigError(f"step: expected others than {', '.join(_OURS)}, which are recorded anyway, found {ours}")
+        raise ConfigError(
+            f"step: expected names other than {', '.join(_OURS)}, which are recorded anyway, found {ours}"
+        )
     return {key: _number(value, key) for key, value in given.items()}
 
 
@@ -434,7 +436,9 @@ def _number(value: Any, name: str) -> float:
     try:
         return float(value.item() if hasattr(value, "item") else value)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"{name}: expected a number, or an array of one, found {type(value).__name__}") from error
+        raise ConfigError(
+            f"{name}: expected a number, or an array with one element, found {type(value).__name__}"
+        ) from error
 
 
 # ---------------------------------------------------------------------- the process

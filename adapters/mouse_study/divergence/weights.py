@@ -127,7 +127,7 @@ def _check_kinds(pairs: Iterable[Twins]) -> None:
     for pair in pairs:
         if pair.torch.kind is not pair.flax.kind:
             raise SchemaError(
-                f"layers: expected two of one kind, found {pair.torch} in PyTorch and {pair.flax} in Flax"
+                f"layers: expected two layers of the same kind, found {pair.torch} in PyTorch and {pair.flax} in Flax"
             )
 
 

@@ -236,9 +236,11 @@ class Replay(BufferModule):
         default = self.layout.batch_size
         size = default if batch_size is None else check_count("batch_size", batch_size)
         if beta is not None and not isinstance(self.sampler, ByPriority):
-            raise ConfigError(f"beta: expected a replay with priorities, found {beta!r} and a replay without")
+            raise ConfigError(
+                f"beta: expected a replay with priorities, found {beta!r} and a replay without priorities"
+            )
         if self.sampler.order != "random" and size != default:
-            raise ConfigError(f"batch_size: expected {default}, as each row comes once, found {size}")
+            raise ConfigError(f"batch_size: expected {default}, since each row is drawn once, found {size}")
         batch = self.drawn(size, None if index is None else number_of(index, self.device), beta=beta)
         if self.transform is None and self.rows.is_flat:
             index = batch["index"]

@@ -171,7 +171,10 @@ class RolloutStorage(BufferModule, rollouts.RolloutStorage):
         self._fields = complete_fields(fields)
         for name, one in self._fields.items():
             if one.optional and not one.mask:
-                raise ConfigError(f"fields[{name!r}]: expected mask=True with optional=True, as memory is allocated")
+                raise ConfigError(
+                    f"fields[{name!r}]: when optional=True, expected mask=True, since memory is "
+                    f"allocated in advance and the mask marks missing values"
+                )
         self.spec, self._digest, self._version = stored_spec(self._fields), None, 0
         target, word = check_device(device), _philox.signed(check_seed(seed))
         self._kind = _Arrays(target)
@@ -215,7 +218,9 @@ class RolloutStorage(BufferModule, rollouts.RolloutStorage):
         """
         step, most = self._known_step(), self.num_transitions_per_env
         if step is not None and step >= most:
-            raise RolloutFullError(f"add_transitions: expected at most {most} rows, found one more; clear() first")
+            raise RolloutFullError(
+                f"add_transitions: expected at most {most} rows, found one more row; call clear() first"
+            )
         given = self._checks.given(transition)
         rows, states = self._checks.rows(given, step), self._states.check(given.get("hidden_states"), step)
         place = self._step.clamp(max=most).reshape(1)

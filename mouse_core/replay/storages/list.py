@@ -371,7 +371,7 @@ def take_apart(rows: Any, ragged: Collection[FieldKey] = ()) -> list[Any]:
         raise DataError(f"rows: expected a list of rows, or arrays [n, ...], found {type(single).__name__}")
     lengths = {len(leaf) for leaf in leaves.values()}
     if len(lengths) != 1:
-        raise DataError(f"rows: expected leaves of one length, found {sorted(lengths)}")
+        raise DataError(f"rows: expected leaves of equal length, found {sorted(lengths)}")
     return [map_tree(operator.itemgetter(number), rows) for number in range(lengths.pop())]
 
 

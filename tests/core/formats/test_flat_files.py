@@ -295,7 +295,7 @@ def test_arrays_that_lie(tmp_path: Path) -> None:
     whole = file.read_bytes()
     with gzip.open(file, "wb") as stream:
         np.save(stream, np.zeros(5, np.float32))
-    with pytest.raises(DataError, match=r"expected arrays of one length, found .*'reward': 5"):
+    with pytest.raises(DataError, match=r"expected arrays of equal length, found .*'reward': 5"):
         list(read_dopamine(folder, final="drop"))
     file.write_bytes(whole[:-9])
     with pytest.raises(DataError, match=r"reward_ckpt\.0\.gz"):

@@ -125,7 +125,7 @@ def test_final_is_asked_for_and_explained() -> None:
         rows.add({"o": np.zeros(2)}, {"done": np.ones(2, int)}, begins)
     with pytest.raises(ConfigError, match=r"expected one of \['drop', 'mark'\] or None, found 'zero'"):
         check_final("zero", where="x")
-    with pytest.raises(DataError, match="one length"):
+    with pytest.raises(DataError, match="equal length"):
         rows.add({"o": np.zeros(2)}, {"done": np.ones(3, int)}, begins)
     rows = TransitionRows(final="mark", where="x")
     rows.add({"o": np.zeros((2, 3))}, {"done": np.ones(2, int)}, begins)
