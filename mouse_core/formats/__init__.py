@@ -1,4 +1,4 @@
-"""Other formats of recorded data: reading them as rows of steps, and writing them."""
+"""Readers that convert recorded data of other formats to rows of steps, and writers of these formats."""
 
 from mouse_core.formats.base import RowStream, rows_digest
 from mouse_core.formats.opening import ID_SCHEMES, open, save

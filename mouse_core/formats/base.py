@@ -1,4 +1,4 @@
-"""RowStream, which every reader of a format returns; digests, images and files of rows; and rows from any source.
+"""RowStream, which every reader of a format returns; and functions that read, write and compare rows of any source.
 
 Writers of formats take the rows of a stream, a store, a ``datasets.Dataset`` or a table as record batches
 (``row_batches``), as pieces (``pieces_of``), or as episodes (``episodes_of``).
@@ -54,12 +54,12 @@ from mouse_core.store.views import Store
 from mouse_core.video.frames import carry_videos
 
 BATCH_ROWS = 8192
-"""Default number of rows of a reader's largest batch."""
+"""Default limit of the number of rows in a batch of a reader."""
 
 
 @dataclass(frozen=True)
 class RowStream:
-    """Recorded steps as a stream of ``pyarrow.RecordBatch``, in the convention of stores: T transitions are T+1 rows.
+    """Recorded steps as a stream of ``pyarrow.RecordBatch``. As in stores, an episode of T transitions has T+1 rows.
 
     Every batch has the columns ``action``, ``reward``, ``done`` (0 alive, 1 terminal, 2 truncated), ``episode_step``
     and columns of observations; all other values are in columns ``metadata_*`` and ``info.*``. Each iteration reads the
@@ -69,21 +69,24 @@ class RowStream:
         path: Path of the data, or a description of data without a file.
         format: Name of the format ("minari", "rlds", ...).
         schema: Names and Arrow types of the columns of every batch.
-        batches: Returns a new iterator over the batches.
+        batches: A function that returns a new iterator over the batches.
         episodes: Number of episodes, if the format states it.
         rows: Number of rows, if it is known before reading.
-        notes: Decisions of the reader, a sentence each.
-        faults: Faults of the data: for each, a code as in ``mouse inspect``, "error" or "warning", and a sentence.
-        mended: Returns the same rows without the unreadable episodes that ``faults`` name; None if the reader does not
-            search for such episodes.
-        format_metadata: Metadata in the terms of the format.
-        mapped: Returns all rows as a ``datasets.Dataset`` of memory-mapped files; None if there are no such files.
-        opened: Returns all rows as a store that reads them in place; None if that is impossible.
-        metadata: The metadata in the data, and the reader's additions. The metadata's alignment is None if "arrived" is
-            only an assumption.
+        notes: Decisions of the reader; each note is one sentence.
+        faults: Faults of the data. Each fault has a code as in ``mouse inspect``, a severity ("error" or "warning"),
+            and a sentence.
+        mended: A function that returns the same rows without the unreadable episodes that ``faults`` name; None if the
+            reader does not search for such episodes.
+        format_metadata: Metadata under the names that the format gives them.
+        mapped: A function that returns all rows as a ``datasets.Dataset`` of memory-mapped files; None if there are no
+            such files.
+        opened: A function that returns a store, which reads the rows from the original files; None if that is
+            impossible.
+        metadata: The metadata in the data, and additions by the reader. The alignment in the metadata is None if the
+            data do not state it; then "arrived" is assumed.
         image_roots: Further folders (absolute, without links) in which images that rows name by path may lie, besides
             the folders of the data.
-        noted: Digest of all rows that was recorded when they were written; None without one.
+        noted: Digest of all rows that was recorded when the rows were written; None if none was recorded.
     """
 
     path: str
@@ -112,12 +115,12 @@ class RowStream:
         /,
         **attributes: Any,
     ) -> RowStream:
-        """Return the stream of a reader that produces arrays; by default their alignment is "arrived".
+        """Return a stream for a reader that produces arrays; by default, the alignment of the rows is "arrived".
 
         Args:
             path, format: See the class.
             first: Some rows, or no rows, with the columns of all rows.
-            rows: Returns a new iterator over all rows, a few at a time.
+            rows: A function that returns a new iterator over all rows, some rows at a time.
             **attributes: Other attributes of the stream.
         """
         schema, where = schema_of(ordered(first)), os.fspath(path)
@@ -134,7 +137,10 @@ class RowStream:
 
     @property
     def alignment(self) -> Alignment:
-        """The transition that a row's action, reward and done belong to; "arrived" if the metadata do not state it."""
+        """The alignment of actions, rewards and done codes in the rows.
+
+        The value is "arrived" if the metadata state no alignment.
+        """
         return self.metadata.alignment or "arrived"
 
     @property
@@ -143,7 +149,10 @@ class RowStream:
         return {column.name: column.type for column in self.schema}
 
     def replace(self, **changes: Any) -> RowStream:
-        """Return the stream with changed attributes; new batches disable reading the files in place."""
+        """Return a copy of the stream with changed attributes.
+
+        A copy with new ``batches`` cannot read the files in place.
+        """
         if "batches" in changes:
             changes = {"mapped": None, "opened": None, "mended": None, "noted": None, **changes}
         return replace(self, **changes)
@@ -159,7 +168,7 @@ class RowStream:
         return tuple(dict.fromkeys(folders))
 
     def watched(self, watch: Callable[[pa.RecordBatch], object]) -> RowStream:
-        """Return the same stream; it calls ``watch`` with each batch before it yields the batch."""
+        """Return a stream of the same rows that calls ``watch`` with each batch before it yields the batch."""
 
         def batches() -> Iterator[pa.RecordBatch]:
             for batch in self:
@@ -174,7 +183,7 @@ class RowStream:
         return with_metadata(pa.Table.from_batches(list(self.watched(first.add)), schema=self.schema), self.metadata)
 
     def to_store(self, make: Callable[..., DatasetStore] = DatasetStore, /, **options: Any) -> DatasetStore:
-        """Return all rows as a store, by reference to Arrow files in the form of ``datasets``, or else in memory.
+        """Return all rows as a store, which reads Arrow files in place if there are any, else in memory.
 
         For data larger than memory, call ``save`` first, and open the folder.
 
@@ -205,7 +214,7 @@ class RowStream:
         return rows_digest(self)
 
     def check_digest(self, found: str) -> None:
-        """Raise DataError unless ``found``, the digest of all rows that were read, equals the recorded digest."""
+        """Raise DataError if ``found``, the digest of all rows that were read, differs from the recorded digest."""
         if self.noted is not None and found != self.noted:
             raise damaged(self.path, f"expected rows with the digest {self.noted} as were written, found {found}")
 
@@ -222,7 +231,7 @@ class RowStream:
                 system has no links. Otherwise opening the folder needs ``image_roots``.
 
         Raises:
-            ConfigError: Something is at ``path``, it has the name of a file, or another process is writing it.
+            ConfigError: ``path`` exists, ends in a suffix of files, or is being written by another process.
             StorageError: The folder cannot be written; a partial folder is removed.
             DataError: The source is damaged, or a row names a file that is no image or lies outside of the allowed
                 folders.
@@ -246,10 +255,10 @@ class RowStream:
 
 
 def in_stored_layout(metadata: DatasetMetadata, schema: pa.Schema) -> DatasetMetadata:
-    """Return metadata with which batches have observations and actions in their stored names, dtypes and shapes.
+    """Return metadata that make batches keep the stored names, dtypes and shapes of observations and actions.
 
     Args:
-        metadata: The metadata to extend; its fields stay.
+        metadata: The metadata to extend; existing fields are kept.
         schema: The schema of the rows.
     """
     known = {MISSING, *(field.column for field in metadata.fields)}
@@ -264,7 +273,7 @@ def in_stored_layout(metadata: DatasetMetadata, schema: pa.Schema) -> DatasetMet
 def rows_digest(batches: Any) -> str:
     """Return a digest of rows: column names in order, types, and the bits of every value.
 
-    The digest depends neither on the division of rows into batches nor on Arrow's encoding (fixed-size or other lists,
+    The digest does not depend on the division of rows into batches, or on Arrow's encoding (fixed-size or other lists,
     dictionaries, shared buffers).
 
     Args:
@@ -341,7 +350,7 @@ def stream_of(store: Store, *, batch_rows: int = BATCH_ROWS) -> RowStream:
 
 
 def in_place(stream: RowStream) -> RowStream:
-    """Return the same rows with frames of videos in place of pixels, if the rows come from a dataset with videos."""
+    """Return the same rows, with references to video frames instead of pixels if the dataset has videos."""
     if stream.opened is None or stream.metadata.videos:
         return stream
     store = stream.opened()
@@ -358,14 +367,14 @@ def _check_arrived(alignment: str | None) -> None:
 
 
 def pieces_of(rows: Any) -> Iterator[tuple[bool, Columns]]:
-    """Yield rows in pieces, cut where episodes begin and where the batches of ``rows`` end.
+    """Yield rows in pieces: a piece ends where an episode or a batch of ``rows`` ends.
 
     An episode begins where ``episode_step`` is 0. Without that column, or where it is null, an episode begins after a
     row with ``done``.
 
     Yields:
-        Whether an episode begins with the piece, and its columns ``[n, ...]`` without ``episode_step`` and without null
-            metadata.
+        Whether an episode begins with the piece, and the columns ``[n, ...]`` of the piece, without ``episode_step``
+            and without null metadata.
 
     Raises:
         ConfigError, SchemaError: Errors of ``row_batches``.
@@ -411,7 +420,10 @@ def episodes_of(rows: Any) -> Iterator[Columns]:
 
 
 def overlapping_pieces(rows: Any) -> Iterator[tuple[bool, Columns]]:
-    """Yield rows as ``pieces_of`` does; a piece that continues an episode begins with the last row before it."""
+    """Yield rows as ``pieces_of`` does.
+
+    A piece that continues an episode begins with the last row of the piece before.
+    """
     held: Columns = {}
     for begins, piece in pieces_of(rows):
         columns = piece if begins or not held else _joined([held, piece])
@@ -420,7 +432,7 @@ def overlapping_pieces(rows: Any) -> Iterator[tuple[bool, Columns]]:
 
 
 def _whole(partial: Mapping[str, pa.Array], start: int, stop: int) -> Columns:
-    """Return rows ``start..stop - 1`` of the columns, without columns that are null throughout."""
+    """Return rows ``start..stop - 1`` of the columns, without columns in which all rows are null."""
     parts = {name: array.slice(start, stop - start) for name, array in partial.items()}
     return {
         name: from_arrow(part, where=f"column {name!r}") for name, part in parts.items() if part.null_count < len(part)
@@ -491,7 +503,7 @@ class ShardWriter:
             self._writer.write_batch(piece)
 
     def finish(self) -> tuple[list[str], Any]:
-        """Close the file; return its name, and None, as shards have no facts for the job."""
+        """Close the file. Return its name, and None, because this writer adds no ``facts`` to a part of a job."""
         self._open.close()
         if isinstance(self._writer, pq.ParquetWriter):
             add_parquet_checksum(self._path)
@@ -528,7 +540,7 @@ def link_parts(work: Path, result: Path, parts: Mapping[str, int], kind: str) ->
 
 
 def dataset_schema(schema: pa.Schema, metadata: DatasetMetadata, where: str) -> pa.Schema:
-    """Return a schema with the types of ``datasets``, and with ``metadata`` in its metadata.
+    """Convert a schema to the types of ``datasets``, and add ``metadata`` to its metadata.
 
     Raises:
         SchemaError: ``datasets`` has no type for a column; the message begins with ``where``.
@@ -543,7 +555,7 @@ def dataset_schema(schema: pa.Schema, metadata: DatasetMetadata, where: str) -> 
 
 
 def describe(folder: Path, schema: pa.Schema, metadata: DatasetMetadata, rows: Mapping[str, int], digest: str) -> None:
-    """Write the JSON files that ``datasets.load_from_disk`` needs beside Arrow files, and the manifest of the folder.
+    """Write the JSON files that ``datasets.load_from_disk`` needs for Arrow files, and the folder's manifest.
 
     Args:
         folder: The folder with all Arrow files.
@@ -580,10 +592,11 @@ def join_parquet_files(parts: Sequence[Path], target: Path, schema: pa.Schema) -
 
 
 class RowDigest:
-    """One digest of record batches that are added one after another.
+    """A digest of rows, which are added as record batches one after another.
 
     Args:
-        schema: The columns, for a stream that may be empty; by default the columns of the first batch.
+        schema: The schema of the rows; required only if there may be no batches. By default the schema of the first
+            batch.
         hashed: Returns a new hash object, with ``update`` and ``digest``.
     """
 
@@ -596,7 +609,7 @@ class RowDigest:
         """Add rows.
 
         Raises:
-            SchemaError: The columns differ from the columns of the rows before.
+            SchemaError: The columns differ from the columns of the earlier rows.
         """
         if self._columns is None:
             self._columns = _begun(batch.schema, self._hashed)
@@ -619,7 +632,10 @@ def _begun(schema: pa.Schema, hashed: Callable[[], Any]) -> dict[str, _ColumnDig
 
 
 class _ColumnDigest:
-    """One level of a column: its nulls, its list lengths, and its values or the level below."""
+    """Digest of one level of nested lists in a column.
+
+    It covers nulls, list lengths, and the values or the next inner level.
+    """
 
     def __init__(self, kind: str, hashed: Callable[[], Any]) -> None:
         self.kind, self._hashed = kind, hashed
@@ -673,7 +689,7 @@ class _ColumnDigest:
 
 
 class _Runs:
-    """A hash of integers, as runs of equal integers; a run may continue in the next call."""
+    """A hash of a sequence of integers, computed from runs of equal integers; a run may continue in the next call."""
 
     def __init__(self) -> None:
         self._hash = hashlib.sha256()
@@ -712,7 +728,10 @@ def _is_text(data_type: pa.DataType) -> bool:
 
 
 def _canonical(data_type: pa.DataType) -> str:
-    """Return the name of a type without its Arrow encoding: a dictionary-encoded text is a text."""
+    """Return the name of a type without its Arrow encoding.
+
+    For example, dictionary-encoded texts have the name of texts.
+    """
     if isinstance(data_type, pa.BaseExtensionType):
         return _canonical(data_type.storage_type)
     if pa.types.is_dictionary(data_type):
@@ -726,7 +745,7 @@ def _canonical(data_type: pa.DataType) -> str:
 
 
 class DigestedRows:
-    """Reads rows in runs of any length.
+    """Reads any number of rows at a time, and computes digests of them.
 
     Args:
         batches: The rows.
@@ -755,7 +774,7 @@ class DigestedRows:
         return digest.hexdigest()
 
     def _take(self, most: int | None = None) -> pa.RecordBatch | None:
-        """Return the next rows, up to ``most``; None at the end."""
+        """Return the next rows, at most ``most`` of them; None at the end."""
         batch = self._rest if self._rest is not None else next(self._batches, None)
         self._rest = None
         if batch is None:
@@ -773,14 +792,14 @@ _PIECE_BYTES = 16 << 20
 
 
 def embedded(stream: Any, *, others: bool = True) -> Any:
-    """Return the same rows, with the bytes of the images that they name by path.
+    """Return the same rows; an image that a row names by path is replaced by the bytes of the image file.
 
     Args:
         stream: The rows.
         others: Whether a path to a file that is no image, such as a sound, raises an error; otherwise the path stays.
 
     Returns:
-        The new stream; ``stream`` itself if no column may name files.
+        The new stream; ``stream`` itself if no column can name files.
 
     Raises:
         DataError: Raised while reading: a path is outside of the allowed folders, does not exist, or is no image. The
@@ -808,7 +827,7 @@ def embedded(stream: Any, *, others: bool = True) -> Any:
 
 
 def names_files(data_type: pa.DataType) -> bool:
-    """Whether values are ``{bytes, path}``: a file, or the path of one."""
+    """Whether values are ``{bytes, path}``: the bytes of a file, or the path of a file."""
     return pa.types.is_struct(data_type) and {child.name for child in data_type} == {"bytes", "path"}
 
 
@@ -818,7 +837,7 @@ def by_path(files: pa.Array) -> pa.Array:
 
 
 def embed(files: pa.Array, read: Callable[..., bytes], *, where: str, first_row: int) -> pa.Array:
-    """Return a ``{bytes, path}`` column with the bytes of the files that rows name, and file names instead of paths.
+    """Return a ``{bytes, path}`` column with the bytes of the named files. Its paths are shortened to file names.
 
     Args:
         files: The column.
@@ -842,7 +861,10 @@ def embed(files: pa.Array, read: Callable[..., bytes], *, where: str, first_row:
 def _pieces(
     batch: pa.RecordBatch, images: dict[str, bool], first_row: int, roots: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield a batch with its images in pieces of bounded size, because images may be far larger than their paths."""
+    """Yield a batch, with the bytes of its images, in pieces of bounded size.
+
+    Images may be far larger than their paths.
+    """
     if not any(pc.any(by_path(batch.column(name))).as_py() for name in images):
         yield batch
         return

@@ -1,4 +1,4 @@
-"""Conversions between values of other formats and columns of rows, for readers, writers and inspections."""
+"""Conversions between values of other formats and columns of rows."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ def check_batch_rows(batch_rows: int) -> None:
 
 
 def check_size(name: str, size: int | str) -> int:
-    """Return a number of bytes from a number or a text such as "500MB" (10**6) or "2GiB" (2**30).
+    """Convert a size to a number of bytes.
+
+    A size is a number, or a text such as "500MB" (500 * 10**6) or "2GiB" (2 * 2**30).
 
     Raises:
         ConfigError: The text is not a size, or the size is below one byte.
@@ -88,7 +90,7 @@ MISSING = "observation_missing"
 
 
 def travels_with_action(key: str) -> bool:
-    """Whether a value that a source stores with a step belongs to the action of the step; the name decides."""
+    """Whether a value of a step belongs to the step's action, judged by the name of the value."""
     return key.split("/")[-1].startswith(("action", "policy", "log_prob"))
 
 
@@ -111,7 +113,7 @@ def flatten(name: str, value: Any, joint: str = "_") -> dict[str, Any]:
     Args:
         name: Beginning of all names.
         value: A mapping, a tuple (its items are named by their position), or a leaf.
-        joint: The text between keys.
+        joint: The text between two keys in a name.
     """
     if isinstance(value, Mapping):
         items: Any = value.items()
@@ -131,7 +133,10 @@ def flatten(name: str, value: Any, joint: str = "_") -> dict[str, Any]:
 
 
 def named(whole: str, value: Any) -> Columns:
-    """Return observations or actions ``[n, ...]`` as columns: ``whole``, or ``whole.<key>`` for nested values."""
+    """Return observations or actions ``[n, ...]`` by column name.
+
+    A single array is named ``whole``; nested arrays are named ``whole.<key>``.
+    """
     return {name: np.asarray(leaf) for name, leaf in flatten(whole, value, ".").items()}
 
 
@@ -142,7 +147,10 @@ def keys_of(name: str, whole: str) -> list[str]:
 
 
 def nested(columns: Mapping[str, Any], whole: str) -> Any:
-    """Return the only column of ``whole``, or a nested mapping of its parts: ``whole.a.b`` is ``b`` in ``a``."""
+    """Return the column ``whole``, or a nested mapping of its parts.
+
+    For example, ``whole.a.b`` is at ``result["a"]["b"]``.
+    """
     if is_single(columns, whole):
         return next(iter(columns.values()))
     parts: dict[str, Any] = {}
@@ -165,7 +173,7 @@ def belongs_to(name: str, whole: str) -> bool:
 
 
 def is_single(names: Collection[str], prefix: str) -> bool:
-    """Whether one column is the complete observation or action, rather than a part of a nested one."""
+    """Whether a column is the complete observation or action, and not a part of a nested observation or action."""
     kinds = ("discrete", "image", "text")
     return len(names) == 1 and next(iter(names)) in (prefix, *(f"{prefix}_{kind}" for kind in kinds))
 
@@ -176,7 +184,7 @@ def is_image(values: npt.NDArray[Any]) -> bool:
 
 
 def one_each(columns: Columns, name: str) -> npt.NDArray[Any]:
-    """Return a column with one number per row, of shape ``[n]``, ``[n, 1]`` and so on, as ``[n]``.
+    """Reshape a column with one number per row from ``[n]``, ``[n, 1]`` and so on to ``[n]``.
 
     Raises:
         DataError: A row has no number, or several numbers.
@@ -234,7 +242,9 @@ def _text(values: npt.NDArray[Any], *, where: str) -> pa.Array:
 
 
 def from_arrow(array: Any, *, where: str) -> npt.NDArray[Any]:
-    """Return rows of a column as an array ``[n, ...]``: lists of one length as dimensions, encoded images as pixels.
+    """Return rows of a column as an array ``[n, ...]``.
+
+    Lists of equal length become dimensions, and encoded images become pixels.
 
     Args:
         array: An Arrow array or chunked array.
@@ -294,11 +304,11 @@ def _check_texts(names: Iterable[str], where: str = "") -> None:
 
 
 def to_batch(columns: Mapping[str, npt.NDArray[Any]], schema: pa.Schema | None, *, where: str) -> pa.RecordBatch:
-    """Return rows as a record batch; missing metadata become null.
+    """Return rows as a record batch; metadata columns that are missing become null.
 
     Args:
-        columns: Values ``[n, ...]`` by name, all of one length.
-        schema: Columns and types of the earlier rows; None: any columns.
+        columns: Values ``[n, ...]`` by name, all with the same ``n``.
+        schema: Columns and types of the earlier rows; None allows any columns.
         where: Prefix of messages, usually a file and an episode.
 
     Raises:
@@ -340,15 +350,15 @@ Bools = npt.NDArray[np.bool_]
 
 
 def check_final(final: str | None, *, where: str, needed: bool = True) -> str | None:
-    """Return ``final`` after checking it; if a choice is required and missing, the error explains both choices.
+    """Return ``final`` after checking its value.
 
     Args:
         final: "drop", "mark" or None.
         where: Prefix of the message, usually the file.
-        needed: Whether the source lacks the final observation of episodes.
+        needed: Whether ``final`` is required, because the source lacks the final observation of episodes.
 
     Raises:
-        ConfigError: The choice is unknown, or missing although it is required.
+        ConfigError: ``final`` is unknown, or is None although it is required. The message explains both choices.
     """
     if final is not None and final not in FINAL:
         raise ConfigError(f"final: expected one of {list(FINAL)} or None, found {final!r}")
@@ -363,14 +373,15 @@ def check_final(final: str | None, *, where: str, needed: bool = True) -> str | 
 
 
 def one_later(values: Columns, before: Columns, begins: Bools) -> Columns:
-    """Move values from the row of an action to the next row; the first row of an episode gets zeros (or "").
+    """Move each value from the row of its action to the next row; the first row of an episode gets zeros (or "").
 
-    For example, actions 5 6 7 after an action 4, where an episode begins at the third row, become 4 5 0.
+    For example, with actions 5 6 7, the action 4 before them, and an episode that begins at the third row, the result
+    is 4 5 0.
 
     Args:
         values: Values in the rows of the actions, ``[n, ...]``.
-        before: Values of the last row of the previous piece, ``[1, ...]``; they are replaced by the last row of this
-            piece.
+        before: Values of the last row of the previous piece, ``[1, ...]``. The function replaces them by the last row
+            of this piece.
         begins: Whether an episode begins at each row, ``[n]``.
 
     Raises:
@@ -388,7 +399,7 @@ def one_later(values: Columns, before: Columns, begins: Bools) -> Columns:
 
 
 def step_numbers(begins: Bools, before: int = 0) -> npt.NDArray[np.int64]:
-    """Return the number of rows before each row in its episode, int64 ``[n]``.
+    """Return the index of each row in its episode, int64 ``[n]``.
 
     For example, after 3 rows of an episode that continues, ``begins`` of 0 0 1 0 1 gives 3 4 0 1 0.
 
@@ -403,15 +414,15 @@ def step_numbers(begins: Bools, before: int = 0) -> npt.NDArray[np.int64]:
 
 
 class TransitionRows:
-    """Converts transitions, in their order in time, to rows with the alignment "arrived".
+    """Converts transitions, which are added in the order of time, to rows with the alignment "arrived".
 
     A transition is an observation, an action, and the values that arrived after the action. ``add`` accepts any number
     of transitions of any number of episodes; an episode may continue in the next call. ``finish`` returns the last
     rows.
 
     Args:
-        final: Treatment of the last transition of an episode whose last observation is not stored ("drop" or "mark");
-            unused with ``following``.
+        final: Treatment of the last transition of an episode whose last observation is not stored ("drop" or "mark").
+            ``final`` is unused if ``add`` gets ``following``.
         where: Prefix of messages.
     """
 
@@ -434,20 +445,20 @@ class TransitionRows:
         """Return rows for some transitions; the last transitions are held back until their successors are known.
 
         Args:
-            observations: Columns of the observation that a transition leaves, ``[T, ...]``.
+            observations: Columns of the observation before each transition, ``[T, ...]``.
             arriving: Columns of the transition's results: ``action``, ``reward``, ``done``, metadata, ``[T, ...]``.
-            begins: Whether an episode begins with this transition, ``[T]``. The very first transition always begins
-                one.
-            following: The columns of ``observations``, for the observation that the transition leads to. If they differ
-                from the next transition's observation, the recording was interrupted, and the next transition begins an
+            begins: Whether an episode begins with each transition, ``[T]``. The very first transition always begins an
                 episode.
-            beside: Columns that stay with the observation that a transition leaves, and are unknown in the last row of
-                an episode. In this row, floats are NaN, and integers and texts repeat the row before. So does
-                ``metadata_*`` in ``observations`` if the last observation is missing; for example, a task stays the
-                same.
+            following: The same columns as ``observations``, for the observation after each transition. If an
+                observation differs from the next transition's observation, the recording was interrupted, and the next
+                transition begins an episode.
+            beside: Columns that belong to the observation before each transition, and are unknown in the last row of an
+                episode. In the last row, floats are NaN, and integers and texts repeat the row before. If the last
+                observation is missing, ``metadata_*`` in ``observations`` also repeat the row before; for example, a
+                task stays the same.
 
         Returns:
-            Columns of rows; empty arrays if all transitions are held back.
+            Columns of rows; the arrays are empty if all transitions are held back.
 
         Raises:
             ConfigError: An episode's final observation is missing and no ``final`` was chosen.
@@ -478,13 +489,20 @@ class TransitionRows:
         return self._take(parts, max(count - waiting, 0))
 
     def finish(self) -> Columns | None:
-        """Return rows for the transitions that were held back, of which the last ends its episode; None without any."""
+        """Return rows for the transitions that were held back; None if there are none.
+
+        The last transition ends its episode.
+        """
         if self._held is None or not len(self._held["begins"]["begins"]):
             return None
         return self._take(self._held, len(self._held["begins"]["begins"]))
 
     def _mark_begins(self, parts: dict[str, Columns]) -> None:
-        """Mark the first transition, and each transition whose observation differs from the previous one's result."""
+        """Mark where episodes begin.
+
+        An episode begins with the first transition, and after each ``following`` that differs from the next
+        observation.
+        """
         begins = parts["begins"]["begins"]
         for name, values in parts["following"].items():
             begins[1:] |= differ(values[:-1], parts["observations"][name][1:])
@@ -494,7 +512,7 @@ class TransitionRows:
             begins[0] = self._begun = True
 
     def _take(self, parts: dict[str, Columns], ready: int) -> Columns:
-        """Return rows for the first ``ready`` transitions, and hold the others back."""
+        """Return rows for the first ``ready`` transitions, and keep the other transitions for the next call."""
         flags = parts["begins"]["begins"]
         ends = np.concatenate([flags[1:], np.ones(1, bool)])[: len(flags)]
         last = ends[:ready]
@@ -531,10 +549,13 @@ class TransitionRows:
     def _layout(
         self, now: dict[str, Columns], then: dict[str, Columns], kept: Bools, last: Bools, known: bool
     ) -> Columns:
-        """Arrange rows: each transition gives the row that it leads to; an episode's first also gives the first row.
+        """Return the columns of rows for transitions.
 
-        Masks: ``kept`` marks transitions with a row, ``last`` transitions that end an episode, and ``known`` those of
-        ``last`` whose final observation is stored. ``then`` has the values of the rows that transitions lead to.
+        Each transition creates the row after it; the first transition of an episode also creates the row before it.
+
+        The mask ``kept`` marks transitions with a row, ``last`` marks transitions that end an episode, and ``known``
+        marks the transitions in ``last`` whose final observation is stored. ``then`` has the values of the rows of next
+        observations.
         """
         begins = now["begins"]["begins"]
         # Transition j leads to the row with this number: the rows of earlier transitions, plus the first rows of
@@ -582,7 +603,10 @@ def transition_rows(parts: Iterable[tuple[Any, ...]], *, final: str | None, wher
 
 
 def _next(columns: Columns, ready: int) -> Columns:
-    """Return the next row of each of the first ``ready`` rows; behind the last row, the value is arbitrary."""
+    """Return, for each of the first ``ready`` rows, the row after it.
+
+    If there is no row after it, the value is arbitrary.
+    """
     return {
         name: values[1 : ready + 1] if ready < len(values) else np.roll(values, -1, axis=0)
         for name, values in columns.items()
@@ -590,7 +614,7 @@ def _next(columns: Columns, ready: int) -> Columns:
 
 
 def differ(ones: npt.NDArray[Any], others: npt.NDArray[Any]) -> Bools:
-    """Return whether each row differs; NaN equals NaN."""
+    """Return a mask of the rows in which two arrays differ; NaN equals NaN."""
     unequal = ones != others
     if ones.dtype.kind == "f":
         unequal &= ~(np.isnan(ones) & np.isnan(others))
@@ -610,11 +634,11 @@ class Values:
     Args:
         kind: The column's type.
         rows: Number of rows.
-        numbers: The values, ``[rows, ...]`` if all rows have one shape and none is null, else flat; None if the column
-            has no numbers.
+        numbers: The values: ``[rows, ...]`` if all rows have the same shape and no row is null, else a flat array. None
+            if the column has no numbers.
         shape: The shape of a row; None if rows differ in shape, or have no numbers.
         lengths: The number of values in each row, if rows differ in shape.
-        present: Mask of rows that are not null, bool ``[rows]``; None if no row is null.
+        present: Mask of the rows that are not null, bool ``[rows]``; None if no row is null.
         inner_nulls: Number of nulls inside rows.
         array: The Arrow values.
     """
@@ -635,7 +659,7 @@ class Values:
 
 
 def read_values(array: pa.Array) -> Values:
-    """Return the values of a column of a record batch, which must be valid (``array.validate(full=True)``)."""
+    """Return the values of a column of a record batch. The column must have passed ``array.validate(full=True)``."""
     array = plain(array)
     kind = column_type(array.type)
     rows = len(array)
@@ -653,7 +677,7 @@ def read_values(array: pa.Array) -> Values:
 
 
 def _without_lists(array: pa.Array) -> tuple[pa.Array, tuple[int, ...] | None, npt.NDArray[np.int64] | None]:
-    """Return the values in the lists of a column, the shape of a row (None if rows differ), and the sizes of rows.
+    """Return the values in a column's lists, the shape of a row (None if rows differ), and each row's number of values.
 
     For ``[[[1, 2], [3, 4]], [[5]]]`` the values are 1 to 5, and the rows have 4 values and 1 value.
     """
@@ -672,7 +696,7 @@ def _without_lists(array: pa.Array) -> tuple[pa.Array, tuple[int, ...] | None, n
 
 
 def _ends(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return 0 and the end of each range, for adjacent ranges of these lengths."""
+    """Return the borders of adjacent ranges with these lengths, from 0: lengths 2 3 give 0 2 5."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
 
 
@@ -680,7 +704,10 @@ def _ends(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def hash_rows(values: Values) -> UInt64s:
-    """Return a hash of every row, ``[rows]``; rows with equal bytes have equal hashes, other rows almost surely not."""
+    """Return a hash of every row, ``[rows]``.
+
+    Rows with equal bytes have equal hashes; different rows almost surely differ.
+    """
     numbers = values.numbers
     if numbers is None or values.shape is None:
         return _hash_each(values)

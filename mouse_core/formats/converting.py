@@ -1,4 +1,7 @@
-"""Writes recorded data of any size to a new dataset, unchanged or changed by a function; interrupted calls resume."""
+"""Writes recorded data to a new dataset, unchanged or changed by a function.
+
+A repeated call resumes interrupted work.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +81,7 @@ class SegmentWriter:
         self.bytes += batch.nbytes
 
     def finish(self) -> tuple[list[str], Any]:
-        """Write the file, unless there are no rows; return its name and its entry for the manifest."""
+        """Write the file, and return its name and its entry for the manifest. Without rows, no file is written."""
         if not self._tables:
             return [], None
         make_folder(self._folder / "segments")
@@ -127,10 +130,11 @@ class Conversion:
     Args:
         path: Path of the new dataset.
         rows: Number of rows.
-        digest: Digest of all rows, in the source and in the result; see ``rows_digest``.
+        digest: Digest of all rows, which is equal for the source and the result; see ``rows_digest``.
         shards: Number of files.
         resumed_rows: Number of rows that an earlier, interrupted call had written.
-        pictures: One sentence for each new encoding of a column of images, and one about the videos of the result.
+        pictures: A sentence for each column of images with a new encoding, and a sentence about the videos of the
+            result.
     """
 
     path: str
@@ -151,7 +155,7 @@ def convert(
     shard_bytes: int | str = "500MB",
     progress: bool = False,
 ) -> Conversion:
-    """Write all rows to ``target``, in memory that does not grow with the number of rows.
+    """Write all rows to ``target``. The memory that this needs does not grow with the number of rows.
 
     Files are written to a folder ``.NAME.converting`` beside the target. When all rows are written, they are read back.
     If their digest equals the digest of the source, the folder is renamed to the target. After an interruption, the
@@ -164,16 +168,16 @@ def convert(
     changes pixels.
 
     Args:
-        stream: The rows and their metadata. If the data state no alignment, the result states none. Nonzero rewards at
-            the first rows of episodes contradict the alignment "arrived" and cause an ``AlignmentWarning``.
+        stream: The rows and their metadata. If the data state no alignment, the result states no alignment. Nonzero
+            rewards at the first rows of episodes contradict the alignment "arrived" and cause an ``AlignmentWarning``.
         target: A folder, or a file whose name ends in ``.parquet``; nothing may exist there.
         to: "arrow" (a folder for ``datasets.load_from_disk``), "parquet", or "store" (a folder for
-            ``DatasetStore.open``). By default Parquet for a target that ends in ``.parquet``, a store if ``layout`` is
-            set, and else Arrow.
+            ``DatasetStore.open``). The default is "parquet" for a target that ends in ``.parquet``, "store" if
+            ``layout`` is set, and "arrow" otherwise.
         images: Encoding of images, for all columns of images or by column: "raw" pixels, "png", "jpeg:95", or
             "video:h264:gop=2" with options of ``mouse_core.video.VideoCodec`` for frames of videos; "video" keeps
-            frames of videos unchanged and encodes other images. By default images stay unchanged. A column that is
-            named here, and that no field reads, gets a field of images.
+            frames of videos unchanged and encodes other images. By default images stay unchanged. If ``images`` names a
+            column that no field reads, a field of images is added for the column.
         layout: Layout of the files of a store, "columns" or "windows"; see ``DatasetStore.open``.
         shard_bytes: Approximate size of each file, in bytes or as ``"500MB"`` or ``"1GiB"``; at most 64 MB in a store.
         progress: Whether to show progress bars.
@@ -313,7 +317,7 @@ class Preprocessed:
     reopened: bool = False
 
     def to_store(self, **options: Any) -> DatasetStore:
-        """Return the new dataset as a store, by reference, with options of ``DatasetStore``."""
+        """Return a store that refers to the files of the new dataset; ``options`` are passed to ``DatasetStore``."""
         return open_rows(self.path).to_store(**options)
 
 
@@ -330,32 +334,34 @@ def preprocess(
 ) -> Preprocessed:
     """Apply a function to all rows and write the result to a new dataset, with the metadata of the old one.
 
-    The function receives the columns of some whole episodes, ``{name: array [n, ...]}``, with encoded images as pixels.
-    The function returns a dict of new and changed columns ``[n, ...]`` for the same rows, with None for a column to
-    remove. All other columns are copied in their stored form. The received arrays are read-only. The function must be
-    pure, because blocks are computed in any order, and again after an interruption.
+    The function receives the columns of some complete episodes, ``{name: array [n, ...]}``; encoded images are decoded
+    to pixels. The function returns a dict of new and changed columns ``[n, ...]`` for the same rows; the value None
+    removes a column. All other columns are copied in their stored form. The received arrays are read-only. The function
+    must be pure, because blocks are computed in any order, and again after an interruption.
 
     Blocks are written to a folder ``.NAME.preprocessing`` beside ``path``. When all blocks are complete and were read
     back, the folder is renamed to ``path``. After an interruption at any moment the same call resumes, with any
     ``num_workers``. If ``path`` already has the result for the same rows and function, nothing is computed; all rows
     are read to compare them. Images that rows name by path are compared by path. Two functions are equal if their
-    names, code, arguments, and all values that they read from their modules are equal, functions and classes included.
-    For installed packages, only the code of functions and the names of classes are compared: change ``version`` when
-    the packages change.
+    names, code, arguments, and all values, functions and classes that they read from their modules are equal. For
+    installed packages, only the code of functions and the names of classes are compared: change ``version`` when the
+    packages change.
 
     Args:
         rows: A store, a view or a snapshot; a ``RowStream``, or a path that ``formats.open`` opens; or a
             ``datasets.Dataset`` or ``pyarrow.Table``. Derived fields count as columns.
-        function: A function that can be pickled: defined with ``def`` at the top of a module, a ``functools.partial``
-            of one, or an object of a class at the top of a module.
+        function: A function that can be pickled: a function defined with ``def`` at the top of a module, a
+            ``functools.partial`` of such a function, or a callable object whose class is defined at the top of a
+            module.
         path: The folder of the new dataset.
         columns: Columns that the function receives; by default all columns.
-        num_workers: Number of processes that call the function; 0: a thread of this process. Processes are spawned, so
-            a script needs ``if __name__ == "__main__":``.
+        num_workers: Number of processes that call the function; with 0, a thread of this process calls it. Processes
+            are spawned, so a script needs ``if __name__ == "__main__":``.
         version: A text that you change when the result of the function changes. ``version`` is required for a function
             that uses an object that cannot be pickled, such as a lock.
-        block_rows: Approximate number of rows of a block, in whole episodes; by default the rows in 64 MB, or a 32nd of
-            all rows if that is less, and at least 1,000. If this number changes, unfinished work starts again.
+        block_rows: Approximate number of rows of a block, which consists of complete episodes. By default, the smaller
+            of the rows in 64 MB and 1/32 of all rows, but at least 1,000. If ``block_rows`` changes, unfinished work
+            starts again.
         progress: Whether to show a progress bar.
 
     Returns:
@@ -364,9 +370,10 @@ def preprocess(
     Raises:
         ConfigError: The function cannot be pickled, there are no rows, or an option is out of range; ``path`` has
             another dataset, or unfinished work with other rows or another function; or another process is working on
-            it.
+            ``path``.
         WorkerError: The function raised an error, which is chained, or a process ended early.
-        DataError: Rows cannot be converted to arrays, or the function returns anything but columns of these rows.
+        DataError: Rows cannot be converted to arrays, or the function does not return a dict of columns for the same
+            rows.
         StorageError: Files cannot be written; a repeated call resumes. On a full disk, the last blocks may be lost.
     """
     target = Path(path)
@@ -426,7 +433,7 @@ def preprocess(
 def _make_parts(
     job: Job, work: Work, blocks: Sequence[tuple[int, int, int]], num_workers: int, advance: Callable[[int], None]
 ) -> None:
-    """Write the missing parts. The first finished part determines the columns of all parts."""
+    """Write the missing parts of the job. The first finished part determines the columns of all parts."""
     todo = [block for block in blocks if block[0] not in job.parts]
     made = _noted_schema(job.facts) if job.parts else None
     workers, ahead = min(num_workers, len(todo)), 2 * num_workers or 1
@@ -469,7 +476,10 @@ def _snapshot_of(rows: Any) -> tuple[Snapshot, DatasetMetadata]:
 
 
 def _edges(snapshot: Snapshot, schema: pa.Schema, block_rows: int | None) -> list[int]:
-    """Return the first row of each block, and the end. Blocks begin at episodes, about ``block_rows`` rows apart."""
+    """Return the first row of each block, and the last block's end.
+
+    A block is some complete episodes, about ``block_rows`` rows.
+    """
     if block_rows is None:
         some = stored_rows(snapshot, 0, min(len(snapshot), 256), schema)
         share = max(_FEW_ROWS, -(-len(snapshot) // _LEAST_BLOCKS))
@@ -483,7 +493,7 @@ def _edges(snapshot: Snapshot, schema: pa.Schema, block_rows: int | None) -> lis
 
 
 def _reopened(target: Path, made_of: Mapping[str, Any], work: Work) -> Preprocessed:
-    """Return the result of an earlier call with the same rows and function, if there is one."""
+    """Return the result of an earlier call with the same rows and function; None if there is no such result."""
     others = f"preprocess: {str(target)!r} was made", "give another path, or delete it"
     noted, parts, facts, _ = read_note(target / _MADE, others[1])
     check_same(noted, made_of, *others)
@@ -518,11 +528,12 @@ class Work:
     folder: Path
 
     def run(self, block: tuple[int, int, int]) -> tuple[Part, pa.Schema]:
-        """Write the function's result for a block, given its number, first row and end; return the part and its schema.
+        """Write the function's result for a block, given by index, first row and end; return the part and its schema.
 
         Raises:
             WorkerError: The function raised an error.
-            DataError: Rows cannot be passed to the function, or it returns anything but columns of these rows.
+            DataError: Rows cannot be passed to the function, or the function does not return a dict of columns for the
+                same rows.
             OSError: The file cannot be written.
         """
         number, begin, end = block
@@ -545,7 +556,7 @@ class Work:
         return part, table.schema
 
     def source_digest(self, part: Part) -> str:
-        """Return the digest of the rows of a part, from the current source."""
+        """Return the digest of the rows in the current source that belong to a part."""
         return contents(stored_rows(self.snapshot, part.first, part.first + part.rows, self.schema))
 
 
@@ -566,7 +577,10 @@ def stored_rows(snapshot: Snapshot, begin: int, end: int, schema: pa.Schema) -> 
 
 
 def contents(table: pa.Table) -> str:
-    """Return a digest of the values of a table, for any Arrow encoding; an image by path counts by its path."""
+    """Return a digest of the values of a table, independent of Arrow's encoding.
+
+    For an image by path, it covers only the path.
+    """
     digest = quick_digest(table.schema)
     for batch in table.to_batches():
         digest.update(batch)
@@ -574,12 +588,12 @@ def contents(table: pa.Table) -> str:
 
 
 def quick_digest(schema: pa.Schema) -> RowDigest:
-    """Return a digest of rows that detects accidental changes, many times as fast as SHA-256."""
+    """Return a digest of rows that detects accidental changes; its computation is many times as fast as SHA-256."""
     return RowDigest(schema, RunningDigest)
 
 
 def _with_images(table: pa.Table, snapshot: Snapshot, where: str) -> pa.Table:
-    """Return the rows with the bytes of the images that they name by path."""
+    """Return the rows; an image that a row names by path is replaced by the bytes of the image file."""
     roots = tuple(dict.fromkeys(root for segment in snapshot.segments for root in segment.image_roots))
     stream = RowStream(where, "rows", table.schema, lambda: iter(table.to_batches()), image_roots=roots)
     inside = embedded(stream)

@@ -1,8 +1,8 @@
-"""Reads replay buffers of Dopamine, and the DQN Replay Dataset: gzipped NumPy arrays of a ring buffer of transitions.
+"""Reads replay buffers of Dopamine and the DQN Replay Dataset, which are gzipped NumPy arrays of a ring buffer.
 
-Row t has an observation (one frame), the action taken on it, and the resulting reward and terminal flag. The final
-frame of an episode is not stored. Before every episode Dopamine inserts rows of zeros, which fill up the first stacks
-of frames; these rows are not steps, and are left out.
+Row t of the buffer has an observation (one frame), the action taken on it, and the resulting reward and terminal flag.
+The final frame of an episode is not stored. Before every episode, Dopamine inserts rows of zeros as padding for the
+first stacks of frames; these rows are no steps and are left out.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ def read_dopamine(
     batch_rows: int = BATCH_ROWS,
     stack_size: int = 4,
 ) -> RowStream:
-    """Read checkpoints of a replay buffer as rows, the oldest transition first.
+    """Read checkpoints of a replay buffer as rows, starting with the oldest transition.
 
-    ``done`` is 1 where ``terminal`` is set. Dopamine also sets it for truncated episodes, so these cannot be
-    distinguished. Further arrays (``$store$_<name>_ckpt``) become ``metadata_<name>`` and move with the action.
+    ``done`` is 1 where ``terminal`` is set. Dopamine sets ``terminal`` for truncated episodes too, so ``done`` is never
+    2 for them. Further arrays (``$store$_<name>_ckpt``) become ``metadata_<name>`` and move with the action.
 
     Args:
-        path: The folder with ``$store$_observation_ckpt.<number>.gz`` and so on; a folder that contains it as
-            ``replay_logs``; or one of the files, to read only its checkpoint.
+        path: The folder with ``$store$_observation_ckpt.<number>.gz`` and so on; a folder that contains this folder as
+            ``replay_logs``; or one of the files, to read only the checkpoint with its number.
         final: Treatment of the last transition of every episode, whose next frame is not stored: "drop" or "mark".
         batch_rows: Most transitions of a batch.
         stack_size: Number of frames of the agent's observation; ``stack_size - 1`` rows of zeros before an episode are
@@ -85,7 +85,10 @@ def read_dopamine(
 
 
 def _checkpoints(path: Path) -> dict[int, dict[str, Path]]:
-    """Return the files of every checkpoint by the name of the store; for the path of a file, only of its checkpoint."""
+    """Return the files of every checkpoint by array name.
+
+    For the path of a file, only its own checkpoint is returned.
+    """
     if path.is_file():
         number = re.search(r"_ckpt\.(\d{1,12})\.gz$", path.name)
         siblings = _checkpoints(path.parent)
@@ -107,13 +110,13 @@ def _checkpoints(path: Path) -> dict[int, dict[str, Path]]:
 
 @dataclass(frozen=True)
 class _Checkpoint:
-    """The files of one checkpoint by the name of the store."""
+    """The files of one checkpoint, by the name of the stored array."""
 
     number: int
     files: dict[str, Path]
 
     def added(self) -> int | None:
-        """Return the number of transitions that were ever added to the ring; None if it is not stored."""
+        """Return how many transitions were ever added to the ring; None if this is not stored."""
         file = self.files["observation"].with_name(f"add_count_ckpt.{self.number}.gz")
         if not file.exists():
             return None
@@ -204,11 +207,11 @@ _CHECK, _BEGIN = 1, 2
 class _Padding:
     """Removes the rows of zeros before an episode, and marks where episodes begin.
 
-    With padding of 2, rows ``a b(end) 0 0 c d`` become ``a b c d``, and episodes begin at a and c. Two rows are always
-    held back, because rows of zeros are padding only if there are ``count`` of them.
+    With padding of 2, rows ``a b(end) 0 0 c d`` become ``a b c d``, and episodes begin at a and c. The last two rows
+    are always held back, because rows of zeros are padding only if there are ``count`` of them.
 
     Args:
-        count: Number of rows of zeros before an episode; fewer rows are not padding.
+        count: Number of rows of zeros before an episode; fewer rows of zeros are not padding.
     """
 
     def __init__(self, count: int) -> None:
@@ -218,7 +221,7 @@ class _Padding:
         self._next = 0
 
     def take(self, values: Columns | None, gap: bool) -> tuple[Columns, npt.NDArray[np.bool_]]:
-        """Return rows without padding, and whether an episode begins at each row; a few rows are held back.
+        """Return rows without padding, and whether an episode begins at each row; up to ``count`` rows are held back.
 
         Args:
             values: The next rows; None at the end.

@@ -42,7 +42,10 @@ _LEFT_OUT = ("stepid", "consec", "reset")
 
 
 class _Chunk(NamedTuple):
-    """A file of a stream: ``time`` of its first step, its ``name``, the ``following`` chunk, and number of steps."""
+    """A file of a stream.
+
+    Its name states the time of its first step, its name, the name of the following chunk, and its length.
+    """
 
     time: str
     name: str
@@ -54,11 +57,11 @@ class _Chunk(NamedTuple):
 def read_dreamerv3(
     path: str | os.PathLike[str], *, actions: Sequence[str] = (), batch_rows: int = BATCH_ROWS
 ) -> RowStream:
-    """Read the replay of DreamerV3, stream after stream, ordered by the times of their first steps.
+    """Read the replay of DreamerV3, one stream after another; streams are ordered by the times of their first steps.
 
-    ``done`` is 1 at a last step that is terminal. ``done`` is 2 at other last steps, at a step before a first step, and
-    at the end of a stream. If the first chunks of a stream were deleted, its first episode is incomplete. Keys with a
-    slash, which are states of a model, become columns ``metadata_<key>``.
+    ``done`` is 1 at a step with ``is_last`` and ``is_terminal``. ``done`` is 2 at other steps with ``is_last``, at a
+    step before one with ``is_first``, and at the end of a stream. If the first chunks of a stream were deleted, its
+    first episode is incomplete. Keys with a slash, which hold states of a model, become columns ``metadata_<key>``.
 
     Args:
         path: The folder, with files ``TIME-ID-FOLLOWING-LENGTH.npz``, or one such file.
@@ -176,7 +179,7 @@ def _read_rows(
 
 
 def _read_flags(file: NpzTree, chunk: _Chunk, keys: Mapping[str, Any]) -> list[npt.NDArray[np.bool_]]:
-    """Read the flags of all steps of a chunk; raise SchemaError if its arrays differ from those of the first file."""
+    """Read the flags of all steps of a chunk; raise SchemaError if the chunk has other arrays than the first file."""
     found = _array_types(file)
     if found != dict(keys):
         others = sorted(name for name in found.keys() | keys.keys() if found.get(name) != keys.get(name))
@@ -199,14 +202,14 @@ def _begins_episode(chunk: _Chunk) -> bool:
 
 
 def _actions(values: Columns, acting: Sequence[str]) -> Columns:
-    """Return the columns of actions: "action", or one column for each action if there are several."""
+    """Return the columns of actions: "action" for a single key of actions, else one column for each key."""
     if len(acting) == 1:
         return named("action", values[acting[0]])
     return named("action", {name.removeprefix("action").lstrip("_") or "action": values[name] for name in acting})
 
 
 def _observations(values: Columns) -> Columns:
-    """Return the columns of observations, and of metadata, which are keys with a slash or the prefix "log_"."""
+    """Return the columns of observations and of metadata. Metadata are keys with a slash or the prefix "log_"."""
     observations, metadata = {}, {}
     for name, array in values.items():
         if "/" in name or name.startswith("log_"):

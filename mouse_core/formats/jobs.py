@@ -1,8 +1,9 @@
-"""Resumable jobs, which write their result in parts, in a folder beside the result.
+"""Resumable jobs, which write their result part by part in a temporary folder.
 
-A job writes its parts into a folder beside its target. The file ``job.json`` (the note) lists the parts with the
-checksums of their files, and the fingerprint of the job, which covers all inputs of the result. After an interruption
-at any moment, a job with the same fingerprint keeps each part whose files are complete, and writes the other parts::
+A job writes its parts into a folder next to its target. The file ``job.json`` (the note) lists the finished parts with
+the checksums of their files. The note also holds the fingerprint of the job, which covers all inputs of the result.
+After an interruption, a job with the same fingerprint keeps the parts whose files are complete, and writes the other
+parts::
 
     rows                    the result, once it is complete
     .rows.converting/
@@ -99,7 +100,7 @@ def digest_of(function: Callable[..., Any], version: str, called: str) -> str:
     """Return a digest of everything that determines the result of a function or callable object.
 
     Args:
-        function: The function or object.
+        function: The function or callable object.
         version: The user's version of the function. If given, values that cannot be described are left out.
         called: Name of the function in messages.
 
@@ -122,14 +123,14 @@ def digest_of(function: Callable[..., Any], version: str, called: str) -> str:
 
 
 def in_words(value: Any) -> str:
-    """Return a complete description of a value that can be pickled, as a text that is equal in every process.
+    """Describe a value that can be pickled completely, in a text that is the same in every process.
 
-    A pickle is unsuitable: it orders sets by the hashes of the process, and its bytes depend on whether equal texts are
-    one object. The description of a function consists of its compiled code (not the text of its file, which may have
-    changed since), its defaults, its closure, and the values that it reads from its module and from modules that it
-    names. The description of a class is its name, functions and attributes, including inherited ones; of an object, its
-    class and pickled state; of a module, its name. In installed packages, functions are described only by their code,
-    and classes only by their name.
+    A pickle is unsuitable: it orders sets by hashes that differ between processes, and its bytes depend on whether two
+    equal texts are the same object. The description of a function consists of its compiled code (not the text of its
+    file, which may have changed since), its defaults, its closure, and the values that it reads from its module and
+    from modules that it names. The description of a class is its name, functions and attributes, including inherited
+    ones; the description of an object is its class and pickled state; the description of a module is its name. In
+    installed packages, functions are described only by their code, and classes only by their name.
 
     Raises:
         ConfigError: A function uses a value that cannot be pickled.
@@ -139,7 +140,7 @@ def in_words(value: Any) -> str:
 
 
 class _Words:
-    """The description of a value and of its parts; a function or a class that occurs again is not described again."""
+    """Builds the description of a value and of its parts; each function and class is described only once."""
 
     def __init__(self) -> None:
         self._known: dict[int, str] = {}
@@ -215,7 +216,7 @@ def _parts_of(function: Any) -> list[tuple[str, Any]]:
 
 
 def _read_of(module: ModuleType, called: str, names: set[str]) -> list[tuple[str, Any]]:
-    """Return the values of names in a module, and in modules that it refers to, outside of installed packages."""
+    """Return the values of names in a module and in the modules that it refers to, except installed packages."""
     parts: list[tuple[str, Any]] = []
     todo, seen = [(called, module)], [module]
     while todo:
@@ -230,7 +231,10 @@ def _read_of(module: ModuleType, called: str, names: set[str]) -> list[tuple[str
 
 
 def _members_of(kind: type) -> list[tuple[str, Any]]:
-    """Return the members of a class by name: functions (also wrapped ones) and values that Python did not add."""
+    """Return the members of a class by name: functions, wrapped functions and values.
+
+    Members that Python adds are left out.
+    """
     found: list[tuple[str, Any]] = []
     for name, member in sorted(vars(kind).items()):
         wrapped = [getattr(member, inner, None) for inner in ("__func__", "fget", "fset", "fdel", "func")]
@@ -249,7 +253,10 @@ def _names_in(code: CodeType) -> set[str]:
 
 
 def _is_installed(file: str) -> bool:
-    """Whether a function belongs to Python or to an installed package, so that its code alone describes it."""
+    """Whether a function belongs to Python or to an installed package.
+
+    Only the code of such a function is described.
+    """
     folders = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), _OWN)
     return file.startswith(("<frozen ", *(f"{one}{os.sep}" for one in folders))) or not _PACKAGES.isdisjoint(
         Path(file).parts
@@ -291,11 +298,11 @@ class Part:
     """Rows that a job has finished.
 
     Args:
-        first: Number of the first row in the source.
+        first: Index of the first row in the source.
         rows: Number of rows of the source.
         digest: Digest of these rows in the source.
         files: Checksums (xxh3, 128 bits) of the files by name.
-        facts: Further data about the part, as JSON.
+        facts: Further JSON data about the part.
     """
 
     first: int
@@ -306,7 +313,7 @@ class Part:
 
     @classmethod
     def written(cls, folder: Path, names: Iterable[str], first: int, rows: int, digest: str, facts: Any = None) -> Self:
-        """Return a part after syncing its files in ``folder`` to the disk."""
+        """Sync the files of a part in ``folder`` to the disk, and return the part with their checksums."""
         files = {name: folder / name for name in names}
         sync_files([*files.values()])
         sync_folders(file.parent for file in files.values())
@@ -338,11 +345,11 @@ class PartWriter(Protocol):
 
 @contextmanager
 def job_folder(target: Path, kind: str, what: str) -> Iterator[Path]:
-    """Lock the folder ``.NAME.KIND`` beside ``target``; remove the folder afterwards if it has no note of a job.
+    """Lock the folder ``.NAME.KIND`` next to ``target``; at the end, remove the folder if it contains no ``job.json``.
 
     Args:
         target: Path of the result.
-        kind: The end of the folder's name, such as "converting".
+        kind: The last part of the folder's name, such as "converting".
         what: Name of the function that runs the job; messages begin with it.
 
     Raises:
@@ -362,19 +369,19 @@ def job_folder(target: Path, kind: str, what: str) -> Iterator[Path]:
 
 
 class Job:
-    """The parts of a job; a context manager that saves the note at the end, even after an error.
+    """A job and its finished parts; a context manager that saves the note at the end, even after an error.
 
     Args:
         folder: The folder of the parts.
         what: Name of the function that runs the job; messages begin with it.
         fingerprint: All inputs of the result, by name.
-        in_order: Whether a part needs all parts before it.
-        beside: Names of files in the folder that this class must not remove.
+        in_order: Whether a part can be kept only if all parts before it are kept.
+        beside: Names of other files in the folder, which this class must not remove.
 
     Attributes:
-        parts: Finished parts by number.
-        facts: Data about all parts together, as JSON.
-        complete: Whether no part is missing.
+        parts: Finished parts by index.
+        facts: JSON data about the job.
+        complete: Whether all parts are finished.
 
     Raises:
         ConfigError: The folder has parts of a job with another fingerprint.
@@ -415,7 +422,7 @@ class Job:
 
     @property
     def rows(self) -> int:
-        """Rows of the source in all parts."""
+        """Number of rows of the source in all finished parts."""
         return sum(part.rows for part in self.parts.values())
 
     def begin_anew(self) -> None:
@@ -426,7 +433,10 @@ class Job:
         self.parts, self.facts, self.complete = {}, {}, False
 
     def add(self, part: Part, number: int | None = None) -> None:
-        """Add a part, by default behind the others; save the note, unless that takes too large a share of the time."""
+        """Add a part, by default behind the last part.
+
+        Save the note, unless saving takes too large a share of the job's time.
+        """
         self.parts[len(self.parts) if number is None else number] = part
         if time.monotonic() >= self._saved + self._seconds / _SHARE:
             self.save()
@@ -468,10 +478,10 @@ class Job:
                 self.save()
 
     def check_rows(self, digest_of: Callable[[Part], str]) -> None:
-        """Raise ConfigError unless the source still has the rows of all parts.
+        """Raise ConfigError if the rows of a finished part have changed in the source.
 
         Args:
-            digest_of: Returns the digest of the rows of a part in the source.
+            digest_of: A function that takes a part, and returns the digest of its rows in the source.
         """
         check_rows(self.parts, digest_of, *self._others)
 
@@ -485,18 +495,21 @@ class Job:
         digest: RowDigest | None = None,
         cut: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]] = iter,
     ) -> None:
-        """Write the rows of a stream in parts; existing parts are compared with the rows instead.
+        """Write the rows of a stream in parts.
+
+        A finished part is not written again; its digest is compared with the stream's rows.
 
         Args:
             stream: The ``RowStream`` that is read.
-            begin: Returns the writer of a part, given its number and the number of its first row in the source.
+            begin: A function that takes the index of a part and the index of its first row, and returns a writer for
+                the part.
             most_bytes: Size at which a part is complete.
-            advance: Called with the number of rows of each read.
-            digest: Receives all rows.
-            cut: Cuts batches into smaller ones.
+            advance: A function for progress; it is called with the number of rows after each read.
+            digest: A digest to which all rows are added.
+            cut: A function that divides a batch into smaller batches.
 
         Raises:
-            ConfigError: The source has other rows than a part.
+            ConfigError: The source differs from the rows of a finished part.
         """
         source = DigestedRows(blocks(stream), digest, advance)
         self.check_rows(lambda part: source.digest_of(part.rows, stream.schema))
@@ -517,7 +530,7 @@ class Job:
 
 
 def check_rows(parts: Mapping[int, Part], digest_of: Callable[[Part], str], where: str, remedy: str) -> None:
-    """Raise ConfigError, naming rows, unless the source still has the rows of the parts."""
+    """Raise ConfigError if the rows of a part have changed in the source; the message names these rows."""
     for part in parts.values():
         if digest_of(part) != part.digest:
             some = f"some of {part.first}..{part.first + part.rows - 1}"
@@ -525,10 +538,10 @@ def check_rows(parts: Mapping[int, Part], digest_of: Callable[[Part], str], wher
 
 
 def read_note(file: Path, advice: str) -> tuple[dict[str, Any], dict[int, Part], dict[str, Any], bool]:
-    """Return fingerprint, parts, facts and completeness of a job.
+    """Read ``job.json``; return the fingerprint, the parts, the facts, and whether the job is complete.
 
     Raises:
-        DataError: The file is no note; the message ends with ``advice``.
+        DataError: The file is not a valid note; the message ends with ``advice``.
     """
     try:
         found = read_json_object(file)
@@ -539,7 +552,7 @@ def read_note(file: Path, advice: str) -> tuple[dict[str, Any], dict[int, Part],
 
 
 def check_same(noted: Mapping[str, Any], fingerprint: Mapping[str, Any], where: str, remedy: str) -> None:
-    """Raise ConfigError, naming the differences, unless the fingerprints of two jobs are equal."""
+    """Raise ConfigError if the fingerprints of two jobs differ; the message names the differences."""
     wanted = json.loads(json.dumps(dict(fingerprint)))
     differing = [name for name, value in wanted.items() if noted.get(name) != value]
     differing += [name for name in noted if name not in wanted]

@@ -1,6 +1,8 @@
-"""Read trees of arrays in HDF5, zarr and npz files as rows. A layout names the arrays of each role.
+"""Reads trees of arrays in HDF5, zarr and npz files as rows.
 
-The last observation of an episode is stored if an episode has one observation more than actions, or if it has next
+A layout states which arrays hold actions, rewards and so on.
+
+The last observation of an episode is stored if the episode has one observation more than actions, or has next
 observations. Otherwise ``final`` determines the treatment of the last transition.
 
 The parts of this module in order: layouts in Python or YAML, layouts with a name, trees and their arrays, episodes, and
@@ -51,7 +53,7 @@ from mouse_core.images.pixels import decode_image
 from mouse_core.spec import check_list
 
 VERSION = 1
-"""Version of YAML files that hold a layout."""
+"""Format version of YAML files that contain a layout."""
 
 SUFFIXES = (".yaml", ".yml")
 _MOST_YAML = 1 << 18
@@ -62,19 +64,22 @@ Paths = str | Sequence[str] | Mapping[str, str] | None
 
 
 class Aligned:
-    """The properties that every layout has: the alignment of actions and their results, and how episodes end.
+    """Base class of layouts: the alignment of actions and their results, and how episodes end.
 
-    A layout has ``ending`` and ``alignment``; the latter is "outgoing" or "arrived" for all roles, or a mapping from
-    roles to these.
+    A layout has the attributes ``ending`` and ``alignment``. ``alignment`` is "outgoing" or "arrived" for all roles, or
+    a mapping from roles to "outgoing" or "arrived".
     """
 
     alignment: str | Mapping[str, str]
     ending: str
     moved: ClassVar[tuple[str, ...]] = ("action", "reward")
-    """Roles that a single text for ``alignment`` applies to."""
+    """Roles to which ``alignment`` applies if it is a single text."""
 
     def check_alignment(self, *others: str) -> None:
-        """Raise ConfigError for an alignment of roles outside ``moved`` and ``others``, or for an unknown ending."""
+        """Raise ConfigError if ``alignment`` has a role outside of ``moved`` and ``others``.
+
+        An unknown ``ending`` is also an error.
+        """
         if self.ending not in ("truncated", "terminal"):
             raise ConfigError(f"layout: ending: expected 'truncated' or 'terminal', found {self.ending!r}")
         roles = [*self.moved, *others]
@@ -87,7 +92,7 @@ class Aligned:
                 )
 
     def arrived(self) -> frozenset[str]:
-        """Roles whose values are in the row of the observation that they led to."""
+        """Roles with the alignment "arrived": a value is stored in the row of the observation after it."""
         if isinstance(self.alignment, Mapping):
             return frozenset(role for role, value in self.alignment.items() if value == "arrived")
         return frozenset(self.moved if self.alignment == "arrived" else ())
@@ -95,47 +100,51 @@ class Aligned:
 
 @dataclass(frozen=True, kw_only=True)
 class TreeLayout(Aligned):
-    """The positions of episode parts in a tree of arrays: groups and arrays of HDF5, zarr and npz files.
+    """The paths of observations, actions and other roles in a tree of groups and arrays (HDF5, zarr and npz files).
 
-    A path names an array, or a group: the group stands for all arrays below it that no other path of the layout names.
+    A path names an array or a group. A group stands for all arrays below it that no other path of the layout names.
     In all paths ``*`` stands for the name of an episode. A path that ends in ``?`` is optional. Several paths are given
-    as a list, which names each array by the last part of its path, or as a mapping from names to paths. One name in the
-    mapping may be empty, like the name of a single path.
+    as a list or a mapping. In a list, the last part of a path is the name of its array. A mapping maps names to paths;
+    one name may be empty, like the name of a single path.
 
-    An episode is everything below one name for ``*``, or a file (``one_a_file``). Otherwise episodes end at the rows
-    that ``episode_ends`` or ``is_last`` mark, else where ``terminated`` or ``truncated`` is set. If an episode has one
-    observation more than actions, the last one is its final observation.
+    If paths contain ``*``, an episode consists of all arrays with the same name for ``*``. With ``one_a_file``, each
+    file is an episode. Otherwise episodes end at the rows that ``episode_ends`` or ``is_last`` mark, or, without these,
+    where ``terminated`` or ``truncated`` is set. If an episode has one observation more than actions, the last one is
+    its final observation.
 
     Args:
         observation: Values ``[T, ...]`` or ``[T + 1, ...]``.
-        action: Values ``[T, ...]``; the action of a last row without a successor is left out.
+        action: Values ``[T, ...]``. An action in the last row of an episode is left out if no observation follows it.
         reward: A number for each step. Without this argument, rewards are 0.
-        terminated: A flag for each step or for each episode: the episode reached a terminal state. ``"not discount"``
-            is set where ``discount`` is 0. With several paths, the flag is set where any of them is set.
-        truncated: A flag for each step or for each episode: the episode was cut off.
-        next_observation: The observation that a step led to. If the layout determines the ends of episodes, only an
-            episode's last next observation is read.
-        metadata: Arrays for further columns, ``metadata_<name>``, with a value for each step.
-        other_metadata: Whether all other arrays of an episode become metadata, too. An array with one value for all
-            rows is left out; an array of another length raises an error.
+        terminated: A flag for each step or for each episode. The flag states that the episode reached a terminal state.
+            The path ``"not discount"`` gives a flag that is set where the array ``discount`` is 0. With several paths,
+            the flag is set where the array at any path is set.
+        truncated: A flag for each step or for each episode. The flag states that the episode was cut off.
+        next_observation: The observation after each step. If the layout determines the ends of episodes, only the last
+            next observation of each episode is read.
+        metadata: Arrays with a value for each step, which become columns ``metadata_<name>``.
+        other_metadata: Whether all other arrays of an episode become metadata, too. An array with a single value is
+            left out; an array whose length fits neither steps nor observations raises an error.
         action_metadata: Paths of metadata that belong to the action of their row. Metadata whose names begin with
-            ``action``, ``policy`` or ``log_prob`` always do.
-        numbers: Numeric metadata: a mapping from names to "file", the number of the file; to "*", the digits in the
-            name of the episode; or to a regular expression whose only group is a number in the name of the file.
+            ``action``, ``policy`` or ``log_prob`` always belong to the action.
+        numbers: Numeric metadata: a mapping from names to the source of the number. "file" is the index of the file;
+            "*" is the digits in the name of the episode; a regular expression finds a number in the name of the file by
+            its only group.
         leave_out: Paths of arrays and groups that are not read.
-        task: Path of the attribute with the task of an episode, which becomes the column ``metadata_task``: the path of
-            a group, ``@``, the attribute's name and, if it holds JSON, the keys in it, such as
-            ``"data@problem_info/language_instruction"``. Of several paths, the first one with a text is used.
+        task: Path of the attribute with the task of an episode, for the column ``metadata_task``. The path consists of
+            the path of a group, ``@``, the attribute's name and, if the attribute contains JSON, keys in the JSON, such
+            as ``"data@problem_info/language_instruction"``. Of several paths, the first path with a text is used.
         episodes: A regular expression that names of episodes (``*``) must match.
-        nan_action: Whether the last action of an episode may be NaN. If the action is NaN, the last row has the
-            episode's final observation. If it is a number, the alignment of the episode is "outgoing" instead of
-            ``alignment``.
-        episode_ends: An array of ascending row numbers: for each episode, the number behind its last row.
-        is_last: A flag for each row, set in the last row of each episode; of several paths, the first existing one is
-            used. With next observations, the last row is the last transition. Without them, the last row has the
-            episode's final observation. With ``is_last``, ``terminated`` and ``truncated`` determine only how an
+        nan_action: Whether the last action of an episode may be NaN. If the last action is NaN, the last row has the
+            episode's final observation. If the last action is a number, the alignment of the episode is "outgoing"
+            instead of ``alignment``.
+        episode_ends: An array of ascending row indices: for each episode, the index of the row after its last row.
+        is_last: A flag for each row, which is set in the last row of each episode. Of several paths, the first existing
+            path is used. With next observations, the last row is the last transition. Without them, the last row has
+            the episode's final observation. With ``is_last``, ``terminated`` and ``truncated`` determine only how an
             episode ended.
-        episode_steps: The number of steps after which the environment cut episodes off, if no ``truncated`` is stored.
+        episode_steps: The number of steps after which the environment truncated episodes, for files without
+            ``truncated``.
         one_a_file: Whether each file is an episode.
         files: A pattern of the files of a folder, such as ``"episode_*.hdf5"``. Files are read in the order of the
             numbers in their names; files in a tar archive are read in the order of the archive.
@@ -143,9 +152,10 @@ class TreeLayout(Aligned):
             from bytes ``[T, L]`` padded with zeros, from strings of bytes or untyped bytes (``np.void``) ``[T]``, and
             from groups with an array of bytes for each step, in the order of the numbers in their names. ``[T, H, W,
             C]`` are pixels; in the form ``[T, C, H, W]``, whole numbers up to 255 of any type are pixels.
-        alignment: Whether a row's action, reward and flags leave the observation of their row ("outgoing") or led to it
-            ("arrived"); or a mapping with ``action``, ``reward``, ``terminated``, ``truncated`` and ``metadata``.
-        ending: How an episode ended if no flag is set: "truncated" (done 2) or "terminal" (done 1).
+        alignment: Whether a row's action, reward and flags belong to the transition after the row's observation
+            ("outgoing") or before it ("arrived"). One value for all, or a mapping with the keys ``action``, ``reward``,
+            ``terminated``, ``truncated`` and ``metadata``.
+        ending: Kind of end for an episode without a set flag: "truncated" (``done`` 2) or "terminal" (``done`` 1).
     """
 
     moved: ClassVar[tuple[str, ...]] = ("action", "reward", "terminated", "truncated")
@@ -180,7 +190,7 @@ class TreeLayout(Aligned):
         self.check_alignment("metadata")
 
     def _problems(self) -> Iterator[str]:
-        """Yield the errors in single arguments."""
+        """Yield error messages for arguments that are invalid on their own."""
         if self.observation is None and self.action is None:
             yield "expected a path of observation or of action, found neither"
         for role, paths in self.roles().items():
@@ -214,7 +224,7 @@ class TreeLayout(Aligned):
             yield f"files: expected names of files in the folder, found {self.files!r}"
 
     def _problems_of_episodes(self) -> Iterator[str]:
-        """Yield the errors in the arguments that determine where episodes begin and end."""
+        """Yield error messages for the arguments that determine where episodes begin and end."""
         starred = any("*" in path for paths in self.roles().values() for path in paths.values())
         ways = [starred, self.one_a_file, *(way is not None for way in (self.episode_ends, self.is_last))]
         if sum(ways) > 1:
@@ -236,7 +246,7 @@ class TreeLayout(Aligned):
                 yield "alignment: expected 'outgoing' if only flags define where episodes end"
 
     def roles(self) -> dict[str, dict[str, str]]:
-        """Paths by role and name; a role with one path has an empty name."""
+        """Paths by role and name; if a role has a single path, its name is empty."""
         found = {}
         for role in ("observation", "action", "reward", *FLAGS, "next_observation", "metadata"):
             value = getattr(self, role)
@@ -254,7 +264,7 @@ class TreeLayout(Aligned):
         return [path for role in ("action", "observation") for path in roles.get(role, {}).values()]
 
     def may_be_files(self, path: str) -> bool:
-        """Whether an array lies at ``pictures``, so that it may contain encoded images."""
+        """Whether the array is at a path of ``pictures``, and thus may contain encoded images."""
         return self.pictures is not None and _is_at(self.pictures, path)
 
     def leaves_out(self, path: str) -> bool:
@@ -263,7 +273,7 @@ class TreeLayout(Aligned):
 
     @property
     def whole(self) -> bool:
-        """Whether the layout determines where episodes end without flags."""
+        """Whether the layout determines where episodes end without the flags ``terminated`` and ``truncated``."""
         return self.one_a_file or self.episode_ends is not None or any("*" in path for path in self.leads())
 
     def group(self) -> str:
@@ -312,7 +322,7 @@ def _problems_of_path(role: str, path: Any) -> Iterator[str]:
 
 
 def load_layout(source: TreeLayout | Mapping[str, Any] | str | os.PathLike[str]) -> TreeLayout:
-    """Return a layout from a mapping of its arguments, or from a YAML file with them and ``version: 1``.
+    """Return a layout from a mapping of its arguments, or from a YAML file with these arguments and ``version: 1``.
 
     Raises:
         ConfigError: An argument is unknown or has no effect, the file does not exist, or its version is newer.
@@ -323,11 +333,11 @@ def load_layout(source: TreeLayout | Mapping[str, Any] | str | os.PathLike[str])
 
 
 def loaded(kind: type[Layout], source: Layout | Mapping[str, Any] | str | os.PathLike[str]) -> Layout:
-    """Return a layout of a kind, as ``load_layout`` does.
+    """Return a layout of the class ``kind``, as ``load_layout`` does.
 
     Args:
-        kind: A dataclass of keyword arguments.
-        source: A layout of this kind, its arguments as a mapping, or a YAML file with them.
+        kind: The class of the layout, a dataclass with keyword arguments.
+        source: A layout of this class, a mapping of its arguments, or a YAML file with them.
     """
     if isinstance(source, kind):
         return source
@@ -508,7 +518,7 @@ _MOST_BYTES = 1 << 30  # size of a file in an archive, and of a pickle
 
 
 Tree = H5File | NpzTree
-"""An open file or folder of groups and arrays."""
+"""An open tree of groups and arrays, in a file or folder."""
 
 
 class ZarrTree(H5File):
@@ -547,7 +557,10 @@ class ZarrTree(H5File):
 
     @property
     def notes(self) -> list[str]:
-        """Return notes on missing chunks of the arrays that ``find`` returned; zarr omits chunks of fill values."""
+        """Return notes on missing chunks of the arrays that ``find`` returned.
+
+        For zarr, missing chunks have the fill value.
+        """
         return [
             f"{path}: {absent} of {chunks} chunks are not there and are read as the fill value."
             for path, (absent, chunks) in self._absent.items()
@@ -565,7 +578,7 @@ def _open(path: Path) -> Any:
 
 
 def _in_memory(where: str, file: IO[bytes], size: int) -> NpzTree:
-    """Return the arrays of an npz file, or of a dict that ``numpy.save`` pickled, read as data."""
+    """Return the arrays of an npz file, or of a dict that ``numpy.save`` pickled, without running pickled code."""
     if size > _MOST_BYTES:
         raise damaged(where, f"expected a file of at most {_MOST_BYTES >> 20} MB, found {size >> 20} MB")
     held = io.BytesIO(file.read(size))
@@ -591,7 +604,7 @@ def _members(archive: Path) -> Generator[NpzTree]:
 
 
 def open_each(files: Sequence[Path]) -> Generator[Tree]:
-    """Open the files, and the files in archives, in turn; a file stays open until the next one is requested."""
+    """Open files, and files in archives, one after another. A file is closed when the next file is requested."""
     with ExitStack() as stack:
         file: Any = None
         for path in files:
@@ -616,13 +629,13 @@ class Array:
 
     Args:
         path: The path of the array in the tree.
-        role: The argument of ``TreeLayout`` that names it.
-        name: The name of the column behind its role; empty if the role has one array.
+        role: The argument of ``TreeLayout`` that names the array.
+        name: The part of the column name that follows the role; empty if the role has a single array.
         rows: The number of rows; -1 for a single value.
         row_bytes: Approximate size of a row in bytes.
-        moves: Whether the array is metadata that belongs to the action of its row, and moves with it.
-        frames: If each row is a separate array of bytes: the names of these arrays below ``path``, in order, and their
-            sizes in bytes.
+        moves: Whether the array is metadata of the action, which moves to the next row together with the action.
+        frames: Names of arrays below ``path`` in order, and their sizes in bytes, if each row is a separate array of
+            bytes.
     """
 
     path: str
@@ -640,16 +653,16 @@ def natural_key(text: str) -> list[tuple[int, int, str]]:
 
 
 def arrays_of(file: Tree, layout: TreeLayout, stars: Sequence[str]) -> list[list[Array]]:
-    """Return the arrays of each episode that the layout names.
+    """Return, for each episode, the arrays that the layout names.
 
     Args:
         file: The open file.
         layout: The paths.
-        stars: For each episode the text that ``*`` stands for.
+        stars: For each episode, the name that replaces ``*`` in paths.
 
     Raises:
         DataError: A path does not exist, or its data cannot be a column.
-        SchemaError: Two arrays have one name.
+        SchemaError: Two arrays have the same name.
     """
     named = [(role, name, path) for role, paths in layout.roles().items() for name, path in paths.items()]
     asked = [[_plain(path).replace("*", star) for _, _, path in named] for star in stars]
@@ -715,7 +728,7 @@ def _arrays(
 
 
 def _below(tree: Mapping[str, Any], path: str, role: str, layout: TreeLayout) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield the leaves of a group as ``leaves`` does, with each group of encoded images as one leaf."""
+    """Yield the leaves of a group as ``leaves`` does, but treat each group of encoded images as a single leaf."""
     for name, item in tree["items"].items():
         if item["kind"] != "group" or _is_frames(item, f"{path}/{name}", role, layout):
             yield (name,), item
@@ -724,7 +737,7 @@ def _below(tree: Mapping[str, Any], path: str, role: str, layout: TreeLayout) ->
 
 
 def _is_frames(tree: Mapping[str, Any], path: str, role: str, layout: TreeLayout) -> bool:
-    """Whether a group holds images: one array of bytes for each step, with names that differ by a number."""
+    """Whether a group holds images: a byte array for each step, and names that differ only in a number."""
     if role not in _OBSERVED or not layout.may_be_files(path):
         return False
     parts = tree["items"].values()
@@ -741,7 +754,7 @@ def _is_opaque(part: Mapping[str, Any], *, ndim: int) -> bool:
 
 
 def rows_of(file: Tree, items: Sequence[tuple[Array, int, int]]) -> list[npt.NDArray[Any]]:
-    """Read rows ``[first, end)`` of several arrays. Byte strings of any length become arrays of objects."""
+    """Read rows ``[first, end)`` of several arrays. Byte strings of variable length become arrays of objects."""
     asked: list[tuple[str, int, int]] = []
     for array, first, end in items:
         each = [(f"/{array.path}/{name}", 0, size) for name, size in array.frames[first:end]]
@@ -784,7 +797,7 @@ def _array(where: str, path: str, role: str, name: str, part: Mapping[str, Any],
 
 
 def _hint(role: str, path: str, layout: TreeLayout) -> str:
-    """Return the remedy for metadata that cannot be read; empty for other roles."""
+    """Return the remedy for an error message about metadata that cannot be read. For other roles, the text is empty."""
     group = layout.group()
     below = path.split("/")[len(group.split("/")) if group else 0 :]
     place = "/".join([group, *below]).lstrip("/")
@@ -792,11 +805,13 @@ def _hint(role: str, path: str, layout: TreeLayout) -> str:
 
 
 def lengths_of(arrays: Sequence[Array], layout: TreeLayout, *, where: str) -> tuple[int, bool]:
-    """Return an episode's number of steps (from 0) and whether its last observation is stored; check all lengths.
+    """Return how many steps an episode has, and whether its last observation is stored.
+
+    Check the lengths of all arrays.
 
     Args:
         arrays: All arrays of the episode.
-        layout: The layout, which determines the roles with the alignment "arrived".
+        layout: The layout, which states the alignment of each role.
         where: The file and episode, for messages.
 
     Raises:
@@ -838,8 +853,8 @@ def cast_like_first(values: dict[Array, npt.NDArray[Any]], types: Types, where: 
     """Cast the values of an episode to the types of the first episode; some recorders change types between episodes.
 
     Args:
-        values: The values by array. Numbers are cast; flags and texts are not.
-        types: The types of the first episode, by role and name. New arrays are added.
+        values: The values by array. Numbers are cast; flags and texts are not cast.
+        types: The types of the first episode, by role and name. The function adds the types of new arrays.
         where: The file and episode, for messages.
 
     Raises:
@@ -862,7 +877,10 @@ def cast_like_first(values: dict[Array, npt.NDArray[Any]], types: Types, where: 
 
 
 def _holds(wanted: np.dtype[Any], values: npt.NDArray[Any]) -> bool:
-    """Whether a numeric type can represent all values; integers do not fit flags, and floats do not fit integers."""
+    """Whether a numeric type can represent all values.
+
+    Integers cannot become flags, and floats cannot become integers.
+    """
     if values.size and wanted.kind in {"f": "iub", "i": "b", "u": "b"}.get(values.dtype.kind, ""):
         return False
     with np.errstate(all="ignore"):
@@ -871,7 +889,7 @@ def _holds(wanted: np.dtype[Any], values: npt.NDArray[Any]) -> bool:
 
 
 def check_shapes(columns: Mapping[str, npt.NDArray[Any]], known: dict[str, tuple[int, ...]], where: str) -> None:
-    """Raise DataError if a column has another shape than in ``known``; new columns are added to ``known``."""
+    """Raise DataError if the shape of a column differs from its shape in ``known``; add new columns to ``known``."""
     for name, values in columns.items():
         shape = known.setdefault(name, values.shape[1:])
         if values.dtype != object and values.shape[1:] != shape:
@@ -892,11 +910,12 @@ class Stretch:
         arrays: The arrays that hold the rows.
         first: The first row.
         steps: The number of transitions.
-        closed: Whether one more row holds the last observation.
+        closed: Whether the last observation is stored, in one more row.
         whole: Whether the rows are exactly one episode.
         where: The file and episode, for messages.
         layout: The layout, with the alignment of these rows.
-        constants: Metadata with one value for all rows, by name: the task, the numbers of file and episode.
+        constants: Metadata with a single value for all rows, by name: the task, and the numbers of the file and the
+            episode.
     """
 
     arrays: Sequence[Array]
@@ -910,7 +929,7 @@ class Stretch:
 
     @property
     def marked(self) -> bool:
-        """Whether rows are observations, and ``is_last`` marks the last row of each episode."""
+        """Whether every row is an observation and ``is_last`` marks the last row of each episode."""
         roles = {array.role for array in self.arrays}
         return "is_last" in roles and "next_observation" not in roles
 
@@ -942,12 +961,12 @@ def files_of(root: Path, layout: TreeLayout, suffixes: Sequence[str]) -> list[Pa
 
 
 def stretches_of(file: Tree, layout: TreeLayout, number: int = 0) -> Iterator[Stretch]:
-    """Yield all stretches of a file in order, including episodes without steps.
+    """Yield a ``Stretch`` for each range of consecutive rows of a file in order, including episodes without steps.
 
     Args:
         file: The open file.
         layout: The layout of the file.
-        number: The number of the file, counted from 0.
+        number: The index of the file.
 
     Raises:
         DataError: The file is damaged, or does not fit the layout.
@@ -1006,7 +1025,7 @@ def _starred(file: Tree, layout: TreeLayout, lead: str, number: int) -> Iterator
 
 
 def _ends_in_nan(file: Tree, arrays: Sequence[Array]) -> bool:
-    """Whether all parts of the last action are NaN, which means that no action was taken on the last observation."""
+    """Whether all values of the last action are NaN: no action was taken on the last observation."""
     actions = [array for array in arrays if array.role == "action"]
     if any(array.rows < 2 for array in actions):
         return False
@@ -1015,7 +1034,7 @@ def _ends_in_nan(file: Tree, arrays: Sequence[Array]) -> bool:
 
 
 def _tasks_of(file: Tree, layout: TreeLayout, stars: Sequence[str]) -> list[str | None]:
-    """Return the task of each episode, from the first path of the layout that leads to a text; None if none does.
+    """Return the task of each episode, from the first path of the layout where a text is found; None without a text.
 
     Raises:
         DataError: An attribute is not valid JSON, or the value at its keys is not a text.
@@ -1051,7 +1070,7 @@ def _task(value: Any, keys: Sequence[str], where: str) -> str | None:
 
 
 def _constants(layout: TreeLayout, task: str | None, number: int, path: str, star: str = "") -> dict[str, Any]:
-    """Return metadata with one value for all rows of an episode, by name."""
+    """Return, by name, the metadata that have a single value for all rows of an episode."""
     found: dict[str, Any] = {} if task is None else {"task": task}
     for name, kind in (layout.numbers or {}).items():
         if kind in ("file", "*"):
@@ -1062,7 +1081,7 @@ def _constants(layout: TreeLayout, task: str | None, number: int, path: str, sta
 
 
 def _numbers(file: Tree, path: str) -> npt.NDArray[np.int64]:
-    """Read an array of whole numbers ``[n]``."""
+    """Read an array of integers ``[n]``."""
     (tree,) = file.find([path])
     shape: Any = tree["shape"] if tree is not None and tree["kind"] == "number" else None
     if tree is None or shape is None or len(shape) != 1 or shape[0] > _MOST_ENDS or tree["dtype"][1] not in "iu":
@@ -1084,14 +1103,14 @@ def read_layouts(
 ) -> RowStream:
     """Read the arrays of an HDF5 file, npz file or zarr group (version 2 or 3, a folder or zip), or of several files.
 
-    A dict of arrays that ``numpy.save`` pickled is read as data: no function that the pickle names is called.
+    A dict of arrays that ``numpy.save`` pickled is read without calling the functions that the pickle names.
 
-    The last row of an episode has ``done`` 1 if ``terminated`` is set in its last step, else 2 if ``truncated`` is,
-    else the code of the layout's ``ending``. If the layout determines the ends of episodes, flags in earlier steps are
-    ignored. Without rewards the column ``reward`` is 0. Metadata whose names begin with ``action``, ``policy`` or
-    ``log_prob`` move with the action; other metadata stay with their observation. If the last observation is missing,
-    the row in its place has NaN for floats, and repeats integers and texts of the row before. Episodes without steps
-    are left out; a warning at the end counts them. Numbers are cast to the types of the first episode.
+    The last row of an episode has ``done`` 1 if ``terminated`` is set in the last step, 2 if only ``truncated`` is set
+    there, and otherwise the code of the layout's ``ending``. If the layout determines the ends of episodes, flags in
+    earlier steps are ignored. Without rewards the column ``reward`` is 0. Metadata whose names begin with ``action``,
+    ``policy`` or ``log_prob`` move with the action; other metadata stay with their observation. If the last observation
+    is missing, its row has NaN for float metadata, and repeats integers and texts of the row before. Episodes without
+    steps are left out; a warning at the end counts them. Numbers are cast to the types of the first episode.
 
     Args:
         path: A file; a folder of files, which are read in the order of the numbers in their names; or a tar archive of
@@ -1099,13 +1118,13 @@ def read_layouts(
         layout: A ``TreeLayout``, its arguments as a mapping, a YAML file with them, or a name in ``LAYOUTS``.
         final: Treatment of the last transition of an episode whose last observation was not stored: "drop" or "mark".
         batch_rows: Largest number of rows of a batch.
-        leave_out: Further paths of arrays and groups that are not read, besides the paths that the layout leaves out.
-        **changes: Arguments of ``TreeLayout`` that override the layout's, such as ``ending="terminal"``.
+        leave_out: Paths of arrays and groups that are not read, in addition to ``leave_out`` of the layout.
+        **changes: Arguments that override arguments of the layout, such as ``ending="terminal"``.
 
     Raises:
         ConfigError: The layout is invalid, no file is found, or ``final`` is needed and missing.
-        DataError: A file is damaged, does not fit the layout, or has a link to outside of it; or a number does not fit
-            the type of the first episode. The message names file, episode and array.
+        DataError: A file is damaged, does not fit the layout, or contains a link to another file; or the type in the
+            first episode cannot represent a number. The message names file, episode and array.
         SchemaError: Episodes have different arrays, or two arrays have the same column name.
         ImportError: h5py, or zarr for a zarr group, is not installed.
     """
@@ -1159,7 +1178,7 @@ def read_layouts(
 
 
 def _first(trees: Iterator[Tree], layout: TreeLayout, where: str) -> tuple[Tree, Stretch]:
-    """Return the first stretch that has a step, and its file."""
+    """Return the first ``Stretch`` with a step, and its file."""
     count = 0
     for number, file in enumerate(trees):
         for stretch in stretches_of(file, layout, number):
@@ -1170,7 +1189,7 @@ def _first(trees: Iterator[Tree], layout: TreeLayout, where: str) -> tuple[Tree,
 
 
 def _unnamed(file: Tree, layout: TreeLayout, first: Stretch) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the shapes of unread arrays beside the first episode's arrays, and the attributes of its group."""
+    """Return shapes of arrays in the first episode that the layout does not name, and the attributes of the episode."""
     group = layout.group()
     if group in layout.leads():
         return {}, {}  # the arrays of an episode have no separate group
@@ -1232,7 +1251,7 @@ def _rows(
 
 
 def _rows_of(file: Tree, stretch: Stretch, size: int, types: Types, rows: TransitionRows) -> Iterator[Columns]:
-    """Yield the rows of a stretch, ``size`` at a time; ``rows`` may return the last rows later."""
+    """Yield the rows of a ``Stretch``, ``size`` at a time; ``rows`` may hold the last rows back."""
     if stretch.marked:
         yield from _marked_rows(file, stretch, size, types)
     else:
@@ -1268,10 +1287,10 @@ def _parts(file: Tree, stretch: Stretch, size: int, types: Types) -> Iterator[_P
 
 
 def _cut(terminated: npt.NDArray[np.bool_], most: int, since: int) -> tuple[npt.NDArray[np.bool_], int]:
-    """Return flags of the steps that cut episodes off after ``most`` steps, and the steps of the unfinished episode.
+    """Return flags that truncate episodes after ``most`` steps, and how many steps the unfinished episode has.
 
-    ``since`` counts the earlier steps of the episode that continues. With ``most`` 3 and ``since`` 1, end flags of 0 0
-    1 0 give cuts of 0 1 0 0, and the last episode has 1 step.
+    ``since`` is the number of earlier steps of the episode that continues. With ``most=3`` and ``since=1``, the end
+    flags 0 0 1 0 give the flags 0 1 0 0, and the unfinished episode has 1 step.
     """
     cut = np.zeros(len(terminated), bool)
     for step, is_over in enumerate(terminated.tolist()):
@@ -1287,10 +1306,10 @@ def _ending(codes: npt.NDArray[np.int64], layout: TreeLayout) -> npt.NDArray[np.
 
 
 def _marked_rows(file: Tree, stretch: Stretch, size: int, types: Types) -> Iterator[Columns]:
-    """Yield the rows of a stretch whose rows are observations: results of an action move to the next row.
+    """Yield the rows of a ``Stretch`` in which every row is an observation; results of an action move to the next row.
 
-    For example, ``is_last`` of 0 0 1 0 1 marks two episodes, of 3 and 2 rows; action and reward of rows 2 and 4 are not
-    used.
+    For example, ``is_last`` of 0 0 1 0 1 marks two episodes, of 3 and 2 rows; the actions and rewards of rows 2 and 4
+    are not used.
     """
     before: Columns = {}
     begins, step = True, 0
@@ -1309,7 +1328,7 @@ def _marked_rows(file: Tree, stretch: Stretch, size: int, types: Types) -> Itera
 
 
 def _read(file: Tree, stretch: Stretch, start: int, stop: int) -> dict[Array, npt.NDArray[Any]]:
-    """Read the transitions ``[start, stop)``; arrays that include the last observation have one more value."""
+    """Read the transitions ``[start, stop)``. Arrays that include the last observation have one more value."""
     arrived = stretch.layout.arrived()
     items = []
     for array in stretch.arrays:
@@ -1414,7 +1433,7 @@ def _part(stretch: Stretch, values: Mapping[Array, Any], done: npt.NDArray[Any],
 
 
 def _named(role: str, values: Mapping[Array, Any]) -> Columns:
-    """Return the columns of all arrays of a role."""
+    """Return the arrays of a role by column name."""
     found = {array.name: part for array, part in values.items() if array.role == role}
     whole = role.removeprefix("next_")
     return named(whole, found[""] if [*found] == [""] else found) if found else {}

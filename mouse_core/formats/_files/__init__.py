@@ -1,1 +1,1 @@
-"""Files of other tools, read byte by byte: HDF5, NumPy and videos; and the selection of the data files of a folder."""
+"""Readers of files of other tools (HDF5, NumPy, zarr), and the selection of the data files in a folder."""

@@ -1,8 +1,8 @@
-"""HDF5 files: reading in a separate process, and writing piece by piece.
+"""Reads HDF5 files in a separate process, and appends rows to HDF5 files.
 
 The HDF5 library trusts the content of files: a damaged file can cause an endless loop, exhaust the memory or crash the
-process. So another process reads the file, with limits of time and memory, and its failures become errors of this
-process.
+process. So another process reads the file, with limits of time and memory. If that process fails, this process raises
+an error.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _CHILD = Path(__file__).with_name("h5_child.py")
 class H5File:
     """An HDF5 file open for reading; a context manager.
 
-    Readers of other array trees that use a separate process derive from this class, and set the program.
+    Readers of other file types (zarr) derive from this class, and set the program that runs in the separate process.
 
     Args:
         path: The file.
@@ -68,7 +68,7 @@ class H5File:
         self._child.close()
 
     def another(self, path: str | os.PathLike[str]) -> None:
-        """Close the file, and open another one in the same process: starting a process takes 0.2 s.
+        """Close the file, and open another file in the same reading process, because starting a process takes 0.2 s.
 
         Raises:
             ConfigError: The file does not exist.
@@ -80,7 +80,7 @@ class H5File:
 
     @staticmethod
     def check(path: str) -> None:
-        """Raise ConfigError if no file of this kind can be at a path."""
+        """Raise ConfigError if no file exists at the path."""
         if not os.path.isfile(path):
             found = "a folder" if os.path.isdir(path) else "none"
             raise ConfigError(f"{path}: expected an HDF5 file, found {found}")
@@ -91,7 +91,7 @@ class H5File:
         return names
 
     def trees(self, paths: Sequence[str]) -> list[dict[str, Any]]:
-        """Return the trees below some groups, without values.
+        """Return descriptions of some groups and of all items below them, without the values of datasets.
 
         Returns:
             A tree for each group. A group has ``kind`` "group" and ``items`` by name; a dataset has ``kind`` ("number",
@@ -110,7 +110,7 @@ class H5File:
         return found
 
     def attributes(self, items: Sequence[tuple[str, str]]) -> list[Any]:
-        """Return attributes as JSON values, by the path of the item and the name; None for a missing attribute."""
+        """Return attributes as JSON values, by item path and attribute name; None for a missing attribute."""
         found: list[Any] = self._ask({"do": "attributes", "items": [list(item) for item in items]})[0]["values_of"]
         return found
 
@@ -118,7 +118,7 @@ class H5File:
         """Read rows of several datasets.
 
         Args:
-            items: Path, first row and end for each dataset.
+            items: For each dataset: its path, the first row to read, and the row behind the last one to read.
 
         Returns:
             Arrays ``[n, ...]``; text as arrays of objects (bytes), ragged values as arrays of objects (arrays).
@@ -157,7 +157,7 @@ def _array(header: dict[str, Any], parts: list[bytearray]) -> npt.NDArray[Any]:
 
 
 def leaves(tree: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
-    """Yield path and description of every item below a group, at any depth, except groups.
+    """Yield the path and the description of every dataset below a group, at any depth.
 
     Args:
         tree: A tree from ``H5File.trees``.

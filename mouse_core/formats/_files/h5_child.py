@@ -1,7 +1,7 @@
 """Read one HDF5 file for another process: a damaged file may crash or hang only this process.
 
-The script takes a file's path, and answers each request, a line of JSON, with a line of JSON and the announced bytes.
-The script imports nothing of this package, so that it starts quickly.
+The script takes a file's path. Each request is a line of JSON; the answer is a line of JSON and the bytes that this
+line announces. The script imports nothing of this package, so that it starts quickly.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any, BinaryIO
 
 MEMORY = 3 << 30
-"""Limit of the address space in bytes, including libraries; each chunk that is read must fit."""
+"""Limit of the process's address space in bytes, including its libraries. A chunk that does not fit cannot be read."""
 
 DEPTH = 16
 
@@ -68,7 +68,7 @@ class Opened:
         self._file.close()
 
     def find(self, path: str) -> Any:
-        """Return the item at a path within the file, or None; ValueError if a link leaves the file."""
+        """Return the item at a path within the file, or None. Raise ValueError if a link points to another file."""
         node = self._file
         for name in path.strip("/").split("/") if path.strip("/") else ():
             link = node.get(name, getlink=True) if isinstance(node, self._h5py.Group) else None
@@ -84,7 +84,7 @@ class Opened:
         return list(node) if isinstance(node, self._h5py.Group) else []
 
     def tree(self, node: Any, depth: int = 0) -> dict[str, Any]:
-        """Return the tree below a group, without values."""
+        """Return the description of a group and of all items below it, without the values of datasets."""
         h5py = self._h5py
         if depth > DEPTH:
             raise ValueError(f"expected groups at most {DEPTH} levels deep, found a deeper group at {node.name}")
@@ -106,7 +106,7 @@ class Opened:
         return found
 
     def _dataset(self, dataset: Any) -> dict[str, Any]:
-        """Return the description of a dataset, after comparing its shape with the stored bytes."""
+        """Return the description of a dataset, after checking that enough bytes are stored for its shape."""
         dtype, shape = dataset.dtype, dataset.shape
         if shape is None:
             return {"kind": "empty", "shape": [0], "dtype": "", "chunk": 0}
@@ -125,7 +125,7 @@ class Opened:
         return {"kind": kind, "shape": list(shape), "dtype": described, "chunk": chunk}
 
     def read(self, dataset: Any, path: str, start: int, stop: int) -> tuple[dict[str, Any], list[Any]]:
-        """Read rows of a dataset; return their description, and their bytes in pieces."""
+        """Read rows of a dataset; return the description of the rows, and their bytes in pieces."""
         import numpy as np
 
         if not isinstance(dataset, self._h5py.Dataset):
@@ -165,7 +165,7 @@ class Opened:
 
 
 def _answer(request: dict[str, Any], opened: Any) -> tuple[dict[str, Any], list[Any]]:
-    """Answer a request: return a line of JSON, and the bytes that it announces."""
+    """Answer a request: return a line of JSON, and the bytes that the line announces."""
 
     def there(path: str) -> Any:
         node = opened.find(path)

@@ -1,4 +1,4 @@
-"""Reads files of ``numpy.savez``, in which slashes in names form groups; and pickles of arrays, as data."""
+"""Reads files of ``numpy.savez`` (slashes in names form groups), and pickled arrays without running pickled code."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def pickled_arrays(data: bytes, *, where: str) -> dict[str, npt.NDArray[Any]]:
         where: Prefix of messages.
 
     Raises:
-        DataError: The pickle contains anything but arrays of numbers by name.
+        DataError: The pickle is not only a dict of numeric arrays.
     """
     found = _loaded(data, where)
     items = found.items if isinstance(found, _Array) and found.shape == () else None
@@ -135,7 +135,7 @@ def _from_buffer(data: Any, dtype: Any, shape: Any, order: Any) -> _Array:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Loads a pickle; the four names that arrays need stand for functions of this module."""
+    """Loads a pickle of arrays; values of this module stand in for the four NumPy names that arrays need."""
 
     def find_class(self, module: str, name: str) -> Any:
         # New functions for each pickle, so that attributes that a pickle sets do not stay.
@@ -209,7 +209,7 @@ class NpyRows:
             count -= some
 
     def end(self) -> None:
-        """Read to the end of the stream, where compressed files store the CRC of their bytes.
+        """Read to the end of the stream, so that the CRC at the end of a compressed file is verified.
 
         Raises:
             DataError: There are more bytes than the array's shape requires.
@@ -241,11 +241,11 @@ class NpzTree:
 
     Args:
         path: The file.
-        content: The bytes of the file, if it lies in another file.
+        content: The bytes of the file, if the file is part of an archive.
 
     Raises:
         ConfigError: The file does not exist.
-        DataError: The file is damaged, or no npz file.
+        DataError: The file is damaged, or is no npz file.
     """
 
     def __init__(self, path: str | os.PathLike[str], content: BinaryIO | None = None) -> None:
@@ -264,7 +264,7 @@ class NpzTree:
         self._names = [name.removesuffix(_SUFFIX) for name in members]
 
     def finish(self, *, others: bool) -> None:
-        """Read arrays to their end, where their CRC is compared: begun arrays, or all arrays if ``others``."""
+        """Verify the CRC at the end of arrays: of the partly read arrays, and with ``others`` of all other arrays."""
         for path, (rows, _) in self._begun.items():
             with reading(self.path, at=path):
                 rows.skip(len(rows) - rows.place)
@@ -314,7 +314,10 @@ class NpzTree:
         return {"kind": "group", "items": items, "attributes": {}}
 
     def read(self, items: Sequence[tuple[str, int, int]]) -> list[npt.NDArray[Any]]:
-        """Read rows of several arrays. Going back in an array reads it again from its beginning."""
+        """Read rows of several arrays.
+
+        To read rows before the current position, an array is read again from its beginning.
+        """
         return [self._rows(path.strip("/"), first, stop) for path, first, stop in items]
 
     def _rows(self, path: str, first: int, stop: int) -> npt.NDArray[Any]:

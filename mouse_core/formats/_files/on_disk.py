@@ -1,7 +1,7 @@
-"""Selects the data files of a folder that make up its rows: all data files, or an error.
+"""Selects the files of a folder that contain its rows; a data file that does not belong to them causes an error.
 
-A folder with other data beside the files of one dataset raises an error instead of being read in part, because the
-intended files are unknown.
+If a folder has other data besides the files of one dataset, an error is raised, because the reader cannot know which
+files are intended.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mouse_core.video.index import SUFFIX as INDEX
 SUFFIXES = (".arrow", ".parquet")
 ZARR = (".zgroup", "zarr.json", ".zmetadata")
 DREAMERV3 = re.compile(r"(\d{8}T\d{6}(?:F\d+)?)-([0-9A-Za-z]+)-([0-9A-Za-z]+)-(\d{1,9})\.npz")
-"""Names of files of DreamerV3's replay: time, name of the chunk, name of the following chunk, number of steps."""
+"""Pattern of file names of DreamerV3's replay: time, name of the chunk, name of the next chunk, number of steps."""
 MCAP, BAG = b"\x89MCAP0\r\n", "metadata.yaml"
 KEPT = ".mouse"
 STATE, SPLITS = "state.json", "dataset_dict.json"
@@ -45,10 +45,10 @@ _FILE = re.compile(
 
 
 def files_by_split(root: Path) -> dict[str, list[Path]]:
-    """Return the files of every split in order.
+    """Return the data files of every split, in order.
 
     Raises:
-        ConfigError: The folder has no such data, or other data beside them.
+        ConfigError: The folder has no Arrow or Parquet data, or it has other data as well.
         DataError: A JSON description is damaged or refers to files outside of its folder, or shards are missing.
     """
     if root.is_file() and root.suffix in SUFFIXES:
@@ -86,7 +86,7 @@ def kept_beside(root: Path, kind: str) -> Path:
 
 
 def check_folder_name(path: Path, *, wanted: str) -> None:
-    """Raise ConfigError if a new folder would have the name of a file.
+    """Raise ConfigError if the path of a new folder ends in a suffix of files, such as ".parquet".
 
     Args:
         path: Path of the folder.
@@ -97,7 +97,7 @@ def check_folder_name(path: Path, *, wanted: str) -> None:
 
 
 def is_there(root: Path) -> bool:
-    """Whether a path has Arrow or Parquet data, complete or not."""
+    """Whether a path has Arrow or Parquet data, even if files are missing."""
     if root.is_file():
         return root.suffix in SUFFIXES
     return any((root / name).is_file() for name in (STATE, SPLITS)) or any(_data_files(root))
@@ -159,7 +159,7 @@ def _data_files(root: Path) -> Iterator[list[Path]]:
 
 
 def _by_name(files: list[Path]) -> dict[str, list[Path]]:
-    """Return files by the splits in their names; all shards of a split must exist."""
+    """Group files by the split in their names; raise DataError if a shard of a split is missing."""
     splits: dict[str, list[Path]] = {}
     shards: dict[str, list[re.Match[str]]] = {}
     for file in files:
@@ -184,7 +184,10 @@ def _folder(folder: Path) -> list[Path]:
 
 
 def _plain_names(names: list[Any], file: Path, what: str) -> list[str]:
-    """Return the names in a description, after checking that they are different names of files in its folder."""
+    """Return the names in a description.
+
+    Raise DataError unless they are different names of files in the same folder.
+    """
     for name in names:
         if not isinstance(name, str) or name in ("", ".", "..") or os.path.basename(name) != name or "\\" in name:
             raise damaged(file, f"expected the name of a file in the same folder, found {name!r:.200}")

@@ -26,7 +26,7 @@ CODECS = {
 
 
 class Opened:
-    """A zarr group, and a cache of the last decoded rows of each of its arrays."""
+    """A zarr group, open for reading, with a cache of the last decoded rows of each array."""
 
     def __init__(self, path: str) -> None:
         import zarr
@@ -65,7 +65,7 @@ class Opened:
         return sorted(group.members(use_consolidated_for_children=False))
 
     def tree(self, node: Any, depth: int = 0) -> dict[str, Any]:
-        """Return the tree below a group, without values."""
+        """Return the description of a group and of all items below it, without the values of arrays."""
         if depth > DEPTH:
             raise ValueError(f"expected groups at most {DEPTH} levels deep, found a deeper group at {node.path}")
         if not hasattr(node, "members"):
@@ -127,7 +127,10 @@ def _chunks(names: list[str]) -> dict[str, int]:
 
 
 def _names(root: str) -> list[str]:
-    """Return all files in a folder; raise ValueError for a link to outside, and for a pipe, which would block."""
+    """Return all files in a folder.
+
+    Raise ValueError for a link to a file outside, and for a pipe, whose reading would block.
+    """
     base, found = os.path.realpath(root), []
     for folder, folders, files in os.walk(root):
         for name in (*folders, *files):
@@ -154,7 +157,7 @@ def _codecs(described: Any) -> list[str]:
 
 
 def _array(array: Any, stored: dict[str, int]) -> dict[str, Any]:
-    """Return the description of an array, after comparing its shape with the stored bytes."""
+    """Return the description of an array, after checking that enough bytes are stored for its shape."""
     described = array.metadata.to_dict()
     used = [name for key in ("filters", "compressor", "codecs") for name in _codecs(described.get(key))]
     pictures = [name for name in used if name.startswith("imagecodecs_")]

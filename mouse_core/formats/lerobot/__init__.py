@@ -1,4 +1,4 @@
-"""LeRobotDataset: versions 3 and 2 read, version 3 written."""
+"""Reads LeRobotDatasets of versions 3 and 2, and writes version 3."""
 
 from mouse_core.formats.lerobot.reading import read_lerobot
 from mouse_core.formats.lerobot.writing import write_lerobot

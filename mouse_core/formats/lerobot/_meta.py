@@ -1,4 +1,4 @@
-"""Reads a LeRobotDataset on disk: its metadata (in the folder ``meta``), the frames of its episodes, and its videos."""
+"""Reads a LeRobotDataset on disk: metadata (in the folder ``meta``), frames of episodes, and videos."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ _TOLERANCE = 1e-4
 
 
 def allowance(times: Floats, tick: float, frames_per_second: float, tolerance: float | None = None) -> Floats:
-    """Return the allowed seconds between the times of rows and of their frames, due to the rounding of numbers.
+    """Return the allowed difference in seconds between the time of a row and the time of its video frame.
 
     Args:
         times: Times in seconds, with float32 precision.
-        tick: Unit of the video's times in seconds. A tick of 1/1000 s rounds the times of 30 frames per second, and a
-            tick of 1/15360 s does not.
+        tick: Unit of the video's times in seconds. For example, at 30 frames per second, times are rounded with a tick
+            of 1/1000 s, and exact with a tick of 1/15360 s.
         frames_per_second: Frames per second of the recording.
-        tolerance: Seconds that the caller allows; by default LeRobot's value.
+        tolerance: Tolerance of the caller in seconds; by default LeRobot's value.
     """
     ticks = 1 / (frames_per_second * tick)
     rounded = tick / 2 if abs(ticks - round(ticks)) > 1e-6 * ticks else 0.0
@@ -65,13 +65,16 @@ def allowance(times: Floats, tick: float, frames_per_second: float, tolerance: f
 
 
 def nearest(shown: Floats, times: Floats) -> npt.NDArray[np.int64]:
-    """Return the index of the nearest frame for each time; frames are shown at the ascending times ``shown``."""
+    """Return the index of the frame that is nearest to each time.
+
+    ``shown`` holds the times of the frames, ascending.
+    """
     behind = np.clip(np.searchsorted(shown, times), 1, max(1, len(shown) - 1))
     return np.where(times - shown[behind - 1] <= shown[behind % len(shown)] - times, behind - 1, behind % len(shown))
 
 
 def missed(time: float, found: float, frames_per_second: float, more: str = "") -> str:
-    """Return the error text for a frame whose time is too far away, with the tolerance that would accept it."""
+    """Return the error text for a frame whose time is out of tolerance; the text states a sufficient tolerance."""
     away = abs(found - time)
     hint = (
         f"; tolerance={np.ceil(away * 1e4 + 1) / 1e4:g} (--tolerance) takes it" if away < 1 / frames_per_second else ""
@@ -80,7 +83,7 @@ def missed(time: float, found: float, frames_per_second: float, more: str = "") 
 
 
 def frame_shape(shape: object, names: object, where: str) -> tuple[int, int, int]:
-    """Return ``(H, W, C)`` of frames from a shape and the names of its dimensions.
+    """Return the shape of frames as ``(H, W, C)``, given a shape in any order and the names of its dimensions.
 
     Raises:
         DataError: The shape is not a shape of images.
@@ -101,9 +104,9 @@ _FRAMES = 1 << 32
 
 
 class Videos:
-    """The videos of a dataset; a video's index is read or created when a frame of it is first searched.
+    """The videos of a dataset. The index of a video is read or created when a frame of the video is first searched.
 
-    The time of a frame in its video is the time at which the episode begins in the video, plus the row's "timestamp".
+    The time of a frame in its video is the start time of the episode in the video, plus the row's "timestamp".
 
     Args:
         root: The dataset's folder.
@@ -139,7 +142,7 @@ class Videos:
         self._number = np.arange(len(self._names))
 
     def missing(self, key: str, episode: Int64s, times: Floats) -> Iterator[tuple[int, str, Exception | None]]:
-        """Yield the position of each episode that lacks a frame of a camera, the reason, and the error of a file.
+        """Yield each episode that lacks a camera's frame: its index, the reason, and the error of the file, if any.
 
         Args:
             key: The camera.
@@ -172,7 +175,7 @@ class Videos:
                     yield int(episode[mine[at]]), broken[int(found[at])], None
 
     def settle(self, skipped: Collection[int]) -> None:
-        """Number the videos of the episodes that are kept; ``files`` lists only these videos."""
+        """Assign an index to each video of the kept episodes; ``files`` lists only these videos."""
         there = self._described.episodes.lengths > 0
         there[list(skipped)] = False
         used = {number for of, _ in self._where.values() for number in np.unique(of[there]).tolist()}
@@ -181,7 +184,7 @@ class Videos:
 
     @property
     def files(self) -> list[tuple[str, str]]:
-        """Path and digest of each video, as in ``metadata.DatasetMetadata``."""
+        """Path and digest of each video, as in ``DatasetMetadata.videos``."""
         return [(self._below(self._names[place]), self._digests[place]) for place in self._used]
 
     def codes(self, key: str, episode: Int64s, times: Floats) -> Int64s:
@@ -210,7 +213,7 @@ class Videos:
         return made
 
     def _frames(self, key: str, episode: Int64s, times: Floats) -> tuple[int, VideoIndex, Int64s]:
-        """Return the video of some frames of one episode, its index, and the numbers of the frames in it."""
+        """Return the video of some frames of an episode, the video's index, and the frames' positions in the video."""
         video = int(self._where[key][0][episode[0]])
         index, shown = self._opened(key, video)
         wanted, found, there = self._found(key, episode, times, index, shown)
@@ -222,7 +225,7 @@ class Videos:
     def _found(
         self, key: str, episode: Int64s, times: Floats, index: VideoIndex, shown: Floats
     ) -> tuple[Floats, Int64s, npt.NDArray[np.bool_]]:
-        """Return the requested times in a video, the nearest frames, and whether these are within the tolerance."""
+        """Return the requested times in a video, the nearest frames, and whether these frames are within tolerance."""
         wanted = self._where[key][1][episode] + times
         found = nearest(shown, wanted)
         rate = self._described.frames_per_second
@@ -257,7 +260,7 @@ def _runs(episode: Int64s) -> Iterator[slice]:
 
 
 def base_of(root: Path) -> Path:
-    """Return the folder of all files: the dataset, or in the Hub's cache the folder of snapshot and blobs."""
+    """Return the folder that contains all files. In the Hub's cache, it has the snapshots and blobs."""
     above = root.absolute().parent
     return above.parent if above.name == "snapshots" and (above.parent / "blobs").is_dir() else root
 
@@ -276,9 +279,9 @@ def frames_column(codes: Int64s) -> pa.StructArray:
 
 
 INDEX = ("episode_index", "frame_index", "index")
-"""Columns with the episode number and the frame number."""
+"""Names of the columns with the episode number and the frame number."""
 TIME = "timestamp"
-"""The column with the time of a row in its episode, in seconds, at which its frames of videos are shown."""
+"""Name of the column with the time of a row in its episode, in seconds; the row's video frames have this time."""
 
 _TEXTS = ("image", "language", "string")
 _ENDINGS = ("next.reward", "next.done", "next.truncated")
@@ -286,15 +289,15 @@ _Path = str | os.PathLike[str]
 
 
 class Frames:
-    """The conversion of frames to rows.
+    """Converts frames to rows.
 
     Args:
-        where: The dataset's name in error messages.
-        described: The dataset's description.
+        where: Name of the dataset for error messages.
+        described: The metadata of the dataset.
         final: "drop" or "mark".
         cameras: Whether to read images.
-        videos: Whether to read images in videos, too.
-        in_place: Whether video frames become codes (``Videos.codes``) instead of being decoded.
+        videos: Whether to read video frames as well.
+        in_place: Whether rows refer to video frames by codes (``Videos.codes``); otherwise the frames are decoded.
     """
 
     def __init__(
@@ -322,7 +325,7 @@ class Frames:
         ]
 
     def schema(self, types: pa.Schema, file: _Path) -> pa.Schema:
-        """Return the columns of rows, from the types of a file's columns and the shapes in the metadata."""
+        """Return the schema of rows, from the types of a file's columns and the shapes in the metadata."""
         for name in (*self.stored, *INDEX):
             if name not in types.names:
                 raise damaged(file, f"expected a column {name!r}, found {types.names[:40]}")
@@ -348,14 +351,17 @@ class Frames:
         return unreadable_images(batch.column(key), key, feature.shape, pixel(feature))  # type: ignore[arg-type]
 
     def images(self, batch: pa.RecordBatch, keys: Iterable[str], file: _Path, called: Callable[[int], str]) -> Columns:
-        """Return the image files of cameras, as bytes; DataError names the file and the row without a valid image."""
+        """Return the image files of cameras as bytes; raise DataError, naming file and row, for an invalid image."""
         for key in keys:
             for row, why in self.unreadable_images(batch, key):
                 raise damaged(file, why, at=called(row))
         return {key: encoded_images(batch.column(key)) for key in keys}
 
     def batch(self, rows: Columns, schema: pa.Schema, *, where: str) -> pa.RecordBatch:
-        """Return rows, with images in the form of the schema; a row for a missing observation is one frame later."""
+        """Return rows with images in the form of the schema.
+
+        The time of a row for a missing observation is set one frame later.
+        """
         if MISSING in rows and (clock := f"metadata_{TIME}") in rows:
             late = rows[MISSING].reshape(rows[clock].shape) / self.described.frames_per_second
             rows = {**rows, clock: (rows[clock] + late).astype(rows[clock].dtype)}
@@ -372,24 +378,24 @@ class Frames:
 
     @memo
     def encoded(self) -> dict[str, str]:
-        """Columns of image files by feature; until ``batch``, rows have their bytes."""
+        """Names of columns of image files, by feature. Before ``batch``, these columns hold the bytes of the files."""
         return {key: column_of(key) for key in self.pictures if self.described.features[key].dtype == "image"}
 
     @memo
     def codes(self) -> dict[str, str]:
-        """Columns of video frames by feature; until ``batch``, rows have codes of frames."""
+        """Names of columns of video frames, by feature. Before ``batch``, these columns hold codes of frames."""
         return {key: column_of(key) for key in self.pictures if self._is_code(key)}
 
     def _is_code(self, key: str) -> bool:
         return self.in_place and self.described.features[key].dtype == "video"
 
     def check(self, batch: pa.RecordBatch, rows: npt.NDArray[np.int64], file: _Path) -> None:
-        """Raise DataError unless the rows of a file are the frames with the numbers ``rows``."""
+        """Raise DataError unless the frame numbers in a file equal ``rows``."""
         for _, why in self.unlike(batch, rows, file):
             raise damaged(file, why)
 
     def unlike(self, batch: pa.RecordBatch, rows: npt.NDArray[np.int64], file: _Path) -> Iterator[tuple[int, str]]:
-        """Yield the position of each episode with a row that is not the frame stated in ``rows``, and the reason."""
+        """Yield the index of each episode with a row whose frame number differs from ``rows``, and the reason."""
         index, (episode, number) = self.episodes.index, self.episodes.places(rows)
         found = [_indices(batch, name, file) for name in INDEX[:2]]
         wrong = np.flatnonzero((found[0] != index[episode]) | (found[1] != number))
@@ -403,7 +409,7 @@ class Frames:
 
     @staticmethod
     def times(batch: pa.RecordBatch, file: _Path) -> npt.NDArray[np.float64]:
-        """Return the recording times of rows, in seconds since their episodes began; NaN if unknown."""
+        """Return the recording time of each row, in seconds since its episode began; NaN if unknown."""
         if TIME not in batch.schema.names:
             return np.full(batch.num_rows, np.nan)
         column = batch.column(TIME)
@@ -413,7 +419,7 @@ class Frames:
         return np.asarray(numbers.reshape(batch.num_rows), np.float64)
 
     def unreadable(self, batch: pa.RecordBatch, keys: Iterable[str]) -> Iterator[tuple[int, str]]:
-        """Yield each row whose numbers do not have the shape of a feature, and the reason."""
+        """Yield each row with a value whose shape differs from the feature's shape, and the reason."""
         for key in keys:
             feature, column = self.described.features[key], batch.column(key)
             values = read_values(column)
@@ -435,14 +441,14 @@ class Frames:
         *,
         called: Callable[[int], str] = lambda row: "",
     ) -> Columns:
-        """Return values by feature.
+        """Convert rows of a file to arrays, by feature.
 
         Args:
             batch: Rows of a file.
-            pictures: Images by feature, to add to the result.
+            pictures: Images by feature, which are added to the result.
             file: The file, for messages.
-            keys: The features; None: all features in files of frames.
-            called: Returns the name of a row, for messages.
+            keys: The features; None stands for all features that are stored in files of frames.
+            called: A function that returns the name of a row, for error messages.
         """
         frames: Columns = {}
         for key in self.stored if keys is None else keys:
@@ -467,7 +473,7 @@ class Frames:
     # ------------------------------------------------------------------ columns
 
     def seen(self, frames: Columns) -> Columns:
-        """Return the columns of the observations of frames, and the columns that stay with the observations."""
+        """Return the columns of observations, and the metadata columns that belong to observations."""
         seen: Columns = {}
         for key, values in frames.items():
             if is_action(key):
@@ -478,7 +484,7 @@ class Frames:
         return seen if state is None or state.ndim > 1 else {**seen, "observation.state": state[:, None]}
 
     def brought(self, frames: Columns, last: npt.NDArray[np.bool_]) -> Columns:
-        """Return the columns of actions and their results; ``last`` is a mask of the last frames of episodes."""
+        """Return the columns of actions and of their results. ``last`` is a mask of the last frames of episodes."""
         brought: Columns = {key: values for key, values in frames.items() if is_action(key)}
         action = brought.get("action")
         if action is not None and action.ndim == 1 and action.dtype.kind == "f":
@@ -491,12 +497,12 @@ class Frames:
         return brought
 
     def numbered(self, rows: Columns, ordinals: npt.NDArray[np.int64]) -> Columns:
-        """Return the rows with a column of episode numbers; ``ordinals`` are positions among episodes with rows."""
+        """Return the rows with a column of episode numbers; ``ordinals`` are indices among the episodes with rows."""
         return {**rows, "metadata_episode_index": self._numbers[np.clip(ordinals, 0, len(self._numbers) - 1)]}
 
     @memo
     def _numbers(self) -> npt.NDArray[np.int64]:
-        """Numbers of the episodes that have rows."""
+        """Episode numbers of the episodes that have rows."""
         # With final="drop", an episode of one frame has no transition, only its first row.
         there = self.episodes.lengths > 0
         there[list(self.skipped)] = False
@@ -515,7 +521,7 @@ class Frames:
         )
 
     def fields(self, columns: Mapping[str, str]) -> list[Field]:
-        """Return the fields of images whose columns do not have pixels, by feature; a null becomes zeros."""
+        """Return fields that decode the columns of image files and video frames, by feature; a null becomes zeros."""
         made = []
         for key, column in columns.items():
             feature = self.described.features[key]
@@ -527,7 +533,7 @@ class Frames:
 
 
 def _example(feature: Feature, data_type: pa.DataType) -> pa.Array:
-    """Return a value with the type and shape of a feature, as a file with such a column stores it."""
+    """Return an example value with the type and shape of a feature, in the form in which files store it."""
     shape = fixed_shape(data_type)
     while isinstance(data_type, pa.BaseExtensionType):  # features of several dimensions, written by datasets
         data_type = data_type.storage_type
@@ -544,7 +550,7 @@ def _example(feature: Feature, data_type: pa.DataType) -> pa.Array:
 
 
 def _fits(values: Values, feature: Feature) -> bool:
-    """Whether all rows have the shape of their feature; single numbers fit a shape of one value."""
+    """Whether all rows have the shape of their feature; a single number fits a shape with one element."""
     if values.nulls or values.numbers is None:
         return False
     return values.shape == feature.shape or (values.shape, feature.shape) == ((), (1,)) or not values.rows
@@ -563,7 +569,7 @@ def pixel(feature: Feature) -> np.dtype[Any]:
 
 
 def _done_codes(frames: Columns, last: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
-    """Return done codes: 2 for a truncated frame, else 1 for a done frame, else 2 for the last frame of an episode."""
+    """Return done codes: 2 for truncated frames, else 1 for done frames, else 2 for the last frame of an episode."""
     flags = [frames.get(key, np.zeros(len(last), bool)) for key in ("next.done", "next.truncated")]
     done, truncated = (values.reshape(len(last)).astype(bool) for values in flags)
     return np.where(truncated, 2, np.where(done, 1, np.where(last, 2, 0))).astype(np.int64)
@@ -586,7 +592,7 @@ class Feature:
         key: Name of the feature in LeRobot.
         dtype: "float32", "video", "image", "string", "language" and so on.
         shape: Shape of a value; ``(H, W, C)`` for images.
-        wide: Whether images have 16 bits per pixel, as depth, or greys of more than 8 bits, have.
+        wide: Whether images have 16 bits per pixel, such as depth images and grey images of more than 8 bits.
     """
 
     key: str
@@ -600,8 +606,8 @@ class FrameFile(NamedTuple):
 
     Args:
         name: Path of the file, below the dataset's folder.
-        first, stop: Position of the file's first episode among all episodes, and the position behind its last episode.
-        rows: The frames in the file, by their numbers among all frames.
+        first, stop: Index of the file's first episode among all episodes, and the index after its last episode.
+        rows: The range of frame numbers in the file.
     """
 
     name: str
@@ -629,13 +635,13 @@ class Episodes:
 
     @memo
     def ends(self) -> Int64s:
-        """Number of frames up to the end of each episode, int64 ``[n]``."""
+        """How many frames all episodes up to each episode's end have, int64 ``[n]``."""
         return np.cumsum(self.lengths)
 
     def places(self, rows: Int64s) -> tuple[Int64s, Int64s]:
-        """Return the position of each frame's episode, and the frame's number in the episode.
+        """Return, for each frame, the index of its episode, and the frame's index in the episode.
 
-        Example: with episodes of 2 and 3 frames, the frames 1 2 3 are in the episodes 0 1 1, with the numbers 1 0 1.
+        Example: with episodes of 2 and 3 frames, the frames 1 2 3 are in the episodes 0 1 1, with the indices 1 0 1.
         """
         episode = np.searchsorted(self.ends, rows, side="right")
         return episode, rows - (self.ends - self.lengths)[episode]
@@ -657,7 +663,7 @@ class Description:
         tasks: Texts of tasks by number.
         stats: Content of ``meta/stats.json``.
         info: Content of ``meta/info.json``.
-        lost: One sentence for each part of the metadata that could not be read.
+        lost: A sentence for each part of the metadata that could not be read.
     """
 
     features: Mapping[str, Feature]
@@ -674,7 +680,7 @@ def read_description(root: Path, *, skip_broken: bool = False) -> Description:
 
     Args:
         root: The dataset's folder.
-        skip_broken: Whether to leave out episodes that ``meta`` does not list or whose files cannot be read.
+        skip_broken: Whether to leave out episodes without metadata, or with files that cannot be read.
 
     Raises:
         ConfigError: The folder has no dataset, or the dataset has an unsupported version of the format.
@@ -720,7 +726,7 @@ def check_action(described: Description, where: str) -> None:
 
 
 def bytes_a_frame(described: Description, pictures: Container[str] | None = None) -> int:
-    """Return the number of bytes of a frame in memory, with the images of all features, or of ``some`` features."""
+    """Return the size of a frame in memory in bytes, including images of all features, or of ``some`` features."""
     total = 0
     for key, feature in described.features.items():
         picture = feature.dtype in ("video", "image")
@@ -730,7 +736,7 @@ def bytes_a_frame(described: Description, pictures: Container[str] | None = None
 
 
 def dimensions(described: Description) -> dict[str, list[str]]:
-    """Return the dataset's names of dimensions, by column."""
+    """Return the names of the dimensions of each column."""
     found = {}
     for key, feature in described.features.items():
         names = described.info["features"][key].get("names")
@@ -744,17 +750,17 @@ def dimensions(described: Description) -> dict[str, list[str]]:
 
 
 def is_action(key: str) -> bool:
-    """Whether a feature is an action or a part of one."""
+    """Whether a feature is an action or a part of an action."""
     return key == "action" or key.startswith("action.")
 
 
 def column_of(key: str) -> str:
-    """Return the column of a feature."""
+    """Return the name of the column for a feature."""
     return key if key.startswith("observation") or is_action(key) else f"metadata_{key}"
 
 
 def feature_of(column: str) -> str:
-    """Return the feature of a column."""
+    """Return the feature for a column name."""
     if column == "observation":
         return "observation.state"
     for prefix in ("observation_images_", "observation_", "action_"):
@@ -780,7 +786,7 @@ def _feature(key: object, entry: object, file: Path) -> Feature:
 
 
 def _is_wide(entry: Mapping[str, Any], shape: tuple[int, int, int]) -> bool:
-    """Whether a camera's metadata state more than 8 bits for a pixel."""
+    """Whether the metadata of a camera state more than 8 bits per pixel."""
     said = {**entry}
     for name in ("info", "video_info"):
         said |= entry[name] if isinstance(entry.get(name), Mapping) else {}
@@ -840,7 +846,7 @@ def _ordered(
     Args:
         where: Name of the metadata for messages.
         index, lengths: Number of each episode, and its number of frames.
-        data: The file with the frames of each episode.
+        data: For each episode, the file with its frames.
         videos: See ``Episodes``.
     """
     order = np.argsort(np.array(index), kind="stable")
@@ -887,7 +893,10 @@ def _listed_episodes(root: Path, cameras: Sequence[str], info: Mapping[str, Any]
 
 
 def _lines(file: Path, numbers: Sequence[str]) -> list[Mapping[str, Any]]:
-    """Return the JSON objects in the lines of a file; their entries ``numbers`` must be integers from 0."""
+    """Return the JSON objects in the lines of a file.
+
+    Raise DataError unless the entries ``numbers`` are integers, 0 or more.
+    """
     entries = []
     for place, line in enumerate(read_bytes(file, most_bytes=_MOST_LINES).splitlines()):
         if line.strip():

@@ -1,7 +1,7 @@
-"""Reads LeRobotDatasets at an address: the metadata at once, and frames when a batch needs their rows.
+"""Reads remote LeRobotDatasets: the metadata when a dataset is opened, and frames when a batch needs their rows.
 
-Values in Parquet are encoded, so frames are read in chunks (as in ``store.remote.rows``): a chunk is decoded and
-converted to rows when the first of its rows is read. Videos are not read.
+Parquet values are encoded, so frames are read in chunks. A chunk is decoded and converted to rows when the first of its
+rows is read (as in ``store.remote.rows``). Videos are not read.
 """
 
 from __future__ import annotations
@@ -83,20 +83,20 @@ def open_at(url: str, reaching: Reaching, final: str | None, cameras: bool, **op
 
 
 def description_of(store: Any) -> Description:
-    """Return the metadata of the dataset of a store from ``open_at``."""
+    """Return the dataset's metadata from a store that ``open_at`` opened."""
     files: LeRobotFiles = store._rows.files
     return files.frames.described
 
 
 def batches_of(store: Any, batch_rows: int) -> Iterator[pa.RecordBatch]:
-    """Yield all rows of a store from ``open_at``, decoded chunk by chunk."""
+    """Yield all rows of a store that ``open_at`` opened, decoded chunk by chunk."""
     for segment in store.snapshot().segments:
         for table in segment.tables():
             yield from table.to_batches(max_chunksize=batch_rows)
 
 
 def described_in(client: FolderClient) -> list[ObjectInfo]:
-    """Return the metadata files of a remote dataset."""
+    """Read and check the metadata files of a remote dataset."""
     try:
         return client.listed(_META)
     except ConfigError:
@@ -104,7 +104,7 @@ def described_in(client: FolderClient) -> list[ObjectInfo]:
 
 
 def _on_the_web(client: FolderClient) -> Iterator[ObjectInfo]:
-    """Yield metadata files of a web server: files with known names, and files of episodes until one is missing."""
+    """Yield metadata files on a web server: files with known names, and numbered files until a number is missing."""
     for name in _KNOWN:
         yield from _there(client, f"{_META}/{name}")
     chunk = number = 0
@@ -117,7 +117,7 @@ def _on_the_web(client: FolderClient) -> Iterator[ObjectInfo]:
 
 
 def _there(client: FolderClient, path: str) -> list[ObjectInfo]:
-    """Return the object at a path, if it exists."""
+    """Return the object at a path, or None if it does not exist."""
     try:
         return [client.head(path)]
     except MissingObject:
@@ -125,7 +125,7 @@ def _there(client: FolderClient, path: str) -> list[ObjectInfo]:
 
 
 class LeRobotFiles(DecodedFiles):
-    """Files of frames, which are decoded chunk by chunk.
+    """Remote files of frames, which are decoded chunk by chunk.
 
     Args:
         place: Client and cache of the files.
@@ -182,10 +182,10 @@ class LeRobotFiles(DecodedFiles):
         return made.column(name)
 
     def _laid_out(self, chunk: int, keys: Sequence[str]) -> Columns:
-        """Return the rows of a chunk with the columns of some features.
+        """Return the rows of a chunk, with the columns for some features.
 
-        The frame before the chunk is read for its action, and the frame behind it shows whether the episode continues.
-        The rows of these two frames are left out.
+        The frame before the chunk is also read, because its action belongs to the first row. The frame after the chunk
+        shows whether the episode continues. The rows of these two frames are left out.
         """
         number, at = self.of(chunk)
         begin, end = self._cuts[number][at : at + 2]
@@ -248,14 +248,14 @@ class LeRobotFiles(DecodedFiles):
 
 
 def _types(objects: Objects) -> pa.Schema:
-    """Return the columns of the first file of frames."""
+    """Return the schema of the first file of frames."""
     if not objects.infos:
         raise DataError(f"{objects.place.client.url}: expected frames, found none")
     return ParquetObjects(objects).file(0).schema_arrow
 
 
 class _ObjectPath:
-    """A remote object or folder, with the methods of ``Path`` that ``read_description`` calls.
+    """A remote object or folder with the methods of ``pathlib.Path`` that ``read_description`` calls.
 
     Args:
         objects: The objects.

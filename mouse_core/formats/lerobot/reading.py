@@ -53,7 +53,7 @@ _MOST_SAID = 20
 
 
 class Looking:
-    """The check of all episodes before reading; findings are sorted by their position in the dataset.
+    """Checks all episodes before reading; the findings are sorted by episode.
 
     Args:
         root: The dataset's folder.
@@ -130,7 +130,7 @@ class Looking:
                 self._break(place, str(damaged(file, why, at=frames.episodes.called(some, row))))
 
     def _time(self, episode: Int64s, number: Int64s, times: Floats) -> None:
-        """Find rows whose times do not fit a recording at a constant rate."""
+        """Find rows whose times do not fit the constant rate of the recording."""
         rate = self._frames.described.frames_per_second
         off = np.flatnonzero(np.abs(times - number / rate) > allowance(times, 1 / rate, rate))
         self.untimely += len(off)
@@ -140,7 +140,7 @@ class Looking:
             self.first_untimely = f"frame {number[at]} of episode {index}, at {times[at]:.4f} s"
 
     def faults(self) -> Iterator[tuple[str, str, str]]:
-        """Yield each fault: a code, a severity, and a sentence."""
+        """Yield the faults: for each a code, a severity, and a sentence."""
         for place in sorted(self.broken)[:_MOST_SAID]:
             yield "broken-episode", "error", f"episode {self._frames.episodes.index[place]}: {self.broken[place]}"
         if len(self.broken) > _MOST_SAID:
@@ -164,7 +164,7 @@ class Looking:
 
 
 def _table(file: Path) -> pa.RecordBatch:
-    """Read a file's columns of frame and episode numbers, and of times if it has them."""
+    """Read a file's columns of frame numbers and episode numbers, and the column of times if there is one."""
     if not file.is_file():
         raise damaged(file, "expected a file of frames, as meta/episodes has it, found none")
     with reading(file), open_parquet(file) as opened:
@@ -180,17 +180,17 @@ _VERSION = 1
 
 
 def kept_rows(root: Path, asked: Mapping[str, Any], read: Callable[[], RowStream]) -> Any:
-    """Return the rows as a memory-mapped ``datasets.Dataset``, or as a table in memory if they cannot be written.
+    """Return the rows as a memory-mapped ``datasets.Dataset``, or as a table in memory if no file can be written.
 
-    The first call writes the rows to ".mouse" in the dataset's folder, or, if that is read-only, to "lerobot" in the
-    cache folder (``remote.mirror.cache_folder``). The file's name contains digests of the options and of sizes and
-    times of the dataset's files. If only the times of videos changed, and all videos have the same frames, the rows
-    stay valid.
+    The first call writes the rows to ".mouse" in the dataset's folder or, if this folder is read-only, to "lerobot" in
+    the cache folder (``remote.mirror.cache_folder``). Later calls open this file. The file's name contains digests of
+    the options, and of the sizes and modification times of the dataset's files. If only modification times of videos
+    changed, and all videos have the same digests, the file stays valid.
 
     Args:
         root: The dataset's folder.
-        asked: The options of reading.
-        read: Reads the rows.
+        asked: The options of the reader.
+        read: A function that reads the rows.
     """
     asked_for = hashlib.sha256(json.dumps([_VERSION, asked], sort_keys=True).encode()).hexdigest()[:8]
     of_rows = f"rows-{asked_for}-{_files_digest(root, 'meta', 'data')}"
@@ -220,7 +220,7 @@ def kept_rows(root: Path, asked: Mapping[str, Any], read: Callable[[], RowStream
 
 
 def _has_its_videos(place: Path, root: Path) -> bool:
-    """Whether all videos have the digests that were recorded with the kept rows."""
+    """Whether all videos have the digests that were recorded when the rows were written."""
     try:
         base = os.path.realpath(base_of(root))
         listed = read_metadata(_mapped(place)).videos
@@ -230,7 +230,7 @@ def _has_its_videos(place: Path, root: Path) -> bool:
 
 
 def _mapped(place: Path) -> Any:
-    """Return kept rows after comparing all their bytes with the checksums."""
+    """Return rows that an earlier call wrote, after comparing all bytes with the checksums."""
     metadata = read_manifest(place)
     wrong = (
         [f"{place}: expected checksums, found none"]
@@ -269,42 +269,44 @@ def read_lerobot(
     batch_rows: int = BATCH_ROWS,
     **reaching: Any,
 ) -> RowStream:
-    """Read a LeRobotDataset, version 3 or 2, which stores a frame for every action, without the last observation.
+    """Read a LeRobotDataset of version 3 or 2.
 
-    Observations, such as ``observation.state`` and ``observation.images.<name>``, and ``action`` keep their names.
+    The format has a frame for each action, and no observation after the last action.
+
+    Columns of observations (``observation.state``, ``observation.images.<name>``) and ``action`` keep their names.
     ``next.reward`` and ``next.done`` become ``reward`` and ``done``; other columns become ``metadata_<name>``. ``done``
-    is 1 at ``next.done`` (2 with ``next.truncated``), and 2 at the end of an episode without either. Without
-    ``next.reward``, ``reward`` is 0. Frames of videos are decoded; images in Parquet stay image files.
+    is 2 where ``next.truncated`` is set, else 1 where ``next.done`` is set, and 2 at other ends of episodes. Without
+    ``next.reward``, ``reward`` is 0. Frames of videos are decoded to pixels; images in Parquet stay encoded.
 
-    A store, from ``to_store()``, has no pixels: its rows refer to frames of the videos, which stay in place, and
-    batches decode these frames (``mouse_core.video``). The frame of each row, at the row's "timestamp", is searched
-    first; an episode that lacks a frame raises an error.
+    The rows of a store, from ``to_store()``, refer to frames of the original videos; these frames are decoded when a
+    batch needs them (``mouse_core.video``). When the store is opened, the video frame at each row's "timestamp" is
+    searched. A missing frame raises a DataError.
 
-    Depth and greys of more than 8 bits stay the recorded numbers, uint16, in a column with the name of the camera.
-    Columns of language are JSON text. The stream's ``metadata`` have ``tasks`` (texts by the numbers in
-    ``metadata_task_index``), and the stored ``info`` and ``stats``.
+    Depth images and grey images of more than 8 bits keep the recorded numbers, uint16, in a column with the name of the
+    camera. Columns of the type "language" become JSON texts. The stream's ``metadata`` contain ``tasks`` (texts by the
+    numbers in ``metadata_task_index``), and the dataset's ``info`` and ``stats``.
 
-    At an address, frames are read when their rows are read, and videos are not read. ``to_store()`` returns a store
-    that reads from the address.
+    If ``path`` is an address, frames are read when their rows are needed, and videos are not read. ``to_store()`` then
+    returns a store that reads from the address.
 
     Args:
         path: The dataset's folder, or its address.
         final: Treatment of the last action of an episode, whose next observation is not stored: "drop" or "mark".
         cameras: Whether to read images; videos need the extra ``video``.
-        videos: Content of the columns of videos: "pixels", or "frames", which are values ``{video, frame}``. By default
-            pixels in the stream, and frames in a store.
-        skip_broken: Whether to leave out episodes that lack rows, times or frames, whose values have other shapes than
-            their features, or whose files are damaged; ``notes`` name them. All files are read first, and for pixels
-            all frames are decoded. From an interrupted recording, all complete episodes are read.
+        videos: Content of the columns of videos: "pixels", or "frames" for references ``{video, frame}``. The default
+            is "pixels" in the stream, and "frames" in a store.
+        skip_broken: Whether to leave out broken episodes: rows, times or frames are missing, shapes differ from the
+            features, or files are damaged. ``notes`` name these episodes. All files are read first; with pixels, all
+            frames are also decoded. Of an interrupted recording, all complete episodes are read.
         tolerance: Largest distance in seconds between a video frame and a row's "timestamp", like LeRobot's
             ``tolerance_s``; by default 0.0001, plus the rounding of the numbers.
         batch_rows: Approximate number of rows of a batch; fewer if rows are large.
-        **reaching: For an address: arguments of ``mouse_core.remote.Reaching``.
+        **reaching: Arguments of ``mouse_core.remote.Reaching``, if ``path`` is an address.
 
     Raises:
         ConfigError: The path has no dataset, the format has another version, or ``final`` is missing.
         SchemaError: There is no feature ``action``, or its type cannot be read.
-        DataError: A file is damaged; the message names it.
+        DataError: A file is damaged; the message names the file.
     """
     if is_url(path):
         if skip_broken or videos is not None or tolerance is not None:
@@ -376,7 +378,7 @@ def store_of(
     Args:
         path: The folder.
         final, cameras, skip_broken, tolerance: See ``read_lerobot``.
-        make: Creates the store.
+        make: A function that creates the store.
         **options: Options of the store.
     """
     root = Path(path)
@@ -429,7 +431,7 @@ class _Reader:
         frames: The conversion of frames to rows.
         batch_rows: See ``read_lerobot``.
         videos: The videos.
-        cut: Whether frames behind the last episode of a file are left out.
+        cut: Whether frames after the last episode of a file are left out.
     """
 
     def __init__(self, root: Path, frames: Frames, batch_rows: int, videos: Videos, *, cut: bool) -> None:
@@ -450,7 +452,7 @@ class _Reader:
         return self.frames.schema(types, first)
 
     def _files(self) -> list[FrameFile]:
-        """Return the files of frames with an episode to read, after checking that all of them exist."""
+        """Return the files of frames that contain episodes to read. Raise DataError if a file is missing."""
         lengths, skipped = self.frames.episodes.lengths, self.frames.skipped
         files = [
             one
@@ -476,7 +478,7 @@ class _Reader:
                 yield frames.batch(frames.numbered(made, numbers), schema, where=where)
 
     def _pieces(self) -> Iterator[tuple[Columns, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]]:
-        """Yield frames by feature, whether an episode begins with a frame, and whether an episode ends with it."""
+        """Yield frames by feature, and two masks: frames that begin an episode, and frames that end an episode."""
         frames, skipped = self.frames, np.array(sorted(self.frames.skipped), np.int64)
         episodes = frames.episodes
         cameras = [key for key in frames.pictures if key not in frames.encoded]

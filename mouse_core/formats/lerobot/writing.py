@@ -1,4 +1,4 @@
-"""Writing LeRobotDatasets of version 3."""
+"""Writes LeRobotDatasets of version 3."""
 
 from __future__ import annotations
 
@@ -52,7 +52,9 @@ _LARGE, _KEPT = 300, 150
 
 
 class EpisodeStats:
-    """Statistics of one episode; the memory holds its numbers, but only counts of its pixels.
+    """Computes statistics of an episode.
+
+    All its numbers are held in memory; of images, only how often each pixel value occurs.
 
     Args:
         pictures: The features that are images.
@@ -65,7 +67,7 @@ class EpisodeStats:
         self._frames = 0
 
     def add(self, frames: Columns) -> None:
-        """Add frames, ``[n, ...]`` by feature; texts have no statistics."""
+        """Add frames, ``[n, ...]`` by feature; texts are ignored."""
         for key, values in frames.items():
             if key in self._pictures:
                 self._pixels[key] = self._pixels.get(key, 0) + _counted(values)
@@ -74,7 +76,10 @@ class EpisodeStats:
         self._frames += len(next(iter(frames.values())))
 
     def result(self) -> dict[str, Stats]:
-        """Return min, max, mean, std, count and quantiles by feature; for images ``[C, 1, 1]``, with pixels in 0..1."""
+        """Return min, max, mean, std, count and quantiles by feature.
+
+        For images: shape ``[C, 1, 1]``, pixels scaled to 0..1.
+        """
         found = {key: _of_numbers(np.concatenate(parts)) for key, parts in self._held.items()}
         for key, counts in self._pixels.items():
             found[key] = _of_pixels(counts, self._frames)
@@ -116,7 +121,10 @@ def _of_pixels(counts: npt.NDArray[np.int64], frames: int) -> Stats:
 
 
 def aggregated(episodes: Iterable[Mapping[str, Stats]]) -> dict[str, Stats]:
-    """Return the statistics of all episodes; quantiles are means over episodes, as in LeRobot, all else is exact."""
+    """Combine the statistics of all episodes.
+
+    Quantiles are averaged over episodes, as in LeRobot; all other values are exact.
+    """
     total: dict[str, Stats] = {}
     for episode in episodes:
         for key, new in episode.items():
@@ -159,24 +167,25 @@ def write_lerobot(
 ) -> Conversion:
     """Write rows as a LeRobotDataset, version 3, which LeRobot and ``read_lerobot`` open.
 
-    An episode of T transitions, T+1 rows, becomes T frames: a frame is an observation and the action that follows it,
-    with ``next.reward``, ``next.done`` and ``next.truncated`` of that action. LeRobot cannot store an episode's last
+    An episode of T transitions has T+1 rows and becomes T frames. A frame is an observation and the action after it,
+    with ``next.reward``, ``next.done`` and ``next.truncated`` of the action. LeRobot cannot store an episode's last
     observation, so this observation is left out; ``read_lerobot(final="mark")`` returns zeros in its row.
 
-    Columns with the names of features keep them. ``observation`` becomes ``observation.state``,
+    Columns whose names are LeRobot's feature names keep these names. ``observation`` becomes ``observation.state``,
     ``observation_images_top`` ``observation.images.top``, ``observation_<name>`` ``observation.<name>`` and
     ``action_<name>`` ``action.<name>``; ``metadata_<name>`` becomes ``<name>``. Frames get
     new numbers. Texts of tasks and names of dimensions come from the metadata. Statistics of each episode and of all
-    episodes are computed as in LeRobot, but from all images instead of a sample.
+    episodes are computed as in LeRobot, but from all images; LeRobot uses a sample.
 
-    The folder gets its name only when it is complete on the disk and its frames were read back.
+    The files are written to a temporary folder. It is renamed to ``path`` when all frames were read back and compared.
 
     Args:
         rows: A ``RowStream``, a ``DatasetStore``, a ``datasets.Dataset`` or a ``pyarrow.Table``, of alignment
             "arrived".
         path: The dataset's folder; nothing may exist there.
-        images: Encoding of images, as in ``formats.converting.convert``, but not "raw".
-        frames_per_second: Rate of the recording; by default from the metadata of the rows, else 30.
+        images: Encoding of images, as in ``formats.converting.convert``, except "raw".
+        frames_per_second: Rate of the recording; by default the rate in the metadata of the rows, or 30 if the metadata
+            have no rate.
         robot_type: Name of the robot; by default from the metadata.
         task: Text of the task for rows without a task; by default the name of their environment.
         shard_bytes: Approximate largest size of a file of frames; videos may be twice as large.
@@ -186,7 +195,8 @@ def write_lerobot(
         ConfigError: ``path`` exists, another process is writing it, or an option is invalid.
         StorageError: Files cannot be written; partial files are removed.
         SchemaError: The rows have the alignment "outgoing".
-        DataError: Rows are null, or marked as missing before the end of an episode, or only some rows have a column.
+        DataError: A value is null, a row before the end of an episode is marked as missing, or only some rows have a
+            column.
         ImportError: PyAV is not installed, for videos.
     """
     target = Path(path)
@@ -230,7 +240,7 @@ def _stream(rows: Any) -> RowStream:
 
 
 def _with_pixels(stream: RowStream, images: Any) -> tuple[RowStream, dict[str, tuple[str, Pictures, PictureEncoding]]]:
-    """Return the rows with pixels; and for each feature of images its column, the shape and dtype, and the encoding."""
+    """Return the rows with pixels; and for each feature of images: its column, shape, dtype and encoding."""
     wanted = by_column(images)
     raw = [name for name, kept in wanted.items() if kept.way == "raw"]
     if raw:
@@ -327,7 +337,7 @@ class _Writer:
         self._close_videos()
 
     def _end_episode(self) -> None:
-        """Record the end of an episode; an episode of a single row has no frame, and is left out."""
+        """Record the end of an episode; an episode of a single row has no frame and is left out."""
         length, counted = self._length, self._counted
         self._length, self._counted = 0, EpisodeStats(self.cameras)
         if not length:
@@ -433,7 +443,7 @@ class _Writer:
         self._length += batch.num_rows
 
     def _begin_episode(self) -> None:
-        """Begin an episode, in new files if the open files are large."""
+        """Begin an episode; if the open files are large, begin new files."""
         self._tasks = set()
         if self._data is None or self._sink.tell() >= self.most_bytes:
             self._close_data()
@@ -565,7 +575,9 @@ def _discard(writer: Any) -> None:
 
 
 def _frames_of(rows: RowStream) -> Iterator[tuple[bool, Columns]]:
-    """Yield whether an episode begins, and the next frames; the frames have no columns while the episode has one row.
+    """Yield whether an episode begins, and the next frames.
+
+    After only one row of an episode, the frames have no columns.
 
     An episode with observations 0 1 2 and actions a b has the rows (0, -) (1, a) (2, b), and the frames (0, a) (1, b).
     """
@@ -578,7 +590,7 @@ def _frames_of(rows: RowStream) -> Iterator[tuple[bool, Columns]]:
 
 
 def _key(column: str, *, picture: bool = False) -> str:
-    """Return the feature of a column."""
+    """Return the feature name for a column name."""
     key = "observation.image" if picture and column == "observation" else feature_of(column)
     if os.path.basename(key) != key or key in ("", ".", ".."):  # the feature is also the name of a folder of videos
         raise DataError(f"write_lerobot: column {column!r}: expected the name of a feature, found {key!r:.80}")
@@ -586,5 +598,5 @@ def _key(column: str, *, picture: bool = False) -> str:
 
 
 def _brought(name: str) -> bool:
-    """Whether a column belongs to the transition that led to a row."""
+    """Whether a column belongs to the transition before a row."""
     return name in ("reward", "done", "action") or name.startswith(("action_", "action.", "metadata_next."))
