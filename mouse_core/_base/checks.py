@@ -46,7 +46,8 @@ def as_json(value: Any, own: Callable[[Any], Any] = lambda value: None) -> Any:
 
     Args:
         value: Plain values and values of NumPy, nested in mappings, lists and tuples.
-        own: Returns the JSON of other objects, at any depth; None for objects that this function converts itself.
+        own: Function that returns the JSON of other objects, at any depth, and None for the objects that ``as_json``
+            converts itself.
     """
     converted = own(value)
     if converted is not None:
@@ -92,7 +93,7 @@ def state_number(name: str, value: Any, *, where: str = "state") -> int:
 
 
 def part_of(state: Any, name: str, own: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a part of a state; the part must be a dict that contains the items of ``own``.
+    """Return a part of a state; the part must be a dict, and its items must include the items of ``own``.
 
     Raises:
         StateError: The part is missing, or belongs to another object.
@@ -107,7 +108,8 @@ def part_of(state: Any, name: str, own: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def check_numbers(state: Any, own: Mapping[str, Any], names: Sequence[str]) -> dict[str, int]:
-    """Return the integers ``names`` of a state, which must contain the items of ``own``.
+    """Return the integers of a state under the keys ``names``; the items of the state must include the items of
+    ``own``.
 
     Raises:
         StateError: A value is not an integer, or the state belongs to another object.
@@ -180,7 +182,8 @@ def recipe(found: Iterable[object], columns: Iterable[str] = _ELSEWHERE) -> str:
 
 
 def columns_of(given: Any) -> tuple[Mapping[str, Any], int]:
-    """Return the argument of ``extend`` by column, and the number of rows; raise DataError or SchemaError."""
+    """Return the columns in the argument of ``extend`` by name, and the number of rows; raise DataError or
+    SchemaError."""
     columns = _by_column(given) if isinstance(given, list) else as_record(given)
     for name, values in (columns or {}).items():
         if isinstance(values, str | bytes | bytearray | Set):  # texts are one value, and sets have no order
@@ -260,7 +263,8 @@ def check_seconds(where: str, value: Any) -> float:
 
 
 def check_list(option: str, names: Iterable[_T]) -> tuple[_T, ...]:
-    """Return an option's list as a tuple; raise ConfigError for a single text, which would be split into letters."""
+    """Return an option's list as a tuple; raise ConfigError for a single text, because a text would be split into
+    letters."""
     if isinstance(names, str | bytes):
         raise ConfigError(f"{option}: expected a list of names, found {names!r}; write [{names!r}]")
     try:

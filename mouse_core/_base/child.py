@@ -1,4 +1,5 @@
-"""A program in another process that answers requests: what it reads or runs can crash, hang or exhaust only itself."""
+"""A program in another process that answers requests. If a file or a program that it reads or runs crashes, hangs or
+exhausts memory, only the other process is affected."""
 
 from __future__ import annotations
 
@@ -15,9 +16,9 @@ from mouse_core._base.locks import ProcessLock
 
 
 class Child:
-    """The process of a Python script that answers each line of JSON with a line of JSON and the bytes it announces.
+    """The process of a Python script. It answers each line of JSON with a line of JSON, which may be followed by bytes.
 
-    An answer with ``values`` announces ``sizes`` for each: the lengths of byte strings, which follow the line.
+    Each of the ``values`` in an answer has ``sizes``: the lengths of the byte strings that follow the line.
 
     Args:
         script: The file of the script.
@@ -41,7 +42,7 @@ class Child:
         return bool(self._process.stdin.closed)
 
     def ask(self, request: dict[str, Any] | None, seconds: float) -> tuple[dict[str, Any], list[list[bytearray]]]:
-        """Return the answer to a request, and the byte strings of each value; without a request, the next answer.
+        """Send a request, if one is given, and return the next answer and the byte strings of each value.
 
         Args:
             request: The request.

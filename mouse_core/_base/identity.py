@@ -31,7 +31,8 @@ def canonical(value: Any) -> bytes:
 
 
 def derivation_identity(derivation: object) -> str:
-    """Return the identity of a derivation, like ``sampler_identity``; arrays that ``repr`` abbreviates count fully.
+    """Return the identity of a derivation, like ``sampler_identity``; it includes all values of arrays, which ``repr``
+    would abbreviate.
 
     Raises:
         ConfigError: An attribute has no identity by value, such as a function.
@@ -46,7 +47,7 @@ def sampler_identity(sampler: object, wanted: str = "sampling: expected a sample
 
     Args:
         sampler: The sampler.
-        wanted: The beginning of the error text.
+        wanted: The prefix of the error text.
 
     Raises:
         ConfigError: An attribute has no identity by value, such as a function.

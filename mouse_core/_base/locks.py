@@ -37,7 +37,7 @@ _PATIENCE = 2e-3
 
 
 class TurnLock(ProcessLock):
-    """A lock that one thread may take again and again without starving others.
+    """A lock that one thread may take repeatedly without starving other threads.
 
     The first thread that requests a free Python lock gets it; usually this is the thread that freed it. A waiting
     thread registers with ``waited_for()``; the thread that takes the lock repeatedly calls ``give_way()`` first.
@@ -77,11 +77,11 @@ _locks: weakref.WeakSet[ProcessLock] = weakref.WeakSet()
 
 
 def uninterrupted(work: Callable[[], _T]) -> _T:
-    """Call ``work`` to its end, even if Ctrl-C or another signal raises in its handler meanwhile.
+    """Call ``work`` and let it finish, even if the handler of Ctrl-C or another signal raises an exception meanwhile.
 
     Python runs signal handlers only in the main thread, so another thread calls ``work``. An exception of the handler
-    is raised after the work is done. The call costs about 0.1 ms. ``work`` must not take a lock that the main thread
-    holds.
+    is raised after ``work`` has returned. The call costs about 0.1 ms. ``work`` must not take a lock that the main
+    thread holds.
 
     Args:
         work: The function.
@@ -125,7 +125,7 @@ def uninterrupted(work: Callable[[], _T]) -> _T:
 
 
 class _Outcome(Generic[_T]):
-    """Some work, and its result or exception."""
+    """A function to call, and its result or exception."""
 
     value: _T
     error: BaseException | None = None

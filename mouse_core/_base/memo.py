@@ -11,12 +11,12 @@ T = TypeVar("T")
 class memo(Generic[T]):
     """A property that is computed when it is first read and kept in the instance.
 
-    Unlike ``functools.cached_property`` before Python 3.12, it has no lock. ``cached_property`` shares one lock among
-    all instances, so threads wait for each other, and in a forked child the lock may be locked forever. Two threads may
-    compute a value twice.
+    Unlike ``functools.cached_property`` before Python 3.12, a memo has no lock, so two threads may both compute the
+    value. ``cached_property`` shares one lock among all instances: threads wait for each other, and in a forked child
+    the lock may stay locked forever.
 
     Args:
-        compute: Returns the value; a pure function.
+        compute: The pure function that returns the value.
     """
 
     def __init__(self, compute: Callable[[Any], T]) -> None:

@@ -43,10 +43,10 @@ def sparse_zeros(shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDAr
 
 
 class MemoryPool:
-    """Stretches of ``nbytes`` bytes; a few of them are kept for reuse.
+    """A pool of blocks of ``nbytes`` bytes; a few unused blocks are kept for reuse.
 
     Args:
-        nbytes: Bytes of a stretch.
+        nbytes: Number of bytes in a block.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -66,7 +66,7 @@ class MemoryPool:
 
 
 class _Lease:
-    """The base object of arrays over one stretch of memory."""
+    """The base object of the arrays in one block of memory."""
 
     def __init__(self, memory: npt.NDArray[np.uint8], free: deque[npt.NDArray[np.uint8]]) -> None:
         self._memory = memory
@@ -78,7 +78,7 @@ class _Lease:
 
 
 class BatchLayout:
-    """The layout of a batch's fields in one stretch of bytes.
+    """The layout of a batch's fields in one block of memory.
 
     Args:
         fields: Shape and dtype by name.
@@ -121,10 +121,10 @@ def _strides(shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[int, ...]:
 
 
 class ArrayMemory:
-    """Memory for new arrays; large stretches are kept for reuse.
+    """Memory for new arrays; large blocks are kept for reuse.
 
     Args:
-        least: Below this number of bytes, new memory is as fast as reused memory.
+        least: Number of bytes from which memory is reused; for smaller arrays, new memory is as fast.
     """
 
     def __init__(self, least: int = 1 << 17) -> None:
@@ -177,19 +177,21 @@ class BatchMemory(ArrayMemory):
         self._shared: list[list[weakref.ref[Any]]] = []
 
     def hold(self, arrays: Iterable[npt.NDArray[Any]]) -> None:
-        """Keep the memory of a copied batch until the next one is copied.
+        """Keep the memory of a copied batch until the next batch is copied.
 
-        So memory that only this object holds is free when the next batch needs it, and is not returned to the system.
+        Memory that only this object refers to is then available for the next batch, and is not returned to the system.
         """
         self._held = next(iter(arrays), None)
 
     def share(self, arrays: Iterable[npt.NDArray[Any]]) -> None:
-        """Count the shared memory of batches that were copied together; it lives as long as one of their arrays."""
+        """Register the shared memory of batches that were copied together; the memory exists as long as any of their
+        arrays."""
         self._shared = [*self._shared, [weakref.ref(_owner(values)) for values in arrays]]
 
     @property
     def is_kept(self) -> bool:
-        """Whether much shared memory is alive, as when a caller keeps single fields of many batches."""
+        """Whether much shared memory is still in use, for example because a caller keeps single fields of many
+        batches."""
         self._shared = [owners for owners in self._shared if any(owner() is not None for owner in owners)]
         return len(self._shared) >= _MOST_SHARED
 

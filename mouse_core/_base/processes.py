@@ -26,9 +26,10 @@ def results(
         call: The function, which can be pickled if ``num_workers`` is not 0.
         items: Arguments of the calls; a few are taken before their results are requested.
         num_workers: Number of processes; 0: one thread.
-        what: Name of the function that needs the results; messages begin with it.
+        what: Name of the function that needs the results; the prefix of messages.
         ahead: Largest number of calls that are waiting or running.
-        in_order: Whether results come in the order of the items; otherwise as soon as they are ready.
+        in_order: Whether results are yielded in the order of the items; otherwise, each result is yielded as soon as it
+            is ready.
 
     Raises:
         WorkerError: A process ended early.
@@ -68,7 +69,7 @@ _work: Callable[[Any], Any] | None = None
 
 
 def _begin(work: bytes) -> None:
-    """Load the function, in a new process; from now on the process ends with its parent."""
+    """Load the function in the new process, and make the process end when its parent ends."""
     global _work
     parent = parent_process()
     if parent is not None:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 WIDTH = 110
-"""Number of columns if the output has no terminal width: a file, a pipe."""
+"""Number of columns if the output is no terminal but, for example, a file or a pipe."""
 
 
 def console() -> Any | None:

@@ -12,12 +12,13 @@ _KILOBYTE = 1 << 10
 def room_for_files(proc: Path = Path("/proc"), groups: Path = _GROUPS) -> int | None:
     """Return the approximate number of bytes of files that fit in memory; None if the system does not report it.
 
-    The result is the smallest of the machine's available memory, which includes pages of files, and the limit of each
-    control group of this process minus its other memory, as pages of files count towards the limit.
+    The result is the smallest of several numbers: the machine's available memory, which includes pages of files; and
+    for each control group of this process, the limit minus the memory that is not pages of files, because pages of
+    files count towards the limit.
 
     Args:
         proc: Folder of the kernel's process information.
-        groups: Folder where control groups of either version are mounted.
+        groups: Folder where control groups (version 1 or 2) are mounted.
     """
     found = [*_available(proc / "meminfo"), *_allowed(proc / "self" / "cgroup", groups)]
     return max(0, min(found)) if found else None
@@ -30,7 +31,7 @@ def _available(meminfo: Path) -> Iterator[int]:
 
 
 def _allowed(membership: Path, groups: Path) -> Iterator[int]:
-    """Yield the memory that each control group of a process, and each group around it, allows for files."""
+    """Yield the memory for files that each control group of a process, and each parent group, allows."""
     for line in _lines(membership):
         _, controllers, name = [*line.split(":", 2), "", ""][:3]
         if controllers and "memory" not in controllers.split(","):
@@ -64,7 +65,7 @@ def _number(file: Path) -> int | None:
 
 
 def _numbers(file: Path) -> dict[str, int]:
-    """Return the numbers in lines such as "MemAvailable: 18087 kB", by their names."""
+    """Return the numbers in lines such as "MemAvailable: 18087 kB", by the name at the beginning of the line."""
     words = [line.split() for line in _lines(file)]
     return {one[0]: int(one[1]) for one in words if len(one) > 1 and one[1].isdigit()}
 

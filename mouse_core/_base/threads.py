@@ -16,7 +16,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 THREADS = min(16, max(2, os.cpu_count() or 1))
-"""Number of threads, one for each core: more threads wait for each other longer than for files."""
+"""Number of threads, one for each core. More threads would spend more time waiting for each other than for files."""
 
 
 def in_order(pool: ThreadPoolExecutor, call: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
@@ -25,7 +25,7 @@ def in_order(pool: ThreadPoolExecutor, call: Callable[[T], R], items: Iterable[T
     Only a few items are processed ahead of the requested results, so neither items nor results accumulate.
 
     Args:
-        pool: The threads. After an error, some of them may still be working.
+        pool: The thread pool. After an error, some of its threads may still be working.
         call: The function.
         items: The arguments, taken one after the other by the thread that requests results.
     """
@@ -45,8 +45,8 @@ def in_order(pool: ThreadPoolExecutor, call: Callable[[T], R], items: Iterable[T
 class Alarm:
     """Calls a function with an object at a set time, unless the object is gone.
 
-    A thread exists only while a time is set, and holds the object by a weak reference. The thread is stopped when the
-    object is collected.
+    The alarm has a thread only while a time is set. The thread refers to the object weakly, and ends when the object is
+    garbage-collected.
 
     Args:
         target: The object.

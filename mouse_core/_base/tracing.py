@@ -14,12 +14,12 @@ from mouse_core.errors import ConfigError
 def refuse_traced(caller: str) -> None:
     """Raise ConfigError if a stateful call (a draw, a write, a next batch) is made while JAX traces a function.
 
-    Python runs only once during tracing: the compiled function would use the same batch forever. The core imports no
-    framework, so the check works only if JAX has been imported; it takes a microsecond.
+    JAX runs the Python code only once, during tracing, so the compiled function would always use the same batch. The
+    core imports no framework, so the check works only if the program has imported JAX. The check takes a microsecond.
 
     Raises:
         ConfigError: The call is inside ``jax.jit``, ``scan``, ``vmap`` and the like. Callbacks, and functions that
-            ``jax.grad`` runs step by step, are allowed, because they run at every call.
+            ``jax.grad`` executes without compilation, are allowed, because their Python code runs at every call.
     """
     if "jax" not in sys.modules:
         return
@@ -35,7 +35,8 @@ def refuse_traced(caller: str) -> None:
 
 @lru_cache(maxsize=1)
 def _asking() -> tuple[Callable[..., Any], Any] | None:
-    """Return JAX's function for the current trace, and its value outside of all traces; None if this JAX has none."""
+    """Return JAX's function that gives the current trace, and the function's result outside of all traces; None if this
+    version of JAX has no such function."""
     jax: Any = sys.modules["jax"]
     for name in ("jax.extend.core", "jax.core"):  # the second in JAX before 0.8.2
         try:
@@ -48,7 +49,7 @@ def _asking() -> tuple[Callable[..., Any], Any] | None:
 
 
 def _is_compiled() -> bool:
-    """Return whether the current trace compiles or maps a function, instead of computing as it runs."""
+    """Return whether the current trace compiles or maps a function, instead of computing values immediately."""
     jax: Any = sys.modules["jax"]
     # Nothing else distinguishes a mapped function from ``jax.grad``; without this name, a function that ``vmap`` runs
     # step by step is not detected.

@@ -6,8 +6,8 @@ to 1 is the run of rows 6, 7, 8. A run may extend beyond the episode of its anch
 as missing and replaced by the nearest row of the episode: if the episode ends with row 7, the values come from the rows
 6, 7, 7.
 
-Each class here has the same interface as a class without offsets: ``OffsetBlocks`` as ``PlannedBlocks``,
-``OffsetPipeline`` as ``Pipeline``, ``OffsetReader`` as ``FieldReader``.
+Each class of this module has the same interface as a class for batches without offsets: ``OffsetBlocks`` as
+``PlannedBlocks``, ``OffsetPipeline`` as ``Pipeline``, ``OffsetReader`` as ``FieldReader``.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class OffsetBlocks(PlannedBlocks):
         anchors: The blocks of anchors.
         offsets: The offsets of the rows.
         shift: The number of rows from the anchor to the row at offset 0; see ``shift_of``.
-        number: The number of this group of fields, which is its key in ``block.around``.
-        single: Whether each row is read individually instead of in runs, so that no row outside an episode is read.
+        number: The index of this group of fields, which is its key in ``block.around``.
+        single: Whether each row is read individually instead of in runs; rows outside the episode are then never read.
     """
 
     def __init__(
@@ -177,8 +177,8 @@ class OffsetPipeline:
             windows: The offsets.
 
         Raises:
-            ConfigError: The dtype of a field cannot hold the padding value.
-            MissingFieldError: Offsets in seconds need time stamps, which the store lacks.
+            ConfigError: The dtype of a field cannot represent the padding value.
+            MissingFieldError: Offsets are in seconds, and the store has no time stamps.
         """
         if windows.fill is not None:
             check_fill(windows.fill, {name: form.dtypes[True][name] for name in windows.offsets})
@@ -253,7 +253,7 @@ class OffsetPipeline:
         return self._batch(*self._anchors.block_of(plan), read)
 
     def _batch(self, block: Block, number: int, read: Callable[[Pipeline, Block, int], Batch]) -> Batch:
-        """Return batch ``number`` of a block of anchors; ``read`` returns the fields.
+        """Return the batch with index ``number`` in a block of anchors; ``read`` returns the fields.
 
         If a row that is not delivered raises DataError, the rows are read individually instead of in runs.
         """
@@ -346,8 +346,8 @@ def anchors_of(
 
 
 def readers_around(readers: Readers, windows: FieldWindows, snapshot: Snapshot) -> dict[str, Any]:
-    """Return the readers of a source with offsets; the reader of each field with offsets is followed by the reader of
-    its mask.
+    """Return the readers of a source with offsets. The reader of each field with offsets is followed by the reader of
+    the field's mask.
 
     Args:
         readers: The readers of all delivered fields.
@@ -404,7 +404,7 @@ def transition_readers(
 
     Raises:
         MissingFieldError: A named field does not exist.
-        SchemaError: The store has a field of agents' flags with the name of a field of transitions.
+        SchemaError: The store has flags of agents under the name of a field of transitions.
     """
     made = (*_FLAGS, MASK)
     own = None

@@ -24,7 +24,7 @@ Int64s = npt.NDArray[np.int64]
 
 
 class Absent:
-    """The missing steps in the windows of a block, and the steps whose values replace them.
+    """The missing steps in the windows of a block, and the present steps whose values replace the missing steps.
 
     Example: windows of 4 steps have the lengths 4, 2 and 3, and the batches have the bounds 0, 2, 3. Counted from the
     first window, the steps 6, 7 and 11 are missing, and copies of the steps 5, 5 and 10 replace them: ``missing`` is 6,
@@ -34,7 +34,7 @@ class Absent:
         length: Number of steps in a window.
         first: The first step of each batch, and the end of the last batch.
         missing: The missing steps, ascending, int64 ``[m]``.
-        target, source: The steps that are replaced, ascending, and for each the step whose copy replaces it.
+        target, source: The steps that are replaced, ascending, and for each of them the step whose copy replaces it.
     """
 
     def __init__(self, length: int, first: Int64s, missing: Int64s, target: Int64s, source: Int64s) -> None:
@@ -46,8 +46,8 @@ class Absent:
 
     @classmethod
     def of(cls, windows: Windows) -> Absent:
-        """Return the missing steps of windows with lengths; the last present step of a window replaces its missing
-        steps.
+        """Return the missing steps of windows with the given lengths; the last present step of a window replaces its
+        missing steps.
         """
         length = windows.length
         lengths = np.full(len(windows), length) if windows.lengths is None else windows.lengths
@@ -70,7 +70,7 @@ class Absent:
         Args:
             values: ``[n, S, ...]``, the windows of the batches in order, C-contiguous. Missing steps contain values
                 from outside the episode.
-            number: The number of the first batch.
+            number: The index of the first batch in the block.
             fill: The value of missing steps; None: copies of the steps in ``source``.
             count: The number of batches.
         """
@@ -108,8 +108,9 @@ def check_fill(fill: float, dtypes: Mapping[str, np.dtype[np.generic]]) -> None:
 class PackedWindows(Windows):
     """The present steps of windows, concatenated, as windows of one step each.
 
-    The pieces are found window by window: windows of 3 and 2 steps at rows 10 and 40, each in one chunk, give pieces
-    of 3 and 2 rows. The row of each step, 10, 11, 12, 40, 41, is computed only for fields that are read row by row.
+    Pieces (runs of rows in one chunk) are found window by window: windows of 3 and 2 steps at rows 10 and 40, each
+    within a chunk, give pieces of 3 and 2 rows. The row of each step, here 10, 11, 12, 40, 41, is computed only for
+    fields that are read row by row.
 
     Args:
         whole: The windows, with or without lengths.
@@ -168,7 +169,7 @@ class Packing:
     Args:
         capacity: The number of rows in a batch, including padding rows of 0; None: the number of present steps.
         from_steps: Whether batches arrive with present steps only, ``[T, 1, ...]``, instead of ``[b, S, ...]``.
-        replaced: Dtypes that a framework cannot hold, with their replacements.
+        replaced: Dtypes that a framework does not have, with their replacements.
         memory: Allocates large new arrays.
     """
 

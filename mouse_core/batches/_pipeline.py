@@ -45,16 +45,16 @@ class Pipeline:
     """Computes the batches of one source over one snapshot. All state is a cache: any batch can be recomputed from its
     index.
 
-    One lock is held while a block is planned or located, and while batches are copied together. The lock is not held
-    while a single batch is copied, converted, or read from irregular chunks.
+    The pipeline's lock is held while a block is planned or located, and while batches are copied together. The lock is
+    not held while a single batch is copied, converted, or read from irregular chunks.
 
     Args:
         planner: Chooses and locates the windows of the batches.
         readers: Readers by field.
         form: Dtypes and shapes of the fields.
         fields: Fields that can be copied directly from the stored bytes; None: they are determined from ``readers``.
-        chunks: Known addresses of the fields' chunks, from the pipeline of the earlier snapshot.
-        memory, lock: Memory for batches and the lock, from the pipeline of the earlier snapshot.
+        chunks: Known addresses of the fields' chunks, from the pipeline over the earlier snapshot.
+        memory, lock: The memory for batches, and the lock, from the pipeline over the earlier snapshot.
         blocks: Plans the blocks; by default ``PlannedBlocks`` of ``planner``.
     """
 
@@ -85,7 +85,7 @@ class Pipeline:
         self._copied_alone: tuple[int, ...] = ()
 
     def forward(self, snapshot: Snapshot, growth: Growth, *, seed: int, epoch_start: int) -> Pipeline:
-        """Return the pipeline over a later snapshot with appended rows; caches about the earlier rows are kept."""
+        """Return the pipeline over a later snapshot with appended rows; caches for the earlier rows are kept."""
         planner = replace(self.planner, snapshot=snapshot, seed=seed, epoch_start=epoch_start)
         planner.check()
         return self.over(planner, growth)
@@ -144,7 +144,7 @@ class Pipeline:
         return self.take_from(*self.block_of(plan))
 
     def take_from(self, block: Block, number: int) -> Batch:
-        """Return batch ``number`` of a block of ``blocks``; see ``take``."""
+        """Return the batch with index ``number`` in a block of ``blocks``; see ``take``."""
         if not self.readers:
             return {}
         ready = self._ready.pop(block.first + number * block.step, None)
@@ -155,7 +155,7 @@ class Pipeline:
         return self.finish(*self.block_of(plan), None, stored=stored, out=out)
 
     def block_of(self, plan: Plan) -> tuple[Block, int]:
-        """Return the block of a plan, and the batch's number in the block; a new block if another pipeline created the
+        """Return the block of a plan, and the batch's index in the block; a new block if another pipeline created the
         plan.
         """
         if isinstance(plan.block, Block) and plan.block.planner is self.planner:
@@ -250,8 +250,8 @@ class Pipeline:
         return alone
 
     def _copy_together(self, block: Block, views: ByteViews, first: int, count: int, number: int) -> tuple[Batch, bool]:
-        """Copy batch ``number`` together with further batches, which are cached until they are requested; return batch
-        ``number``.
+        """Copy the batch with index ``number`` in a block together with further batches, which are cached until they
+        are requested; return the batch.
         """
         surplus = max(0, len(self._ready) + count - 1 - 2 * block.together)
         for unwanted in [*self._ready][:surplus]:  # the oldest batches, which were not requested

@@ -1,9 +1,10 @@
 """The plan of a source: all decisions about its batches, made once from the arguments of ``BatchSource``.
 
-A plan has three parts. Drawing: ``planner`` chooses the windows of each batch. Reading: ``readers`` has a reader for
-each field. Changing: ``form`` describes a gathered batch, ``stages`` change it in order, ``packing`` removes missing
-steps at the end, and ``spec`` describes the result. Example: with ``normalize={"reward": "mean_std"}``, a stored
-float64 reward is gathered as float64 (``form.dtypes``), a stage converts it to float32, and ``spec`` has float32.
+A plan has three parts. To draw a batch, ``planner`` chooses its windows. To read the batch, ``readers`` has a reader
+for each field. To change the batch, ``form`` describes the gathered batch, ``stages`` change it in order, and
+``packing`` finally removes missing steps; ``spec`` describes the result. Example: with ``normalize={"reward":
+"mean_std"}``, a stored float64 reward is gathered as float64 (``form.dtypes``), a stage converts it to float32, and
+``spec`` has float32.
 """
 
 from __future__ import annotations
@@ -71,16 +72,17 @@ DTypes = Mapping[str, np.dtype[np.generic]]
 class BatchForm:
     """The form of gathered batches: dtypes and shapes of fields, and which fields need work after a copy.
 
-    Attributes with two values are indexed by ``stored``: False for the delivered dtypes, True for the stored dtypes.
+    Attributes that are pairs are indexed by ``stored``: the value at False is for the delivered dtypes, the value at
+    True for the stored dtypes.
 
     Args:
         dtypes: Dtypes of the gathered fields.
         shapes: Shape of a step, by field.
         fill: Value of missing steps; None: copies of the last present step.
         is_padded: Whether steps may be missing.
-        converted: Fields that are copied in the column's dtype and then converted.
-        checked: Fields that are copied and whose values are then compared with their bounds.
-        is_copied: Whether a batch of copied fields and masks is complete.
+        converted: Fields that are first copied in the column's dtype and then converted.
+        checked: Fields that are first copied, and whose values are then compared with the field's bounds.
+        is_copied: Whether copied fields and masks alone make a complete batch.
     """
 
     dtypes: tuple[DTypes, DTypes]
@@ -176,7 +178,7 @@ class BatchPlan:
 
     @property
     def batch_dims(self) -> int:
-        """Number of axes before the axes of a field: 2 for ``[B, S]``, 1 for single rows ``[B]``; without packing."""
+        """Number of axes before the axes of a field, without packing: 2 for ``[B, S]``, 1 for single rows ``[B]``."""
         return 2 if self.windows is None else self.windows.batch_dims
 
     @memo
@@ -268,7 +270,8 @@ class BatchPlan:
 
     @property
     def _padded(self) -> PaddedSampler | None:
-        """The sampler if missing steps are also gathered; None: no step is missing, or only present steps are read."""
+        """The sampler, if its windows may have missing steps that are gathered too; None if no step is missing, or only
+        present steps are read."""
         return None if self.planner.packed else self.planner.padded
 
     @property
@@ -340,7 +343,8 @@ class BatchPlan:
         return found
 
     def _augment(self, read: DTypes) -> StreamAugment | None:
-        """Return the stage that augments. Images are augmented as stored (``read``), before their normalisation."""
+        """Return the stage that augments. Images are augmented in their stored form (``read``), before
+        normalisation."""
         if not self._is_augmented:
             return None
         offsets = frozenset[str]()
@@ -402,11 +406,11 @@ def _is_plain(reader: FieldReader | MaskReader) -> TypeGuard[FieldReader]:
 
 
 def planned_windows(readers: Readers, length: int, around: int = 0) -> int:
-    """Return the number of windows to locate together; for fewer windows, the hundred array operations take nearly as
-    long.
+    """Return the number of windows to locate together. Locating fewer windows would take nearly as long, because about
+    a hundred array operations are needed for any number of windows.
 
-    A window needs 32 bytes, plus 24 bytes for each field, or 8 bytes for a field of single numbers. Each of the
-    ``around`` windows that are read around the steps of a window needs 56 bytes. Example: with 6 fields, the result is
+    A window needs 32 bytes, plus 24 bytes for each field, or 8 bytes for a field of single numbers. ``around`` windows
+    are read around the steps of each window; each of them needs another 56 bytes. Example: with 6 fields, the result is
     2,883,584 // (32 + 24 * 6) = 16,384 windows.
     """
     numbers = sum(length == 1 and not reader.spec.shape for reader in readers.values())

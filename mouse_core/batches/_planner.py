@@ -1,7 +1,8 @@
 """Planning of several batches together: the windows of each batch, and the locations of their rows in storage.
 
-A ``Planner`` creates a ``Block`` for any batches, as a pure function of their indices. ``PlannedBlocks`` chooses which
-batches are planned together, and caches some blocks. For batches 0, 1, 2, .. it plans blocks of 1, 8 and 64 batches.
+A ``Planner`` creates a ``Block`` for any batches, as a pure function of their indices. ``PlannedBlocks`` chooses the
+batches that are planned together, and caches some blocks. For requests of the batches 0, 1, 2, ... in order,
+``PlannedBlocks`` plans blocks of 1, 8 and then 64 batches.
 """
 
 from __future__ import annotations
@@ -62,17 +63,18 @@ class Block:
 
     Args:
         first, end, step: Indices of the batches.
-        kind: The index at which consecutive requests began; negative for single batches and runs. Only the latest
-            blocks of a kind are cached.
+        kind: The index at which a series of consecutive requests began; negative for single batches and runs. Only the
+            latest blocks of the same kind are cached.
         windows: The windows of all batches, batch by batch.
         sizes: Number of windows of each batch over all shards.
         planner: The planner that created the block.
         byte_views: Views that copy the windows; None: no field can be copied, or ``together`` is 0.
-        together: Number of batches that are copied together for requests in order; 0: not located yet.
+        together: Number of batches that are copied together if batches are requested in order; 0: the windows are not
+            located yet.
         anchors: Steps of the windows, if fields have offsets around them.
-        around: Blocks of the rows around the anchors, by the number of their offsets.
+        around: Blocks of the rows around the anchors, by the index of the group of offsets.
         stretches: Stretches of rows that are read completely, if the block has stretches instead of batches.
-        refused: The error message of each batch that cannot be read, by the batch's number in the block.
+        refused: The error message of each batch that cannot be read, by the batch's index in the block.
     """
 
     first: int
@@ -103,7 +105,7 @@ class Block:
         return Absent.of(self.windows)
 
     def part(self, number: int) -> WindowsPart:
-        """Return the windows of batch ``number`` of the block."""
+        """Return the windows of the batch with index ``number`` in the block."""
         return self.windows.part(number)
 
 
@@ -151,8 +153,8 @@ class Planner:
 
         Raises:
             ConfigError: The snapshot has too few rows for a batch, or shards get different numbers of windows of the
-                last batch of the first epoch: the mean of an empty shard would be NaN, and means would have unequal
-                weights.
+                last batch of the first epoch. With different numbers, the mean over an empty shard would be NaN, and
+                the means of shards would have unequal weights.
         """
         last = self.epoch_start + self.batches_per_epoch - 1
         if self.shard[1] > 1 and self.uneven == "refuse":
@@ -177,7 +179,8 @@ class Planner:
         the next shard.
 
         Example: of 8 windows, three shards deliver 0..2, 2..4 and 5..7, and window 2 is masked in the first shard. The
-        range never exceeds the batch, because no shard has more windows than the last shard.
+        range never exceeds the batch, because the last shard has the largest number of windows and needs no padding
+        window.
         """
         first, end = self.own(size)
         return first, first - -size // self.shard[1] if self.uneven == "pad" else end
@@ -219,8 +222,8 @@ class Planner:
     def read(self, block: Block) -> Sequence[Block]:
         """Return the blocks whose rows readahead reads for each batch of a block.
 
-        The first of them is a block of the stretches that the batches open. If stretches may be evicted, ``block`` is
-        also returned.
+        If the sampler reads stretches of rows, the first returned block has the stretches that the batches open. If
+        stretches may be evicted, ``block`` is also returned.
         """
         draw = getattr(self.sampler, "starts_to_read", None)
         if draw is None or block.kind < 0 or block.stretches is not None:
@@ -239,7 +242,8 @@ class Planner:
     def _stays(self) -> bool:
         """Return whether stretches stay in memory or cache until all their windows are delivered; False if unknown.
 
-        Evicted pages would be read again one by one. A ``StoreWarning`` reports too little room.
+        Evicted pages would be read again one by one. If memory is too small for the stretches, a ``StoreWarning`` is
+        issued.
         """
         pool_of = getattr(self.sampler, "pool", None)
         pool = None if pool_of is None else pool_of(self.snapshot)
@@ -312,7 +316,8 @@ class Planner:
 class PlannedBlocks:
     """Caches the blocks of one source over one snapshot; consecutive blocks become longer.
 
-    For requests of the batches 0, 1, 2, .. it plans blocks of 1, 8 and 64 batches, which begin at 0, 1 and 9.
+    For requests of the batches 0, 1, 2, ... in order, it plans blocks of 1, 8 and 64 batches, which begin at the
+    batches 0, 1 and 9.
 
     Args:
         planner: Creates the blocks.
@@ -331,8 +336,8 @@ class PlannedBlocks:
         self._alone = 0
 
     def block_with(self, index: int) -> tuple[Block, int]:
-        """Return the block that contains batch ``index``, and the batch's number in the block; a new block is planned
-        if none is cached.
+        """Return the block that contains batch ``index``, and the batch's index in the block; a new block is planned if
+        no cached block contains the batch.
 
         Raises:
             IndexError: The index lies before the first batch.
@@ -354,8 +359,8 @@ class PlannedBlocks:
         return self.planner.block(block.end, block.step, batches, block.kind)
 
     def _known(self, index: int) -> tuple[Block, int] | None:
-        """Return the cached block that contains batch ``index``, and the batch's number in the block; None without such
-        a block.
+        """Return the cached block that contains batch ``index``, and the batch's index in the block; None if there is
+        no such block.
         """
         for block in self.kept:
             if block.first <= index < block.end and not (index - block.first) % block.step:

@@ -44,8 +44,8 @@ class Stage(Protocol):
         """Return the dtypes that the stage's input must have, given the ``dtypes`` that batches have without this
         stage.
 
-        A source calls this method twice: with the delivered dtypes, and with the stored dtypes, which a device converts
-        later.
+        A source calls this method twice: with the delivered dtypes, and with the stored dtypes. A device converts
+        stored dtypes to delivered dtypes later.
         """
 
     def __call__(
@@ -76,15 +76,16 @@ class Map:
     framework, with any number of workers, and after a resume.
 
     The function receives the fields that a batch has without ``map``, after normalisation and augmentation. The fields
-    are NumPy arrays in the dtypes of the spec without a framework, and the function may modify the arrays. With several
-    views, it is called once for each view.
+    are NumPy arrays with the dtypes that NumPy users get, and the function may modify the arrays. With several views,
+    the function is called once for each view.
 
     Args:
         fn: ``fn(fields, generator)`` or, with ``per="rows"``, ``fn(fields)``. It returns the fields of ``spec`` in new
             arrays.
         version: Identifies the function in the fingerprint, as in "returns/2"; change it when the function changes.
         spec: The fields that the function returns, by name, as ``(dtype, shape)`` with the shape of one step, or as a
-            ``FieldSpec``. They are added to the batch or replace fields of the same name; other fields are unchanged.
+            ``FieldSpec``. The returned fields are added to the batch or replace fields of the same name; all other
+            fields are unchanged.
         per: The unit of a call. "batch": a complete batch, ``[B, S, ...]`` (or ``[B, ...]``; see ``Spec.batch_dims``);
             not possible with shards. "window": one window ``[S, ...]`` (or one row ``[...]``), with its own generator,
             so that all shards together have the same result as a single process. "rows": this shard's rows of a batch,
@@ -92,7 +93,8 @@ class Map:
         drop: Fields that are removed after the call.
 
     The generator is a ``numpy.random.Generator`` that depends on the seed, the index of the batch, and, with "window",
-    the number of the window in the batch over all shards. NumPy may change the streams of its methods between versions.
+    the index of the window in the batch over all shards. The streams of the generator's methods may differ between
+    versions of NumPy.
 
     A function that cannot be pickled, such as a lambda, works in threads but not in spawned processes.
 
@@ -195,7 +197,7 @@ class StreamMap:
     Args:
         chosen: The user's function and its options.
         arriving: The fields of a batch before the function.
-        replaced: ``replace_dtypes`` of the source; delivered dtypes equal stored dtypes.
+        replaced: ``replace_dtypes`` of the source. After a ``Map``, delivered dtypes equal stored dtypes.
         batch_dims: Number of axes before the axes of a field.
 
     Raises:
@@ -225,7 +227,7 @@ class StreamMap:
         return ["map", self.map.version, self.map.per, shapes, list(self.map.drop)]
 
     def arriving_dtypes(self, dtypes: DTypes) -> dict[str, np.dtype[np.generic]]:
-        """Return the dtypes of ``arriving``, independent of a later transfer."""
+        """Return the dtypes of ``arriving``; they do not depend on whether a device converts dtypes later."""
         return {name: self.arriving[name].dtype for name in dtypes}
 
     def __call__(
@@ -235,7 +237,7 @@ class StreamMap:
 
         Raises:
             SchemaError: The function's result does not match its spec.
-            DataError: The framework's dtype cannot hold a number of the result.
+            DataError: The framework's dtype cannot represent a number of the result.
             Exception: The error that the function raises, with a note that names the batch.
         """
         made = []

@@ -36,9 +36,9 @@ class BatchSource:
     calls.
 
     A source works as a ``torch.utils.data.Dataset`` (with ``batch_size=None`` in the DataLoader) and as a source for
-    grain. Both repeat the indices below ``len``, which are the first epoch; with a DataLoader, the second pass causes a
-    warning. For later epochs, use ``mouse_torch.DataLoader``, ``mouse_jax.to_grain`` or your own indices. A pickled
-    source of datasets on disk contains paths, not data.
+    grain. Both read only the indices ``0 <= i < len(source)``, the first epoch, in every pass; with a DataLoader, the
+    second pass causes a warning. For later epochs, use ``mouse_torch.DataLoader``, ``mouse_jax.to_grain`` or your own
+    indices. A pickled source of datasets on disk contains paths, not data.
 
     Args:
         store: A store, from which the source takes a snapshot, or a snapshot.
@@ -52,28 +52,28 @@ class BatchSource:
             batch, including short batches. "auto": the rank of this process according to
             ``mouse_core.ranks.find_ranks``. A ``Ranks``: its rank.
         dtypes: Delivered dtypes by field; other fields have the dtypes of the spec.
-        replace_dtypes: Dtypes that a framework cannot hold, with their replacements, applied after ``dtypes``; a value
-            that does not fit raises DataError.
+        replace_dtypes: Dtypes that a framework does not have, with their replacements, applied after ``dtypes``; a
+            value that does not fit raises DataError.
         required_fields: Fields that must exist; a missing field raises MissingFieldError.
         fields: Names of the fields to deliver; by default all fields.
         drop_last: For "sequential": whether the last windows of an epoch are dropped if they do not fill a batch;
-            otherwise they are a short batch.
+            otherwise, the last batch of the epoch is short.
         epoch_start: The index at which the first epoch over this snapshot begins.
         augment: The augmentation of batches; its random numbers depend only on seed and index.
         views: Number of views of each batch. If it is above 1, a batch is a tuple of views in separate arrays:
             permutations and scalars are equal in all views, and masks differ.
         boundary: "stream": windows cross the ends of episodes. "episode": each window lies in one episode, and batches
-            have a field ``mask``, bool ``[b, S]``: whether each step is present. "task": each window lies within rows
-            of one task, over any number of episodes. The task is read from the column ``task`` or ``task_index``, also
+            have a field ``mask``, bool ``[b, S]``: whether each step is present. "task": all rows of a window belong to
+            the same task, in any number of episodes. The task is read from the column ``task`` or ``task_index``, also
             with the prefix ``metadata_``, and from codes of ``done`` whose label contains "task".
-            ``sampling.Column(name)``: each window lies within rows with one value of a column. Other boundaries than
-            "stream" require ``sampling`` to be a name.
+            ``sampling.Column(name)``: all rows of a window have the same value in the column. If the boundary is not
+            "stream", ``sampling`` must be a name.
         weighting: With "episode" and "random". "step": every window is equally likely, so long episodes are more
             frequent. "trajectory": every episode is equally likely.
         pad: With "episode": whether windows may have missing steps, in short episodes and, for windows without overlap,
             at the end of each episode; False leaves such windows out. True repeats the last present step; a number is
-            the value of all fields in missing steps. None: True. With ``windows``, ``pad`` also applies to rows beyond
-            the ends of an episode; False leaves out anchors with such rows.
+            the value of all fields in missing steps. None means True. With ``windows``, ``pad`` also applies to rows
+            beyond the ends of an episode; False leaves out anchors with such rows.
         uneven: What happens if the shards do not divide a batch evenly. "refuse": raise ConfigError. "pad": every shard
             gets ``ceil(b / count)`` of ``b`` windows; a shard with fewer windows also gets the first window of the next
             shard. Batches then have a field ``mask``, bool ``[b, S]``, which is False in the additional window; pass it
@@ -85,26 +85,27 @@ class BatchSource:
             ``Field.transition``) it is the transition that leaves the anchor's observation, in either alignment. ``{}``
             delivers single rows, ``[B, ...]``.
         normalize: The normalisation by field: "mean_std", "min_max" or "quantiles", with statistics of the snapshot's
-            rows; or a ``Normalizer``, whose statistics stay fixed. Normalised fields are float32 unless ``dtypes``
-            has another dtype, with the same bits in every framework. See ``statistics.Normalizer.of``.
-        map: A user's function that is applied last, with the fields that it returns; see ``mouse_core.Map``.
+            rows; or a ``Normalizer``, whose statistics do not change with the snapshot. Normalised fields are float32
+            unless ``dtypes`` has another dtype, with the same bits in every framework. See
+            ``statistics.Normalizer.of``.
+        map: A ``mouse_core.Map``: a user's function that is applied last, and the fields that it returns.
         lengths: With "random" or "blocks": the possible lengths of windows, such as ``range(1, 65)``. Each window is
             cropped to a random length at a random position; all lengths are equally likely. A window is shorter if its
             episode ends earlier. ``mask`` marks the present steps.
         packed: Whether to concatenate windows without missing steps: fields are ``[T, ...]``, and ``cu_seqlens``,
             ``position`` and ``sequence_id`` locate each row's window. A number sets the number of rows in each batch,
             padded with 0, with a ``mask``. Packing is the last change of a batch.
-        layout: The form of delivered fields. "stored": each column under its own name, in its dtype and shape, such as
-            ``uint8 [B, S, H, W, C]``. "mouse": the fields of MOUSE's documents, such as int64 ``obs_image``. None:
-            "mouse" if the first rows were added by ``from_dataset`` or ``append`` without other metadata; "stored" for
-            rows from ``add_episode``, recorders and readers of formats.
+        layout: The names, dtypes and shapes of delivered fields. "stored": each column under its own name, in its dtype
+            and shape, such as ``uint8 [B, S, H, W, C]``. "mouse": the fields of MOUSE's documents, such as int64
+            ``obs_image``. None: "mouse" if the first rows were added by ``from_dataset`` or ``append`` without other
+            metadata; "stored" for rows from ``add_episode``, recorders and readers of formats.
         transitions: Whether batches consist of transitions, for either alignment of the store: the observation, the
             ``action``, its ``reward``, whether it ``terminated`` or ``truncated`` the episode, and the next
             observation. Each field whose name begins with "obs" has a second field ``next_<name>``. Without a
             ``sequence_length`` a batch is ``[B, ...]``; with one it has windows ``[B, S, ...]`` of consecutive
-            transitions of one episode. ``mask``, bool, marks present transitions: all transitions of ``[B, ...]``, and
-            in windows the transitions before the end of the episode. An option for a field in ``dtypes`` and
-            ``normalize`` also applies to the field ``next_<name>``.
+            transitions of one episode. ``mask``, bool, marks present transitions: in ``[B, ...]`` all transitions, and
+            in windows the transitions before the end of the episode. The ``dtypes`` and ``normalize`` of a field also
+            apply to the field ``next_<name>``.
 
     Raises:
         ConfigError: An argument is out of range, the store has too few rows, the sampling is unknown, or shards do not
@@ -271,7 +272,7 @@ class BatchSource:
 
     @property
     def normalizer(self) -> Normalizer:
-        """The current normalisation of the fields: for a policy, or for ``normalize`` of another source."""
+        """The normalisation of the fields, for use in a policy or as ``normalize`` of another source."""
         from mouse_core.statistics.normalizer import Normalizer  # loaded on demand
 
         normalize = self.batch_plan.normalize
@@ -320,9 +321,7 @@ class BatchSource:
         return self._staged(self._pipeline.take_of(plan), plan)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Batch]:
-        """Return several batches, with a warning, because only a DataLoader without ``batch_size=None`` calls this
-        method.
-        """
+        """Return several batches, and warn: only a DataLoader without ``batch_size=None`` calls this method."""
         warnings.warn(
             f"a DataLoader requests a list of {len(indices)} batches, to stack them into [{len(indices)}, B, S, ...]; "
             "a source returns whole batches: write DataLoader(source, batch_size=None), or take a "
@@ -374,10 +373,11 @@ class BatchSource:
         return packed
 
     def layout(self, batch_size: int | Plan, *, stored: bool = False) -> BatchLayout:
-        """Return the layout of one contiguous buffer for the fields of a number of windows, or of a plan.
+        """Return the layout of one contiguous buffer for the fields of a batch, given the number of windows or the
+        plan.
 
         See ``gather`` for ``stored``. With packed windows, the number of rows depends on the plan, so a number of
-        windows raises ConfigError.
+        windows instead of a plan raises ConfigError.
         """
         spec, packing = self.spec, self.batch_plan.packing
         if packing is None:
@@ -436,8 +436,9 @@ _REPEATING = {
 def _warn_of_second_pass(source: object) -> None:
     """Warn if a sampler of torch's DataLoader begins a second pass over the indices of the first epoch.
 
-    Such a sampler calls ``len(source)`` once in each pass. Only the call stack identifies the caller. The number of
-    passes is stored in the sampler, so that another loader over the same source begins with its own first pass.
+    Such a sampler calls ``len(source)`` once in each pass; the call stack shows that the caller is a sampler. The
+    number of passes is stored in the sampler, because the passes of other loaders over the same source are counted
+    separately.
     """
     frame, level = sys._getframe(1), 1
     while frame.f_code.co_name == "__len__" and frame.f_back is not None:
