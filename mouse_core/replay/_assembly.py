@@ -133,7 +133,7 @@ def reserved_error(where: str, taken: Collection[str]) -> SchemaError:
 
 
 def _fill_masked(rows: Any, where: npt.NDArray[np.bool_], pad: float) -> None:
-    """In all fields, overwrite the values where the mask ``where`` is set, with ``pad`` or an empty value."""
+    """Overwrite the values of all fields with ``pad``, or with an empty value, where the mask ``where`` is set."""
     if not where.any():
         return
     for key, leaf in flatten(rows).items():

@@ -2,12 +2,12 @@
 
 A ``ReplayBuffer`` joins four parts behind one lock: a storage holds the rows, a writer chooses the slot of each row, a
 sampler chooses the rows of a batch, and transforms change the batch. ``BaseBuffer`` is the base class of buffers and
-ensembles of buffers: batches by number, digest, state.
+ensembles of buffers; it has their numbered batches, digest and state.
 
-The sampler, transforms with running statistics, and the episode index keep data about every row. Writes are reported to
-them in groups of many rows: before a draw, and before an unreported row is overwritten. ``_reported`` counts the rows
-that were reported. Example: in a ring of 8 slots with ``_reported`` 5 and 7 rows written, rows 5 and 6 are unreported.
-Writing 7 more rows would overwrite row 5 in slot 5, so rows 5 and 6 are reported first.
+The sampler, transforms with running statistics, and the episode index keep data about every row. The buffer reports
+writes to these objects for many rows at a time: before a draw, and before an unreported row is overwritten.
+``_reported`` counts the rows that were reported. Example: in a ring of 8 slots with ``_reported`` 5 and 7 rows written,
+rows 5 and 6 are unreported. Writing 7 more rows would overwrite row 5 in slot 5, so rows 5 and 6 are reported first.
 """
 
 from __future__ import annotations
@@ -92,7 +92,9 @@ class Generations:
         self._counts = np.zeros(0, np.int64)  # how many rows were written into each slot
 
     def wrote(self, storage: Storage, write: Write) -> None:
-        """Count the rows of a write. Each slot occurs at most once, since a write has at most ``capacity`` rows."""
+        """Increment the generations of the written slots. A slot occurs at most once in a write, because a write has at
+        most ``capacity`` rows.
+        """
         if write.first is not None and write.slots.size:
             self._make_room(int(write.slots.max()) + 1)
             self._counts[write.slots] += 1
@@ -108,7 +110,7 @@ class Generations:
             self._counts = np.append(self._counts, np.zeros(max(more, len(self._counts)), np.int64))
 
     def of(self, storage: Storage, index: Any) -> Int64s:
-        """Return the generation of the row in each slot, int64 of the same shape; -1 for a slot without a row.
+        """Return the generation of the row in each slot, int64 in the shape of ``index``; -1 for a slot without a row.
 
         Raises:
             ConfigError: The index does not consist of integers.
@@ -138,8 +140,8 @@ class Generations:
 
 
 def alike(found: Int64s, generation: Any) -> npt.NDArray[np.bool_]:
-    """Return whether each row still has the given generation. ConfigError unless ``generation`` has integers of the
-    shape of the index.
+    """Return whether each row still has the given generation. Raise ConfigError unless ``generation`` contains integers
+    in the shape of the index.
     """
     named = to_numpy(generation)
     if named.shape != found.shape or (named.dtype.kind not in "iu" and named.size):
@@ -174,9 +176,9 @@ def query(
         traj_key, end_key: The fields that mark where episodes end; see ``SliceSampler``.
 
     Returns:
-        For each episode a NumPy array of indices, int64 ``[T]``, in every framework, from the first row to the last.
-        Episodes are ordered by environment, then by time. The buffer's lock is held during the call, so writes of other
-        threads do not interfere.
+        For each episode, the indices of its rows from the first to the last: a NumPy array, int64 ``[T]``, also for
+        buffers of other frameworks. Episodes are ordered by environment, then by time. The call holds the buffer's
+        lock, so no other thread can write during the call.
 
     Raises:
         ConfigError: ``buffer`` is not a ``ReplayBuffer`` (for example an ensemble), or its writer does not keep rows in
@@ -216,7 +218,7 @@ def query(
 
 
 def _rows(buffer: Any, index: Slots, keys: Sequence[FieldKey] | None) -> Any:
-    """Return rows in the buffer's framework, with every field as an array for any storage."""
+    """Return rows in the buffer's framework; every field is an array, also for a ``ListStorage``."""
     storage = buffer.storage
     if keys is None:
         rows = getattr(storage, "batch", storage.get)(index)
@@ -237,11 +239,12 @@ class Drawn:
     """Drawn and gathered rows, from which ``finish`` makes a batch.
 
     Args:
-        rows: The rows as the storage returned them; for an ensemble, pairs of a member's number and its ``Drawn``.
-        draw: The draw of the sampler; for an ensemble, the number of windows of each member.
+        rows: The rows as the storage returned them; for an ensemble, pairs of a member's index and the ``Drawn`` of
+            this member.
+        draw: The draw of the sampler; for an ensemble, how many windows come from each member.
         key: The key of the transforms' random numbers.
         written: The number of rows written before the draw.
-        updates: The number of updates of priorities before the draw.
+        updates: The number of priority updates before the draw.
         settled: The statistics of each transform with running statistics, at the time of the draw; None without such
             transforms.
         last: Whether the batch is the last batch of its epoch; set only for loaders that need it.
@@ -257,17 +260,17 @@ class Drawn:
 
 
 class BaseBuffer:
-    """Base class of replay buffers and ensembles of buffers: batches by number, from a seed.
+    """Base class of replay buffers and ensembles of buffers, which draw numbered batches from a seed.
 
     The buffers of a framework override two methods: ``_accept(rows)`` converts written rows to trees of NumPy arrays,
-    and ``_deliver(batch)`` converts a tree of NumPy arrays to a batch of the framework. An adapter defines both in one
-    class, from which its buffer and its ensemble derive.
+    and ``_deliver(batch)`` converts a tree of NumPy arrays to a batch of the framework. An adapter defines both methods
+    in one class; the adapter's buffer and ensemble inherit from this class.
 
     Args:
         transform: Changes batches: one callable, or a list of callables.
-        batch_size: Windows in a batch, B, if ``sample`` gets no ``batch_size``.
+        batch_size: The number of windows in a batch, B, if ``sample`` is called without ``batch_size``.
         seed: In ``[0, 2**64)``.
-        collate_fn: Converts a list of rows, or of the members' batches, to a batch.
+        collate_fn: A function that converts a list of rows to a batch; for an ensemble, a list of the members' batches.
         alignment: Alignment of the rows before they are transformed.
         digest: Whether to keep a digest of the delivered batches; see ``digest``.
 
@@ -313,21 +316,22 @@ class BaseBuffer:
 
     @property
     def alignment(self) -> Alignment:
-        """The transition that the action, reward and done of a delivered row belong to."""
+        """The alignment: "arrived" if the action, reward and done led to the row's observation, else "outgoing"."""
         return self._alignment
 
     @property
     def digest(self) -> StreamDigest:
-        """A digest of 128 bits over the batches, with their numbers, that ``sample`` and iteration have delivered.
+        """The 128-bit digest of all batches that ``sample`` and iteration have delivered, and of the batches' numbers.
 
         The digest is the sum of ``StreamDigest.of(i, batch)`` over the samples, beginning with ``i = 0``, and is equal
-        in every framework. It is saved in the state, and a restored buffer continues it. Batches of a loader are not
-        included: a loader draws before it delivers, and keeps its own digest (``PrefetchBatchifier(buffer,
+        in every framework. The state contains the digest, and a restored buffer continues the sum. Batches of a loader
+        are not included: a loader draws before it delivers, and keeps its own digest (``PrefetchBatchifier(buffer,
         digest=True)``). Batches of an ensemble are not included in its members' digests.
 
         With several processes, each has its own buffer and rows. The sum of their digests covers all batches of all
         processes, and is equal in a second run with the same number of processes. The sum differs from the digest of a
-        run with one process. (For loaders over a store, both are equal, because the ranks draw parts of one stream.)
+        run with one process. (For loaders over a store, the digest does not depend on the number of processes, because
+        the ranks draw parts of one stream.)
 
         Raises:
             ConfigError: The buffer was created without ``digest=True``.
@@ -341,7 +345,7 @@ class BaseBuffer:
 
     @property
     def ran_out(self) -> bool:
-        """Whether the last sample was the last batch of its epoch; always False with replacement."""
+        """Whether the last sample was the last batch of its epoch; always False for a sampler with replacement."""
         raise NotImplementedError
 
     def __len__(self) -> int:
@@ -349,7 +353,7 @@ class BaseBuffer:
         raise NotImplementedError
 
     def stats(self) -> dict[str, Any]:
-        """Sizes and counters."""
+        """Return sizes and counters."""
         raise NotImplementedError
 
     # ------------------------------------------------------------------ batches
@@ -358,11 +362,12 @@ class BaseBuffer:
         """Return the next batch.
 
         Args:
-            batch_size: Windows in the batch (single rows, or slices); by default the ``batch_size`` of the buffer.
+            batch_size: The number of windows (single rows, or slices) in the batch; by default the ``batch_size`` of
+                the buffer.
 
         Returns:
-            ``{field: [batch_size, ...]}``, slices as ``[B, S, ...]``, nested like the rows, in memory that the buffer
-            never writes to again. The batch also has ``index`` and the fields that the sampler adds
+            A batch ``{field: [batch_size, ...]}``, or ``[B, S, ...]`` for slices, nested like the rows. The buffer
+            never writes to the batch's memory again. The batch also has ``index`` and the fields that the sampler adds
             (``priority_weight``, ``mask``, ``traj_id``). If rows are not a dict, the field ``data`` contains them.
 
         Raises:
@@ -375,7 +380,7 @@ class BaseBuffer:
         """Yield batches of ``batch_size``: one epoch without replacement, an endless stream with replacement.
 
         Raises:
-            ConfigError: Errors of ``sample``.
+            ConfigError: See ``sample``.
         """
         ends = False
         while not ends:
@@ -384,13 +389,13 @@ class BaseBuffer:
             yield self._counted_batch(drawn)
 
     def refresh(self) -> None:
-        """Include new rows of the ``DatasetStore`` that is the storage, so that the next sample can draw them.
+        """Include new rows of the buffer's ``DatasetStore``: the next sample can draw these rows.
 
-        Earlier rows keep their ``index`` and their priorities; new rows get the largest priority, like written rows. An
-        epoch without replacement starts again. If the store dropped its oldest rows, the others keep their priorities,
-        and their ``index`` is smaller by the number of dropped rows. So call ``update_priority`` for batches drawn
-        earlier before you call ``refresh``. If the store was cleared (``clear()``), all priorities start again. The
-        sample number continues. Like a write, this call affects the batches after it.
+        Earlier rows keep their ``index`` and their priorities; new rows get the largest priority, like written rows. A
+        sampler without replacement starts a new epoch. If the store dropped its oldest rows, the others keep their
+        priorities, and their ``index`` is smaller by the number of dropped rows. So call ``update_priority`` for
+        batches drawn earlier before you call ``refresh``. If the store was cleared (``clear()``), all priorities start
+        again. The numbers of samples continue. Like a write, the call changes only later batches.
 
         Raises:
             ConfigError: The storage is not a store but a snapshot, a dataset or a storage of written rows; in an
@@ -421,7 +426,7 @@ class BaseBuffer:
         raise NotImplementedError
 
     def _mark(self) -> Any:
-        """Return the position of the draws, for ``_rewind``."""
+        """Return the number of the next draw and the state of the sampler, which ``_rewind`` restores."""
         raise NotImplementedError
 
     def _rewind(self, mark: Any) -> None:
@@ -445,7 +450,7 @@ class BaseBuffer:
         return delivered
 
     def batch_of(self, drawn: Drawn) -> Any:
-        """Return the transformed batch of a draw, before the conversion for a framework."""
+        """Return the transformed batch of a draw, before the conversion to arrays of a framework."""
         raise NotImplementedError
 
     def _transformed(self, batch: Any, drawn: Drawn) -> Any:
@@ -534,7 +539,7 @@ class BaseBuffer:
     # ------------------------------------------------------------------ frameworks
 
     def _accept(self, rows: Any) -> Any:
-        """Convert rows of a framework for the storage; a subclass overrides it."""
+        """Convert rows of a framework to rows for the storage; subclasses override this method."""
         return rows
 
     def _on_host(self, batch: Any) -> Any:
@@ -544,7 +549,7 @@ class BaseBuffer:
         return batch
 
     def _deliver(self, batch: Any) -> Any:
-        """Convert a batch, or rows, for a framework; a subclass overrides it."""
+        """Convert a batch, or rows, to arrays of a framework; subclasses override this method."""
         return as_lists(batch)
 
 
@@ -552,7 +557,7 @@ _NO_LOCK: AbstractContextManager[Any] = nullcontext()
 
 
 class ReplayBuffer(BaseBuffer):
-    """A replay buffer: rows are written while others are sampled.
+    """A replay buffer, to which rows can be written while batches are sampled.
 
     All methods are thread-safe. A draw depends only on the seed, the number of the sample and the contents of the
     buffer.
@@ -564,20 +569,21 @@ class ReplayBuffer(BaseBuffer):
         writer: Chooses the slots of rows; by default a ring, or an ``ImmutableWriter`` for a read-only storage.
         transform: A callable from batch to batch, or a list of them, applied in order. If a transform has a method
             ``inverse``, written rows pass through ``inverse`` first. See ``Transform``.
-        batch_size: Windows in a batch, B (single rows, or slices), if ``sample`` gets no ``batch_size``.
+        batch_size: The number of windows (single rows, or slices) in a batch, B, if ``sample`` is called without
+            ``batch_size``.
         seed: In ``[0, 2**64)``.
         collate_fn: Converts a list of rows to a batch, instead of stacking each field.
-        priority_key: The field of a batch that ``update_priority(batch)`` reads. A row that is written with this field
-            gets it as its initial priority.
+        priority_key: The field of a batch that ``update_priority(batch)`` reads. If a written row has this field, its
+            value is the initial priority of the row.
         priority_reduction: Reduces several priorities of a row to one, for example if a row is a trajectory with a
             priority for each step: "max", "mean", "min", "median" or "sum". None: several priorities raise an error.
-        generations: Whether batches have a field ``generation``: the number of earlier rows in the slot of each row.
-            ``update_priority(batch)`` then skips rows that were overwritten since the draw; see
+        generations: Whether batches have a field ``generation``, which counts the earlier rows that were in the slot of
+            each row. ``update_priority(batch)`` then skips rows that were overwritten since the draw; see
             ``generation_of`` and ``update_if_present``.
         digest: Whether to keep a digest of the delivered batches: off by default, because it takes 40 us for a batch of
             256 small rows; see ``digest``.
-        transitions: Whether batches contain transitions for rows of either alignment: adds ``Transitions`` as the first
-            transform.
+        transitions: Whether batches contain transitions, for rows of either alignment; True adds ``Transitions`` as the
+            first transform.
         device: "cpu" or None; adapters support more devices.
 
     Raises:
@@ -671,7 +677,7 @@ class ReplayBuffer(BaseBuffer):
 
         If the storage is kept, both buffers share its rows and one lock. A kept sampler and a kept writer are copied,
         priorities included. Afterwards write through only one of the two buffers, because the other buffer does not
-        learn the initial priorities of written rows. To add a transform, pass
+        receive the initial priorities of written rows. To add a transform, pass
         ``transform=[*buffer.transform.transforms, mine]``.
 
         Args:
@@ -746,7 +752,7 @@ class ReplayBuffer(BaseBuffer):
 
     @property
     def ran_out(self) -> bool:
-        """Whether the last sample was the last batch of its epoch; always False with replacement."""
+        """Whether the last sample was the last batch of its epoch; always False for a sampler with replacement."""
         return bool(getattr(self._sampler, "ran_out", False))
 
     def stats(self) -> dict[str, Any]:
@@ -925,8 +931,8 @@ class ReplayBuffer(BaseBuffer):
         return slots
 
     def check_extend(self, rows: Any) -> None:
-        """Raise the errors of ``extend(rows)`` without writing. With a storage without the method ``check``, ``extend``
-        may still raise others.
+        """Raise the errors of ``extend(rows)`` without writing. If the storage lacks the method ``check``, ``extend``
+        may still raise further errors.
         """
         rows, priority = self._prepare(self._accept(rows), one=False)
         with self._lock, self._shared():
@@ -945,9 +951,9 @@ class ReplayBuffer(BaseBuffer):
 
         Args:
             index: A valid index of ``buffer[index]``.
-            rows: One row for an integer; else a tree with the axes of ``index`` first, or a list of rows. A tree
-                for all rows (``buffer[:]``) of an ``ArrayStorage`` or a ``TensorStorage`` may add fields; all later
-                rows must then have these fields.
+            rows: One row if ``index`` is an integer; else a tree of arrays whose first axes are the axes of ``index``,
+                or a list of rows. A tree for all rows (``buffer[:]``) of an ``ArrayStorage`` or a ``TensorStorage`` may
+                add fields; all later rows must then have these fields.
 
         Raises:
             IndexError: The index is out of range.
@@ -978,14 +984,14 @@ class ReplayBuffer(BaseBuffer):
 
         Args:
             index: The ``index`` of the batch, integers of any shape.
-            generation: The ``generation`` of the batch, of the same shape.
-            fields: A tree of the new values, with the axes of ``index`` first.
+            generation: The ``generation`` of the batch, in the shape of ``index``.
+            fields: A tree of arrays with the new values; their first axes are the axes of ``index``.
 
         Returns:
             Whether each row was changed, bool of the shape of ``index``.
 
         Raises:
-            MissingFieldError: The rows do not have a field.
+            MissingFieldError: The rows lack a field of ``fields``.
             SchemaError, DataError, ConfigError: Errors of ``append`` and ``generation_of``.
 
         After an error the buffer is unchanged.
@@ -1022,7 +1028,7 @@ class ReplayBuffer(BaseBuffer):
 
         Raises:
             ConfigError: The buffer is read-only, or its writer does not keep rows in order.
-            MissingFieldError: The rows have neither codes ``done`` nor a field ``truncated``.
+            MissingFieldError: The rows have neither a field of done codes nor a field ``truncated``.
         """
         refuse_traced("end_episodes")
         with self._lock, self._shared():
@@ -1059,7 +1065,7 @@ class ReplayBuffer(BaseBuffer):
         """Return a function that writes a trajectory to the buffer.
 
         A trajectory is a tree of arrays ``[time, ...]``; a named tuple of such trees, whose names become fields; or a
-        list of rows. Scalars are one step, as RLDS and TF-Agents pass it.
+        list of rows. A tree of scalars is a single step, as in RLDS and TF-Agents.
         """
 
         def observe(trajectory: Any) -> None:
@@ -1218,8 +1224,8 @@ class ReplayBuffer(BaseBuffer):
         return rows, draw
 
     def _episodes_around(self) -> list[Any]:
-        """Return the episode indexes that limit following rows; an empty list if no field marks the ends of
-        episodes.
+        """Return the episode indexes that determine which following rows belong to the episode of a row; an empty list
+        if no field marks the ends of episodes.
         """
         indexes = [index for index in (self._episodes, self._sampler_episodes) if isinstance(index, StorageEpisodes)]
         try:
@@ -1238,7 +1244,7 @@ class ReplayBuffer(BaseBuffer):
             vars(self._sampler).update(sampler)
 
     def batch_of(self, drawn: Drawn) -> Any:
-        """Return the transformed batch of a draw, before the conversion for a framework."""
+        """Return the transformed batch of a draw, before the conversion to arrays of a framework."""
         return self._transformed(assemble(drawn.rows, drawn.draw, self._collate), drawn)
 
     # ------------------------------------------------------------------ priorities and generations
@@ -1313,11 +1319,11 @@ class ReplayBuffer(BaseBuffer):
         return self._sampler
 
     def generation_of(self, index: Any) -> npt.NDArray[np.int64]:
-        """Return the number of earlier rows in the slot of each row, with ``generations=True``.
+        """Return how many earlier rows were in the slot of each row; the buffer needs ``generations=True``.
 
         Example: in a ring of 4 slots, row 9 is the third row in slot 1, after rows 1 and 5, so its generation is 2. An
-        index and a generation identify one row: the row is in the buffer as long as ``generation_of(index)`` is
-        unchanged.
+        index and a generation together identify one row. The row is in the buffer as long as ``generation_of(index)``
+        does not change.
 
         Args:
             index: Integers of any shape, as ``append``, ``extend`` and batches return them.
@@ -1343,8 +1349,8 @@ class ReplayBuffer(BaseBuffer):
         """Return stored rows, without transforms.
 
         Args:
-            index: An integer, for one row; or a slice, a mask, or integers of any shape, for rows whose first axes have
-                that shape. ``append`` and ``sample`` return valid integers.
+            index: An integer returns one row. A slice, a mask, or integers of any shape return rows whose first axes
+                have the shape of the index. ``append`` and ``sample`` return valid integers.
 
         Raises:
             IndexError: The index is out of range; also for -1, the index of a row that the writer did not keep.
@@ -1359,8 +1365,8 @@ class ReplayBuffer(BaseBuffer):
         return self._deliver_rows(rows if slots.ndim else row_of(rows, 0), slots.shape)
 
     def _deliver_rows(self, rows: Any, shape: tuple[int, ...]) -> Any:
-        """Convert rows with the leading axes ``shape`` for a framework; rows of a ``ListStorage`` are lists. A subclass
-        may override it.
+        """Convert rows with the leading axes ``shape`` to arrays of a framework; rows of a ``ListStorage`` are lists. A
+        subclass may override this method.
         """
         return self._deliver(rows)
 
@@ -1426,9 +1432,9 @@ class ReplayBuffer(BaseBuffer):
         after another.
 
         Args:
-            columns: The column of each field whose column has another name, such as ``{"obs": "observation", ("next",
-                "done"): "done"}``. By default, names of nested fields are joined by "_", and rows of a store keep the
-                store's columns.
+            columns: The names of columns by field, for fields whose column has another name, such as ``{"obs":
+                "observation", ("next", "done"): "done"}``. By default, names of nested fields are joined by "_", and
+                rows of a store keep the store's columns.
             **options: Options of ``DatasetStore``; ``alignment`` defaults to the alignment of the rows.
 
         Returns:
@@ -1524,7 +1530,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     Args:
         alpha, beta, eps: See ``PrioritizedSampler``.
-        **options: The other arguments of ``ReplayBuffer``, by name.
+        **options: Further keyword arguments of ``ReplayBuffer``.
     """
 
     def __init__(self, alpha: float = 0.6, beta: Beta = 0.4, *, eps: float = 1e-8, **options: Any) -> None:
@@ -1553,8 +1559,8 @@ def check_slices(sampler: Sampler, transforms: Sequence[Any]) -> None:
 
 
 def _stable_repr(part: Any) -> str:
-    """Return a ``repr`` that is equal in every process: the name instead of a default ``repr``, which contains an
-    address.
+    """Return a ``repr`` that is equal in every process. A default ``repr`` contains an address, so the name of the
+    object replaces it.
     """
     method: Any = type(part).__repr__
     return type(part).__name__ if method is object.__repr__ else repr(part)
@@ -1569,9 +1575,9 @@ def _flatten_axes(leaf: Any, axes: int) -> Any:
 
 
 def _episode_steps(storage: Storage, slots: Slots) -> Slots | None:
-    """Return the number of each row in its episode; None if no field marks the ends of episodes.
+    """Return the index of each row in its episode, from 0; None if no field marks the ends of episodes.
 
-    If the first rows of an episode were overwritten, the episode's oldest row in the storage has number 0.
+    If the first rows of an episode were overwritten, the episode's oldest row in the storage has index 0.
 
     Args:
         storage: The storage of the rows.

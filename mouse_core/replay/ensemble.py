@@ -36,8 +36,8 @@ _BITS = 53  # of a uniform number
 
 
 class ReplayBufferEnsemble(BaseBuffer):
-    """Batches with rows from several buffers (the members), each with a share of the batch, such as recorded and fresh
-    data.
+    """Draws batches from several buffers (the members), such as recorded and fresh data; each member has a share of the
+    batch.
 
     A batch has exactly ``batch_size`` windows. A member's share is its weight times this size. A fractional share is
     rounded up or down at random, so that the share is exact on average (systematic sampling). Each member draws with
@@ -49,11 +49,12 @@ class ReplayBufferEnsemble(BaseBuffer):
         p: A weight of at least 0 for each member; by default all weights are equal. With a ``Schedule`` the weights
             change with the number of the sample, for example from recorded to fresh data.
         transform: Changes the whole batch; see ``ReplayBuffer``.
-        batch_size: Windows in a batch, B (single rows, or slices), if ``sample`` gets no ``batch_size``.
+        batch_size: The number of windows (single rows, or slices) in a batch, B, if ``sample`` is called without
+            ``batch_size``.
         seed: In ``[0, 2**64)``.
-        num_buffer_sampled: The number of draws of a member for each batch, in proportion to the weights; each draw
-            contributes an equal number of windows. None: every member with a weight above 0 contributes windows to
-            every batch.
+        num_buffer_sampled: How many times a member is drawn for each batch, with probabilities in proportion to the
+            weights; each drawn member contributes an equal number of windows. None: every member with a weight above 0
+            contributes windows to every batch.
         collate_fn: Converts the list of the members' batches to a batch, instead of concatenating each field.
         digest: Whether to keep a digest of the delivered batches; see ``digest``.
         device: "cpu" or None; the adapters have other devices.
@@ -322,12 +323,14 @@ class ReplayBufferEnsemble(BaseBuffer):
         return {"kind": "ensemble", **numbers, **self._shares(), "buffers": members}
 
     def _shares(self) -> dict[str, Any]:
-        """The stages of the members' shares, each by the number of its first sample, as saved in a state."""
+        """The weights of the members as saved in a state: for each stage of the schedule, by the number of the stage's
+        first sample.
+        """
         shares = {str(first): tuple(weights.tolist()) for first, weights in self._schedule.weights.items()}
         return {"p": shares, "num_buffer_sampled": self._num_buffer_sampled or 0}
 
     def _shared(self) -> Any:
-        """The locks of all members, in order."""
+        """Hold the locks of all members, in order."""
         held = ExitStack()
         for member in self.buffers:
             held.enter_context(member._lock)
@@ -429,9 +432,9 @@ def shares_of_all(p: Floats, size: int, offset: float) -> list[int]:
 
 
 def shares_of_some(p: Floats, size: int, key: Key, drawn: int) -> list[int]:
-    """Return the number of windows of each member, where ``drawn`` members are drawn in proportion to their weights.
+    """Return how many windows each member contributes if ``drawn`` members are drawn in proportion to their weights.
 
-    With 10 windows and 3 drawn members, the first member gets 4 windows.
+    With 10 windows and 3 drawn members, the first drawn member gets 4 windows.
     """
     ends = np.cumsum(p)
     ends[int(np.flatnonzero(p)[-1]) :] = 1.0  # no rounding leads behind the last member that has a weight
@@ -470,16 +473,16 @@ def member_seed(seed: int, number: int) -> int:
 
 
 class Shares(NamedTuple):
-    """The cumulative shares (ends) of the members in a batch; adding a random number and rounding down gives row
-    numbers.
+    """The cumulative shares (ends) of the members in a batch. An end plus a random number, rounded down, is the row at
+    which the share of a member ends.
 
     Attributes:
         first: The first sample of each stage, int64 ``[stages]``.
-        whole: Each end, rounded down, int64 ``[stages, 1 + M]``, 0 first.
+        whole: Each end, rounded down, int64 ``[stages, 1 + M]``; the first element is 0.
         from_bits: The smallest random integer of 53 bits that raises the end by 1, int64 ``[stages, M]``.
         offsets: The position of each member's first row in a concatenation of ``most`` rows of each member, int64
             ``[M]``.
-        given: The members with rows in any stage.
+        given: The members that contribute rows in any stage.
         most: The largest number of rows of each member in a batch.
     """
 

@@ -56,8 +56,8 @@ class ImmutableWriter:
 
 
 class MaxValueWriter:
-    """Keeps the rows with the highest ranks: in a full storage, a new row replaces the row with the lowest rank if its
-    own rank is higher.
+    """Keeps the rows with the highest ranks: in a full storage, a new row with a higher rank replaces the row with the
+    lowest rank.
 
     A new row whose rank equals the lowest rank is not kept. Of several rows with the lowest rank, the row in the
     highest slot is replaced first. A row that is not kept has the index -1.
@@ -128,7 +128,7 @@ class MaxValueWriter:
         return slots, written, first
 
     def _store(self, storage: Storage, rows: Any, slots: Slots, numbers: Slots) -> None:
-        """Write the rows ``numbers`` to ``slots``, which are in ascending order."""
+        """Write the rows at the positions ``numbers`` to ``slots``, which are in ascending order."""
         check = getattr(storage, "check", None)
         if check is not None:  # rows that are not kept must be like the others too
             check(rows)
@@ -202,7 +202,7 @@ def check_writer(writer: Writer, storage: Storage, sampler: Sampler, transform: 
 
 
 def take(rows: Any, numbers: Slots) -> Any:
-    """Return the rows with the given numbers."""
+    """Return the rows at the positions ``numbers``."""
     if isinstance(rows, list):
         return [rows[number] for number in numbers.tolist()]
     return map_tree(lambda leaf: _pick(leaf, numbers), rows)

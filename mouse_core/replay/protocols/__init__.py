@@ -90,7 +90,7 @@ class Storage(Protocol):
 
     @property
     def capacity(self) -> int:
-        """The capacity in rows: all time steps of all environments, a multiple of their number."""
+        """The capacity in rows: all time steps of all environments, a multiple of the number of environments."""
 
     @property
     def ndim(self) -> int:
@@ -102,7 +102,7 @@ class Storage(Protocol):
 
     @property
     def alignment(self) -> Alignment:
-        """The alignment: the transition that a row's action, reward and done belong to."""
+        """The alignment: "arrived" if a row's action, reward and done led to its observation, else "outgoing"."""
 
     @property
     def writable(self) -> bool:
@@ -110,11 +110,11 @@ class Storage(Protocol):
 
     @property
     def written(self) -> int:
-        """The number of rows ever appended by any process, at least ``len``. It is the number of the next row."""
+        """The number of rows ever appended by any process, at least ``len``. The next row gets this number."""
 
     @property
     def changes(self) -> int:
-        """The number of changes to rows by any process, without calls of ``append``."""
+        """The number of changes to rows by any process, not counting calls of ``append``."""
 
     def __len__(self) -> int:
         """Return the number of rows, which lie in the slots ``0 .. len - 1``."""
@@ -231,7 +231,7 @@ class Sampler(Protocol):
     def draw(self, storage: Storage, batch_size: int, key: Key) -> Draw:
         """Draw the next ``batch_size`` windows (rows, or slices ``[B, S]``), with random numbers from ``key``.
 
-        ``key.call`` is 0 and may be raised up to ``TRANSFORM_CALLS``.
+        ``key.call`` is 0; the sampler may use keys with a ``call`` below ``TRANSFORM_CALLS``.
 
         Raises:
             ConfigError: The storage has too few rows, or the sampler cannot draw a batch of this size.

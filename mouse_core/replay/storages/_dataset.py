@@ -35,7 +35,8 @@ _KEY = Key(0, Purpose.REPLAY, 0)
 
 
 class DatasetStorage:
-    """A read-only storage of the rows of a snapshot, by field and in the delivered dtypes, without a copy.
+    """A read-only storage over the rows of a snapshot, which are not copied. Rows have named fields in the delivered
+    dtypes.
 
     Args:
         snapshot: The rows.
@@ -78,11 +79,10 @@ class DatasetStorage:
         return self._store is not None
 
     def refresh(self) -> int:
-        """Include the rows that the store has now. If earlier rows do not keep their slots, ``changes`` grows.
+        """Include the rows that the store has now. If earlier rows do not keep their slots, ``changes`` increases.
 
         Returns:
-            The number of oldest rows that the store dropped, if the remaining rows now lie in the slots from 0 on; else
-            0.
+            How many of its oldest rows the store dropped, if the remaining rows now lie in the slots from 0 on; else 0.
 
         Raises:
             ConfigError: The storage has no store.
@@ -178,7 +178,7 @@ class DatasetStorage:
         return None
 
     def state(self) -> dict[str, Any]:
-        """Return the number and the fingerprint of the rows, without the rows."""
+        """Return the number of rows and their fingerprint; the state does not contain the rows."""
         return _state_of(self.snapshot)
 
     def load(self, state: Mapping[str, Any]) -> None:

@@ -22,7 +22,7 @@ from mouse_core.spec import Alignment, check_alignment, check_count, check_list
 def rows_state(storage: Storage, schema: RowSchema | None, columns: Sequence[Any]) -> dict[str, Any]:
     """Return the state of a storage with columns ``[len, *shape]``, in the order of the schema's fields.
 
-    A column that differs in length is a list of the rows' bytes.
+    A column whose rows differ in length is a list of the rows' bytes.
     """
     return {
         "kind": "rows",
@@ -136,7 +136,7 @@ def state_rows(
 
 
 class RowStorage:
-    """Base class of storages of columns: the schema of rows, without the rows.
+    """Base class of storages of columns: it has the schema of rows; subclasses hold the rows.
 
     Args:
         ndim: 1, or 2 for ``[time, env]``.
@@ -167,7 +167,7 @@ class RowStorage:
 
     @property
     def ragged(self) -> tuple[FieldKey, ...]:
-        """Fields whose rows differ in length: declared fields, and fields that differ in the first write."""
+        """Fields whose rows differ in length: declared fields, and fields whose lengths differ in the first write."""
         return self._ragged if self._schema is None else tuple({**dict.fromkeys(self._ragged), **self._schema.varying})
 
     @property
@@ -188,8 +188,8 @@ class RingStorage(RowStorage):
     Args:
         capacity: The largest number of rows.
         ndim: 1, or 2 for ``[time, env]``.
-        alignment: The transition that a row's action, reward and done belong to; None: "outgoing", as for all
-            transitions.
+        alignment: "arrived" if a row's action, reward and done led to the row's observation; "outgoing" if they follow
+            the observation, as in rows that are transitions. None: "outgoing".
         ragged: Names of fields whose rows may differ in length.
 
     Raises:
@@ -310,17 +310,17 @@ class ArrayStorage(RingStorage):
         arrays: A tree of arrays ``[n, ...]`` (``[time, env, ...]``) that become the storage's memory: their rows are
             the first rows, and later rows overwrite them. Or a replay buffer, whose rows are copied in the order of
             writing.
-        alignment: The transition that a row's action, reward and done belong to; None: "outgoing", as for all
-            transitions.
-        ragged: Fields whose rows are arrays that may differ in length. Text, and fields that already differ in the
-            first write, need not be named.
+        alignment: "arrived" if a row's action, reward and done led to the row's observation; "outgoing" if they follow
+            the observation, as in rows that are transitions. None: "outgoing".
+        ragged: Fields whose rows are arrays that may differ in length. Text, and fields whose lengths already differ in
+            the first write, need not be named.
 
     A pickle contains a copy of the rows. Sending the storage to a new process (``multiprocessing`` with "spawn", a
-    ``DataLoader``'s workers) raises ConfigError, as the copies would diverge. Use a ``MemmapStorage`` to share rows
-    between processes.
+    ``DataLoader``'s workers) raises ConfigError, because the copies would diverge. Use a ``MemmapStorage`` to share
+    rows between processes.
 
     Raises:
-        ConfigError: An argument is out of range, or not exactly one of ``capacity`` and ``arrays`` is passed.
+        ConfigError: An argument is out of range, or both or neither of ``capacity`` and ``arrays`` are passed.
         SchemaError: The arrays differ in length.
         DataError: The buffer cannot be copied; see ``ReplayBuffer.extend``.
     """

@@ -1,9 +1,9 @@
 """A storage of arbitrary Python objects, and the rules by which such rows become arrays in a batch.
 
 Each field of a batch is either a numeric array or an array of objects. The choice must not depend on the drawn rows: a
-field is numeric only if all rows of the storage have one shape and a common dtype in this field. ``Signatures`` counts
-the rows of each combination of dtypes and shapes. For the rows ``{"a": 1, "b": [1]}`` and ``{"a": 2, "b": [1, 2]}``
-field "a" is an int64 array, and field "b", whose length differs, is an array of objects in every batch.
+field is numeric only if its values have equal shape and a common dtype in all rows of the storage. ``Signatures``
+counts the rows of each combination of dtypes and shapes. For the rows ``{"a": 1, "b": [1]}`` and ``{"a": 2, "b": [1,
+2]}`` field "a" is an int64 array, and field "b", whose length differs, is an array of objects in every batch.
 """
 
 from __future__ import annotations
@@ -219,15 +219,15 @@ class ListStorage(RingStorage):
     Arrays and tensors, and the dicts, lists, tuples and dataclasses that contain them, are copied at writes and reads.
     Other objects are stored as references.
 
-    A batch has one field for each leaf of nested dicts, tuples and lists of arrays. If all rows in the storage have
-    numbers of one shape in a field, the field of every batch is an array, otherwise a list. Lists of arrays that differ
-    in length from row to row are lists in every batch.
+    A batch has one field for each leaf of nested dicts, tuples and lists of arrays. A field is an array in every batch
+    if all rows in the storage have numbers of equal shape in this field; otherwise the field is a list. Lists of arrays
+    that differ in length from row to row are lists in every batch.
 
     Args:
         capacity: The largest number of rows.
-        alignment: The transition that a row's action, reward and done belong to; None: "outgoing", as for all
-            transitions.
-        ragged: Fields that are lists in every batch, even if all rows have one shape.
+        alignment: "arrived" if a row's action, reward and done led to the row's observation; "outgoing" if they follow
+            the observation, as in rows that are transitions. None: "outgoing".
+        ragged: Fields that are lists in every batch, even if all rows have equal shape.
 
     Raises:
         ConfigError: `capacity` is below 1.
@@ -247,8 +247,8 @@ class ListStorage(RingStorage):
         """Append objects; a full storage overwrites its oldest rows. See ``Storage.append``.
 
         Args:
-            rows: With ``one`` a single object; else a list of objects, or a tree of arrays ``[n, ...]``, which is split
-                into ``n`` rows.
+            rows: A single object if ``one`` is True; else a list of objects, or a tree of arrays ``[n, ...]``, which is
+                split into ``n`` rows.
             one: Whether ``rows`` is a single object.
         """
         items = [copied(item) for item in self._checked(rows, one=one)]

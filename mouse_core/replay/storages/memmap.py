@@ -10,8 +10,9 @@ A folder has these files, where ``G`` is the number of times that all rows were 
     values-G-R    values that differ in length, in a ring of R bytes
     journal       rows that are being changed in place
 
-The head has two copies of all counters, and one word selects the valid copy. A change is written to the other copy and
-takes effect when a single store sets that word, so a process that dies before the store has changed nothing.
+The head has two copies of all counters, and one word of the head selects the valid copy. A change is written to the
+other copy and takes effect when a single store sets that word, so a process that dies before the store has changed
+nothing.
 """
 
 from __future__ import annotations
@@ -107,12 +108,12 @@ class Counters(NamedTuple):
 
     Args:
         written: Number of rows ever appended.
-        changes: Number of changes of rows, without appends.
+        changes: Number of changes of rows, not counting appends.
         allocated: Number of rows that fit into the files.
         generation: The number ``G`` in the names of the files that hold the rows.
         end: Number of bytes of ragged values ever written.
         room: Size in bytes of the ring of ragged values.
-        summed: Rows with smaller numbers have checksums.
+        summed: The rows numbered ``0 .. summed - 1`` have checksums.
         first: The number of the oldest row that is still in the files.
     """
 
@@ -397,8 +398,8 @@ class RowSums:
         Args:
             places: Places of the rows to read.
             numbers: Returns the numbers of the rows at given places.
-            summed: Rows with numbers from this one on have no checksums, because they were written after the files were
-                opened.
+            summed: The number of the first row without a checksum. Later rows have no checksums either, because they
+                were written after the files were opened.
         """
         if self._unread is None:
             return
@@ -456,12 +457,12 @@ class MemmapStorage(RowStorage):
     The files have about the size of the data, and exactly this size after ``close()``. A full disk raises StorageError
     before a row is written. Priorities are not shared.
 
-    Rows survive the process as soon as a write returns. ``flush()`` and ``close()`` compute the checksums of all rows.
-    ``sync`` determines which rows with checksums survive a crash of the machine:
+    As soon as a write returns, its rows survive a crash of the process. ``flush()`` and ``close()`` compute the
+    checksums of all rows. ``sync`` determines which rows with checksums survive a crash of the machine:
 
     - ``"none"``: no call waits for the disk. After a power cut, only the rows that had reached the disk remain.
-    - ``"flush"``: all rows that were written when ``flush()`` or ``close()`` returned. A crash of the machine loses the
-      later rows, and an equal number of the oldest rows, whose places the later rows took.
+    - ``"flush"``: all rows that were written before ``flush()`` or ``close()`` returned survive. A crash of the machine
+      loses the later rows, and an equal number of the oldest rows, whose places the later rows took.
     - ``"append"``: every write is flushed.
 
     After opening, each row is compared with its checksum when it is first read. If the machine was restarted and not
@@ -472,8 +473,8 @@ class MemmapStorage(RowStorage):
         capacity: The largest number of rows; see ``ArrayStorage``. None: the capacity of the storage at ``path``.
         path: A folder for this storage only, created if it is missing. An existing storage is opened with its rows.
         ndim: 1, or 2 for ``[time, env]``.
-        alignment: The transition that a row's action, reward and done belong to; None: the alignment of the storage at
-            ``path``, or "outgoing" for a new one.
+        alignment: "arrived" if a row's action, reward and done led to the row's observation; "outgoing" if they follow
+            the observation. None: the alignment of the storage at ``path``, or "outgoing" for a new storage.
         ragged: Fields whose rows are arrays that may differ in length; see ``ArrayStorage``.
         sync: When rows that this process writes are synced to the disk: "none", "flush" or "append".
 
@@ -544,7 +545,7 @@ class MemmapStorage(RowStorage):
 
     @property
     def alignment(self) -> Alignment:
-        """The alignment: the transition that a row's action, reward and done belong to."""
+        """The alignment: "arrived" if a row's action, reward and done led to its observation, else "outgoing"."""
         return self._head.alignment
 
     @property
@@ -554,7 +555,7 @@ class MemmapStorage(RowStorage):
 
     @property
     def changes(self) -> int:
-        """The number of changes to rows by any process, without calls of ``append``."""
+        """The number of changes to rows by any process, not counting calls of ``append``."""
         return self._head.changes
 
     @property
@@ -566,7 +567,7 @@ class MemmapStorage(RowStorage):
 
     @property
     def synced(self) -> int:
-        """The number of rows, of all rows ever appended by any process, that are known to be on disk."""
+        """How many of the rows that any process ever appended are known to be on disk."""
         return min(self._head.synced, self._head.written)
 
     def stats(self) -> dict[str, Any]:

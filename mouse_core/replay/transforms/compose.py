@@ -89,7 +89,9 @@ class Compose:
 
     @property
     def done(self) -> FieldKey:
-        """The field that marks episode ends, from the transforms with ``gather``, or else with ``reach``."""
+        """The field that marks where episodes end, from the transforms with ``gather``; if there are none, from the
+        transforms with ``reach``.
+        """
         reaching = (at for at, step in enumerate(self.transforms) if getattr(step, "reach", 0))
         return next((getattr(self.transforms[at], "done", "done") for at in (*self._gathering, *reaching)), "done")
 
@@ -237,7 +239,8 @@ class OnWrite:
 
     Raises:
         ConfigError: The transform is not callable, draws random numbers, or has statistics of all rows (``VecNorm``);
-            or it is an ``OnWrite``, or a ``Cast`` or ``Apply`` with ``stored``, which already act on written rows.
+            or the transform is an ``OnWrite``, or a ``Cast`` or ``Apply`` with ``stored``, which already change written
+            rows.
         SchemaError: A single row is written by ``append``, or the transform returns another number of rows.
     """
 

@@ -202,13 +202,13 @@ def end_fields(batch: Any, done: FieldKey) -> dict[str, FieldKey]:
 def end_codes(batch: Any, done: FieldKey, *, where: str) -> Array:
     """Return the end code of each step, int8 ``[N, T]``: 0 no end, 1 terminal, 2 truncated.
 
-    ``done`` holds these codes, or is boolean. With fields ``terminated`` and ``truncated``, these determine the code
-    for a boolean ``done`` (terminated takes precedence), and ``done`` may be missing. If the trajectory number
+    ``done`` contains these codes, or is boolean. If ``done`` is boolean or missing, the fields ``terminated`` and
+    ``truncated``, if present, determine the code; ``terminated`` takes precedence. If the trajectory number
     (``TRAJ_KEYS``, or the ``traj_id`` of slices) changes after a step, the step is truncated.
 
     Raises:
         MissingFieldError: The batch has none of the three fields, and no trajectory numbers.
-        SchemaError: One of the three fields is not a single value for each step.
+        SchemaError: One of the three fields does not have a single value for each step.
         DataError: A code is not 0, 1 or 2; codes are not checked on devices, in JAX, and in code that torch compiles.
     """
     fields = end_fields(batch, done)
@@ -256,8 +256,8 @@ def _check_codes(done: Array, key: FieldKey, *, where: str) -> None:
 
 
 def _cut_short(batch: Any, codes: Array | None) -> Array | None:
-    """Add truncations to the codes where the trajectory number changes; None without codes and without trajectory
-    numbers.
+    """Add truncations to the codes where the trajectory number changes; return None if there are neither codes nor
+    trajectory numbers.
     """
     for key in TRAJ_KEYS:
         ids = find_any(batch, key)
@@ -291,7 +291,7 @@ def beside(flags: Array, values: Array) -> Array:
 
 @dataclass(frozen=True)
 class Rename:
-    """Renames fields, also to another level; written rows are renamed back to the stored names.
+    """Renames fields, also to another nesting level; in written rows, the fields get their stored names again.
 
     Args:
         names: New names by stored names: ``{"obs": "observation", "next_obs": ("next", "observation")}``.
@@ -398,7 +398,7 @@ class Cast:
             sampler: ``{"float64": "float32"}``.
 
     Raises:
-        ConfigError: A dtype is not a dtype of numbers.
+        ConfigError: A dtype is not numeric.
         MissingFieldError: The batch lacks a field.
         DataError: A value does not fit; the message names the field. (Only for NumPy arrays; torch tensors are
             converted unchecked.)
@@ -456,13 +456,14 @@ def _converted(values: Any, dtype: npt.DTypeLike, key: FieldKey) -> Any:
 
 @dataclass(frozen=True)
 class Apply:
-    """Changes each field by a function: a scale, an offset, a limit, or a normalisation of ``mouse_core.statistics``.
+    """Applies a function to each field, for example to scale, shift or clip values, or to normalise them with
+    ``mouse_core.statistics``.
 
     Args:
-        functions: By field, a function from a batch's array, ``[B, ...]`` or ``[B, S, ...]``, to an array with the same
-            number of rows.
-        stored: By field, a function that converts written rows: one row of ``append`` (without a first axis) or many
-            rows of ``extend``.
+        functions: A function for each field: it takes the field's array in a batch, ``[B, ...]`` or ``[B, S, ...]``,
+            and returns an array with the same number of rows.
+        stored: For each field, a function that converts written rows: one row of ``append`` (without a first axis) or
+            many rows of ``extend``.
 
     Raises:
         ConfigError: A name is invalid, or a function is not callable.
@@ -513,8 +514,8 @@ class Concatenate:
     """Joins fields along their last axis, for example a position and a velocity into one vector.
 
     A field of one number for each step counts as a vector of length 1. The axes of ``index`` and ``mask`` define the
-    steps. In a batch without these fields, the field with the most axes holds vectors; if all fields have one axis,
-    they hold numbers.
+    steps. In a batch without ``index`` and ``mask``, the field with the most axes has a vector for each step; if all
+    fields have one axis, they have one number for each step.
 
     Args:
         keys: The fields to join, in this order; all must have the same dtype.
@@ -567,14 +568,14 @@ class Concatenate:
 
 @dataclass(frozen=True, init=False)
 class Pad:
-    """Pads ragged fields to one length, and adds the mask ``<name>_mask``.
+    """Pads the rows of ragged fields to equal length, and adds the mask ``<name>_mask``.
 
     A field of arrays ``[length, ...]`` becomes one array ``[batch, L, ...]`` with a mask, bool ``[batch, L]``. So a
     batch consists only of arrays, which ``jax.jit`` and most models require. Convert text to numbers first.
 
     Args:
         keys: Names of fields; without names, all ragged fields.
-        length: The padded length L; None: the length of the longest row in the batch, so that batches differ in shape.
+        length: The padded length L; None: the length of the longest row in the batch; batches then differ in shape.
         value: The value of padded elements.
         side: The padded side: "right", after the row, or "left", before the row, as for generation.
         truncate: Whether longer rows are cut to ``length`` at the padded side; otherwise they raise DataError.
@@ -667,9 +668,9 @@ Pack = Callable[[bytes], bytes]
 class Compress:
     """Stores each row of a field as compressed bytes, in any storage, and delivers the original arrays.
 
-    The bytes of a row are packed when the row is written. A batch is unpacked where transforms run, also in the threads
-    of a ``PrefetchBatchifier``, which zlib allows to run in parallel. Rows that are already bytes, such as rows from
-    ``buffer[index]``, are unchanged.
+    The bytes of a row are packed when the row is written. The rows of a batch are unpacked when the transforms run. In
+    a ``PrefetchBatchifier``, several threads can unpack batches in parallel, which zlib allows. Rows that are already
+    bytes, such as rows from ``buffer[index]``, are unchanged.
 
     Args:
         keys: Fields of numbers, all with the same shape and dtype.

@@ -29,7 +29,7 @@ _MOST_CHANNELS = 4
 
 @dataclass(frozen=True, init=False)
 class _OfImages:
-    """Base class of transforms of fields of images."""
+    """Base class of transforms that change fields of images."""
 
     keys: tuple[FieldKey, ...]
     image_shape: tuple[int, int, int] | None
@@ -55,7 +55,7 @@ class _OfImages:
         raise NotImplementedError
 
     def _images(self, values: Array, key: FieldKey) -> Array:
-        """Return images ``[..., H, W, C]``."""
+        """Return the images of a field as ``[..., H, W, C]``."""
         expected = f"{type(self).__name__}: {key!r}: expected"
         if self.image_shape is not None:
             if values.ndim < 1 or values.shape[-1] != math.prod(self.image_shape):
@@ -93,7 +93,7 @@ class Resize(_OfImages):
         size: ``(height, width)`` of the delivered images.
         method: "bilinear" or "nearest".
         image_shape: ``(H, W, C)``, for images that are stored and delivered flattened, ``[..., H * W * C]``.
-        layout: "HWC" or, as in torch, "CHW". By default, the last axis must have 1 to 4 channels.
+        layout: "HWC" or, as in torch, "CHW". None: "HWC" with 1 to 4 channels in the last axis.
 
     Raises:
         ConfigError: No field is given, the size is invalid, or the method or layout is unknown.
@@ -220,10 +220,10 @@ class ToFloatImage(_OfImages):
     Args:
         keys: Fields of images, ``[..., H, W, C]`` or ``[..., C, H, W]``.
         channels: The position of the channels in the result: "last", ``[..., H, W, C]`` as Flax expects, or "first",
-            ``[..., C, H, W]`` as torch does.
+            ``[..., C, H, W]`` as torch expects.
         dtype: A floating dtype.
         image_shape: ``(H, W, C)``, for images that are stored flattened, ``[..., H * W * C]``.
-        layout: "HWC" or "CHW", the layout of the stored images. By default, the last axis must have 1 to 4 channels.
+        layout: "HWC" or "CHW", the layout of the stored images. None: "HWC" with 1 to 4 channels in the last axis.
 
     Raises:
         ConfigError: No field is given, ``channels`` or ``layout`` is unknown, or the dtype is not a floating dtype.
@@ -312,8 +312,8 @@ def _bilinear(images: Array, height: int, width: int) -> Array:
 
 
 def _beside(images: Array, make: Callable[..., Array], old: int, new: int) -> Array:
-    """Return the table for two sizes on the device of the images; torch computes it there, because a copy would
-    block.
+    """Return the table for an old and a new size on the device of the images; torch computes the table on the device,
+    because a copy would block.
     """
     if is_tensor(images) and not may_look(images):
         return make(old, new, namespace(images), device=images.device)

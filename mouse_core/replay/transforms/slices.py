@@ -110,7 +110,7 @@ class MarkSlices:
     A recurrent network that is trained on slices resets its state at the first step of each slice. Sums along time stop
     at the last step, as at the end of an episode. ``MarkSlices(first="is_init", last=[("next", "truncated"), ("next",
     "done")])`` marks a slice like a truncated episode. Missing steps have no mark. Fields are bool, in the shape of
-    ``index``. If the batch already has a field of that name, its marks are kept.
+    ``index``. If the batch already has a field of this name, the existing marks are kept.
 
     Args:
         first: The field, or a list of fields, that are True in the first step of each slice.
@@ -268,16 +268,17 @@ class CatFrames:
     """Replaces each observation by the last ``frames`` observations of its episode, concatenated, oldest first.
 
     Frames are stored once. The buffer reads the earlier frames of a drawn row, or of the first row of a slice, from the
-    rows of its episode that still exist. The begin of an episode is found as in ``SliceSampler``. For missing frames
-    before the begin of an episode, the first frame is repeated. The field under ``next`` is also stacked (its
-    observation follows the last frame of the stack), so it need not be named. This transform must precede other
-    transforms that change its fields. Only ``NextView`` and ``HindsightRelabel`` may precede it, and a later ``NStep``
-    moves whole stacks.
+    rows of its episode that still exist. The transform finds the begin of an episode as ``SliceSampler`` does. The
+    first frame replaces missing frames before the begin of an episode. The field under ``next`` is also stacked (its
+    observation follows the last frame of the stack), so ``keys`` need not contain the field under ``next``. This
+    transform must precede other transforms that change its fields. Only ``NextView`` and ``HindsightRelabel`` may
+    precede it, and a later ``NStep`` treats each stack as one value.
 
     If called directly with slices ``[N, T]``, the transform uses only the steps of the slice.
 
     Args:
-        keys: Fields of a step's shape ``[..., C]``: 4 frames of 3 channels become ``[..., 12]``.
+        keys: Fields with a value of the shape ``[..., C]`` for each step: 4 frames of 3 channels become one value
+            ``[..., 12]``.
         frames: The number of frames, k, at least 1.
         axis: The axis along which frames are concatenated, counted from the last axis: -1, or -3 for images ``[C, H,
             W]``.
@@ -327,7 +328,8 @@ class CatFrames:
         """Return the earlier frames of drawn rows, or of the first rows of slices; see ``Transform``.
 
         Returns:
-            For each field ``[N, 1, k - 1, ...]``, oldest first; for slices with a dilation ``[N, S, k - 1, ...]``.
+            An array ``[N, 1, k - 1, ...]`` for each field, oldest frame first; ``[N, S, k - 1, ...]`` for slices with a
+            dilation.
         """
         if self.frames == 1:
             return {}

@@ -54,10 +54,10 @@ class HindsightRelabel:
     Andrychowicz et al., "Hindsight experience replay" (NeurIPS 2017). Each transition of a batch, with probability
     ``ratio``, gets the achieved goal of another transition as its goal. The strategy selects that transition:
 
-    - "future": the transition itself or a later transition of its episode, uniformly,
+    - "future": the transition itself or a later transition of its episode, drawn uniformly,
     - "final": the last transition of its episode,
-    - "episode": any transition of its episode, uniformly,
-    - "random": any transition of the batch, uniformly.
+    - "episode": any transition of its episode, drawn uniformly,
+    - "random": any transition of the batch, drawn uniformly.
 
     A buffer draws goals from all existing rows of an episode, for single transitions and for slices. Only the goal
     field is read, so episodes may have any length. Ends of episodes are found as in ``SliceSampler``, from done,
@@ -73,8 +73,8 @@ class HindsightRelabel:
     goal.
 
     "Outgoing" rows without ``next`` do not store the achieved goal of the last transition of an episode. This
-    transition keeps its goal, and its outcome is never drawn as a goal. With a new goal, an ``NStep`` sum ends before
-    it. To use the last transition as well, store ``next`` or "arrived" rows.
+    transition keeps its goal, and its outcome is never drawn as a goal. An ``NStep`` sum with a new goal ends before
+    this transition. To use the last transition as well, store rows with ``next``, or "arrived" rows.
 
     Args:
         compute_reward: Called as ``compute_reward(achieved_goal, desired_goal, batch)`` with arrays ``[N, T, ...]``;
@@ -82,7 +82,8 @@ class HindsightRelabel:
         compute_done: Called with the same arguments; returns a mask of the relabelled transitions that are terminal.
             None: ``done`` is unchanged.
         strategy: "future", "final", "episode" or "random".
-        ratio: The share of transitions with a new goal, in ``[0, 1]``: 0.8 gives four new goals for each old one.
+        ratio: The share of transitions with a new goal, in ``[0, 1]``: with 0.8, four of five transitions get a new
+            goal.
         takes: The alignment of the rows. "arrived" rows, and "outgoing" rows without ``next``, pass through
             ``NextView`` first.
         horizon: In a buffer, the largest number of steps between a transition and its goal; None: up to the end of the
@@ -93,7 +94,7 @@ class HindsightRelabel:
     Raises:
         ConfigError: An argument is out of range, or a function does not accept the three arguments.
         MissingFieldError: The batch lacks one of the fields.
-        SchemaError: The batch does not consist of slices, or the rewards have another shape.
+        SchemaError: The batch does not consist of slices, or the rewards do not have the shape ``[N, T]``.
     """
 
     compute_reward: Callable[[Array, Array, Any], Array]
@@ -128,8 +129,8 @@ class HindsightRelabel:
 
         Returns:
             ``hindsight_goal`` ``[N, T, ...]``; ``hindsight_drawn`` bool ``[N, T]``; and ``hindsight_left`` int64 ``[N,
-            T]``, the number of steps from each step on whose achieved goals are stored. For single rows ``[batch, 1,
-            ...]``. With the strategy "random", only ``hindsight_left``.
+            T]``, the number of steps from each step on whose achieved goals are stored. For single rows, the arrays are
+            ``[batch, 1, ...]``. With the strategy "random", the result has only ``hindsight_left``.
         """
         source = (NEXT, *path_of(self.achieved))
         behind = 0
@@ -421,7 +422,8 @@ class NextView:
 
 @dataclass(frozen=True, kw_only=True)
 class Transitions(NextView):
-    """Converts rows to flat transitions, with the fields of sources with ``transitions=True``; see ``NextView``.
+    """Converts rows to flat transitions, with the same fields as the batches of a source with ``transitions=True``; see
+    ``NextView``.
 
     A batch has the observation, the action, its ``reward``, ``terminated`` and ``truncated``, and the next observation:
     each field whose name begins with "obs" has a second field ``next_<name>``. ``mask`` marks the complete transitions.
@@ -463,7 +465,8 @@ class NStep:
     For step t, let ``m`` be the number of summed steps: ``n``, or fewer if the episode or the slice ends earlier. The
     batch then has at step t:
 
-    - ``reward``: ``sum(discount**k * reward[t + k] for k in range(m))``, for vectors by component,
+    - ``reward``: ``sum(discount**k * reward[t + k] for k in range(m))``, computed per component if the reward is a
+      vector,
     - ``done``, and ``agent_done``, ``terminated`` and ``truncated`` if they exist: the values of step ``t + m - 1``,
     - every field under ``next``, and every field whose name begins with ``next_``: the value of step ``t + m - 1``,
     - ``discount``, float32 with as many axes as the reward: ``discount**m``; and ``steps``, int64 ``[N, T]``: ``m``.
@@ -475,8 +478,8 @@ class NStep:
     Agents may end separately if rows have ``agent_done`` ``[A]`` and rewards ``[A]`` or ``[A, ...]``; for the codes see
     ``DatasetStore.add_episode``. An agent's sum stops at its own end, and its ``agent_done`` is the code of that end.
     Its rewards after the end (code 3) count as 0. Where an agent is truncated, the sums of all agents stop, because all
-    agents share one ``next``. So the target of an agent is ``reward + discount * (agent_done != 1) * value(next)``,
-    without the steps where ``agent_done`` is 3.
+    agents share one ``next``. So the target of an agent is ``reward + discount * (agent_done != 1) * value(next)``, and
+    steps where ``agent_done`` is 3 have no target.
 
     The formula comes from Sutton and Barto, "Reinforcement learning", 2nd edition, section 7.1, with truncated episodes
     handled as in Pardo et al., "Time limits in reinforcement learning" (ICML 2018).
@@ -487,8 +490,8 @@ class NStep:
         n: The largest number of steps in a sum, at least 1.
         discount: The discount of one step, in ``[0, 1]``.
         takes: The alignment of the rows. "arrived" rows pass through ``NextView(takes="arrived")`` first.
-        reward, done: The names of the reward and done fields, which are first searched under ``next``. See ``NextView``
-            for ``done``.
+        reward, done: The names of the reward and done fields. Each field is read under ``next`` if it exists there,
+            else at the root. See ``NextView`` for ``done``.
         mask: The field that marks the existing steps.
         view: The transform that converts "arrived" rows to transitions, instead of ``NextView(takes="arrived")``.
 
@@ -608,9 +611,9 @@ def n_step_sums(
             with the episode.
 
     Returns:
-        Sums, ``[N, T, ...]`` in the dtype of ``reward``, or float32 if that is not a floating dtype, computed in
-        float64; the numbers of steps, int64 ``[N, T]``, 0 for a missing step; and the code of each agent's first end
-        within these steps, ``[N, T, A]``, or 0.
+        Sums, ``[N, T, ...]``, computed in float64 and returned in the dtype of ``reward``, or in float32 if ``reward``
+        is not floating-point; the numbers of steps, int64 ``[N, T]``, 0 for a missing step; and the code of each
+        agent's first end within these steps, ``[N, T, A]``, or 0.
     """
     xp = namespace(reward)
     length = valid.shape[1]

@@ -31,13 +31,13 @@ class VecNorm:
     Every written row counts once, even after it is overwritten. Rows that exist when a buffer is created also count.
     Rows that another process or buffer writes count at the next draw or write of this buffer, if they still exist. Rows
     that are overwritten by the same write, and changes in place (``buffer[i] = row``), do not count. NaN and infinities
-    are ignored. A batch is normalised by the statistics at its draw, in any number of threads. The statistics are kept
-    with the batch and saved in the buffer's state. They are computed on the host in float64, so that all frameworks
-    have equal values.
+    are ignored. A batch is normalised by the statistics at the time of its draw, in any number of threads. The
+    statistics are kept with the batch and saved in the buffer's state. They are computed on the host in float64, so
+    that all frameworks have equal values.
 
     ``VecNorm`` must precede other transforms that change its fields; only ``NextView``, ``HindsightRelabel`` and a
-    ``CatFrames`` of vectors may precede ``VecNorm``. A field under ``next`` is normalised by the statistics of the
-    field at the root, so it need not be named.
+    ``CatFrames`` of vectors may precede ``VecNorm``. A field under ``next`` is normalised by the statistics of the same
+    field at the root, so ``keys`` need not contain the field under ``next``.
 
     The statistics of two groups of rows are merged as in Chan, Golub and LeVeque (1979), with weights: a row that was
     written ``n`` rows before the newest row has the weight ``decay**n``.
@@ -45,11 +45,11 @@ class VecNorm:
     Args:
         keys: Fields of numbers, at the root or under ``next``.
         decay: The weight of a row relative to the next row, in ``(0, 1]``; with 1 all rows have equal weights.
-        eps: The smallest standard deviation to divide by. A constant field is only shifted.
+        eps: The smallest standard deviation to divide by. If a field is constant, only its mean is subtracted.
 
     Raises:
         ConfigError: No field is given, a number is out of range, or the transform is used in an ensemble, in a buffer
-            whose writer does not keep rows in order, or in buffers over two storages.
+            whose writer does not keep rows in order, or in several buffers over different storages.
         MissingFieldError: The rows lack a field.
         SchemaError: A field does not hold numbers.
 
@@ -173,7 +173,7 @@ class VecNorm:
     # ------------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the counted moments: plain values and NumPy arrays, by the position of the field."""
+        """Return the moments of the counted rows, by the position of the field: plain values and NumPy arrays."""
         fields = {str(place): self._moments[key].state() for place, key in enumerate(self.keys) if key in self._moments}
         return {"transform": repr(self), "next": self._next, "fields": fields}
 
@@ -211,7 +211,7 @@ class _Normalize:
 
 @dataclass(frozen=True)
 class _Moments:
-    """The total weight, mean and sum of squared deviations of the counted rows, float64 ``[width]``, for steps of one
+    """The total weight, mean and sum of squared deviations of the counted rows, float64 ``[width]``, for steps of equal
     shape.
     """
 
@@ -250,7 +250,7 @@ def _moments_of(key: FieldKey, rows: npt.NDArray[Any], known: _Moments | None, d
     """Return the moments after adding rows ``[n, *shape]``.
 
     Example: with a decay of 0.5, the rows 4 and 2 have the weights 0.5 and 1, a total weight of 1.5 and a mean of 8/3.
-    An earlier row's weight of 1 becomes 0.25.
+    The weight of a row that was counted before decreases from 1 to 0.25.
     """
     shape = rows.shape[1:]
     if known is None:
