@@ -5,7 +5,7 @@ several files or on the heap. NumPy gathers fastest from *one* array, with one i
 space of the process is viewed as one read-only array, in which the index of an element is its address divided by the
 item size. Creating the view reads no memory; only elements at addresses of a live ``pyarrow.Buffer`` are read. The code
 that computes an index keeps the buffer alive, for example ``ColumnPart``. Bounds come from Arrow's own lengths and
-offsets, checked by ``locate_values`` when a chunk is first used.
+offsets, which ``locate_values`` checks when a chunk is first used.
 """
 
 from __future__ import annotations
@@ -100,7 +100,8 @@ def largest_in_runs(dtype: np.dtype[np.generic], begin: npt.NDArray[np.int64], c
     """Return, for each address, the largest of the ``count`` integers from this address on; negative integers count as
     the largest int64.
 
-    Runs that are too long to be scanned for the few rows of a batch also give the largest int64.
+    The largest int64 is also returned for a run that is so long that scanning the run is too slow for the few rows of a
+    batch.
     """
     limit, item = np.iinfo(np.int64).max, dtype.itemsize
     largest = np.full(len(begin), limit)
@@ -235,7 +236,7 @@ def _check_values(array: pa.Array) -> None:
 
 
 def list_offsets(array: pa.Array) -> Iterator[tuple[int, int, np.dtype[Any]]]:
-    """Yield the address, count and dtype of ``array``'s list offsets, for each level that has offsets.
+    """Yield the address, count and dtype of ``array``'s list offsets, for each nested level that has offsets.
 
     The offsets of a level are read when the next level is requested.
     """

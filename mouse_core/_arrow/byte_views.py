@@ -44,7 +44,8 @@ class CopiedField(NamedTuple):
     """A field that is copied: its name, the shape of a step, its column and dtype, the bytes of a step, and the largest
     allowed value.
 
-    The largest allowed value is given for unsigned integers; None if all values are allowed or other code checks them.
+    The largest allowed value is set for unsigned integers; None if all values are allowed or if other code checks the
+    values.
     """
 
     name: str
@@ -60,16 +61,17 @@ class ByteViews:
 
     Args:
         fields: The fields whose chunks are all regular (contiguous).
-        short: The fields whose windows would fit into views, by name. They have no views, but the elements of
-            ``flat_view`` at which their windows begin, int64 ``[batches, n]``.
+        short: The fields whose windows are so short that they would fit into views, by name. These fields have no
+            views; instead, the dict has the indices in ``flat_view`` at which the windows begin, int64
+            ``[batches, n]``.
         words: The views of the other fields, int64 ``[batches, fields, values, 2]``. The first word of a view is its
             size in bytes, the second the number of a buffer plus 2**32 times the offset in the buffer.
         buffers: The buffers of the views.
         sizes: Number of windows of each batch.
         length: Number of steps in a window.
         unsure: The fields that may have values above the allowed maximum in these chunks.
-        heads: The first byte of every value, as an element of ``flat_view``, int64 ``[batches, fields, values]``; None
-            if reading ahead brings no advantage.
+        heads: The position of the first byte of every value, as an index in ``flat_view``, int64
+            ``[batches, fields, values]``; None if reading ahead brings no advantage.
         padded: Number of values at the end that are zeros.
         inline: A function that writes the bytes of short values into the views, int64 ``[count, fields, values, 2]``,
             of the batches from ``first`` on, if this is deferred to the copy.
@@ -106,10 +108,10 @@ class ByteViews:
         return self._layout(max(self.sizes)).nbytes
 
     def choose_copied(self, number: int, most: int) -> tuple[int, int]:
-        """Return the first batch to copy and the number of batches, at most ``most``, for a request of batch
-        ``number``.
+        """Return the index of the first batch to copy and how many batches to copy, at most ``most``, when batch
+        ``number`` is requested.
 
-        Consecutive batches of one size are copied together. Example with 8 batches together: a request for 0 copies
+        Consecutive batches of equal size are copied together. Example with 8 batches together: a request for 0 copies
         0..7; the next expected request is 8, and the latest miss is 0. A request for 8 copies 8..15, and so does a
         request for 10 if other callers are about to request 8 and 9. A request for 40 copies only 40, and the latest
         miss becomes 40. A request for 41 then copies 41..48, and the next expected request is 49.
@@ -405,7 +407,7 @@ class FieldChunks:
         )
 
     def _short(self, pieces: Pieces, steps: int, numbers: list[int]) -> dict[str, Int64s]:
-        """Return the begins of pieces of ``steps`` steps, for fields whose values would fit into views."""
+        """Return where pieces of ``steps`` steps begin, for fields whose values would fit into views."""
         short = {}
         for number in numbers:
             one = self.fields[number]
@@ -436,7 +438,9 @@ class FieldChunks:
                 view[..., 1] = word
 
     def _heads(self, words: Int64s, size: Int64s) -> Int64s:
-        """Return the first byte of every value, as an element of ``flat_view``, int64 ``[batches, fields, values]``."""
+        """Return the position of the first byte of every value, as an index in ``flat_view``, int64
+        ``[batches, fields, values]``.
+        """
         heads = self._to_elements(words)
         empty, slot = np.divmod(np.flatnonzero(size == 0), size.shape[1])  # padding at the end of a batch
         heads[empty, :, slot] = heads[empty, :, 0]
@@ -516,7 +520,7 @@ class FieldChunks:
                 words[batch[:, None], position, slot[:, None]] = _inline_views(addresses, size * row_bytes, row_bytes)
 
     def _to_elements(self, words: Int64s) -> Int64s:
-        """Convert words of views to elements of ``flat_view``."""
+        """Convert words of views to indices in ``flat_view``."""
         first = element_of_all(np.array(list(self.spans)) << SPAN_BITS, 1)
         elements: Int64s = words >> 32
         elements += first[0] if len(first) == 1 else first.take(words & 0xFFFFFFFF)

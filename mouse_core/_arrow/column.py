@@ -302,8 +302,8 @@ class ColumnPart:
         return self._column.chunk(number) if self._same_chunks else self._column.slice(first, end - first).chunk(0)
 
     def slices(self, wanted: Sequence[tuple[int, int, int]]) -> list[pa.Array]:
-        """Return the rows of several ranges; each item of ``wanted`` is a chunk's number, the first row and the number
-        of rows.
+        """Return the rows of several ranges; each item of ``wanted`` is the index of a chunk, the first row and the
+        number of rows.
         """
         return [self.chunk(number).slice(row, count) for number, row, count in wanted]
 
@@ -318,8 +318,8 @@ class ColumnPart:
         """Yield groups of chunks with equal layouts, which may include further chunks than ``chunks``.
 
         Yields:
-            The number of a template chunk; the chunks with the template's layout; the distance in bytes of each chunk
-            from the template.
+            The index of a template chunk; the indices of the chunks with the template's layout; the distance in bytes
+            of each chunk from the template.
         """
         if self._alike is not None and self._column is not None:
             distance, alike = self._alike.distances(chunks)
@@ -327,7 +327,7 @@ class ColumnPart:
             yield self._alike.template, chunks[alike], distance[alike]
 
     def has_copies(self, reading: Reading) -> bool:
-        """Whether ``copies`` was called for these reading options."""
+        """Whether ``copies`` was already called with these reading options."""
         return reading.copies_key in self._copies
 
     def copies(self, reading: Reading) -> DenseCopies:
@@ -448,7 +448,8 @@ class Column:
         """Return the largest integer in each of the given regular chunks; a negative integer counts as the largest
         int64.
 
-        A chunk that is too long to be searched for the few rows of a batch also counts as the largest int64.
+        The largest int64 is also returned for a chunk that is so long that searching the chunk is too slow for the few
+        rows of a batch.
 
         Args:
             chunks: The chunk numbers, ascending, int64 ``[n]``.
@@ -499,7 +500,7 @@ class Column:
     def addresses(self, chunk: Int64s) -> tuple[Int64s, Int64s]:
         """Return the begin of each chunk's values, or ``IRREGULAR``, and the number of values per row.
 
-        The begin is an address; for booleans, 8 times the address plus the bit's number.
+        The begin is an address; for booleans, 8 times the address plus the index of the bit.
         """
         if len(chunk) <= _FEW and self._later and "_tables" not in self.__dict__:
             # The tables have a row for each chunk of the snapshot, and the next snapshot may follow soon, so they are
@@ -552,8 +553,8 @@ class Column:
         return begin, width
 
     def _first_value_of(self, part: ColumnPart, number: int) -> tuple[int, int]:
-        """Return the number of values per row of a chunk, and the begin of its values; ``IRREGULAR`` if rows are not
-        contiguous.
+        """Return the number of values per row of a chunk, and where the chunk's values begin; ``IRREGULAR`` if rows are
+        not contiguous.
         """
         try:
             located = part.locate(number)
@@ -572,6 +573,6 @@ class Column:
         return prod(shape), address
 
     def part_of(self, number: int) -> tuple[ColumnPart, int]:
-        """Return the part that holds a chunk, and the chunk's number in it."""
+        """Return the part that holds a chunk, and the index of the chunk in that part."""
         part = int(np.searchsorted(self._first_chunk, number, side="right")) - 1
         return self._parts[part], number - int(self._first_chunk[part])

@@ -191,10 +191,10 @@ def _gather_slices(
 def _share_rows(
     column: Column, chunk: Int64s, row: Int64s, target: Int64s, length: int, steps: npt.NDArray[Any]
 ) -> bool:
-    """Decode rows that several windows share only once; return whether windows share rows.
+    """Decode each row once, even if several windows contain the row; return whether windows share rows.
 
-    Example: runs of 3 rows from the rows 5 and 6 have the rows 5, 6, 7, 6, 7, 8. The rows 5, 6, 7, 8 are read, and the
-    result takes them at the positions 0, 1, 2, 1, 2, 3.
+    Example: runs of 3 rows that begin at the rows 5 and 6 contain the rows 5, 6, 7, 6, 7, 8. Only the rows 5, 6, 7, 8
+    are read; the result is copied from the positions 0, 1, 2, 1, 2, 3 of these four rows.
     """
     within = np.arange(length)
     places = np.stack([np.repeat(chunk, length), (row[:, None] + within).reshape(-1)])

@@ -48,7 +48,7 @@ class Steps(NamedTuple):
 
 
 class Stretches:
-    """Stretches of rows, each contiguous in one chunk; most stretches are complete chunks.
+    """Runs of rows, called stretches, each contiguous in one chunk; most stretches are complete chunks.
 
     Args:
         starts: The first row of every stretch, and the number of rows, int64 ``[stretches + 1]``.
@@ -102,8 +102,8 @@ class Stretches:
 
 
 def distinct(numbers: Int64s, count: int) -> Int64s:
-    """Return the distinct values of ``numbers``, which are all in ``0..count - 1``, in ascending order, like
-    ``np.unique``.
+    """Return the distinct values of ``numbers`` in ascending order, like ``np.unique``; all numbers must be in
+    ``0..count - 1``.
     """
     if 8 * len(numbers) < count:
         return np.unique(numbers)
@@ -253,9 +253,9 @@ def _cut(windows: Windows) -> Pieces:
     """Return the pieces of windows of consecutive rows; ``chunk`` of the result holds the indices of stretches.
 
     Example: chunks have 10 rows, and windows of 4 rows begin at the rows 2, 8 and 13, in two batches with bounds 0, 2,
-    3. From there, 8, 2 and 7 rows of the chunk are left, so the second window is cut into pieces of 2 and 2 rows. The
-    windows have 1, 2 and 1 pieces, so the batches have 3 and 1 pieces. In an array with a row of 3 positions for each
-    batch, the first pieces of the windows have the positions 0, 1 and 3, the second piece of the second window has
+    3. From these rows on, 8, 2 and 7 rows remain in the chunk, so the second window is cut into pieces of 2 and 2 rows.
+    The windows have 1, 2 and 1 pieces, so the batches have 3 and 1 pieces. In an array with a row of 3 positions for
+    each batch, the first pieces of the windows have the positions 0, 1 and 3, the second piece of the second window has
     position 2, and the positions 4 and 5 are empty.
     """
     stretches, starts, length, sizes = windows.stretches, windows.starts, windows.length, np.diff(windows.bounds)
@@ -313,7 +313,7 @@ def _positions(counts: Int64s, bounds: Sequence[int]) -> tuple[Int64s, int]:
 def cut_at_stretches(stretches: Stretches, starts: Int64s, length: Int64s) -> tuple[Int64s, Int64s, Int64s, Int64s]:
     """Cut ``length`` consecutive rows from each of ``starts`` at the ends of stretches.
 
-    Return, for each piece, the stretch, the row in the stretch, the size, and the number of the start; all int64
+    Return, for each piece, the stretch, the row in the stretch, the size, and the index in ``starts``; all int64
     ``[n]``.
 
     Example: with stretches of 10 rows, 25 rows from row 8 on become the pieces (0, 8, 2), (1, 0, 10), (2, 0, 10) and

@@ -1,7 +1,7 @@
 """Columns of appended rows: the storage form of each column, the check of values, and the memory of rows.
 
-An extent is never moved or resized. The rows that are counted are final, so an Arrow array over them is immutable
-although the extent is still being filled. Therefore a snapshot can share memory with a store while rows are appended.
+An extent is never moved or resized. Counted rows never change, so an Arrow array over these rows is immutable although
+further rows are added to the extent. Therefore a snapshot can share memory with a store while rows are appended.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class TailColumn:
         image_roots: Allowed folders of images that rows name by path.
         whole: Whether numbers must have integer values although the column's dtype is floating.
         whole_floats: Whether a column of integers accepts floats with integer values, because its field has floats.
-        single: Whether a number is accepted as a vector of one value, and the reverse.
+        single: Whether a number is accepted as a vector of one value, and a vector of one value as a number.
         allowed: Description of the allowed values, for messages.
         domain: The allowed values, a spec of ``mouse_core.spec``; None: any value.
         zeros: Whether zeros are also allowed, for rows without a preceding action.
@@ -562,8 +562,8 @@ def _infer(value: Any, field: Field | None) -> ColumnType:
 
 
 def _kept_dtype(array: Any, value: Any, field: Field | None) -> np.dtype[Any]:
-    """Return the dtype of stored values: the first value's dtype, except for an integer in a float field or a bool as a
-    code.
+    """Return the dtype of stored values: the dtype of the first value, unless that value is an integer in a float field
+    or a bool in a field of codes.
 
     The first reward is often written as the integer 0, and the column must still accept 0.5 later. An array of integers
     has an explicit dtype, which is kept: uint8 images need an eighth of the memory of float64, and float64 cannot
@@ -611,7 +611,8 @@ class NumbersExtent:
         nulls: Whether a row is null, bool ``[rows]``; None: allocated for the first null, since most columns have none.
         ends: For rows that may differ in length: bounds of the rows in ``values``, int32 ``[rows + 1]``; None:
             allocated when it is needed.
-        since: int64 ``[1]``, with ``ends``: 0 while all rows have one length; else the first differing row, plus 1.
+        since: int64 ``[1]``, only with ``ends``: 0 while all rows have equal length; else the index of the first row
+            with another length, plus 1.
         count: Number of existing rows.
     """
 
@@ -826,7 +827,7 @@ class Extent:
         return True
 
     def put(self, row: Mapping[str, Any]) -> None:
-        """Check and add a row whose names are the columns' names.
+        """Check and add a row that has exactly the extent's columns.
 
         Raises:
             Refused: A value is invalid; nothing has changed.
@@ -868,7 +869,7 @@ class Extent:
             self._sort()
 
     def _sort(self) -> None:
-        """Choose for each column how ``append`` writes a value: as a cell, as a run of cells, or by ``put``."""
+        """Choose for each column how ``append`` writes a value: as a cell, as a run of cells, or with ``put``."""
         numbers = {name: extent for name, extent in self.extents.items() if isinstance(extent, NumbersExtent)}
         cells = {name: extent for name, extent in numbers.items() if extent.column.limits is not None}
         runs = {name: extent for name, extent in numbers.items() if extent.takes_runs}

@@ -1,7 +1,7 @@
 """The rows of an episode: T transitions between T + 1 observations, in either alignment.
 
 The action of transition t was chosen after observation t, and led to observation t + 1. Three transitions a0 a1 a2
-between the observations o0 o1 o2 o3 are these rows:
+between the observations o0 o1 o2 o3 become these rows:
 
     "arrived":   row 0: o0 -    row 1: o1 a0    row 2: o2 a1    row 3: o3 a2
     "outgoing":  row 0: o0 a0   row 1: o1 a1    row 2: o2 a2
@@ -87,7 +87,7 @@ def episode_rows(
             episode (``begins == 0``) has ``n - 1`` values, and a row of zeros is inserted before them. A later part has
             ``n`` values; the first value belongs to the transition that led to the part's first row. With "outgoing",
             the part has as many rows as transitions, and an observation after the last transition is dropped.
-        begins: The number of the part's first row in its episode.
+        begins: The index in the episode of the part's first row.
         alignment: The alignment of the rows.
 
     Returns:

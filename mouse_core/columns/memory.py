@@ -3,9 +3,9 @@
 Small fields of a row are adjacent, so that reading a row touches one part of memory; large fields are separate. Ragged
 values (which differ in length) are stored one after another in a ring of bytes. A row refers to its value by the
 value's length and the position of its first byte, counted over all bytes ever written. The ring is twice as long as the
-values in use need. When it is full, values of removed rows are overwritten; if these leave too little room, the ring
-moves to longer memory. Example: in a ring of 8 bytes, after 10 bytes were written, the value (8, 2) lies in the bytes 0
-and 1.
+values in use need. When it is full, values of removed rows are overwritten; if this frees too little room, the ring is
+copied to larger memory. Example: in a ring of 8 bytes, after 10 bytes were written, the value with position 8 and
+length 2 lies in the bytes 0 and 1.
 """
 
 from __future__ import annotations
@@ -249,7 +249,7 @@ class RowSchema:
         return arrays, len(arrays[0])
 
     def with_more(self, rows: Any, lead: int) -> RowSchema | None:
-        """Return the schema of rows that have all fields of this schema and more; None if ``rows`` are not such rows.
+        """Return the schema of ``rows``, if the rows have all fields of this schema and additional fields; else None.
 
         Raises:
             SchemaError: See ``of``.
@@ -315,7 +315,9 @@ class RowSchema:
         return made
 
     def take_nodes(self, rows: Any) -> None:
-        """Take the classes of named tuples from ``rows`` if the nesting matches the structure from the file."""
+        """Adopt the classes of named tuples from ``rows``, if the nesting of ``rows`` equals the nesting in the
+        file.
+        """
         structure = structure_of(rows)
         if is_like(structure, self.structure):
             self.structure = structure
@@ -510,7 +512,9 @@ class ByteRing:
 
 
 def _room_for(nbytes: int) -> int:
-    """Return the length of a new ring with ``nbytes`` in use: twice as long, so that the rows are seldom searched."""
+    """Return the length of a new ring with ``nbytes`` in use: twice ``nbytes``, because searching all rows for free
+    bytes must be rare.
+    """
     return max(2 * nbytes, _LEAST_ROOM)
 
 
@@ -522,7 +526,7 @@ def _is_full(room: int, used: int, coming: int) -> bool:
 
 
 def _is_sparse(span: int, used: int) -> bool:
-    """Return whether most of a ring are holes, which rows left that were overwritten out of order."""
+    """Return whether most bytes of a ring are holes: bytes of rows that were overwritten out of order."""
     return span > 4 * used + _LEAST_ROOM
 
 
@@ -537,7 +541,9 @@ class Values:
     """The ragged values of rows, in a ring; values of removed rows are overwritten."""
 
     packs = True
-    """Whether a ring with mostly holes is rewritten; otherwise holes stay until the rows between them are removed."""
+    """Whether a ring that consists mostly of holes is rewritten; otherwise a hole stays until the rows before the hole
+    are removed.
+    """
 
     def __init__(self) -> None:
         self._ring = ByteRing(np.empty(0, np.uint8))

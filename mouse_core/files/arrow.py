@@ -1,7 +1,8 @@
 """Opening untrusted Arrow files on disk, with a check for bytes after their end mark.
 
-A stream of record batches ends at a length of zero. So a few zeroed bytes in the middle of a file end the stream
-without an error, and Arrow's reader misses the later rows. Bytes after the end mark reveal such damage.
+A length of zero marks the end of a stream of record batches. So if a few bytes in the middle of a file become zero, the
+stream ends there without an error, and Arrow's reader misses the later rows. Bytes after the end mark reveal such
+damage.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ _HARMLESS = ("replace_schema_metadata", "rename_columns")
 def mapped(file: Path, *, whole: bool = False) -> Iterator[tuple[Any, Callable[[int], None]]]:
     """Yield a memory-mapped file, and a function ``release`` to call with the number of bytes that were read.
 
-    Read pages count as memory of the process until ``release`` releases them, which happens from time to time.
+    Pages that were read count as memory of the process until ``release`` frees the pages; only some calls of
+    ``release`` free pages.
 
     Args:
         file: The file.
@@ -178,7 +180,7 @@ def _named(read: Callable[[], pa.RecordBatch | None], file: Path, number: int) -
 
 
 def _reader(source: Any) -> tuple[Any, int]:
-    """Return a reader of the stream or file format, and the offset at which its end mark must end."""
+    """Return a reader of the stream or file format, and the offset at which the end mark must end."""
     size: int = source.size()
     is_file = source.read(len(_FILE_MAGIC)) == _FILE_MAGIC
     if is_file:

@@ -10,8 +10,8 @@ A checksum detects accidental damage: a flipped bit, a torn page, a missing end.
 | JSON text | `json_with_digest`, 128 bits | first member of the text |
 | short content, as in a cache | `with_digest`, 128 bits | after the content |
 
-To change the algorithm, only this module must change. It needs two functions of bytes with a ``seed``, and two classes
-with ``update``, ``copy``, ``digest_size``, ``hexdigest`` and (for 64 bits) ``intdigest``.
+To change the algorithm, only this module must change. An algorithm needs two functions of bytes with a ``seed``, and
+two classes with ``update``, ``copy``, ``digest_size``, ``hexdigest`` and (for 64 bits) ``intdigest``.
 """
 
 from __future__ import annotations

@@ -1,20 +1,20 @@
 """Positions of an Arrow file's record batches and of each column's values, read from metadata only.
 
-An Arrow file is a sequence of messages with a footer at its end, which lists their positions; a stream has an end mark
-instead of a footer::
+An Arrow file is a sequence of messages, followed by a footer that lists the positions of the messages; a stream has an
+end mark instead of a footer::
 
     ARROW1.. | schema | head 0 | body 0 | head 1 | body 1 | ... | end mark | footer | length of the footer | ARROW1
                schema | head 0 | body 0 | head 1 | body 1 | ... | end mark
 
-The head of a record batch has its number of rows, and the positions in the body of each column's memory: nulls, ends of
-lists, values. So locating a record batch needs only 24 bytes of the footer and a few hundred bytes of its head, in
-local and remote files. Values are read on demand. Footer and heads are FlatBuffers
+The head of a record batch contains the number of rows, and the positions in the body of each column's buffers: nulls,
+ends of lists, values. So locating a record batch needs only 24 bytes of the footer and a few hundred bytes of the head,
+in local and remote files. Values are read on demand. Footer and heads are FlatBuffers
 (https://arrow.apache.org/docs/format/Columnar.html, format/File.fbs and Message.fbs).
 
 Metadata are untrusted: a position outside the file or the body raises ``DataError``.
 
-``SummedFile`` is a file of many small record batches with a checksum each; opening it creates no record batch. The
-checksums lie between the end mark and the footer, which Arrow's readers skip, 8 bytes each::
+``SummedFile`` is a file of many small record batches, each with a checksum; opening the file creates no record batch.
+The checksums lie between the end mark and the footer, which Arrow's readers skip, 8 bytes each::
 
     ARROW1.. | schema | head 0 | body 0 | ... | end mark | checksums | footer | its length | ARROW1
 
@@ -43,7 +43,7 @@ from mouse_core.files.reading import damaged
 
 
 class Flat:
-    """A table in a FlatBuffer, which begins with the distance to the list of its fields' positions.
+    """A table in a FlatBuffer. The table begins with the distance to the list of the positions of its fields.
 
     Args:
         memory: The buffer.
@@ -185,7 +185,7 @@ class Head(NamedTuple):
 
         Raises:
             DataError: The head does not match the schema.
-        Return the number of levels and the buffers of a column of a type; None if the type is not supported.
+        Return how many levels, and which buffers, a column of a type has; None if the type is not supported.
         """
         found: dict[str, ColumnPlace] = {}
         level = piece = 0
@@ -459,8 +459,8 @@ def _edges(footer: Footer) -> list[int]:
 
 
 def _stride(view: memoryview, footer: Footer, schema: pa.Schema, whole: int) -> int:
-    """Return the distance between consecutive batches of the first ``whole`` record batches if their layouts are equal;
-    else 0.
+    """Return the distance in bytes between consecutive record batches, if the first ``whole`` record batches have equal
+    layouts; else 0.
     """
     begins = footer.begins[:whole].astype(np.int64)
     if not whole or not (footer.heads[:whole] == footer.heads[0]).all():

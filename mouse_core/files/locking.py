@@ -111,7 +111,8 @@ def this_process() -> str:
 class Held(Descriptor):
     """A locked file that names its holder; the lock is held until ``close`` or the end of the holder.
 
-    If a forked child closes the file, the parent's lock is not released. Until the child closes it, the lock is held.
+    A forked child that closes the file does not release the parent's lock. If the parent ends first, the lock is held
+    until the child closes the file.
 
     Args:
         path: The file; created if it is missing.

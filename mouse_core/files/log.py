@@ -5,15 +5,15 @@ bytes::
 
     b"abc"  ->  03 00 00 00 00 00 00 00 | 50 39 2f 89 | checksum of these 12 bytes | 61 62 63
 
-A crash can tear only the last record. That record was not acknowledged to its caller, so a reader drops it. Damage
-before the last record raises DataError. The two kinds of logs are:
+After a crash, only the last record can be incomplete. This record was not acknowledged to the caller, so a reader drops
+it. Damage before the last record raises DataError. The two kinds of logs are:
 
-- ``Log`` is a file that grows with each record. A torn file looks like a file that was truncated later. So a second
-  file, the note ``<name>.size``, has the number of acknowledged bytes. The number is reduced before the log is
-  shortened, and increased after a record was appended::
+- ``Log`` is a file that grows with each record. A file with an incomplete last record looks like a file that was
+  truncated later. So a second file, the note ``<name>.size``, has the number of acknowledged bytes. The number is
+  reduced before the log is shortened, and increased after a record was appended::
 
-      append 20 bytes to 100   a crash here leaves 100..120 bytes; the note says 100, so the rest is dropped
-      note 120                 from here on 119 bytes are damage, and so is a log that is gone
+      append 20 bytes to 100   after a crash here, the log has 100..120 bytes; bytes after the noted 100 are dropped
+      write 120 to the note    from now on, a log of 119 bytes is damaged, and a missing log raises DataError too
 
 - ``MappedLog`` is mapped memory: appending a record costs no system call, 1 instead of 8 microseconds. The length of a
   record is written last, as one word; a length of 0 is the end of the log. Only the process that created the log
@@ -70,7 +70,7 @@ def _records(
         file: The file at ``position``.
         position: The begin of a record.
         seed: The seed of the checksums.
-        is_mapped: Whether a length of 0 ends the log, after which old records may follow.
+        is_mapped: Whether a length of 0 marks the end of the log; old records may follow after the end.
 
     Raises:
         DataError: A record before the last record is damaged.
@@ -104,7 +104,7 @@ class Log(Descriptor):
     """A log with one writer at a time, and any number of readers; see ``read_log`` and ``follow_log``.
 
     Args:
-        path: The file, made if it is missing.
+        path: The file; created if it is missing.
         visit: Called with the begin of each record, and the record; None: all records are stored in ``records``.
 
     Raises:

@@ -6,8 +6,8 @@ The manifest is an additional entry of the file ``state.json`` of ``datasets``, 
                "files": {NAME: {"rows": 603, "bytes": 30416, "digest": "...", "schema": "..."}},
                "own_digest": "..."}
 
-``verify`` compares the digest of all bytes. Opening an Arrow file compares the digest of its schema, because with
-another schema the same bytes are other values.
+``verify`` compares the digest of all bytes. Opening an Arrow file compares the digest of its schema, because another
+schema interprets the same bytes as other values.
 
 A Parquet file that this package writes contains its digests between the last page and the footer, which readers ignore.
 A program that rewrites the file does not copy them::
@@ -70,7 +70,7 @@ class FilesManifest:
         rows: Number of rows in all files.
         digest: Digest of all rows; see ``formats.rows_digest``. None: not known when the folder was written.
         files: The entries of files by name.
-        own_digest: Digest of the ``state.json`` that contains the manifest, without this digest.
+        own_digest: Digest of the ``state.json`` that contains the manifest, computed without this digest.
     """
 
     rows: int
@@ -142,10 +142,10 @@ def check_counts(rows: Mapping[Path, int]) -> None:
     """Compare the numbers of rows and sizes of files with the manifests of their folders.
 
     Args:
-        rows: The number of rows found in each file.
+        rows: How many rows were found in each file.
 
     Raises:
-        DataError: A number differs from the written number, or the manifest does not name a file.
+        DataError: The rows or the size of a file differ from the manifest, or the manifest does not name a file.
     """
     for folder in {file.parent: None for file in rows}:
         manifest = read_manifest(folder)

@@ -37,8 +37,9 @@ def set_aside(file: int, size: int, *, begin: int = 0, written: bool = False) ->
         file: Descriptor of the file.
         size: The new length of the file.
         begin: The present length of the file.
-        written: Whether to write all bytes once. Then the file system updates no metadata when a page is first written,
-            and syncing a few pages takes half as long; but creating the file takes as long as writing all its bytes.
+        written: Whether to write all bytes once. If so, the file system updates no metadata when a page is first
+            written, and syncing a few pages takes half as long; but creating the file takes as long as writing all
+            bytes of the file.
 
     Raises:
         OSError: The disk is full, or the file would exceed the largest allowed length.
@@ -113,8 +114,8 @@ class Words(Protocol):
 
 
 class Word:
-    """A descriptor for a number in mapped memory that a single store changes, so a process that dies leaves the old or
-    the new number.
+    """A descriptor for a number in mapped memory. A single store instruction writes the number, so after the death of
+    the process, the memory contains the old or the new number.
 
     Args:
         place: Index of the number in ``words``.

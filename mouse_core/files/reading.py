@@ -41,7 +41,8 @@ def reading(path: str | os.PathLike[str], *, at: str = "") -> Iterator[None]:
 
     Raises:
         DataError: A library raised an error inside the block; a DataError without the file's name gets the name as a
-            prefix. Or the file is a pipe or a device, which may block forever; then the block does not run.
+            prefix. DataError is also raised, before the block runs, if the file is a pipe or a device, because reading
+            it may block forever.
         ConfigError: The file is missing.
         StorageError: The system cannot read the file now, for example because too many files are open.
     """
@@ -87,7 +88,7 @@ def check_inside(files: Iterable[Path], root: Path) -> None:
 
     Args:
         files: Files at any depth of the folder.
-        root: The folder. If it is a file, it must be a regular one.
+        root: The folder. If ``root`` is a file, it must be a regular file.
     """
     if not os.path.isdir(root):
         with reading(root):  # raises the error for a pipe

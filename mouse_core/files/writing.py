@@ -76,12 +76,12 @@ def replacing(path: StrPath, *, sync: bool = True, only_writer: bool = False) ->
 
 @contextmanager
 def making(path: StrPath, what: str, *, folder: bool = True) -> Iterator[Path]:
-    """Yield the path of an empty folder (or file) to write; if the block succeeds, it is synced and renamed to
-    ``path``.
+    """Yield the path of an empty folder (or file) to write; if the block succeeds, the folder (or file) is synced and
+    renamed to ``path``.
 
     Args:
         path: The final path, which must not exist. Missing parent folders are created.
-        what: The begin of messages.
+        what: The text at the beginning of error messages.
         folder: Whether to write a folder instead of a file.
 
     Raises:
@@ -128,7 +128,8 @@ def put_in_place(partial: StrPath, path: StrPath, *, sync: bool = True) -> None:
 
 @contextmanager
 def _beside(target: Path, *, folder: bool, only_writer: bool = False) -> Iterator[Path]:
-    """Yield a temporary path in the folder of ``target`` for a file or folder, which is removed after an error.
+    """Yield a temporary path, in the folder of ``target``, for a file or folder. After an error, the temporary file or
+    folder is removed.
 
     Unless the folder has only one writer, the file is created and locked first.
     """

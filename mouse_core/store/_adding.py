@@ -1,8 +1,8 @@
 """Converts an episode from a simulator to columns of a store.
 
-Nested observations keep their keys: ``{"image": ..., "arm": {"angle": ...}}`` are the columns ``observation.image``
-and ``observation.arm.angle``; a single array is the column ``observation``. Actions and infos have the columns
-``action...`` and ``info...``.
+The keys of nested observations become parts of column names: ``{"image": ..., "arm": {"angle": ...}}`` becomes the
+columns ``observation.image`` and ``observation.arm.angle``; a single array becomes the column ``observation``. Actions
+and infos become the columns ``action...`` and ``info...``.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ _RESERVED = ("observation", "action", "reward", "done", "agent_done", "episode_s
 
 
 def parts_of(episode: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arrays of an episode by name (see ``PARTS``), and the columns with one value for the episode.
+    """Return the arrays of an episode by name (see ``PARTS``), and the columns that have a single value for the whole
+    episode.
 
     Args:
         episode: A mapping of parts, an object with parts as attributes, or None.
-        given: Further parts by name.
+        given: Further parts of the episode, by name.
 
     Raises:
         ConfigError: ``episode`` is not an episode, or a part is given twice.
@@ -70,17 +71,17 @@ def parts_of(episode: Any, given: Mapping[str, Any]) -> dict[str, Any]:
 def episode_columns(
     parts: Mapping[str, Any], alignment: Alignment | None, declared: Mapping[str, pa.Field]
 ) -> tuple[dict[str, Any], Alignment, frozenset[str]]:
-    """Lay out the parts of an episode as rows.
+    """Convert the parts of an episode to columns of rows.
 
     Args:
         parts: See ``parts_of``.
         alignment: The alignment of the rows. None: "arrived" if the observations include the episode's final
             observation, else "outgoing".
-        declared: The declared columns of the store. Their values may be of any type.
+        declared: The declared columns of the store. Values of declared columns may have any type.
 
     Returns:
-        Values by column, ``[rows, ...]``, texts as lists; the alignment; and the additional columns whose values belong
-        to transitions.
+        A tuple of three: the columns by name, arrays ``[rows, ...]`` or lists of texts; the alignment; and the names of
+        the additional columns whose values belong to transitions.
 
     Raises:
         DataError: Parts contradict each other, or values are neither numbers nor texts.
@@ -128,9 +129,10 @@ def episode_columns(
 def episode_metadata(
     columns: Mapping[str, Any], alignment: Alignment, transitions: frozenset[str], declared: Mapping[str, pa.Field]
 ) -> DatasetMetadata:
-    """Return the metadata of the results of ``episode_columns``, with fields that the layout "stored" does not cover.
+    """Return the metadata for the columns that ``episode_columns`` returned, including fields for the columns that the
+    layout "stored" does not deliver.
 
-    Declared columns of bytes and of rows that differ in length have no field.
+    A declared column gets no field if it holds bytes, or if its rows differ in length.
     """
     types: dict[str, pa.DataType] = {}
     for name, values in columns.items():
@@ -177,7 +179,9 @@ def _leaves(part: str, value: Any, declared: Mapping[str, pa.Field]) -> Columns:
 
 
 def _array(label: str, value: Any, declared: pa.Field | None) -> npt.NDArray[Any]:
-    """Return numbers or texts ``[n, ...]`` of any framework as an array; other declared values as objects."""
+    """Convert numbers or texts ``[n, ...]`` of any framework to an array; other values of declared columns become
+    objects.
+    """
     is_list, shape = isinstance(value, list | tuple), () if declared is None else fixed_shape(declared.type)
     try:
         # NumPy's own arrays of texts lose the zeros at their ends.
@@ -197,7 +201,9 @@ def _array(label: str, value: Any, declared: pa.Field | None) -> npt.NDArray[Any
 
 
 def _of_any_framework(value: Any) -> npt.NDArray[Any]:
-    """Convert an array of any framework to NumPy, by the array protocol or else by DLPack."""
+    """Convert an array of any framework to NumPy, with the array protocol, or with DLPack if the array lacks that
+    protocol.
+    """
     if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
         value = np.from_dlpack(value)
     return as_array(value)

@@ -1,6 +1,6 @@
 """The table of a store's episodes, the rules by which a view selects episodes, and the snapshot of selected episodes.
 
-That snapshot's segments share memory and cached properties with the store's segments.
+The segments of a snapshot of selected episodes share memory and cached properties with the store's segments.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class Episodes:
         table: One row for each episode; see ``Store.episodes``.
         rows: The snapshot.
         looked_at: Names of all inspected columns, including columns that are not in the table.
-        origin: A token that two tables share if one extends the other. Episodes of the same number and length are then
-            equal in both tables.
+        origin: A token that two tables share if one extends the other. If a token is shared, two episodes with equal
+            index and length are equal in both tables.
     """
 
     table: pa.Table
@@ -73,7 +73,7 @@ def episodes_of(rows: Snapshot, before: Episodes | None = None, tasks: Mapping[i
         rows: The snapshot.
         before: The episodes of an earlier snapshot. If ``rows`` extends that snapshot, only its last episode and the
             new episodes are computed.
-        tasks: The texts of tasks, by number.
+        tasks: The text of each task, by the index of the task.
 
     Raises:
         DataError: A value is outside the bounds of its field.
@@ -100,8 +100,8 @@ def episodes_of(rows: Snapshot, before: Episodes | None = None, tasks: Mapping[i
 
 
 def _are_first(before: Snapshot, rows: Snapshot) -> bool:
-    """Return whether ``rows`` begins with the rows of ``before`` and reads rewards, done codes and times from equal
-    fields.
+    """Return whether ``rows`` begins with the rows of ``before``, and whether both read rewards, done codes and times
+    with equal fields.
     """
     if not 0 < before.num_rows <= rows.num_rows or len(before.segments) > len(rows.segments):
         return False
@@ -125,8 +125,8 @@ def _names(rows: Snapshot) -> list[str]:
 
 
 def _counted(rows: Snapshot, starts: Int64s, first: int) -> dict[str, npt.NDArray[Any]]:
-    """Return the number, start, length, return and done code of the episodes that begin at ``starts``. The first of
-    these episodes has the number ``first``.
+    """Return the index, start, length, return and done code of the episodes that begin at the rows ``starts``. The
+    first of these episodes has the index ``first``.
     """
     ends = np.append(starts[1:], rows.num_rows)
     done = [np.zeros(len(ends), np.int64)]  # for rows without done codes
@@ -142,10 +142,12 @@ def _counted(rows: Snapshot, starts: Int64s, first: int) -> dict[str, npt.NDArra
 
 
 def _returns(rows: Snapshot, starts: Int64s) -> npt.NDArray[np.float64]:
-    """Return the sum of rewards of each episode, float64 ``[n, ...]``, added row by row, independent of block ends.
+    """Return the sum of rewards of each episode, float64 ``[n, ...]``. Rewards are added row by row, so block
+    boundaries do not change the sum.
 
-    In rows of alignment "arrived", the reward of an episode's first row does not belong to the episode. Example: the
-    rewards 9, 1, 1, 9, 2 of episodes that begin at rows 0 and 3 give 2 and 2, and with "outgoing" 11 and 11.
+    With alignment "arrived", the reward of an episode's first row does not belong to the episode. Example: the rewards
+    are 9, 1, 1, 9, 2, and episodes begin at the rows 0 and 3. The sums are 2 and 2 with "arrived", and 11 and 11 with
+    "outgoing".
     """
     shape = rows.spec["reward"].shape if "reward" in rows.readers else ()
     sums = np.zeros((len(starts), *shape))
@@ -161,8 +163,8 @@ def _returns(rows: Snapshot, starts: Int64s) -> npt.NDArray[np.float64]:
 
 
 def _steps_at(places: Int64s, count: int) -> Int64s:
-    """Return how many ``places`` are at or before each of ``0 .. count - 1``: places 1 and 3 with count 4 give 0, 1, 1,
-    2.
+    """Return, for each position in ``0 .. count - 1``, how many of ``places`` are at or before this position. Example:
+    places 1 and 3 with count 4 give 0, 1, 1, 2.
     """
     there = np.zeros(count, np.int64)
     there[places] = 1
@@ -193,7 +195,7 @@ def _chunked(values: Any) -> pa.ChunkedArray:
 
 
 def _behind(known: pa.ChunkedArray, values: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Append a column of later episodes to the column of earlier episodes, in one type."""
+    """Append a column of later episodes to the column of earlier episodes; both are converted to a common type."""
     wanted = known.type if pa.types.is_null(values.type) else values.type
     return pa.chunked_array([*known.cast(wanted).chunks, *values.cast(wanted).chunks], wanted)
 
@@ -358,7 +360,8 @@ class SplitRule:
 
     Args:
         name: Name of the part.
-        low, high: The part has the episodes whose random number in ``[0, 1)`` is at least ``low`` and below ``high``.
+        low, high: The part consists of the episodes whose random number, drawn from ``[0, 1)``, is at least ``low`` and
+            below ``high``.
         seed: Seed of the random numbers.
         by: "episode", or a column: one number is drawn for each value of that column.
     """
@@ -435,11 +438,12 @@ _LOOKED_AT = 64
 
 
 class ChosenSegment(SegmentView):
-    """A selection of stretches of another segment's rows, in that segment's order, without a copy.
+    """A selection of ranges of another segment's rows, in the order of that segment, without a copy.
 
     Args:
         whole: The other segment.
-        firsts, sizes: The first row of each stretch in that segment, and its number of rows, from 1: int64 ``[n]``.
+        firsts, sizes: The first row of each range in the other segment, and the size of each range in rows, at least 1:
+            int64 ``[n]``.
     """
 
     def __init__(self, whole: Segment, firsts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> None:
@@ -448,7 +452,7 @@ class ChosenSegment(SegmentView):
 
     @memo
     def indices(self) -> pa.Table | None:
-        """The row number in the table of each selected row, int64."""
+        """The index in the table of each selected row, int64."""
         return pa.table({"indices": self.row_numbers(np.arange(self.num_rows))})
 
     @memo
@@ -461,7 +465,7 @@ class ChosenSegment(SegmentView):
 
     @memo
     def runs(self) -> Stretches | None:
-        """The selected stretches, cut at chunk boundaries; None if stretches are so short that row numbers need less
+        """The selected ranges, cut at chunk boundaries; None if the ranges are so short that row indices need less
         memory.
         """
         whole = self.whole.runs if self.whole.has_indices else Stretches(self.whole.chunk_starts)
@@ -471,15 +475,18 @@ class ChosenSegment(SegmentView):
         return Stretches(np.concatenate([[0], np.cumsum(size)]), *whole.located(stretch, row), whole.longest)
 
     def row_numbers(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the table's row for each of the segment's ``rows`` (int64 ``[n]``)."""
+        """Return the row index in the table for each of ``rows``, which are row indices in this segment (int64
+        ``[n]``).
+        """
         stretch = self.begins.searchsorted(rows, side="right") - 1
         return self.whole.row_numbers(self.firsts[stretch] + rows - self.begins[stretch])
 
     def begins_as(self, other: Segment) -> bool:
-        """Return whether one of two selections begins with the rows of the other; the last common stretch may differ in
-        length.
+        """Return whether one of two selections begins with all rows of the other; the last common range may differ in
+        size.
 
-        Example: (0, 5), (9, 3) begins as (0, 5), (9, 1), and as (0, 5), (9, 3), (20, 4); not as (0, 4), (9, 3).
+        Example with ranges as pairs (first row, size): for (0, 5), (9, 3), the result is True with (0, 5), (9, 1) and
+        with (0, 5), (9, 3), (20, 4), and False with (0, 4), (9, 3).
         """
         if self is other or not isinstance(other, ChosenSegment):
             return self is other
@@ -530,15 +537,15 @@ class ChosenSegment(SegmentView):
 
 
 class ChosenSnapshot(Snapshot):
-    """Selected episodes of another snapshot, in their order.
+    """A snapshot of selected episodes of another snapshot, in the order of the other snapshot.
 
     Args:
-        segments: The segments that hold exactly these rows.
+        segments: The segments, which hold exactly the selected rows.
         config, budget, store_rows: See ``Snapshot``.
         starts: The first rows of the episodes, int64 ``[n]``, ascending, 0 first.
-        root: The fingerprint of the rows from which the episodes were selected: all rows of a store.
-        of_root: The first row of each selected episode among the rows of ``root``, int64 ``[n]``, also after repeated
-            selections.
+        root: The fingerprint of all rows of the store from which the episodes were selected.
+        of_root: The first row of each selected episode, as an index of a row of the store, int64 ``[n]``. After
+            repeated selections, these are still row indices of the store.
     """
 
     def __init__(
@@ -556,8 +563,8 @@ class ChosenSnapshot(Snapshot):
         self.root, self.of_root = root, of_root
 
     def of_rows(self, rows: Any) -> Snapshot:
-        """Return this snapshot; raises ConfigError if ``rows`` is not the number of store rows that it was selected
-        from.
+        """Return this snapshot; raises ConfigError if ``rows`` is not the number of store rows from which this snapshot
+        was selected.
         """
         if rows != self.store_rows:
             raise ConfigError(

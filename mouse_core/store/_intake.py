@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from mouse_core.metadata import DatasetMetadata
 
 REFUSALS = (ValueError, TypeError, OverflowError, pa.ArrowException)
-"""Errors that building a column from a value may raise."""
+"""Errors that may be raised when a column is created from a value."""
 
 
 class StoreSchema:
-    """The arguments of a store, and the columns and metadata of its rows so far.
+    """The arguments of a store, and the columns and metadata of the store's present rows.
 
     Args:
         fields, alignment, image_roots, spec, columns: See ``DatasetStore``.
@@ -73,7 +73,7 @@ class StoreSchema:
         return SnapshotConfig(dict(self.fields), types, self.dims, self.alignment, layout=self.said.layout or "mouse")
 
     def columns(self) -> dict[str, pa.DataType]:
-        """Return the Arrow types of the columns; in an empty store, of the declared columns."""
+        """Return the Arrow types of the columns; an empty store has only the declared columns."""
         return dict(self.arrow_types) or {name: one.type for name, one in self.declared.items()}
 
     def metadata(self) -> DatasetMetadata:
@@ -89,7 +89,8 @@ class StoreSchema:
 
         Args:
             segments: The segments.
-            said: The name in messages and the metadata of each segment; without segments, of the store.
+            said: The name for messages, and the metadata, of each segment; if there are no segments, one pair for the
+                store.
 
         Raises:
             MissingFieldError: A required column is missing.
@@ -104,7 +105,9 @@ class StoreSchema:
         return merged
 
     def _adopt(self, said: Sequence[tuple[str, DatasetMetadata]]) -> None:
-        """Check the metadata of datasets; they set the options that the store's arguments leave open."""
+        """Check the metadata of datasets, and take from the metadata the options that the store's arguments do not
+        set.
+        """
         from mouse_core.metadata import joined
 
         told = {field.name: field for field in self.told.fields}
@@ -138,7 +141,7 @@ class StoreSchema:
             self._check_width(column, data_type, " in the rows before")
 
     def _untold_dim(self, name: str, label: str, metadata: DatasetMetadata) -> int | None:
-        """Return a dimension from a dataset's metadata; None if it is an argument of the store."""
+        """Return a dimension from a dataset's metadata; None if an argument of the store sets this dimension."""
         told, found = getattr(self.told, name), getattr(metadata, name)
         if told is not None and found is not None and told < found:
             raise SchemaError(f"{name}: expected at least {found}, as {_called(label, metadata)} states, found {told}")
@@ -242,7 +245,7 @@ class StoreSchema:
             raise SchemaError(f"append: expected columns {known}, found also {unknown}")
 
     def tail_columns(self, row: Mapping[str, Any], spec: Mapping[str, FieldSpec], at: int) -> dict[str, TailColumn]:
-        """Return columns for appended rows; the first appended row is ``row``, and its number is ``at``.
+        """Return columns for appended rows. ``row`` is the first appended row, and ``at`` is the index of this row.
 
         Raises:
             DataError: A column or field cannot hold its value.
@@ -279,7 +282,9 @@ class StoreSchema:
         return f"; the field {field.name!r} reads this column: give other values another name, such as '{name}_values'"
 
     def _with_domain(self, name: str, column: TailColumn) -> TailColumn:
-        """Return the column with a check of its values: values of its spec, and with alignment "arrived" also zeros."""
+        """Return the column with a check that allows only values of the column's spec. With alignment "arrived", zeros
+        are also allowed.
+        """
         spec, field = self.spec[name], self.by_column.get(name)
         from mouse_core.columns.appended import holds
 
@@ -333,7 +338,9 @@ class StoreSchema:
 
 
 def _called(label: str, metadata: DatasetMetadata) -> str:
-    """Return the name of rows for a message, with their environments: differing environments are the usual cause."""
+    """Return the name of rows for a message about contradicting rows. The name includes the environments of the rows,
+    because differing environments are the usual cause.
+    """
     more = ", ..." if len(metadata.environments) > 3 else ""
     return label + (f" ({', '.join(metadata.environments[:3])}{more})" if metadata.environments else "")
 
@@ -385,7 +392,8 @@ def _in_words(found: Iterable[object], columns: Iterable[str] | None = None) -> 
 
 
 class StoreBackend:
-    """The rows of a store, in memory or remote: segments, and the open extent for appended rows. Subclasses add files.
+    """The rows of a store: segments, and the open extent for appended rows. This class keeps rows in memory; subclasses
+    have rows in files or at a remote address.
 
     Args:
         schema: The store's schema; the first row adds its columns.
@@ -432,11 +440,11 @@ class StoreBackend:
         return self._cleared + self.count
 
     def seen(self) -> Self:
-        """Return the backend with the rows that another process has written since."""
+        """Return the backend, updated with the rows that another process has written since the last call."""
         return self
 
     def shown(self) -> list[Segment]:
-        """The segments of complete rows, as snapshots use them."""
+        """The segments that snapshots use; the segments hold only complete rows."""
         return self.segments
 
     def snapshot(self) -> Snapshot:
@@ -457,7 +465,7 @@ class StoreBackend:
 
         Args:
             segments: The segments.
-            said: The name in messages and the metadata of each segment.
+            said: The name for messages, and the metadata, of each segment.
         """
         with self.lock:
             self.check_open()
@@ -468,8 +476,8 @@ class StoreBackend:
             self.count += sum(segment.num_rows for segment in segments)
 
     def check_first(self, columns: Mapping[str, Any], metadata: DatasetMetadata) -> None:
-        """Raise the errors that ``take`` and ``extend`` would raise for first rows with ``metadata``, without a
-        change.
+        """Raise the errors that ``take`` and ``extend`` would raise if the store's first rows had ``metadata``; the
+        store is not changed.
         """
         trial = StoreBackend(self.schema, self.budget)
         trial.take([], [("the episode", metadata)])
@@ -511,7 +519,7 @@ class StoreBackend:
         return 0 if self._extent is None else self._extent.count
 
     def open_segment(self) -> Segment | None:
-        """A segment of the rows that the open extent has now; later rows are not in it."""
+        """A segment of the rows that the open extent has now; the segment never includes later rows."""
         if self._extent is None or not self._extent.count:
             return None
         return Segment.of_extent(self._extent, self.schema.image_roots)
@@ -609,8 +617,8 @@ class StoreBackend:
         return prepared
 
     def _extent_for(self, row: Mapping[str, Any], coming: int = 0) -> Extent:
-        """Return the extent for ``row``: the open extent, or a new extent, which becomes the open extent when it holds
-        the row.
+        """Return the extent for ``row``: the open extent, or a new extent. The new extent becomes the open extent when
+        the row has been written.
         """
         if self._extent is None or row.keys() != self._extent.columns.keys():
             self.schema.check_names(row)
@@ -625,11 +633,13 @@ class StoreBackend:
         return Extent.allocate(columns, before, coming)
 
     def _has_room(self, extent: Extent, coming: int) -> bool:
-        """Return whether an extent has room for the first of ``coming`` rows."""
+        """Return whether an extent has room for at least the first of the next ``coming`` rows."""
         return extent.count < extent.rows
 
     def _learn(self, extent: Extent, row: Mapping[str, Any]) -> bool:
-        """Retry a row whose column was null in all earlier rows; return whether the row was added."""
+        """Set the type of a column that was null in all earlier rows, and try to add the row again; return whether the
+        row was added.
+        """
         learnt = self._relearnt(extent, row)
         if learnt is None:
             return False

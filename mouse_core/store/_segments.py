@@ -32,17 +32,20 @@ _SHORTEST_RUNS, _MOST_RUNS = 4, 1 << 21
 
 
 def are_too_short(runs: int, rows: int) -> bool:
-    """Return whether ``runs`` runs of ``rows`` rows in total are too short or too many to be stored as runs."""
+    """Return whether runs are too short or too many to be stored as runs, for ``runs`` runs with a total of ``rows``
+    rows.
+    """
     return runs > _MOST_RUNS or _SHORTEST_RUNS * runs > rows + _LOOKED_AT
 
 
 def runs_of(numbers: pa.ChunkedArray, rows: int, chunk_starts: npt.NDArray[np.int64]) -> Stretches | None:
-    """Return row numbers as runs of consecutive numbers, each in one chunk; None if the runs are too short or too many.
+    """Return row indices as runs of consecutive indices, each within one chunk; None if the runs are too short or too
+    many.
 
     Args:
-        numbers: Row numbers in a table of ``rows`` rows.
+        numbers: Row indices in a table of ``rows`` rows.
         rows: The number of rows of the table.
-        chunk_starts: The first row of every chunk of the table, and the end.
+        chunk_starts: The first row of every chunk of the table, and the number of rows.
     """
     try:
         numbers.validate()
@@ -71,7 +74,7 @@ def first_picked(column: pa.ChunkedArray, numbers: pa.ChunkedArray) -> int | Non
     """Return the first of the picked rows of a column whose value is not null; None if all are null.
 
     Raises:
-        DataError: Row numbers cannot be read.
+        DataError: The row indices cannot be read.
     """
     if not column.null_count:
         return 0
@@ -92,7 +95,7 @@ class Segment:
 
     Args:
         table: The steps.
-        indices: Row numbers in ``table`` (one uint64 column), as ``datasets`` stores them after a shuffle or a filter.
+        indices: Row indices in ``table`` (one uint64 column), as ``datasets`` stores them after a shuffle or a filter.
         origin: The ``datasets.Dataset`` of the table, if any. A pickled segment contains the dataset instead of the
             table; a dataset on disk is pickled as a path.
         image_roots: Additional folders for images that rows name by path; the dataset's own folder is always allowed.
@@ -130,9 +133,9 @@ class Segment:
 
     @classmethod
     def of_extent(cls, extent: Extent, image_roots: tuple[str, ...]) -> Segment:
-        """Return the rows that an extent has now as a segment of one chunk; later rows are not in it.
+        """Return a segment of one chunk with the rows that an extent has now; the segment never includes later rows.
 
-        Columns and table are created on first use, because few segments are sampled.
+        The columns and the table are created on first use, because most segments are never sampled.
         """
         segment = cls.__new__(cls)
         segment._named_roots = image_roots
@@ -153,7 +156,7 @@ class Segment:
 
     @memo
     def indices(self) -> pa.Table | None:
-        """Row numbers in the table; None if the segment has all rows of the table in their order."""
+        """Row indices in the table; None if the segment has all rows of the table in the order of the table."""
         return None
 
     @memo
@@ -184,7 +187,7 @@ class Segment:
 
     @memo
     def image_roots(self) -> tuple[str, ...]:
-        """Folders (absolute, without links) for images that rows name by path."""
+        """Folders for images that rows name by path: absolute paths without symbolic links."""
         from mouse_core.images.files import dataset_folders
 
         return (*dataset_folders(self.origin), *self._named_roots)
@@ -266,8 +269,8 @@ class Segment:
 
     @memo
     def runs(self) -> Stretches | None:
-        """Runs of consecutive row numbers, as after a filter, each in one chunk. None without row numbers, or if the
-        runs are too short or too many.
+        """Runs of consecutive row indices, each within one chunk, as a filter produces them. None if the segment has no
+        row indices, or if the runs are too short or too many.
         """
         if self.indices is None:
             return None
@@ -275,8 +278,8 @@ class Segment:
         return runs_of(self.indices.column(0), self.table.num_rows, self.chunk_starts)
 
     def row_numbers(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the table's row for each of the segment's ``rows`` (int64 ``[n]``); only for segments with row
-        numbers.
+        """Return the row index in the table for each of ``rows``, which are row indices in this segment (int64
+        ``[n]``). Only for segments that have ``indices``.
         """
         if self._indices_column is None:
             return rows
@@ -362,7 +365,9 @@ class Segment:
         return self.table.slice(row, count)
 
     def _listed(self, row: int, count: int) -> list[int]:
-        """Return the table's row numbers of ``count`` consecutive rows, which may be in any order."""
+        """Return the row indices in the table of ``count`` consecutive rows of the segment; the returned indices may be
+        in any order.
+        """
         assert self.indices is not None
         listed: list[int] = self.indices.column(0).slice(row, count).to_pylist()
         return listed
@@ -378,11 +383,11 @@ class FileSegment(Segment):
 
     Args:
         schema: The columns.
-        chunk_starts: The first row of each chunk, and the end, int64 ``[chunks + 1]``.
+        chunk_starts: The first row of each chunk, and the number of rows, int64 ``[chunks + 1]``.
         image_roots: Folders for images and videos that rows name by path.
         place: See ``Segment``.
         appended: Whether the rows were appended to a store; otherwise they come from a dataset.
-        load: Number of the dataset of the rows; see ``store.disk.folder.Sealed``.
+        load: Identifier of the dataset that the rows come from; see ``store.disk.folder.Sealed``.
     """
 
     def __init__(
@@ -411,7 +416,7 @@ class FileSegment(Segment):
         return dict(zip(self._schema.names, self._schema.types, strict=True))
 
     def part(self, name: str) -> ColumnPart:
-        """See ``Segment``; the use of a chunk opens its file or reads the file's head."""
+        """See ``Segment``. A chunk's file is opened, or the head of the file is read, when the chunk is first used."""
         if name not in self._parts and name in self.types and (part := self._file_part(name)) is not None:
             return self._parts.setdefault(name, part)
         return super().part(name)
@@ -464,7 +469,9 @@ def _chunk_starts(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
 
 
 def growth_of(before: Sequence[Segment], after: Sequence[Segment]) -> Growth | None:
-    """Return the rows that were appended between two lists of segments; None if the lists also differ otherwise."""
+    """Return the rows that were appended between two lists of segments; None if the lists differ in more than appended
+    rows.
+    """
     kept = _same(before, after)
     appended = after[kept:]
     # New datasets may change the shapes of rows, and many files add many chunks.
@@ -539,7 +546,7 @@ def _plain_type(data_type: pa.DataType) -> pa.DataType:
 
 
 def blocks(begin: int, end: int) -> Iterator[tuple[int, int]]:
-    """Cut the rows ``begin .. end - 1`` into blocks; yield the first row of each block, and the row after its last
+    """Cut the rows ``begin .. end - 1`` into blocks; yield, for each block, the first row and the row after the last
     row.
     """
     return ((at, min(at + BLOCK, end)) for at in range(begin, end, BLOCK))

@@ -55,12 +55,12 @@ def discounted_sums(values: Floats, lengths: npt.NDArray[np.int64], discount: fl
     follow the same recursion over the pieces' first rows, with a discount of 32 steps, and are computed in the same
     way.
 
-    Example: pieces of 2 rows, values 1, 2, 4, 8, 16 of one episode, a discount of 0.5. The pieces 1 2 | 4 8 | 16 give
-    2 2 | 8 8 | 16. Their first rows 2, 8, 16 with a discount of 0.25 give 5, 12, 16. The sum after the first piece is
-    12: a quarter of 12 is added to its first row and a half to its second. The sum after the second piece is 16. The
-    result is 5 8 | 12 16 | 16.
+    Example: pieces of 2 rows, values 1, 2, 4, 8, 16 of one episode, a discount of 0.5. The pieces 1 2 | 4 8 | 16 give 2
+    2 | 8 8 | 16. Their first rows 2, 8, 16 with a discount of 0.25 give 5, 12, 16. The sum after the first piece is 12:
+    a quarter of 12 is added to the first row of the first piece, and half of 12 to the second row. The sum after the
+    second piece is 16. The result is 5 8 | 12 16 | 16.
 
-    The result of an episode does not depend on the other episodes, bit for bit. The time is about that of
+    The result of an episode does not depend on the other episodes, bit for bit. The computation takes about as long as
     ``numpy.cumsum``.
 
     Args:
@@ -106,16 +106,16 @@ def sums_of_next(values: Floats, behind: npt.NDArray[np.int64], n: int, discount
     """Return the sum of ``discount**k * values[t + k]`` over the next ``n`` rows, ``k`` from 0, within each episode.
 
     Sums of 2 rows are computed from sums of 1 row, sums of 4 rows from sums of 2 rows, and so on; the sum of 5 rows is
-    the sum of 1 row plus the sum of the next 4. So 1,000 rows take 10 steps, and nothing is subtracted: values after
-    the next ``n`` rows have no effect, even infinite values.
+    the sum of 1 row plus the sum of the next 4. So sums of 1,000 rows take 10 steps. No value is subtracted, so values
+    after the next ``n`` rows have no effect, even if they are infinite.
 
-    Example: values 1, 2, 4, 8, 16 of one episode, 3 rows, a discount of 1. Sums of 2 rows are 3, 6, 12, 24, 16. Sums of
-    3 rows are 1 + 6, 2 + 12, 4 + 24, 8 + 16, 16.
+    Example: values 1, 2, 4, 8, 16 of one episode, ``n`` of 3, a discount of 1. Sums of 2 rows are 3, 6, 12, 24, 16.
+    Sums of 3 rows are 1 + 6, 2 + 12, 4 + 24, 8 + 16, 16.
 
     Args:
         values: float64 ``[n]``, episode after episode.
-        behind: Number of later rows of the same episode for each row, int64 ``[n]``.
-        n: Number of rows, at least 1.
+        behind: For each row, how many later rows its episode has, int64 ``[n]``.
+        n: How many rows each sum covers, at least 1.
         discount: The discount per step.
 
     Returns:
@@ -158,15 +158,16 @@ _LENGTH = 4096
 class Derivation(Protocol):
     """The computation of a derived field from other fields: a pure function of whole episodes.
 
-    Fingerprints contain the derivation's ``repr``, such as the ``repr`` of a frozen dataclass. Without a ``repr``, or
-    if it abbreviates arrays, fingerprints contain the class and its attributes. The values of an episode must not
-    depend on other episodes: ``compute`` gets a few episodes at a time, and when a store grows, only episodes that may
-    have changed are computed again. If the field belongs to transitions, like ``done``, the attribute ``transition`` is
-    True; ``windows=`` of sources uses it.
+    Fingerprints contain the derivation's ``repr``, such as the ``repr`` of a frozen dataclass. If the class defines no
+    ``repr``, or if the ``repr`` abbreviates arrays, fingerprints contain the class and its attributes. The values of an
+    episode must not depend on other episodes: ``compute`` gets a few episodes at a time, and when a store grows, only
+    episodes that may have changed are computed again. If the field belongs to transitions, like ``done``, the attribute
+    ``transition`` is True; sources use this attribute for their argument ``windows``.
     """
 
     def spec(self, name: str, rows: Spec) -> FieldSpec:
-        """Return the spec of the field: its delivered dtype, its kept dtype (``stored_dtype``) and the shape of a step.
+        """Return the spec of the field: the dtype in batches, the dtype in memory (``stored_dtype``) and the shape of a
+        step.
 
         Args:
             name: The name of the field.
@@ -189,7 +190,7 @@ class EpisodeRows:
 
     Args:
         snapshot: The snapshot from which values are read.
-        begin: Number of the first row in the snapshot.
+        begin: Index in the snapshot of the first row.
         lengths: Number of rows of each episode, int64 ``[e]``.
     """
 
@@ -241,7 +242,9 @@ class EpisodeRows:
         return self.done_is("terminal")[self.last_rows]
 
     def done_is(self, word: str) -> npt.NDArray[np.bool_]:
-        """Return whether each row's ``done`` code has a label with a word such as "terminal", bool ``[n]``."""
+        """Return, for each row, whether the label of the row's ``done`` code contains a word such as "terminal", bool
+        ``[n]``.
+        """
         codes = codes_called(self._snapshot.config.fields["done"], word) or _CODES[word]
         done = self.values("done")
         return done == codes[0] if len(codes) == 1 else np.isin(done, codes)
@@ -373,9 +376,10 @@ class Return:
 
     ``G[t] = r + discount * G[t + 1]``, where ``r`` is the reward of the transition that leaves observation t, up to the
     end of its episode; 0 if no transition leaves the observation (Sutton and Barto, "Reinforcement learning", 2nd
-    edition, section 3.3). With a discount of 1, it is the return-to-go of D4RL's evaluations and decision transformers.
-    Sums are computed in float64. In an unfinished episode, the sum runs over the existing rows. Vector rewards give
-    vectors. With a field ``agent_done``, the sum of an agent ends where the agent ends.
+    edition, section 3.3). With a discount of 1, the sum is the return-to-go of D4RL's evaluations and of decision
+    transformers. Sums are computed in float64. In an unfinished episode, the sum runs over the existing rows. If
+    rewards are vectors, the sums are vectors. If the store has the field ``agent_done``, an agent's sum contains no
+    rewards after the end of that agent.
 
     Args:
         discount: The discount per step, in ``[0, 1]``.
@@ -419,8 +423,8 @@ def _steps_taken(rows: EpisodeRows, n: int) -> Array:
 class NStepReturn:
     """The discounted sum of the next ``n`` rewards, float32; with a bootstrap value added, it is an n-step target.
 
-    ``G[t] = sum(discount**k * r[t + k] for k in range(m))``, with ``r`` as in ``Return``, and ``m`` steps: ``n``, or
-    fewer if the episode ends earlier. The target is ``G[t] + d[t] * V(observation t + m)``, where ``d`` is
+    ``G[t] = sum(discount**k * r[t + k] for k in range(m))``, where ``r`` is defined as in ``Return``, and ``m`` is
+    ``n``, or less if the episode ends earlier. The target is ``G[t] + d[t] * V(observation t + m)``, where ``d`` is
     ``NStepDiscount(n, discount)``; the bootstrap observation is ``n`` rows later, or the last row of the episode
     (Sutton and Barto, section 7.1; Pardo et al., "Time limits in reinforcement learning", ICML 2018).
 
@@ -464,9 +468,9 @@ class NStepReturn:
 class NStepDiscount:
     """The discount of the bootstrap value ``n`` steps later, float32: ``discount**m``, or 0 after termination.
 
-    See ``NStepReturn`` for ``m``. The factor is 0 if the episode terminates within these steps. In a truncated or
-    interrupted episode, the value of its last observation is the bootstrap value. With ``n`` 1 and ``discount`` 1, the
-    factor is the mask ``1 - terminated``.
+    See ``NStepReturn`` for ``m``. The factor is 0 if the episode terminates within these ``m`` steps. In a truncated or
+    interrupted episode, the bootstrap value is the value of the episode's last observation. With ``n`` 1 and
+    ``discount`` 1, the factor is the mask ``1 - terminated``.
 
     Args:
         n: Steps, at least 1.
@@ -516,8 +520,8 @@ class TimeFromStart:
 class TimeToEnd:
     """The number of transitions after a row's observation in its episode, int64.
 
-    The last row of an episode has 0 with alignment "arrived", and 1 with "outgoing". In an unfinished episode, the
-    existing rows count.
+    The last row of an episode has 0 with alignment "arrived", and 1 with "outgoing". In an unfinished episode, only the
+    present rows are counted.
     """
 
     def spec(self, name: str, rows: Spec) -> FieldSpec:
@@ -572,7 +576,9 @@ class IsFirst:
 
 @dataclass(frozen=True)
 class IsLast:
-    """Whether a row is the last of its episode, bool; in an unfinished episode, the last present row."""
+    """Whether a row is the last of its episode, bool. In an unfinished episode, the last present row counts as the last
+    row.
+    """
 
     def spec(self, name: str, rows: Spec) -> FieldSpec:
         """Return a spec of bool, stored as uint8."""
@@ -591,7 +597,9 @@ def _marked(rows: EpisodeRows, which: npt.NDArray[np.int64]) -> Array:
 
 @dataclass(frozen=True)
 class Terminated:
-    """Whether a transition ended its episode in a terminal state, bool, in the row with the transition's ``done``."""
+    """Whether a transition ended its episode in a terminal state, bool. The flag is in the same row as the transition's
+    ``done``.
+    """
 
     transition: ClassVar[bool] = True
 
@@ -607,7 +615,9 @@ class Terminated:
 
 @dataclass(frozen=True)
 class Truncated:
-    """Whether an episode was truncated after a transition, bool, in the row with the transition's ``done``."""
+    """Whether an episode was truncated after a transition, bool. The flag is in the same row as the transition's
+    ``done``.
+    """
 
     transition: ClassVar[bool] = True
 
@@ -626,7 +636,7 @@ class DerivedSegment(SegmentView):
 
     Args:
         segment: The underlying segment.
-        number: The number of the segment in the snapshot.
+        number: The index of the segment in the snapshot.
         derived: The Arrow types of the derived columns, by name.
         values: Returns the values of a derived column for the rows of a segment's table, ``[rows, *shape]``.
     """
@@ -669,7 +679,9 @@ class DerivedSegment(SegmentView):
         return {**self.whole.types, **self._derived}
 
     def part(self, name: str) -> ColumnPart:
-        """Return one column; for a recorded column the segment's part, which caches properties of its chunks."""
+        """Return one column. A recorded column is the column of the underlying segment, which caches properties of its
+        chunks.
+        """
         if name not in self._derived:
             return self.whole.part(name)
         if name not in self._parts:
@@ -681,7 +693,7 @@ class DerivedSegment(SegmentView):
         return pa.chunked_array([to_arrow(self._values(name, self._number))])
 
     def first_value(self, name: str, rows: int) -> tuple[int, Any] | None:
-        """See ``Segment``; for a derived column the first row, without computing the column."""
+        """See ``Segment``. For a derived column, the first row is returned without computing the column."""
         if name not in self._derived:
             return self.whole.first_value(name, rows)
         return (0, 0) if rows > 0 else None
@@ -868,7 +880,7 @@ class DerivedColumns:
         """Return the derived columns of a later snapshot of the same store; values of common rows are reused.
 
         Episodes that are complete in both snapshots are not computed again. The episode at the end of the common rows
-        may continue in the later snapshot, so it is computed again.
+        is computed again, because it may continue in the later snapshot.
         """
         later = DerivedColumns(base, self.derivations, path=self.path)
         with self._lock:
@@ -1016,18 +1028,18 @@ class DerivedStore(Store):
 
     Every loader delivers derived fields like other fields. A derived field is computed once per snapshot, when it is
     first read, and kept in memory, in 4 bytes a row for most fields. Rows that are added later appear in the next
-    snapshot: only there may the values of an unfinished episode change. If all rows come from datasets, a pickled store
-    contains no derived values: another process computes them again, or maps them from ``path``.
+    snapshot, which may have other values for an episode that was unfinished. If all rows come from datasets, a pickled
+    store contains no derived values: another process computes them again, or maps them from ``path``.
 
     Args:
         store: Any store.
         fields: The derivations of the fields by name, such as ``{"returns_to_go": Return()}``. Derivations read the
-            fields of ``store``, not each other; to derive from a derived field, wrap this store in another
+            fields of ``store``, not other derived fields; to derive from a derived field, wrap this store in another
             ``DerivedStore``.
-        path: A folder for derived values, one file for each field, which later processes map. A file contains its
-            derivation and the digests of the fields that the derivation reads, and is replaced if these differ; the
-            comparison reads all values of those fields. Used only if all rows come from datasets. None: values stay in
-            memory.
+        path: A folder for derived values, with one file for each field, which later processes map. The file also
+            contains the derivation and the digests of the fields that the derivation reads. The file is replaced if the
+            derivation or a digest differs; computing the digests reads all values of these fields. The folder is used
+            only if all rows come from datasets. None: values stay in memory.
 
     Raises:
         StorageError: When a field is first read: derived values cannot be written.

@@ -150,7 +150,7 @@ def check_flags(columns: Mapping[str, Any] | pa.RecordBatch, done: str, label: C
     """Raise DataError if done codes contradict the flags in the same rows.
 
     Args:
-        columns: The columns of the done codes and the flags; columns of other values than numbers are ignored here.
+        columns: The columns of the done codes and the flags; columns that do not hold numbers are ignored.
         done: The column of done codes.
         label: Returns the name of a row in the message, by its position.
     """
@@ -174,7 +174,9 @@ def check_flags(columns: Mapping[str, Any] | pa.RecordBatch, done: str, label: C
 
 
 def check_flags_of(segment: Segment, done: str, label: str) -> None:
-    """Check a dataset like ``check_flags``: the first rows, and with boolean flags also all rows with a set flag."""
+    """Check a dataset like ``check_flags``: the first rows, and if flags are boolean, also every row in which a flag is
+    set.
+    """
     names = segment.table.schema.names
     flags = flags_in(names)
     if flags is None or done not in names:

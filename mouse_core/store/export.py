@@ -149,8 +149,8 @@ def _feature_from_type(snapshot: Snapshot, name: str, data_type: pa.DataType) ->
 
 
 def _with_features(segment: Segment, features: Any) -> Any:
-    """Return a segment as a dataset of exactly the given features: columns are cast, and missing columns filled with
-    nulls.
+    """Return a segment as a dataset of exactly the given features: columns are cast, and missing columns are filled
+    with nulls.
     """
     import datasets
     from datasets.table import InMemoryTable, cast_table_to_features

@@ -32,7 +32,7 @@ class SnapshotConfig:
     Args:
         fields: The fields by name.
         types: The columns' types by name.
-        dims: The configured dimensions, by ``spec.DIMS``.
+        dims: The configured dimensions, by their names in ``spec.DIMS``.
         alignment: "arrived" or "outgoing".
         made: The derivations of derived columns, by name.
         layout: How columns are delivered: "mouse" or "stored".
@@ -138,8 +138,8 @@ def array_type(dtype: npt.DTypeLike, shape: Sequence[int]) -> pa.DataType:
 def _mouse_columns(config: SnapshotConfig) -> dict[str, str | None]:
     """Return the columns that the layout "mouse" reads for its observation fields, in rows that were added as episodes.
 
-    Such rows have columns ``observation`` or ``observation.<key>``. A field reads the column of its kind if only one
-    exists. None: no column fits, and the field's default column is of another kind.
+    Such rows have columns ``observation`` or ``observation.<key>``. A field reads a column of its kind if exactly one
+    such column exists. None: no column fits, and the field's default column is of another kind.
     """
     images = {field.column for field in config.fields.values() if field.image}
     found: dict[str, list[str]] = {"obs_continuous": [], "obs_discrete": [], "obs_image": []}
@@ -147,7 +147,7 @@ def _mouse_columns(config: SnapshotConfig) -> dict[str, str | None]:
         if name != "observation" and not name.startswith("observation."):
             continue
         if name in images or (kind.kind == "list" and kind.depth == 2 and kind.dtype == np.uint8):
-            found["obs_image"].append(name)  # pictures [H, W, C] or [H, W]
+            found["obs_image"].append(name)  # images [H, W, C] or [H, W]
         elif kind.kind == "scalar" and kind.dtype.kind in "iu":
             found["obs_discrete"].append(name)
         elif kind.kind == "scalar" or (kind.kind == "list" and kind.depth == 1):
@@ -166,7 +166,7 @@ class FieldReader:
         column: The column that the field reads.
         bounds: Lowest and highest allowed value; None: values need no check.
         highest: The largest allowed value of a column of unsigned integers; None: values need no check.
-        holds_fills: Whether the column's dtype can hold the values that replace nulls and pad short rows.
+        holds_fills: Whether the column's dtype can represent the values that replace nulls and pad short rows.
     """
 
     field: Field
@@ -189,7 +189,7 @@ class FieldReader:
         return [spec.name, column, spec.shape, spec.image_shape, repr(self.field.fill), repr(self.field.pad)]
 
     def check_fills(self, dtype: np.dtype[Any]) -> None:
-        """Raise ConfigError if ``dtype`` cannot hold the values that replace nulls and pad short rows."""
+        """Raise ConfigError if ``dtype`` cannot represent the values that replace nulls and pad short rows."""
         for option in ("fill", "pad"):
             value = getattr(self.field, option)
             if value is not None and not _representable(value, dtype):

@@ -64,12 +64,13 @@ def episode_starts(
 
     An episode begins after a row whose ``done`` ends an episode. If times are known, an episode also begins at a row
     whose time is 0 or not larger than the time of the previous row, so an interrupted episode ends where the next
-    episode begins. A separately loaded dataset also begins an episode, and so does the row after it, unless the time
-    continues. If rows have neither ``done`` nor ``time``, such as prompts and pictures, each row is an episode.
+    episode begins. An episode also begins at the first row of a separately loaded dataset, and at the first row after
+    the dataset, unless the time continues. If rows have neither ``done`` nor ``time``, such as prompts and images, each
+    row is an episode.
 
     Args:
         segments: The segments that hold the rows.
-        rows: Number of leading rows that count.
+        rows: Number of leading rows to use.
         fields: Names of the existing fields; only ``done`` and ``time`` are used.
         read: Returns the values of a field in windows of a given length that begin at given rows, concatenated.
         alive: The codes of ``done`` that do not end an episode.
@@ -154,8 +155,9 @@ class Snapshot:
         config: The configuration of the store.
         num_rows: Number of leading rows of the segments that belong to the snapshot; None: all.
         budget: The memory limit for dense copies.
-        store_rows: The argument with which ``Store.snapshot`` returns this snapshot again, saved in a loader's state:
-            the number of store rows, of which the snapshot may be a selection. None: ``num_rows``.
+        store_rows: The number of store rows from which this snapshot was taken; the snapshot of a view selects some of
+            these rows. A loader's state contains this number, and ``Store.snapshot(store_rows)`` returns the snapshot
+            again. None: ``num_rows``.
 
     Raises:
         ConfigError: The store has fewer rows.
@@ -309,7 +311,9 @@ class Snapshot:
 
     @property
     def metadata(self) -> DatasetMetadata:
-        """The metadata of a snapshot. The alignment is None for "arrived", which may only be assumed."""
+        """The metadata of a snapshot. If the alignment is "arrived", the metadata contain None, because "arrived" may
+        only be assumed.
+        """
         from mouse_core.metadata import DatasetMetadata
 
         return DatasetMetadata("outgoing" if self.alignment == "outgoing" else None)
@@ -346,7 +350,9 @@ class Snapshot:
         }
 
     def unseen_joins(self) -> list[int]:
-        """The rows at which an episode begins only because a dataset was loaded separately; no column shows it."""
+        """The rows at which an episode begins only because a dataset was loaded separately; no column marks these
+        rows.
+        """
         return [row for row, joined in self.recording_starts.items() if shows_no_join(*joined, self.config)]
 
     def stretch_starts(self, column: str) -> npt.NDArray[np.int64]:
@@ -419,7 +425,7 @@ class Snapshot:
         """Return stored rows as lists of Python values by column; None where a row's segment lacks the column.
 
         Args:
-            numbers: Row numbers in ``0..num_rows - 1``, in any order. Consecutive rows are read together.
+            numbers: Row indices in ``0..num_rows - 1``, in any order. Consecutive rows are read together.
             columns: Names of the columns to read; by default all columns of any of the rows.
         """
         found: dict[str, list[Any]] = {}
@@ -454,7 +460,7 @@ class Snapshot:
 
     @memo
     def has_row_numbers(self) -> bool:
-        """Whether some rows are located individually through row numbers, as after a shuffle."""
+        """Whether some rows are located individually through row indices, as after a shuffle."""
         return any(segment.has_indices and segment.runs is None for segment in self.segments)
 
     @memo
@@ -467,14 +473,14 @@ class Snapshot:
         return Stretches(np.concatenate([*parts, self._physical_starts[-1:]]).astype(np.int64, copy=False))
 
     def pieces_of(self, length: int) -> int:
-        """Return the approximate number of contiguous pieces of a window of ``length`` rows, without cuts at the ends
-        of long chunks.
+        """Return the approximate number of contiguous pieces of a window of ``length`` rows. Cuts at the ends of long
+        chunks are not counted.
         """
         return 1 + length * len(self._stretches) // max(self.num_rows, 1)
 
     @memo
     def _stretches(self) -> Stretches:
-        """The snapshot's rows as stretches that are each contiguous in one chunk."""
+        """The snapshot's rows as stretches: runs of rows, each contiguous in one chunk."""
         sizes = zip(self.segments, self.rows_of_segments, strict=True)
         whole = all(not segment.has_indices and segment.num_rows == rows for segment, rows in sizes)
         if self.has_row_numbers or whole:
@@ -515,7 +521,7 @@ class Snapshot:
         return known
 
     def _physical(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the table's row for each of the snapshot's ``rows``, in the same shape."""
+        """Return the row index in the segment's table for each of ``rows`` of the snapshot, in the same shape."""
         if len(self.segments) == 1:
             return self.segments[0].row_numbers(rows.reshape(-1)).reshape(rows.shape)
         owner = np.searchsorted(self._starts, rows, side="right") - 1
@@ -536,14 +542,18 @@ class Snapshot:
 def _stretches(
     chunks: Stretches, first: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return each stretch's first row, its chunk (counted from ``first``), and its first row in that chunk."""
+    """Return, for each stretch, the first row, the chunk (counted from ``first``), and the position of the first row in
+    that chunk.
+    """
     n = len(chunks)
     chunk, row = chunks.located(np.arange(n), np.zeros(n, np.int64))
     return chunks.starts[:-1], chunk + first, row
 
 
 def shows_no_join(before: Segment, after: Segment, config: SnapshotConfig) -> bool:
-    """Return whether an episode begins where one recording follows another although no row's values show it."""
+    """Return whether an episode begins where one recording follows another, although no value of a row marks this
+    begin.
+    """
     starts = []
     try:
         for appended in (None, object()):  # appended rows continue each other

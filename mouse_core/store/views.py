@@ -104,8 +104,9 @@ class Store(ABC):
     def to_dataset(self) -> Any:
         """Return the store as one ``datasets.Dataset`` that shares the store's files and memory.
 
-        A store of one dataset returns that dataset. The result carries the store's ``metadata``: saved files, Parquet
-        and the Hub keep them, and ``from_dataset`` checks them. Where a segment lacks a column, its values are null.
+        A store of one dataset returns that dataset. The result contains the store's ``metadata``. Saved datasets,
+        Parquet files and the Hub preserve the metadata, and ``from_dataset`` checks the metadata. If a segment lacks a
+        column, the column is null in the segment's rows.
 
         Raises:
             ConfigError: The store is empty.
@@ -189,7 +190,7 @@ class Store(ABC):
         Args:
             share: The share of all episodes, above 0 and at most 1; the number of episodes is rounded and at least 1.
                 Among equal values, earlier episodes are selected.
-            by: A column of numbers of ``episodes``. Episodes without a number are not selected.
+            by: A column of numbers of ``episodes``. Episodes with a null in this column are not selected.
 
         Raises:
             ConfigError: ``share`` is out of range. When the view is read: the column does not hold numbers.
@@ -202,7 +203,8 @@ class Store(ABC):
         """Split the store into parts without common episodes, each a store; see ``where``.
 
         The part of an episode depends only on the seed, the shares and the episode's number (or its value of ``by``),
-        so adding episodes does not change it. Each part has approximately its share of the episodes.
+        so adding episodes does not move an episode to another part. Each part has approximately its share of the
+        episodes.
 
         Args:
             seed: In ``[0, 2**64)``.

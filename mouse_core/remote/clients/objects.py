@@ -245,7 +245,9 @@ AT_ONCE = 128
 """Largest number of concurrent requests."""
 
 GROUP = 10
-"""Largest number of ranges in one call of obstore; fewer such calls run concurrently."""
+"""Largest number of ranges in one call of obstore. Calls with several ranges have a lower limit of concurrent calls
+than ``AT_ONCE``.
+"""
 
 # Seconds to wait for cancelled requests, for the client's threads that run them, and for threads that deliver results.
 _SECONDS, _NOTICED, _TOLD = 2.0, 0.4, 0.01
@@ -256,8 +258,8 @@ _begun: list[int] = []
 
 
 def is_forked() -> bool:
-    """Whether this process was forked from a process that had made requests, and therefore lacks the client's
-    threads.
+    """Whether this process was forked from a process that had already made requests; the client's threads are then
+    missing.
     """
     return bool(_begun) and _begun[0] != forks()
 

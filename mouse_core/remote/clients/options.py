@@ -129,7 +129,7 @@ def public_url(url: str) -> str:
 
 
 class StorageOptions(Mapping[str, Any]):
-    """The options of a client: keys, endpoints, time-outs. Messages never contain them.
+    """The options of a client: keys, endpoints, time-outs. Messages never contain the options.
 
     Processes that ``multiprocessing`` starts get all options. Every other pickle contains only options without
     credentials, such as an endpoint, a region and time-outs; the client finds keys and tokens again in the environment
@@ -183,19 +183,19 @@ class Reaching:
     address.
 
     Args:
-        storage_options: Options of the client, in addition to the environment or a profile: ``{"aws_endpoint": ...,
-            "client_options": {"timeout": "10s"}}``. Options have obstore's names; for the Hub they are "token" and
-            "endpoint". Messages, states and fingerprints never contain them; pickles contain them only for processes
-            that ``multiprocessing`` starts.
+        storage_options: Options of the client, in addition to the environment or a profile:
+            ``{"aws_endpoint": ..., "client_options": {"timeout": "10s"}}``. Options have obstore's names; for the Hub
+            they are "token" and "endpoint". Messages, states and fingerprints never contain the options; pickles
+            contain all options only for processes that ``multiprocessing`` starts.
         cache: The folder of the cache, which all processes of a machine and later runs share; None: the folder in
             ``MOUSE_CACHE``, or a folder in the user's cache directory.
         cache_bytes: Largest size of the cache in bytes, at least 4 MB; None: half of the free space on its disk.
-        fail: How long requests are repeated after temporary failures: "raise": for half a minute, then the error is
-            raised; "retry": without end.
+        fail: How long requests are repeated after temporary failures. With "raise", requests are repeated for half a
+            minute, and then the error is raised; with "retry", without end.
 
     Raises:
-        ConfigError: The options are not a mapping by name, the cache is not a local folder, or ``fail`` has another
-            value.
+        ConfigError: ``storage_options`` is not a mapping from names to values, the cache is not a local folder, or
+            ``fail`` has another value.
     """
 
     storage_options: Mapping[str, Any] | None = None

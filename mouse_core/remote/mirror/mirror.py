@@ -65,7 +65,9 @@ _WEIGHT = 0.1
 
 
 class _Asked(NamedTuple):
-    """A requested batch: its number, its blocks as an array and a list, its pages, and the expected time of reading."""
+    """A requested batch: the index of the batch, its blocks as an array and as a list, its pages, and the expected time
+    of reading.
+    """
 
     batch: int
     blocks: Int64s
@@ -102,14 +104,14 @@ class Pace:
         """Number of requested pages that are not read yet, counted once for each batch that reads them."""
 
     def knows(self, pages: int) -> bool:
-        """Whether at least ``pages`` pages, or the largest recorded number, are requested and not read yet."""
+        """Whether at least ``pages`` pages, or as many pages as can be recorded, are requested and not read yet."""
         return self.pages_ahead >= min(pages, _MOST_AHEAD) or len(self._asked) >= _MOST - _FEWER
 
     def ahead(self, batch: int, blocks: Int64s, pages: Int64s, now: int) -> int:
         """Register a requested batch, and return the time at which it will be read.
 
         Args:
-            batch: The number of the batch.
+            batch: The index of the batch.
             blocks: The batch's blocks, ascending, int64 ``[n]``.
             pages: The batch's pages, int64 ``[m]``.
             now: The current time.
@@ -142,7 +144,7 @@ class Pace:
                     self._uses = uses
 
     def awaits(self, blocks: Int64s) -> bool:
-        """Whether the batch that was requested with this array object of blocks has not been read yet."""
+        """Whether the batch that was requested with exactly this array object as blocks has not been read yet."""
         with self._lock:
             return any(asked.blocks is blocks for asked in self._asked)
 
@@ -150,9 +152,9 @@ class Pace:
         """Record that blocks (ascending, int64 ``[n]``) and pages (int64 ``[m]``) are read now.
 
         Returns:
-            The number of batches that were read, including skipped batches, at least 1; 0 if the same blocks were read
-            just before, for example after an eviction. Also the time at which each page will be read again, int64
-            ``[m]``: ``now`` if it is unknown or ``choose`` was not called.
+            How many batches were read, including skipped batches, at least 1; 0 if the same blocks were read
+            immediately before, for example after an eviction. Also the time at which each page will be read again,
+            int64 ``[m]``: ``now`` if it is unknown or ``choose`` was not called.
         """
         with self._lock:
             is_new = self._read is None or not np.array_equal(blocks, self._read)
@@ -173,7 +175,7 @@ class Pace:
             return count, again
 
     def _forget(self) -> int:
-        """Remove the oldest requested batch, and return its number."""
+        """Remove the oldest requested batch, and return the index of the batch."""
         batch, _, _, pages, when = self._asked.popleft()
         self.pages_ahead -= len(pages)
         if self._uses is not None:
@@ -190,8 +192,8 @@ class Pace:
         """Remove the requested batches that read ``blocks``, and all earlier batches; return the number of removed
         batches.
 
-        Batches that share stretches cannot all be identified by their blocks; they are skipped when the next batch is
-        identified.
+        Some batches share blocks and cannot be identified by their blocks; such batches are skipped when the next batch
+        is identified.
         """
         # Batches before the first of them count as skipped.
         there = set(blocks.tolist())
@@ -342,7 +344,7 @@ class Fetcher:
         self._push(blocks[some], masks[some], first[0][0])
 
     def _is_begun_with(self, part: int) -> bool:
-        """Whether more than 1 / ``part`` of the mirror is fetched or in flight and not read yet."""
+        """Whether pages that are fetched or in flight, but not read yet, fill more than 1 / ``part`` of the mirror."""
         return self._begun_pages > self._limits.pages // part
 
     def bring(self, blocks: Int64s, masks: Int64s) -> None:
@@ -554,8 +556,8 @@ class Fetcher:
     def _reached(self, wanted: Runs, *, sure: bool) -> list[memoryview]:
         """Return the bytes of runs of pages; requests are repeated after temporary failures.
 
-        Digests show whether bytes equal the written bytes, so the version of an object with known digests is compared
-        only after an error (``sure``).
+        Digests show whether the received bytes equal the written bytes. So if digests of an object are known, the
+        version of the object is compared only after an error (``sure``).
         """
         objects = wanted.objects
         sure = sure or all(placed.sums is None for placed in objects)
@@ -707,8 +709,9 @@ class Mirror:
         cache: The folder, on a local disk; see ``cache_folder``. It is created if it is missing.
         cache_bytes: Largest size in bytes, at least 4 MB; None: half of the free space on the disk. The pages that the
             requested batches need last are evicted first. All pages of one batch stay, even if they exceed this size.
-        fail: How long a request is repeated after a temporary failure, with growing pauses: "raise": for ``patience``
-            seconds, then the reader gets the error; "retry": without end. On a full disk, fewer pages are kept.
+        fail: How long a request is repeated after a temporary failure, with growing pauses: with "raise", for
+            ``patience`` seconds, and then the reader gets the error; with "retry", without end. On a full disk, fewer
+            pages are kept.
         patience: The time in seconds for ``fail="raise"``.
 
     Raises:

@@ -228,7 +228,7 @@ class Sharer(Descriptor):
                 self.lives(int(path.name, 16))
 
     def leave(self) -> None:
-        """Remove the file of this process, which then no longer shares the mirror."""
+        """Remove the file of this process; the process then no longer shares the mirror."""
         if self._file >= 0:
             with suppress(OSError):
                 self._path.unlink()
@@ -718,7 +718,7 @@ class Runs:
 
     Args:
         objects: The objects.
-        whose: The number of each run's object, int64 ``[n]``.
+        whose: The index of the object of each run, int64 ``[n]``.
         firsts, ends: The first page of each run in the mirror, and its end (one past its last page), int64 ``[n]``.
     """
 
@@ -1156,7 +1156,7 @@ class Keeper:
                 self._verified = longer(self._verified, len(self.table.rows))
 
     def verify(self, blocks: Int64s) -> None:
-        """Compare the bytes of the given blocks with their digests; evict damaged blocks."""
+        """Compare the bytes of the given blocks with the recorded digests; evict damaged blocks."""
         states = self.table.state[blocks]
         blocks = self.unverified(blocks, states, states & ALL_PAGES)
         for placed, part in self.known.of(blocks):
@@ -1195,7 +1195,7 @@ class Keeper:
 def _together(
     is_held: npt.NDArray[np.bool_], came: Runs, contents: Sequence[memoryview]
 ) -> list[tuple[memoryview, int]]:
-    """Return the stretches of received pages that are held: the bytes and the begin of each stretch.
+    """Return consecutive received pages that are held, joined to pieces: the bytes and the begin of each piece.
 
     Example: five pages are received, four in one run and one in another, and the third is not held (1, 1, 0, 1, 1). The
     result is the first two pages, the fourth page of the first run, and the page of the second run.

@@ -28,15 +28,16 @@ if TYPE_CHECKING:
 class DatasetStore(Store):
     """A store of steps in recorded order: datasets, held by reference, and appended rows.
 
-    Datasets stay on disk or in memory; their rows are neither copied nor scanned. One thread may append while others
-    read snapshots.
+    Datasets stay on disk or in memory; the rows of datasets are neither copied nor scanned. One thread may append while
+    others read snapshots.
 
     Args:
         max_action_dim: Number of discrete actions, or width of action vectors; by default from the data.
         max_obs_continuous_dim: Width C of observations; by default from the data.
         fields: Fields that replace standard fields of the same name, or are added after the standard fields.
         alignment: The transition that a row's action, reward and done belong to: "arrived" (it led to the row's
-            observation) or "outgoing" (it leaves the observation); None: "arrived", as for all stores.
+            observation) or "outgoing" (it leaves the observation); None: "arrived", unless added rows in the layout
+            "stored" have another alignment.
         dense_bytes: Memory that the store's readers may use, in total and in each process, for dense copies of columns
             that cannot be copied as stored: columns with nulls, with rows of differing length or of another width than
             declared, and booleans. Columns beyond the limit are read without a dense copy: slower, with the same
@@ -96,8 +97,9 @@ class DatasetStore(Store):
     ) -> DatasetStore:
         """Open recorded data of any format as a store, or the store in a folder for writing.
 
-        ``format`` and ``notes`` of the store, and its ``repr``, say what was found. A store on disk, a saved dataset
-        and videos are read where they lie; other formats are read into memory.
+        The attributes ``format`` and ``notes`` of the store, and the store's ``repr``, describe the data that were
+        found. A store on disk, a saved dataset and videos are read from their present files; other formats are read
+        into memory.
 
         A folder has one writer at a time (``mode="a"``) and any number of readers in any process, also during writing;
         readers see the flushed rows. When the writing process ends, for any reason, every row whose ``append`` or
@@ -256,7 +258,8 @@ class DatasetStore(Store):
     def metadata(self) -> DatasetMetadata:
         """The metadata of the rows, from the store's arguments and from its datasets.
 
-        The alignment is None if neither states it, so that "arrived" is only assumed.
+        The alignment is None if neither the arguments nor the datasets specify an alignment; "arrived" is then only
+        assumed.
         """
         return self._rows.seen().schema.metadata()
 
@@ -285,10 +288,10 @@ class DatasetStore(Store):
     ) -> DatasetStore:
         """Add recorded steps after the existing rows, by reference, in constant time.
 
-        The metadata of a dataset (see ``mouse_core.metadata``) are checked, and fill in options that the store was not
-        given: fields, ``max_action_dim`` and ``max_obs_continuous_dim``. A field of the store overrides the dataset's
-        field of the same name; both must read the same column in the same shape. The store's dimensions may exceed
-        those in the metadata.
+        The metadata of a dataset (see ``mouse_core.metadata``) are checked, and set the options that were not passed to
+        the store: fields, ``max_action_dim`` and ``max_obs_continuous_dim``. A field of the store overrides the
+        dataset's field of the same name; both must read the same column in the same shape. The store's dimensions may
+        exceed those in the metadata.
 
         A reward in the first row of an episode contradicts the alignment "arrived": if the first rows of the dataset
         have such rewards, an ``AlignmentWarning`` is issued. Appended rows are inspected in the same way when a
@@ -303,9 +306,9 @@ class DatasetStore(Store):
 
         Raises:
             ConfigError: ``dataset`` is not a dataset, a split is unknown, or a pattern matches no split.
-            DataError: A mapped file was cut, or holds rows that its reader did not see. The metadata cannot be read, or
-                a newer version wrote them. Done codes contradict the flags in the same row, such as ``done`` 1 where
-                only ``truncated`` is set.
+            DataError: A mapped file was truncated, or has grown since its reader opened the file. The metadata cannot
+                be read, or a newer version wrote the metadata. Done codes contradict the flags in the same row, such as
+                ``done`` 1 where only ``truncated`` is set.
             MissingFieldError: A required column is missing.
             SchemaError: A field cannot be read from its column, columns differ from the store's columns, or the
                 alignment or other metadata contradict the store or its rows.
@@ -334,7 +337,7 @@ class DatasetStore(Store):
     def describe(self, metadata: DatasetMetadata) -> None:
         """Add metadata of the appended rows, such as their environment and their fields.
 
-        The metadata are checked and fill in options that the store was not given, like a dataset's metadata in
+        The metadata are checked, and set options that were not passed to the store, like a dataset's metadata in
         ``from_dataset``. Recorders (``mouse_core.record``) call this method.
 
         Raises:
@@ -385,11 +388,12 @@ class DatasetStore(Store):
         """Add many steps at once, column by column.
 
         Args:
-            columns: For every column an array or sequence ``[n, ...]``, all of one length, checked as in ``append``; or
-                a list of rows, all with the same columns.
+            columns: For every column an array or sequence ``[n, ...]``, all of equal length, checked as in ``append``;
+                or a list of rows, all with the same columns.
 
         Raises:
-            MissingFieldError, SchemaError, DataError, StorageError: See ``append``; also if columns differ in length.
+            MissingFieldError, SchemaError, DataError, StorageError: See ``append``. DataError is also raised if columns
+                differ in length.
 
         The store is unchanged after an error, except if syncing to the disk failed; see ``append``.
         """
@@ -415,17 +419,17 @@ class DatasetStore(Store):
     ) -> Self:
         """Add an episode of T transitions from a simulator: arrays of NumPy, torch or JAX, or lists.
 
-        Observations may be nested. Batches contain each observation by name, such as ``batch["observation.image"]``, in
-        its dtype and shape; see ``layout`` of ``mouse_core.BatchSource``. Rows, alignment, done codes and episode steps
-        follow from the arrays:
+        Observations may be nested. A batch contains each observation under its column name, such as
+        ``batch["observation.image"]``, in the stored dtype and shape; see ``layout`` of ``mouse_core.BatchSource``.
+        Rows, alignment, done codes and episode steps follow from the arrays:
 
-        - With T + 1 observations the rows have the alignment "arrived"; with T observations, without the final
-          observation of the episode, "outgoing". The first episode of an empty store decides, unless ``alignment`` was
-          given.
+        - With T + 1 observations the rows have the alignment "arrived"; with T observations, where the final
+          observation of the episode is missing, "outgoing". The first episode of an empty store decides, unless
+          ``alignment`` was given.
         - In a store of alignment "outgoing", the last of T + 1 observations is dropped.
         - An episode that neither terminated nor was truncated is unfinished: its last ``done`` is 0.
-        - With flags of agents, the episode ends when all agents have ended: ``done`` is 1 if all terminated, else 2.
-          ``agent_done`` has the same codes for each agent, and 3 in transitions after the agent's end.
+        - With a flag for each agent, the episode ends when all agents have ended: ``done`` is 1 if all terminated, else
+          2. ``agent_done`` has the same codes for each agent, and 3 in transitions after the agent's end.
 
         Args:
             episode: A mapping with the arguments below as keys, or an object with them as attributes, such as a Minari
@@ -482,8 +486,8 @@ class DatasetStore(Store):
 
         Raises:
             ConfigError: ``episodes`` is a dict, which is one episode.
-            MouseError: See ``add_episode``; a note on the error has the number of the episode. Earlier episodes stay in
-                the store.
+            MouseError: See ``add_episode``; a note on the error contains the index of the episode. Earlier episodes
+                stay in the store.
         """
         if isinstance(episodes, Mapping):
             raise ConfigError(

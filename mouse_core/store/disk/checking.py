@@ -252,7 +252,7 @@ class _Repair:
         return Repaired(str(self.folder), self.after.rows, self.dropped, tuple(self.said))
 
     def _take_tail(self, tail: Tail, first: int) -> int:
-        """Seal the undamaged rows of a tail file, and return their number.
+        """Seal the undamaged rows of a tail file, and return how many rows were sealed.
 
         Args:
             tail: The file.
@@ -328,7 +328,9 @@ class _Repair:
 
 
 def _first_episode(table: pa.Table, manifest: Manifest) -> int:
-    """Return the first row that is known to begin an episode; the number of rows if none is known."""
+    """Return the index of the first row that is known to begin an episode; the number of rows if no such row is
+    known.
+    """
     segment, dims = Segment(table), {"max_action_dim": None, "max_obs_continuous_dim": None}
     try:
         schema = StoreSchema((), dims, None, ()).merged([segment], [("the manifest", manifest.metadata)])

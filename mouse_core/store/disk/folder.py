@@ -10,14 +10,14 @@ Each segment is a list of the values of ``Sealed``::
 
     "segments": [[3, 65536, 4194304, "9a1e...", 0, true, 0, 0, 0, []], [4, 65536, ...], ...]
 
-A reader may open a file long after the manifest that names it, when a batch needs the file's rows. So a writer that
-drops old rows or merges files removes a file only when no reader has locked a state that names the file. The number of
-a state is ``next_number`` of its manifest, which grows whenever a file is dropped::
+A reader may open a file long after reading the manifest that names the file: when a batch needs the file's rows. So a
+writer that drops old rows or merges files removes a file only when no reader has locked a state that names the file.
+The number of a state is ``next_number`` of its manifest, which grows whenever a file is dropped::
 
     state 7 names the files 4, 5, 6     a reader locks byte 7 of the file "readers"
-    state 9 names the file 8            which is 4, 5 and 6 in one; they can be needed in states 5..7, 6..7 and 7..7,
-                                        and byte 7 is locked, so these three stay
-    the reader looks again              it locks byte 9 and lets go of byte 7: they are removed
+    state 9 names the file 8            file 8 holds the rows of the files 4, 5 and 6. Readers of the states 5..7, 6..7
+                                        and 7..7 may need these three files; byte 7 is locked, so all three files stay
+    the reader reads state 9            the reader locks byte 9 and unlocks byte 7; the three files are removed
 
 The locks are shared and belong to open files (``F_OFD_SETLK`` of Linux). So the system releases a lock when its process
 ends, for any reason, and readers need no write permission for the folder. On a system without such locks, files are
@@ -77,16 +77,16 @@ class Sealed(NamedTuple):
         number: Number in the file's name; numbers increase, and no number is used twice.
         rows: Number of rows.
         bytes: The size of the file.
-        digest: Digest of the file's bytes. If the file has many record batches, digest of the bytes after the batches,
-            which contain a checksum of each batch; see ``files.ipc``.
-        schema: Number of the segment's schema among the manifest's schemas.
+        digest: Digest of the file's bytes. If the file has many record batches, the digest covers only the bytes after
+            the batches, which contain a checksum of each batch; see ``files.ipc``.
+        schema: Index of the segment's schema in the manifest's schemas.
         appended: Whether the rows were appended to the store, not taken from a dataset.
         batch_rows: Number of rows of each record batch except the last, which may have fewer; 0: all rows are in one
             record batch.
         stride: Distance in bytes between the begins of consecutive full record batches, if the values lie at equal
             offsets in all of them; 0: distances or offsets differ.
-        load: Number of the dataset that the rows were taken from: episodes never continue across datasets. Datasets
-            whose rows mark the ends of episodes share a number. 0 for appended rows.
+        load: Identifier of the dataset that the rows were taken from; an episode never continues in rows with another
+            identifier. Datasets whose rows mark the ends of episodes share an identifier. 0 for appended rows.
         nulls: Names of columns whose values are all null in the file.
     """
 
@@ -112,7 +112,7 @@ class Tail(NamedTuple):
 
     Args:
         number: Number in the file's name; see ``Sealed``.
-        schema: Number of the rows' schema among the manifest's schemas.
+        schema: Index of the rows' schema in the manifest's schemas.
         rows: Number of rows, if the file is closed for new rows; None: rows are still appended.
         identity: The unique identity in the file's head.
     """
@@ -140,8 +140,8 @@ class Manifest:
         tails: The files of later rows that are not sealed yet; rows are appended only to the last of these files.
         dropped: Number of dropped rows before the first segment.
         next_number: The number of the next file; the numbers of all earlier files are smaller.
-        identity: The identity of the store. A store that is created again or repaired gets a new identity, since its
-            rows have other numbers. "" means no identity yet.
+        identity: The identity of the store. A store that is created again or repaired gets a new identity, since the
+            indices of its rows have changed. "" means no identity yet.
     """
 
     metadata: DatasetMetadata = field(default_factory=DatasetMetadata)
@@ -160,7 +160,7 @@ class Manifest:
 
     @property
     def layout(self) -> str:
-        """The layout of the newest segment, "columns" without segments; see ``store.disk.segments``."""
+        """The layout of the newest segment; "columns" if there are no segments. See ``store.disk.segments``."""
         return "windows" if self.segments and self.segments[-1].batch_rows else "columns"
 
     def firsts(self) -> list[int]:
@@ -175,7 +175,7 @@ class Manifest:
         return {one.number for one in self.segments} | {one.number for one in self.tails}
 
     def with_schema(self, schema: pa.Schema) -> tuple[Manifest, int]:
-        """Return the manifest with ``schema`` among its schemas, and the number of ``schema``."""
+        """Return the manifest, with ``schema`` added to its schemas if it is new, and the index of ``schema``."""
         bare = bare_schema(schema)
         for number, known in enumerate(self.schemas):
             if known.equals(bare):
@@ -183,7 +183,7 @@ class Manifest:
         return replace(self, schemas=(*self.schemas, bare)), len(self.schemas)
 
     def with_schemas(self, segments: Sequence[Sealed], schemas: tuple[pa.Schema, ...]) -> tuple[Manifest, list[Sealed]]:
-        """Add the schemas of ``segments``; return the manifest, and the segments with the numbers of their schemas."""
+        """Add the schemas of ``segments``; return the manifest, and the segments with the indices of their schemas."""
         known, numbered = self, []
         for one in segments:
             known, which = known.with_schema(schemas[one.schema])
@@ -397,7 +397,8 @@ class Shared:
 
 
 class Unneeded:
-    """Files that the manifest no longer names, each to be removed when no reader has locked a state that names it.
+    """Removes files that the manifest no longer names. Each file is removed when no reader has locked a state that
+    names the file.
 
     Args:
         folder: The store's folder. The file that readers lock is created if it is missing.
@@ -436,7 +437,9 @@ class Unneeded:
         return bool(struct.unpack(_LOCK, found)[0] == fcntl.F_UNLCK)
 
     def forget(self) -> None:
-        """Remove no file, because the folder was replaced and another writer may use the same file names."""
+        """Forget all registered files without removing them, because the folder was replaced and another writer may use
+        the same file names.
+        """
         self._files.clear()
 
     def close(self) -> None:
@@ -502,7 +505,8 @@ class ReadFolder(Descriptor):
         self.look()
 
     def look(self) -> bool:
-        """Read the manifest if it was replaced, and return whether it was. DataError if it belongs to another store.
+        """Read the manifest if it was replaced, and return whether it was replaced. Raises DataError if the new
+        manifest belongs to another store.
 
         The file that was read stays open, so that no other file gets its inode number and a replacement is detected.
         """
@@ -690,9 +694,10 @@ class WrittenFolder:
         self._unneeded.remove_free()
 
     def note_opened(self, rows: int) -> None:
-        """Record for clients how many rows had ever been written when the folder was opened.
+        """Record in the log of clients how many rows had ever been written when the folder was opened.
 
-        If a crash left 60 of a client's 100 rows, the owner may append a 61st row before the client reconnects.
+        Example: a crash preserved only 60 of a client's 100 rows, and the owner appends a 61st row before the client
+        reconnects. The record shows that the 61st row is not the client's row.
 
         Raises:
             StorageError: The number cannot be written; the folder is released.

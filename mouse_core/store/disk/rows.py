@@ -3,19 +3,19 @@
 The writer appends to mapped files, seals them, merges them and drops them. Sealing and merging write new files and
 replace the manifest; no sealed file changes. Rows are dropped one file at a time, the oldest first::
 
-    max_rows=1000, files of 120 rows each: 8 files are 960 rows; room for 120 more would be 1,080
-    -> the oldest is dropped first, 840 rows stay, and at most 960 are there when the next file is full
+    max_rows=1000, files of 120 rows each: 8 files have 960 rows; with a ninth file, 1,080 rows would exceed max_rows
+    -> the oldest file is dropped first, 840 rows stay, and at most 960 rows exist when the next file is full
 
 A writer without a limit may have left a file that is much larger than an eighth of the limit. When the folder is
 opened, such a file is rewritten as smaller files::
 
     max_rows=300, one file of 400 rows   ten files of 37 rows and one of 30; the oldest three are dropped
 
-Eight or more neighbouring files are merged if no file is as large as the others together. So each copy of a row is into
-a file at least twice as large as its previous file::
+Eight or more neighbouring files are merged if none of them is as large as all others together. So a row is only copied
+to a file that is at least twice as large as the row's previous file::
 
-    sizes 64, 9, 8, 1, 1, 1, 1, 1, 1, 1, 1   the last eight become one of 8
-    sizes 64, 9, 8, 8                        too few; with eight of 8 they become one of 64
+    sizes 64, 9, 8, 1, 1, 1, 1, 1, 1, 1, 1   the last eight files become one file of size 8
+    sizes 64, 9, 8, 8                        too few; eight files of size 8 would become one file of size 64
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ class ReadRows(FolderRows):
         self.count = first - self._folder.manifest.dropped
 
     def close(self) -> None:
-        """Release the manifest; the next access opens it again."""
+        """Release the manifest; the next access opens the manifest again."""
         self._folder.close()
 
 
@@ -248,10 +248,12 @@ _MOST_TOGETHER = 1 << 30
 
 
 PARTS = 8
-"""Least number of files for the rows kept by ``max_rows`` or ``max_bytes``; rows are dropped one file at a time."""
+"""Smallest number of files that hold the rows kept by ``max_rows`` or ``max_bytes``; rows are dropped one file at a
+time.
+"""
 
 LEAST_BYTES = 1 << 16
-"""Least ``max_bytes``: the smallest file of rows takes some pages."""
+"""Smallest allowed ``max_bytes``, because even the smallest file of rows occupies several pages."""
 
 _FEWEST = 8
 
@@ -278,8 +280,8 @@ class Limits:
                 raise ConfigError(f"{name}: expected None or a whole number of at least {least}, found {limit!r:.80}")
 
     def of_a_file(self, most_bytes: int) -> tuple[int, int | None]:
-        """Return the largest size of a file in bytes and in rows, at which dropping one file drops only a part of the
-        rows.
+        """Return the largest allowed size of a file, in bytes and in rows, such that dropping one file drops only a
+        small part of the rows.
         """
         size = most_bytes if self.max_bytes is None else min(most_bytes, self.max_bytes // PARTS)
         return size, None if self.max_rows is None else self.max_rows // PARTS
@@ -349,7 +351,7 @@ def wait_for_sealing(folder: Path) -> None:
 
 
 def seal_in_background(rows: WrittenRows, folder: Path) -> None:
-    """Start a thread that calls ``rows.seal_one`` until it returns False; starts none while Python exits.
+    """Start a thread that calls ``rows.seal_one`` until it returns False. While Python exits, no thread is started.
 
     At exit, Python waits for the file in progress, because stopping a thread inside Arrow would crash the process.
     """
@@ -638,7 +640,7 @@ class WrittenRows(FolderRows):
             self.drop()
 
     def _cut(self, place: int, one: Sealed) -> None:
-        """Write the rows of a sealed file again, in small enough files."""
+        """Write the rows of a sealed file again, as several smaller files."""
         table = self._whole(self.segments[place].sealed_files[0])
         if table is None:
             return  # the file is dropped once all its rows exceed the limit
@@ -729,8 +731,9 @@ class WrittenRows(FolderRows):
 
         Args:
             sealed: The segments.
-            manifest: The manifest with the segments' schemas. If its number of dropped rows is larger than the present
-                number, the limit drops all earlier rows, and the difference of both numbers of the new rows.
+            manifest: The manifest with the segments' schemas. If this manifest counts more dropped rows than the
+                present manifest, the limit is exceeded: all earlier rows are dropped, and of the new rows as many as
+                the difference of both counts.
             schema: The schema of all rows.
         """
         now, places = self._folder.manifest.with_schemas(sealed, manifest.schemas)

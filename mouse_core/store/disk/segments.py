@@ -62,7 +62,7 @@ def write_segment(folder: Path, number: int, table: pa.Table, layout: str) -> tu
         layout: One of ``LAYOUTS``.
 
     Returns:
-        The manifest's entry of the segment, without its schema's number; and its schema.
+        The manifest's entry of the segment, without the index of the schema; and the schema.
 
     Raises:
         StorageError: The file cannot be written; no partial file remains.
@@ -100,7 +100,8 @@ def _write(path: Path, batch: pa.RecordBatch, sealed: Sealed) -> Sealed:
 def _rows_of_batch(batch: pa.RecordBatch) -> int:
     """Return the rows per record batch in the layout "windows", a power of two.
 
-    Example: 187 rows of 175 bytes fill 32 KB, so a record batch has 128 rows. Rows of 20 bytes give 256, images 128.
+    Example: 187 rows of 175 bytes fill 32 KB, so a record batch has 128 rows. Rows of 20 bytes give 256; rows with
+    images give 128.
     """
     rows = _BATCH_BYTES // max(1, batch.nbytes // batch.num_rows)
     power = 1 << max(int(rows).bit_length() - 1, 0)
@@ -271,11 +272,11 @@ class SealedFile:
         return made
 
     def strides(self, numbers: Int64s) -> tuple[Int64s, Int64s]:
-        """Return the record batches with the layout of the first, and their distances from it in bytes, int64 ``[n]``
-        each.
+        """Return the indices of the record batches that have the layout of the first batch, and the distance of each in
+        bytes from the first batch, both int64 ``[n]``.
 
-        If checksums are compared, the result contains only checked batches among ``numbers``; else it may contain
-        others. Both arrays are empty if the distances are unknown.
+        If checksums are compared, the result contains only batches of ``numbers`` that were checked; else the result
+        may contain other batches too. Both arrays are empty if the distances are unknown.
         """
         stride = self.sealed.stride
         if not stride or isinstance(self.opened, pa.Table):
@@ -413,7 +414,7 @@ class PartOfFiles(ColumnPart):
 
     Args:
         files: The files, not the segment, because a reference to the segment would keep files mapped for too long.
-        first: The number of the first chunk of each file, int64 ``[files]``.
+        first: The index of the first chunk of each file, int64 ``[files]``.
         name: The name of the column.
         segment: The segment of the column.
     """
@@ -428,7 +429,7 @@ class PartOfFiles(ColumnPart):
         self.videos = segment._videos
 
     def _of(self, chunk: int) -> int:
-        """Return the number of the file that holds a chunk."""
+        """Return the index of the file that holds a chunk."""
         return int(np.searchsorted(self._first, chunk, side="right")) - 1
 
     def chunk(self, number: int) -> pa.Array:
@@ -454,7 +455,7 @@ class SealedSegment(FileSegment):
 
     Args:
         files: The files, with the same columns.
-        image_roots: Folders in which images that are named by path, and videos, may lie.
+        image_roots: Allowed folders of videos, and of images that rows name by path.
         folder: Identity of the store's folder; see ``Segment``.
         videos: The videos that rows refer to, if any.
         earlier: Segments that may share files with this one; the known positions of their values are reused.
@@ -540,8 +541,8 @@ class SealedSegment(FileSegment):
 
 
 def _chunks_of(first: Int64s, files: Int64s) -> Int64s:
-    """Return the chunk numbers of ``files``. Example: the files 0, 1, 2, 3 begin with the chunks 0, 3, 5, 9; the files
-    1 and 2 have the chunks 3 to 8.
+    """Return the indices of the chunks of ``files``. Example: the files 0, 1, 2, 3 begin with the chunks 0, 3, 5, 9;
+    the files 1 and 2 have the chunks 3 to 8.
     """
     parts = [np.arange(first[file], first[file + 1]) for file in files.tolist()]
     return np.concatenate([np.zeros(0, np.int64), *parts])
@@ -586,8 +587,8 @@ def together(segments: Sequence[Segment], before: Sequence[Segment] = ()) -> lis
 
 
 def _alike(segment: Segment) -> tuple[int, bool, int, bool] | None:
-    """Return a key; only segments with equal keys are joined. The last item is whether a file may have many record
-    batches.
+    """Return a key; only segments with equal keys are joined. The key's last item shows whether a file may have many
+    record batches.
     """
     if not segment.sealed_files:
         return None

@@ -1,9 +1,9 @@
 """The tail file: appended rows of an open store in a memory-mapped file and an objects file. One process writes; other
 processes read.
 
-Appending a row writes to the page cache without a system call, so the row survives any end of the process. It survives
-a power cut once a commit that waited for the disk covers it. Each file is written by one writer; the next writer seals
-its rows.
+Appending a row writes to the page cache without a system call, so the row survives any end of the process. The row
+survives a power cut after a commit that includes the row and that waited for the disk. Each file is written by one
+writer; the next writer seals its rows.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class ColumnBuffer:
     """One of the arrays that store a column; it has its own checksums.
 
     Args:
-        column: Number of the column.
+        column: Index of the column.
         kind: "values"; "nulls", a byte for each row; "ends", the ends of variable-length rows; or "sizes", the sizes of
             objects in bytes.
         shape: Shape of the array.
@@ -151,8 +151,8 @@ class TailLayout:
 
     @property
     def place_words(self) -> int:
-        """Size of a commit in words of 8 bytes: the number of rows, a number for each column, the checksums of the
-        block in progress, and the commit's own checksum.
+        """Size of a commit in words of 8 bytes. A commit consists of the number of rows, a number for each column, the
+        checksums of the block in progress, and a checksum of the commit.
         """
         return 2 + len(self.columns) + self.sums
 
@@ -441,7 +441,7 @@ class Sums:
         Args:
             rows: Number of rows that the checksums cover afterwards.
             since: See ``Commit``.
-            full: Called with the number of the first full block, and the checksums of full blocks, uint64
+            full: Called with the index of the first full block, and the checksums of full blocks, uint64
                 ``[blocks, sums]``.
         """
         size = self._layout.block_rows
@@ -490,7 +490,7 @@ class Sums:
     def _place_of(self, part: _PartPlace, begin: int, end: int, since: npt.NDArray[np.int64]) -> tuple[int, int]:
         """Return the offsets of the begin and the end of an array's values for a range of rows.
 
-        If all rows have one length, the array "ends" has no bytes.
+        If all rows have equal length, the array "ends" has no bytes.
         """
         if part.may_differ:
             differs, ends = int(since[part.column]) - 1, self._ends[part.column]
@@ -513,7 +513,7 @@ class Sums:
 
 
 class _PartPlace(NamedTuple):
-    """The position and row size of an array in a tail file.
+    """The position in a tail file, and the size of a row, of one array.
 
     Args:
         kind, column: See ``ColumnBuffer``.
@@ -677,7 +677,8 @@ def _decode_objects(
 ) -> list[pa.Array]:
     """Decode the objects of rows from offset ``at`` on; ``table`` has the objects' sizes, ``[rows, columns]``.
 
-    Example: in ``content``, objects of the sizes 2, -1 and 1, 3 end at 2, 2, 3, 6 and begin at 0, 2, 2, 3.
+    Example: the objects of two rows of two columns have the sizes 2, -1 (a null) and 1, 3. In ``content``, these
+    objects begin at 0, 2, 2, 3 and end at 2, 2, 3, 6.
     """
     if not table.size:
         return [pa.array([], column.arrow_type) for column in columns]
@@ -923,7 +924,7 @@ class _TailMemory:
         return Sums(self.layout, self._memory, None if self._objects is None else self._objects.read)
 
     def _promised(self, origin: int) -> tuple[bool, int]:
-        """Return whether no row can have been lost since the writer wrote it, and how many rows must be present.
+        """Return whether no written row can have been lost, and how many rows must be present.
 
         Args:
             origin: The origin of the file. If it differs from the stored origin, the file is a copy or the machine was

@@ -49,7 +49,7 @@ _MOST_KNOWN = 1024
 
 
 class Range(NamedTuple):
-    """A range of bytes of an object: the object's number, the first byte, and the end."""
+    """A range of bytes of an object: the index of the object, the first byte, and the end (one past the last byte)."""
 
     object: int
     begin: int
@@ -366,7 +366,7 @@ class _SparseColumn:
 
     Args:
         place: The position of the column in its object.
-        number: The number of the column's object.
+        number: The index of the column's object.
 
     Raises:
         DataError: The object is damaged.
@@ -401,7 +401,7 @@ def rows_of(place: ColumnPlace, number: int, row: int, count: int) -> Asking[pa.
 
     Args:
         place: The position of the column in its object.
-        number: The number of the column's object.
+        number: The index of the column's object.
         row: The first row.
         count: Number of rows.
 
@@ -469,7 +469,7 @@ def read_with(number: int, begin: int, end: int, parse: Callable[[Callable[[int,
     """Parse a part of an object's bytes; request more bytes until the parser succeeds.
 
     Args:
-        number: The number of the object.
+        number: The index of the object.
         begin, end: The range to read first, which is extended as needed.
         parse: Receives a function that returns the bytes between two positions.
     """
@@ -494,8 +494,8 @@ def message_at(number: int, begin: int, size: int, guess: int = _HEAD_BYTES) -> 
 
 
 class Hint:
-    """Position and head length of the first record batch. Most files of one writer share them, so they are guessed for
-    further files.
+    """The position and head length of the first record batch of a file. Most files of one writer have equal positions
+    and lengths, so further files are first read with this hint.
     """
 
     begin = 0
@@ -528,7 +528,7 @@ class ArrowFile:
         self._messages: dict[int, Message] = {}
 
     def template(self, batch: int) -> int:
-        """Return the number of a record batch with the same layout: 0 if ``batch`` has the layout of the first batch,
+        """Return the index of a record batch with the same layout: 0 if ``batch`` has the layout of the first batch,
         else ``batch``.
         """
         return 0 if self.stride and self.rows[batch] == self.rows[0] else batch
@@ -537,8 +537,8 @@ class ArrowFile:
         """Read the head of a record batch.
 
         Args:
-            number: The number of the file's object.
-            batch: The number of the record batch.
+            number: The index of the file's object.
+            batch: The index of the record batch.
             hint: The position and head length in other files.
 
         Raises:
@@ -645,12 +645,12 @@ class Files:
         return self.objects.backing
 
     def of(self, chunk: int) -> tuple[int, int]:
-        """Return the number of the file that holds a record batch, and the batch's number in that file."""
+        """Return the index of the file that holds a record batch, and the index of the batch in that file."""
         file = int(np.searchsorted(self._first, chunk, side="right")) - 1
         return file, chunk - int(self._first[file])
 
     def chunks_with(self, name: str) -> Iterator[int]:
-        """Return the numbers of the record batches that may have a value in a column."""
+        """Return the indices of the record batches that may have a value in a column."""
         for number, file in enumerate(self.files):
             if name not in file.nulls:
                 yield from range(int(self._first[number]), int(self._first[number + 1]))
@@ -752,7 +752,7 @@ _LOOKED_AT = 64
 
 
 class ElsewhereSegment(FileSegment):
-    """A segment of the rows of remote files, a chunk for each record batch. Creating it reads nothing.
+    """A segment of the rows of remote files, with a chunk for each record batch. Creating a segment reads nothing.
 
     Args:
         files: The files.
@@ -852,8 +852,8 @@ class ElsewhereSegment(FileSegment):
         return tables[0] if len(tables) == 1 else pa.concat_tables(tables)
 
     def _pieces(self, row: int, count: int) -> Iterator[tuple[int, int, int]]:
-        """Return the chunks that hold a range of rows; for each chunk the first row of the range and the number of rows
-        in it.
+        """Return the chunks that hold a range of rows; for each chunk, the first row of the range in the chunk, and how
+        many rows of the range the chunk holds.
         """
         chunk = int(np.searchsorted(self.chunk_starts, row, side="right")) - 1
         while count > 0 and chunk < len(self.chunk_starts) - 1:

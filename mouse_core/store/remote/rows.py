@@ -437,7 +437,7 @@ class _ObjectStream(io.RawIOBase):
 
     Args:
         objects: The objects.
-        number: The number of the object.
+        number: The index of the object.
     """
 
     def __init__(self, objects: Objects, number: int) -> None:

@@ -137,7 +137,8 @@ def _check_free(client: FolderClient) -> None:
 def _send(
     client: FolderClient, folder: Path, manifest: Manifest, new: Sequence[Sealed], *, progress: bool
 ) -> tuple[int, int]:
-    """Send the files that are missing or differ at the address; return their number and their size in bytes.
+    """Send the files that are missing or differ at the address; return how many files were sent, and their total size
+    in bytes.
 
     A remote file with the right name and size is complete, because names are unique and an object is written completely
     or not at all.
