@@ -14,7 +14,7 @@ __all__ = ["Batch", "BatchLayout", "BatchSource", "Map"]
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        """Import names that only user functions over batches need, on first use."""
+        """Import a name on first use, because only user functions over batches need it."""
         if name == "Map":
             from mouse_core.batches._stages import Map
 

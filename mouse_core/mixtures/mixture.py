@@ -1,4 +1,5 @@
-"""Mixture, which combines several stores to one store; the shares of its members; and the sampler of its windows."""
+"""Mixture, which combines several stores to a single store; the shares of its members; and the sampler of its
+windows."""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ class Mix:
         names: Names of the members.
         stages: The index of the first batch of each stage, with the members' weights as the smallest integers in the
             same ratio.
-        per: The unit of a weight: member, step or trajectory.
+        per: The unit of a weight: "member", "step" or "trajectory".
         temperature: The temperature that evens out shares; see ``Mixture``.
         field: The name of the field with the member of each window; None: no field.
     """
@@ -89,7 +90,8 @@ class Mix:
         return Shares.of(shares)
 
     def _sizes(self, weights: Sequence[int], members: Sequence[Snapshot]) -> list[int]:
-        """Return the factor of each member's weight: the number of steps, the number of episodes, or 1."""
+        """Return the size by which each member's weight is multiplied: the number of steps, the number of episodes, or
+        1."""
         if self.per == "step":
             return [member.num_rows for member in members]
         if self.per == "trajectory":
@@ -156,10 +158,10 @@ _MANY_WINDOWS = 2048
 class MixedWindows(ManyStarts):
     """Samples windows of several members in proportion to their shares, for a source over a mixture.
 
-    Windows are numbered over all batches; ``Shares`` gives the member of window n. The windows of a member are numbered
-    from the first batch of the epoch. The member's sampler draws them, with a seed derived from the seed, that batch
-    and the member's number. Members alternate as evenly as their shares allow, so every shard of a batch has the same
-    mix as the complete batch.
+    Windows are counted over all batches; ``Shares`` returns the member of the window with index n. The windows of a
+    member are counted from the first batch of the epoch. The member's sampler draws these windows with a seed that is
+    derived from the source's seed, the index of the first batch, and the member's index. Members alternate as evenly as
+    their shares allow, so every shard of a batch has the same mix as the complete batch.
 
     Args:
         each: The sampler that draws from a member; its batches must be full.
@@ -180,7 +182,7 @@ class MixedWindows(ManyStarts):
         return self.each.batch_size
 
     def batches_per_epoch(self, snapshot: Snapshot) -> int:
-        """Return the number of batches that contain an epoch of every member with a share; 1 for "last"."""
+        """Return the number of batches in which every member with a share completes an epoch; 1 for "last"."""
         mixture, windows = _members(snapshot), 0
         shares = mixture.shares_of(0)
         counts = shares.counts(self.batch_size)
@@ -217,7 +219,7 @@ class MixedWindows(ManyStarts):
     def _drawn(
         self, mixture: MixtureSnapshot, shares: Shares | StagedShares, seed: int, begin: int, end: int, epoch_start: int
     ) -> Int64s:
-        """Return the first rows of the windows ``begin .. end - 1``.
+        """Return the first row of each of the windows ``begin .. end - 1``.
 
         Example: the windows belong to the members 0, 0, 1, 0. The windows of member 0 begin at its rows 5, 9, 7, and
         the window of member 1 at its row 2. Member 1 begins at row 100 of the mixture. The result is 5, 9, 102, 7.
@@ -238,7 +240,8 @@ class MixedWindows(ManyStarts):
         return starts
 
     def _of_member(self, member: Snapshot, seed: int, begin: int, end: int) -> Int64s:
-        """Return the first rows of a member's windows ``begin .. end - 1``, counted from the member's first row."""
+        """Return the first row of each of a member's windows ``begin .. end - 1``, counted from the member's first
+        row."""
         if _is_last(self.each):
             return member.sampled_by(_sized(self.each, end - begin)).starts(seed, 0, member, 0)
         own = member.sampled_by(self.each)
@@ -293,7 +296,7 @@ class PaddedMixedWindows(MixedWindows):
 def mixed(sampler: WindowSampler, mix: Mix) -> WindowSampler:
     """Return the sampler of a mixture that draws from each member as ``sampler`` draws from a store.
 
-    In a mixture, an epoch of "sequential" has no remainder, so "sequential" equals "batch".
+    In a mixture, "sequential" equals "batch", because epochs have no short last batch.
     """
     if isinstance(sampler, MixedWindows):
         return sampler
@@ -377,7 +380,8 @@ class MixtureSnapshot(Snapshot):
         """Return the range of rows ``begin .. end - 1`` of each member with a share, and the share of one row in the
         range.
 
-        Example: two members of 100 and 300 rows have half of the windows each. One row has a share of 1/200 or 1/600.
+        Example: two members of 100 and 300 rows have half of the windows each. A row of the first member has a share of
+        1/200, and a row of the second member has a share of 1/600.
 
         Raises:
             ConfigError: The shares change with the index of the batch.
@@ -419,13 +423,15 @@ class MixtureSnapshot(Snapshot):
 
     @memo
     def readers(self) -> dict[str, FieldReader]:
-        """The readers of the fields by name: the members' fields, and the field with the member of each row."""
+        """The readers of the fields by name: the fields of the members, and the field with the code of each row's
+        member."""
         name, fields = self.mix.field, dict(self.config.fields)
         added = {} if name is None else {name: self._member_reader(fields.pop(name))}
         return {**self._bound(fields), **added}
 
     def _member_reader(self, field: Field) -> FieldReader:
-        """Return the reader of the members' codes; each segment reads from an array that is filled with one code."""
+        """Return the reader of the members' codes; each segment of a member is read from an array that is filled with
+        the member's code."""
         parts = []
         for code, member in enumerate(self.members):
             longest = max((int(np.diff(segment.chunk_starts).max(initial=0)) for segment in member.segments), default=0)
@@ -450,7 +456,7 @@ class MixtureSnapshot(Snapshot):
         return None
 
     def grown_from(self, before: Snapshot) -> None:
-        """Return None: new rows are inserted between old rows, so only the segments' caches are reused."""
+        """Return None: new rows are inserted between earlier rows, so only the caches of segments can be reused."""
         return None
 
     @memo
@@ -463,7 +469,7 @@ class MixtureSnapshot(Snapshot):
         return self._of_members(lambda member: member.stretch_starts(column))
 
     def _of_members(self, starts: Callable[[Snapshot], npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
-        """Convert row numbers of each member to row numbers of the mixture, int64 ``[n]``."""
+        """Convert indices of rows in each member to indices of rows in the mixture, int64 ``[n]``."""
         there = zip(self.members, self.first_rows.tolist(), strict=False)
         return np.concatenate(
             [np.zeros(0, np.int64), *(starts(member) + first for member, first in there if len(member))]
@@ -477,7 +483,7 @@ class MixtureSnapshot(Snapshot):
 
     @memo
     def rows_of_segments(self) -> list[int]:
-        """The number of used rows of each segment."""
+        """The number of rows of each segment that belong to the snapshot."""
         rows: list[int] = []
         for member in self.members:
             left = member.num_rows
@@ -549,8 +555,8 @@ def _types(members: Mapping[str, Snapshot]) -> dict[str, ColumnType]:
 
 
 def _field(name: str, members: Mapping[str, Snapshot]) -> Field:
-    """Combine a field of all members that have it: the members' kinds must be equal; if rows are padded, the largest
-    width is used.
+    """Combine a field of all members that have the field. Its kind must be equal in these members; if rows are padded,
+    the largest width is used.
     """
     known = {
         member: snapshot.config.fields[name] for member, snapshot in members.items() if name in snapshot.config.fields
@@ -584,8 +590,8 @@ def _largest(dims: Sequence[Any]) -> Any:
 
 
 class Mixture(Store):
-    """Combines several stores to one store, each with a share of the windows; loaders and sources accept a mixture like
-    a store.
+    """Combines several stores to a single store; each member has a share of the windows. Loaders and sources accept a
+    mixture like a store.
 
     No window spans two members. Shares are exact counts, not averages: among the first n windows, for any n and in any
     process, a member's number of windows differs from its share by a few windows at most.
@@ -688,14 +694,15 @@ class Mixture(Store):
             return made
 
     def to_dataset(self) -> Any:
-        """Raise ConfigError: convert the members instead, because a dataset would lose each row's member and share."""
+        """Raise ConfigError, because a dataset would lose the member and the share of each row; convert the members
+        instead."""
         raise ConfigError(
             "mixture: expected the rows of a member, as of "
             f"mixture.members[{self.names[0]!r}].to_dataset(), found the mixture's"
         )
 
     def _look(self, rows: Any = None) -> Any:
-        """Raise ConfigError: only members have episode tables, each with its own numbers."""
+        """Raise ConfigError, because only the members have episode tables, each with its own episode numbers."""
         raise ConfigError(
             f"mixture: expected the episodes of a member, as of mixture.members[{self.names[0]!r}], found the mixture's"
         )

@@ -32,9 +32,9 @@ class MixtureSource:
     number of processes.
 
     Use ``MixtureSource`` for user-defined sources, and for stores with different sampling. For stores with the same
-    sampling, ``Mixture`` needs one copy less. A member's windows are used in the order of its batches, without gaps,
-    and shares are as exact as in ``Mixture``. Replay buffers change when they are sampled; ``ReplayBufferEnsemble``
-    mixes them.
+    sampling, ``Mixture`` copies each window once less. A member's windows are used in the order of its batches, without
+    gaps, and shares are as exact as in ``Mixture``. Replay buffers change when they are sampled;
+    ``ReplayBufferEnsemble`` mixes them.
 
     Args:
         sources: The members by name, or a sequence of members, which are named "0", "1" and so on. All batches must be
@@ -92,7 +92,7 @@ class MixtureSource:
         return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:32]
 
     def __len__(self) -> int:
-        """Return the number of batches that contain an epoch of every member with a share."""
+        """Return the number of batches in which every member with a share completes an epoch."""
         windows = 0
         for number, source in enumerate(self.members.values()):
             if any(weights[number] for _, weights in self._mix.stages):

@@ -25,7 +25,7 @@ __all__ = [
 if not TYPE_CHECKING:  # where any name would be one
 
     def __getattr__(name: str) -> object:
-        """Import names that only delivered batches need, on first use."""
+        """Import a name on first use, because only delivered batches need it."""
         if name == "LoaderReport":
             from mouse_core.prefetch.report import LoaderReport
 

@@ -1,8 +1,9 @@
 """Agreement of ranks: checks, when ranks begin, refresh or resume, that all ranks deliver parts of the same batches.
 
 Each rank writes a note that describes its next batches; rank 0 compares all notes, and the other ranks read its result.
-No collective call is used, so that the exchange cannot interfere with the program's own collective calls. A rank that
-is about to deliver a batch writes its index, so that the other ranks see that it will not join the exchange.
+The exchange uses no collective calls, because these could interfere with the program's own collective calls. A rank
+that is about to deliver a batch writes the index of the batch. So the other ranks see that this rank will not join the
+exchange.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ class Agreement:
         self._refreshes, self._is_pending = refreshes, False
 
     def _meets(self) -> bool:
-        """Return whether other ranks and a board for notes exist; both may appear after the loader was created."""
+        """Return whether other ranks and a board for notes exist; the program may create both after the loader."""
         if self._board is not None:
             return True
         if self.ranks.process != os.getpid() or _in_data_loader():

@@ -81,7 +81,8 @@ def _rows(source: Any, index: int) -> int | range:
 def _masks_shares_only(source: Any) -> bool:
     """Return whether the mask of batches only marks the window that pads an uneven share.
 
-    Such a mask contains no information about other windows, and an evenly shared stream has no mask.
+    Such a mask contains no information about other windows. If the shards divide the batches evenly, the stream has no
+    mask.
     """
     if isinstance(source, ShardSource):
         return source.masks_shares_only
@@ -99,8 +100,8 @@ def _unmasked(batch: Any) -> Any:
 
 
 def shard_of(source: Any, ranks: Ranks | None) -> tuple[int, int]:
-    """Return the shard whose rows are digested; with a sharding over processes, it comes from ``ranks``, not from the
-    source.
+    """Return the shard whose rows are digested; with a sharding over processes, the shard comes from ``ranks``, not
+    from the source.
     """
     rank, count = getattr(source, "shard", (0, 1)) if ranks is None else ranks.shard
     return int(rank), int(count)

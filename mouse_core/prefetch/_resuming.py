@@ -73,7 +73,8 @@ def numbers_of(state: Any, *names: str, others: Sequence[str] = ()) -> dict[str,
 
 
 def rows_of(rows: Any, levels: int = _DEEPEST) -> Any:
-    """Return the saved number of rows of a store, or of each member of a mixture by name, nested up to ``levels`` deep.
+    """Return the saved number of rows of a store; for a mixture, the number of each member by name, nested up to
+    ``levels`` deep.
 
     Raises:
         StateError: A number is not an integer of at least 0, or mixtures are nested deeper.
@@ -99,7 +100,7 @@ def dropped_of(store: Any) -> str:
 
 
 def check_source(source: BatchSource, state: Mapping[str, Any], remark: str = "") -> None:
-    """Raise StateError with a list of differences unless ``state`` belongs to the source; the message ends with
+    """Raise StateError with a list of differences if ``state`` does not belong to the source; the message ends with
     ``remark``.
     """
     if state["fingerprint"] in (source.fingerprint, *_fingerprints_of_other_capacities(source, state)):
@@ -118,10 +119,11 @@ def check_source(source: BatchSource, state: Mapping[str, Any], remark: str = ""
 
 
 def _fingerprints_of_other_capacities(source: BatchSource, state: Mapping[str, Any]) -> list[str]:
-    """Return the fingerprints of the same stream packed for other numbers of shards; empty if windows are not packed.
+    """Return the fingerprints of the same stream if it is packed for other numbers of shards; empty if windows are not
+    packed.
 
-    With fewer shards each shard has more windows, so the capacity of a batch depends on the number of shards. Sources
-    with ``uneven="pad"`` also read a mask, which a packed batch does not contain.
+    The capacity of a packed batch depends on the number of shards, because with fewer shards each shard has more
+    windows. A source with ``uneven="pad"`` also reads a mask, which a packed batch does not contain.
     """
     data, sampler, fields, *stages = source.identity
     if not stages or stages[-1][0] != "packed":
@@ -140,7 +142,7 @@ def _fingerprints_of_other_capacities(source: BatchSource, state: Mapping[str, A
 
 
 def _configuration(source: BatchSource) -> dict[str, Any]:
-    """Return the values in the fingerprint by name; long texts are replaced by digests."""
+    """Return the values that determine the fingerprint, by name; long texts are replaced by digests."""
     data, sampler, fields, *stages = source.identity
     snapshot = source.snapshot
     kinds = {reader.spec.column: str(reader.column.kind) for reader in snapshot.readers.values()}
@@ -158,8 +160,8 @@ def _configuration(source: BatchSource) -> dict[str, Any]:
 
 
 def _sampler_in_words(made: Any, identity: str) -> dict[str, Any]:
-    """Return the sampling and its boundary in the form of the caller's arguments, if the identity consists of the
-    sampler's options.
+    """Return the sampling and the boundary in the form of the caller's arguments, if the sampler's identity consists of
+    its options.
     """
     said: dict[str, Any] = {}
     is_shown = dataclasses.is_dataclass(made) and identity == repr(made)

@@ -1,4 +1,4 @@
-"""PrefetchBatchifier, which computes batches ahead of time in index order; and the choice of its source from
+"""PrefetchBatchifier, which computes batches ahead of time in index order, and creates the source of its batches from
 arguments.
 """
 
@@ -47,13 +47,14 @@ class Batchifier(Loader[T]):
     """A loader of batches from a store, a replay buffer or a source; threads compute batches ahead, in index order.
 
     The loaders of all frameworks derive from this class and have the same arguments. A framework's class overrides
-    ``deliver``, which converts a batch, or ``delivery`` if batches are not delivered through NumPy arrays.
+    ``deliver``, which converts a batch of NumPy arrays, or ``delivery`` if its batches are not converted from NumPy
+    arrays.
 
     Args:
         store: A store, from which the loader takes a snapshot (see ``refresh``), or a snapshot; a replay buffer, whose
             batches are drawn ``prefetch`` calls before they are delivered (see ``staleness``); or a ``Source``.
-        sequence_length: Number of steps in a window, S; by default 64. With ``windows``, the default is batches ``[B,
-            ...]`` without an axis of steps.
+        sequence_length: Number of steps in a window, S; by default 64. With ``windows``, batches are ``[B, ...]``
+            without an axis of steps by default.
         batch_size: Number of windows in a batch, B, over all shards and devices; by default 32. For a replay buffer,
             see ``ReplayBuffer.sample``.
         sampling: "random", "last", "sequential", "batch", "blocks", ``sampling.Blocks``, or a ``WindowSampler``.
@@ -231,7 +232,8 @@ def _source_of(
 
 
 def _refuse(asked: Mapping[str, Any], what: str, *but: str) -> None:
-    """Raise ConfigError if an argument that determines batches, except the arguments ``but``, is given for ``what``."""
+    """Raise ConfigError if a value is given for an argument that ``what`` does not support: any argument in ``asked``,
+    except the arguments ``but``."""
     for name, value in asked.items():
         is_default = value in (_OF_BATCHES[name], None) or (name == "shard" and value == _WHOLE)
         if name not in but and not is_default:

@@ -42,10 +42,10 @@ class Feed:
         return Staleness()
 
     def prepare(self, index: int, *, first: bool) -> bool:
-        """Prepare batch ``index`` in the caller's thread; ``first`` tells whether it is the first batch of this feed.
+        """Prepare batch ``index`` in the caller's thread; ``first`` is True for the first batch of this feed.
 
         Returns:
-            Whether the threads must restart, because batches may exist that they missed.
+            Whether the threads must restart, because a thread may have requested a batch before it was drawn.
         """
         if first:
             len(self.source)  # raises ConfigError if the caller shards a sharded source again
@@ -63,7 +63,7 @@ class Feed:
         return {"next_index": next_index, "fingerprint": self.source.fingerprint}
 
     def restored(self, state: Mapping[str, Any]) -> tuple[Any, int]:
-        """Return the feed that ``state`` describes, and the number of its next batch.
+        """Return the feed that ``state`` describes, and the index of its next batch.
 
         Raises:
             StateError: The state is damaged or belongs to another source.
@@ -252,9 +252,9 @@ class Loader(Generic[T]):
 
         The digest is equal in every framework and for every number of workers. The state contains it, and a resumed
         loader continues it; with several ranks, this requires the joint state of all ranks, see ``load_state_dict``.
-        The thread that computes a batch computes its digest before the transfer to a device. With ``uneven="pad"``,
-        padding windows and a mask that only marks them are not included, so that the digest is the same for any number
-        of ranks.
+        The thread that computes a batch also computes its digest, before the transfer to a device. With
+        ``uneven="pad"``, the digest does not include padding windows, or a mask that only marks padding windows. So the
+        digest is the same for any number of ranks.
 
         Raises:
             ConfigError: The loader was created without ``digest=True``.
@@ -265,7 +265,8 @@ class Loader(Generic[T]):
 
     @property
     def staleness(self) -> Staleness:
-        """The staleness of the last batch: the numbers of batches, written rows and priority updates since its draw.
+        """The staleness of the last batch: how many batches were drawn, rows written and priorities updated since its
+        draw.
 
         Only batches of a replay buffer can be stale, because they are drawn ``prefetch`` calls before their delivery.
         """
@@ -301,8 +302,8 @@ class Loader(Generic[T]):
         return timed(make) if self._num_workers else make
 
     def _made(self, began: float) -> tuple[Any, Any]:
-        """Return the next batch, with its digest if requested, and the time that its computation took; None: the time
-        of this call.
+        """Return the next batch, with its digest if requested, and the time that its computation took; None if this
+        call computed the batch.
         """
         if self._process is None:
             self._process = os.getpid()
@@ -369,8 +370,8 @@ class Loader(Generic[T]):
         """Return the state for continuing with the next batch in any process: integers and strings.
 
         The keys are ``seed``, ``next_index``, ``rows`` (of the snapshot; for a mixture a dict by the members' names),
-        ``epoch_start`` (the first index of the first epoch over the snapshot), ``fingerprint`` (of data and
-        configuration), ``configuration`` (readable), and with videos ``decoder``. The state is equal for every
+        ``epoch_start`` (the index of the first batch of the first epoch over the snapshot), ``fingerprint`` (of data
+        and configuration), ``configuration`` (readable), and with videos ``decoder``. The state is equal for every
         framework, shard and number of workers.
 
         Over a user-defined source, the keys are ``next_index`` and ``fingerprint``. Over a replay buffer, the state has
@@ -387,7 +388,8 @@ class Loader(Generic[T]):
         return state
 
     def load_state_dict(self, state: Mapping[str, Any], *, accept_decoder: bool = False) -> None:
-        """Continue exactly where ``state`` was taken, with its seed. The store may have more rows since then.
+        """Continue exactly from the position and seed in ``state``. The store may have more rows than when the state
+        was saved.
 
         The digest continues if the state has the digest of a complete stream: from one process, or from all ranks
         together (``mouse_core.digest.whole_state``). With several ranks, rank 0 continues the digest and the other

@@ -62,7 +62,7 @@ class Staged:
     Args:
         gather: The first stage, from an index to a gathered batch.
         transfer: The second stage, from a gathered batch to a delivered batch.
-        arrays: Returns the delivered batch as host arrays, from the result of ``gather``.
+        arrays: Function that converts the result of ``gather`` to the delivered batch as host arrays.
         rows: The range of gathered rows in the batch over all shards, or the first row; None: the rows of the source.
     """
 
@@ -84,7 +84,8 @@ class Prefetcher(ABC, Generic[T]):
 
     Args:
         first: The first index.
-        take: Waits for the next outcome in order and returns it; returns None if the prefetcher is closed.
+        take: Function that waits for the next outcome in order and returns it; it returns None if the prefetcher is
+            closed.
     """
 
     def __init__(self, first: int, take: Callable[[], Outcome[T] | None]) -> None:
@@ -173,7 +174,7 @@ class OrderedPrefetcher(Prefetcher[T]):
         return True
 
     def begin(self, make: Callable[[int], T], first: int, *, until: int | None = None) -> None:
-        """Compute other items; see ``Prefetcher``."""
+        """Compute items with another ``make``; see ``Prefetcher``."""
         self.next_index, self._error = first, None
         self._queue.begin(make, first, until)
 
@@ -211,8 +212,8 @@ class _Queue(Generic[T]):
             self.ready.clear()
 
     def claim(self) -> tuple[int, int, Callable[[int], T]] | None:
-        """Wait for room, and return the number of the current ``make``, the next index and ``make``; None when
-        closed.
+        """Wait until another item may be computed; return the index of the current ``make``, the index of the next
+        item, and ``make``; None if the queue is closed.
         """
         with self.room:
             while not self.closed:
@@ -274,11 +275,11 @@ class Delivery(Generic[T]):
     """The functions and options that determine how batches are computed and delivered to a framework.
 
     Args:
-        maker: Returns, for a source, the function from an index to a batch, or to the input of ``hand_over``. The
-            function runs in the worker threads, and must not refer to the loader; otherwise a dropped loader is never
-            closed. ``maker`` is called again after ``refresh()`` and ``load_state_dict()``.
-        hand_over: Runs in the caller's thread for every delivered batch.
-        prefetcher: The class that computes ahead, called like ``OrderedPrefetcher``.
+        maker: Function that returns, for a source, the function from an index to a batch, or to the input of
+            ``hand_over``. The function runs in the worker threads, and must not refer to the loader; otherwise a
+            dropped loader is never closed. ``maker`` is called again after ``refresh()`` and ``load_state_dict()``.
+        hand_over: Function that is called in the caller's thread for every delivered batch.
+        prefetcher: The class that computes batches ahead, with the constructor arguments of ``OrderedPrefetcher``.
         in_caller: Whether the calling thread computes batches, for any number of workers.
         ranks: The processes that deliver parts of the same batches and check their agreement; None: the ranks of the
             source's shard, if known.

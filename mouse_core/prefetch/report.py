@@ -1,7 +1,7 @@
 """Reports of a loader's waiting times, which are measured while batches are computed and delivered.
 
-Measuring costs nearly nothing: the clock is read twice when a batch is computed, and twice when it is delivered. A
-thread's idle time is read only after a slow batch, and occasionally before a batch.
+Measuring takes very little time: the clock is read twice when a batch is computed, and twice when the batch is
+delivered. A thread's idle time is read only after a slow batch, and occasionally before a batch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CAUSES = ("disk", "network", "decode", "processor")
 
 @dataclass(frozen=True)
 class LoaderReport:
-    """The time of a loop over batches by cause, and numbers of bytes; all values are sums since the loader began.
+    """The time of a loop over batches, by cause, and numbers of bytes, summed since the loader began.
 
     ``later - earlier`` is the difference of two reports. The seconds of several threads that compute batches are added.
 
@@ -41,14 +41,15 @@ class LoaderReport:
         decode: Seconds of decoding images.
         processor: Seconds of all other work: planning, copying, converting, augmenting, user functions.
         delivered_bytes: Bytes of the delivered batches, estimated from some of them.
-        stored_bytes: Bytes of the same batches in their stored dtypes; None if the source does not report them.
+        stored_bytes: Bytes of the delivered batches in their stored dtypes; None if the source does not report this
+            number.
         disk_bytes: Bytes that this process read from local disks for any purpose; None if the system does not report
             them.
         network_bytes: Bytes that were received from other machines for the loader's source.
-        asked_bytes: Bytes of remote data that batches needed, cached or not.
+        asked_bytes: Bytes of remote data that batches needed, whether the data were in the local cache or not.
         queued_bytes: Bytes of readahead that are currently requested from other machines and have not arrived.
         ready: Number of finished batches that currently wait for the caller.
-        ready_at_most: The largest possible number of such batches.
+        ready_at_most: The largest possible value of ``ready``.
     """
 
     seconds: float = 0.0
@@ -78,7 +79,7 @@ class LoaderReport:
 
     @property
     def waits(self) -> dict[str, float]:
-        """The share of the loop's time in which the caller waited, by cause; the shares are in ``[0, 1]``.
+        """The share of the loop's time in which the caller waited, for each cause; each share is in ``[0, 1]``.
 
         The caller's waiting time is split in proportion to the work of the threads that compute batches.
         """
@@ -108,7 +109,7 @@ class LoaderReport:
 
     @property
     def ahead(self) -> float:
-        """The number of seconds for which the ready batches suffice at the caller's present speed."""
+        """How many seconds the ready batches will last at the caller's current speed."""
         used = self.seconds - self.waited
         return self.ready * used / self.batches if self.batches else 0.0
 
@@ -184,14 +185,14 @@ class Counts:
         self._disk_bytes, self._elsewhere = _disk_bytes(), counters_of(source)
 
     def look(self, now: float) -> None:
-        """Read this thread's resource usage before it computes a batch."""
+        """Read this thread's resource usage before the thread computes a batch."""
         self.looked, self._usage = now, _usage()
 
     def add(self, seconds: float, took: float | Took | None, batch: Any) -> None:
         """Count a batch for which the caller needed ``seconds``, and whose computation took ``took``.
 
-        With ``took`` None, the caller computed the batch; then only slow batches, and batches whose size is measured,
-        are counted here.
+        If ``took`` is None, the caller computed the batch. In this case, only slow batches, and batches whose size is
+        measured, are counted here.
         """
         if took is None:
             if seconds > self.slow:
@@ -218,7 +219,7 @@ class Counts:
             source: The source of the batches.
             decoding: Seconds of decoding.
             ready: Number of batches that wait for the caller.
-            ready_at_most: Largest possible number of such batches.
+            ready_at_most: Largest possible value of ``ready``.
         """
         before, said = self._elsewhere, counters_of(source)
         elsewhere = {name: max(0.0, value - before.get(name, 0.0)) for name, value in said.items()}
@@ -259,7 +260,7 @@ def counters_of(source: Any) -> dict[str, float]:
 
     ``fetched`` is the number of bytes from the network, ``read`` the number of needed bytes, ``seconds`` the waiting
     time, and ``queued`` the number of requested bytes that have not arrived. Objects with the same ``counted`` share
-    one set of counters.
+    their counters, so these are added only once.
     """
     total: dict[str, float] = {}
     counted = {id(getattr(one, "counted", one)): one for one in _backings(source) if hasattr(one, "counters")}
@@ -303,8 +304,8 @@ def _bytes_of(batch: Any) -> int:
 
 
 def _usage() -> tuple[float, int]:
-    """Return this thread's processor seconds, and its numbers of read blocks and pages; numbers of the process on
-    systems without counts per thread.
+    """Return the processor seconds of this thread, and how many blocks and pages it has read; on systems without counts
+    per thread, the numbers of the process.
     """
     if os.name != "posix":
         return perf_counter(), 0

@@ -24,7 +24,8 @@ _SIZES_KEPT = 256
 
 @runtime_checkable
 class Source(Protocol):
-    """Batches by index. A ``BatchSource`` is a ``Source``, and so is any object of a user with these four members.
+    """Batches by index. A ``BatchSource`` is a ``Source``; a user's own object is a ``Source`` if it has these four
+    members.
 
     Batch ``index`` is a pure function of the index: it is the same in any process, for any order of calls, and in
     concurrent threads. If the data of a source grow, create a new source. ``mouse_core.testing.SourceConformance``
@@ -50,7 +51,7 @@ class Source(Protocol):
         """Return batch ``index`` (an integer of at least 0), ``{field: ndarray [B, S, *shape]}``. Epochs continue
         without end.
 
-        If ``spec.batch_dims`` is 1, fields have no axis of steps, ``[B, *shape]``, or are packed, ``[T, *shape]``.
+        If ``spec.batch_dims`` is 1, fields are ``[B, *shape]`` without an axis of steps, or packed, ``[T, *shape]``.
 
         The caller owns the arrays: the source never writes to their memory again. A tuple of such dicts is a batch with
         several views.
@@ -109,7 +110,8 @@ class RecastSource(_Around):
 
 
 class ShardSource(_Around):
-    """One shard's rows of the batches of a source without shards: complete batches are computed, then cut.
+    """A source of one shard's rows of the batches of another source; complete batches are computed, and then reduced to
+    the rows of the shard.
 
     Args:
         source: The source of complete batches, ``[B, ...]`` in every field.

@@ -1,8 +1,8 @@
 """Block sampling: windows come from a rotating pool of row blocks, so that reads are long and sequential.
 
-A window has a few kilobytes, but disks and networks read long ranges several times as fast. Therefore complete blocks
-are read to a pool, and batches take their windows from all blocks in the pool. The disadvantage is that windows of one
-block are delivered in neighbouring batches. ``Pool.variance`` measures this correlation.
+A window has only a few kilobytes, and disks and networks read long ranges several times as fast. Therefore complete
+blocks are read into a pool, and batches take their windows from all blocks in the pool. The disadvantage is that
+windows of one block are delivered in neighbouring batches. ``Pool.variance`` measures this correlation.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _SAMPLED_ROWS = 8
 
 @dataclass(frozen=True)
 class Pool:
-    """The pool of blocks from which windows are drawn. Windows do not overlap and are numbered from 0.
+    """The pool of blocks from which windows are drawn. Windows do not overlap; their indices begin at 0.
 
     Args:
         windows: Number of windows in an epoch, W.
@@ -80,13 +80,13 @@ class Pool:
     def variance(self, batches: int = 64, *, first: int | None = None, seed: int = 0) -> float:
         """Return the variance of the mean of ``batches`` batches, divided by the variance with uniform draws.
 
-        The result is the worst case, in which all windows of a block are equal and blocks differ. If ``n_k`` of ``n``
-        windows belong to block k of J, the ratio is ``n * (A - (1 - A) / (J - 1))``, where ``A = sum(n_k ** 2) / n **
-        2``. The numerator is the variance of a mean of values drawn without replacement, the denominator the variance
-        of ``n`` values drawn with replacement (Cochran, "Sampling techniques", 1977, 2.8). A result of 1 is as good as
-        uniform draws. With a result of 40, the mean varies as much as with a fortieth of the windows. For all windows
-        of an epoch the result is 0. If neighbouring windows differ as much as distant windows, the real ratio is 1 or
-        less.
+        The result is for the worst case, in which all windows of a block are equal and blocks differ. If ``n_k`` of
+        ``n`` windows belong to block k of J, the ratio is ``n * (A - (1 - A) / (J - 1))``, where ``A = sum(n_k ** 2) /
+        n ** 2``. The numerator is the variance of a mean of values drawn without replacement, the denominator the
+        variance of ``n`` values drawn with replacement (Cochran, "Sampling techniques", 1977, 2.8). A result of 1 is as
+        good as uniform draws. With a result of 40, the mean varies as much as the mean of a fortieth of the windows,
+        drawn uniformly. For all windows of an epoch, the result is 0. If neighbouring windows differ as much as distant
+        windows, the real ratio is 1 or less.
 
         Args:
             batches: Number of consecutive batches.
@@ -117,9 +117,9 @@ class Pool:
 class BlockWindows(ManyStarts):
     """Samples windows from a rotating pool of shuffled row blocks; an epoch has every window once.
 
-    The windows of an epoch are consecutive, without overlap. The first row of the first window is drawn for each epoch:
-    with windows of 64 steps, it is one of the rows 0..63. Up to ``2 * S - 2`` rows at both ends are not in any window.
-    Batches are always full; a batch continues where the previous one ended, as in ``CyclicWindows``.
+    The windows of an epoch are consecutive, without overlap. The first row of the first window is drawn anew for each
+    epoch: with windows of 64 steps, this row is one of the rows 0..63. Up to ``2 * S - 2`` rows at both ends are not in
+    any window. Batches are always full; a batch continues where the previous one ended, as in ``CyclicWindows``.
 
     Args:
         sequence_length: Number of steps in a window, S.
@@ -192,7 +192,7 @@ class BlockWindows(ManyStarts):
     ) -> Iterator[tuple[int, Int64s, int, Int64s]]:
         """Yield the windows ``rows`` of ``count`` batches, split by epoch.
 
-        Each item is: the number of the epoch, the positions of the windows in the order of that epoch, the first row of
+        Each item has the index of the epoch, the positions of the windows in the order of that epoch, the first row of
         window 0, and the result of ``_known`` for the positions.
         """
         pool, length, size = self.pool(snapshot), self.sequence_length, self.batch_size
@@ -211,7 +211,7 @@ class BlockWindows(ManyStarts):
             yield epoch, some, int(_epoch(seed, epoch_start, epoch, pool).uniform[0] * places), drawn
 
     def _windows(self, snapshot: Snapshot) -> int:
-        """Return the number of windows in an epoch, which fit for every possible first row."""
+        """Return the number of windows in an epoch; this number of windows fits for every possible first row."""
         whole_windows(snapshot, self.sequence_length, at_least=1)
         return max(1, (snapshot.num_rows - self.sequence_length + 1) // self.sequence_length)
 
@@ -219,7 +219,7 @@ class BlockWindows(ManyStarts):
 def row_bytes(snapshot: Snapshot) -> float:
     """Estimate the size of a row in bytes from the fields' shapes and the encoded images of a few rows.
 
-    The estimate depends only on values, not on their layout on disk, because it affects which windows are drawn.
+    The estimate affects the choice of windows. So it depends only on values, not on their layout on disk.
     """
     types = snapshot.config.types
     readers = {reader.spec.column: reader for reader in snapshot.readers.values()}
@@ -253,8 +253,8 @@ class _Epoch(NamedTuple):
     """The random draws of an epoch.
 
     Attributes:
-        uniform: Random numbers for the first row of the epoch and for the first window of its line of windows, float64
-            ``[2]``.
+        uniform: Random numbers for the first row of the epoch, and for the first window in the epoch's line of windows,
+            float64 ``[2]``.
         blocks: Random order of the complete blocks.
         lanes: Random orders of the lanes of each window of a batch in every round.
         windows: Random orders of the windows in each stretch.
@@ -286,10 +286,9 @@ def _known(pool: Pool, seed: int, epoch_start: int, epoch: int, number: Int64s) 
     The result is int64 ``[4, n]``; see ``_WINDOW``.
 
     All blocks of the epoch, concatenated in their random order, form a line of W windows. The line is cut into K lanes
-    of W // K windows, or one more. A round takes one window of each lane: K windows, B for each batch. Window k of a
-    batch uses the ``pool.lanes`` lanes from number ``k * pool.lanes`` on, in a random order for each round. A stretch
-    is the intersection of a lane and a block. The windows of a stretch are used in a random order, and a stretch is
-    read completely.
+    of W // K windows, or one more. A round takes one window from each lane: K windows, B for each batch. Window k of a
+    batch uses the ``pool.lanes`` lanes from index ``k * pool.lanes`` on, in a random order for each round. A stretch is
+    the intersection of a lane and a block. A stretch is read completely, and its windows are used in a random order.
 
     Example: 10 windows in blocks of 4 (0..3, 4..7, and the rest, 8 and 9), batches of 2, one lane for each window of a
     batch. The line may be 4..7, 0..3, 8, 9. The lanes are 4, 5, 6, 7, 0 and 1, 2, 3, 8, 9, in stretches of 4 and 1, and

@@ -30,10 +30,10 @@ class DrawnLengths:
     """A sampler that crops windows to random lengths, at a random position within the complete window.
 
     Example: a window of 8 steps begins at row 100, and its random length is 5. The cropped window begins at one of the
-    rows 100..103 with equal probability. So all rows of an episode are equally likely, except rows near its ends, which
-    are also less frequent without random lengths.
+    rows 100..103 with equal probability. So all rows of an episode are equally likely, except rows near the episode's
+    ends. Such rows are less frequent with complete windows, too.
 
-    All other attributes, such as ``starts``, are the attributes of ``sampler`` and describe complete windows.
+    All other attributes, such as ``starts``, come from ``sampler`` and describe complete windows.
 
     Args:
         sampler: The sampler of the complete windows.
@@ -108,7 +108,8 @@ def cut_of(
         sampler in ``DrawnLengths``.
 
     Raises:
-        ConfigError: ``lengths`` are not integers of at least 1, or ``sampling`` must deliver every step.
+        ConfigError: ``lengths`` are not integers of at least 1, or the sampling must deliver every step, so windows
+            cannot be cropped.
     """
     if isinstance(sampling, DrawnLengths):
         if lengths is not None:

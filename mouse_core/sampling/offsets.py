@@ -32,11 +32,12 @@ class Seconds:
 
     Args:
         offsets: K numbers of seconds from the anchor's time stamp, in any order.
-        tolerance: The largest distance, in seconds, between a row's time stamp and the requested time. The distance
-            between neighbouring floating-point numbers of the stored dtype is added: 0.00012 s for float32 at 1,024 s.
+        tolerance: The largest allowed distance, in seconds, between a row's time stamp and the requested time. The
+            distance between neighbouring numbers of the stored dtype is added to the tolerance: 0.00012 s for float32
+            at 1,024 s.
         clock: The field of time stamps, in seconds; time stamps never decrease within an episode.
         holes: What happens if no row is within the tolerance, because rows are missing inside an episode. "refuse":
-            raise DataError. "mask": deliver the nearest row and mask it, as beyond the ends of the episode.
+            raise DataError. "mask": deliver the nearest row and mask it, like rows beyond the ends of the episode.
 
     Raises:
         ConfigError: ``offsets`` or ``tolerance`` are not finite numbers, ``tolerance`` is below 0, or ``holes`` is
@@ -72,11 +73,11 @@ class FieldWindows:
     """The checked ``windows=`` of a source: offsets by field.
 
     Args:
-        offsets: By field, K rows or seconds from the anchor.
+        offsets: By field, K distances from the anchor, in rows or seconds.
         pad: The value of missing rows. True: the nearest row of the episode. A number is the value of all elements of
             missing rows. False: anchors with missing rows are not drawn, so no row is missing.
         batch_dims: The number of axes before the axes of a field: 1 for ``[B]``, 2 for ``[B, S]``.
-        has_axis: Whether fields have an axis of length K; otherwise K is 1.
+        has_axis: Whether fields have an axis of length K; if not, K is 1.
     """
 
     offsets: Mapping[str, Offsets]
@@ -114,7 +115,7 @@ class FieldWindows:
         return f"{shown}, pad={self.pad!r}, of [{', '.join('BS'[: self.batch_dims])}]{alone}"
 
     def reach(self, shifts: Mapping[str, int]) -> tuple[int, int]:
-        """Return the numbers of rows that the fields need before and after an anchor in its episode.
+        """Return how many rows before and after an anchor the fields need in the anchor's episode.
 
         Args:
             shifts: By field, the number of rows from the anchor to the row at offset 0.
@@ -160,8 +161,9 @@ def mask_of(name: str) -> str:
 def runs_of(offsets: Sequence[int]) -> tuple[npt.NDArray[np.int64], int]:
     """Split offsets into runs of equal length; return the first offset of each run, and the length of a run.
 
-    Offsets -4, -3, -2, -1, 0, 1 are one run of 6. Offsets -4, -3, 0, 1, 2, 3 are two and four consecutive offsets, so
-    they become three runs of 2, which begin at -4, 0 and 2. Offsets -4, 0, 2 are three runs of 1.
+    Offsets -4, -3, -2, -1, 0, 1 are one run of 6 offsets. Offsets -4, -3, 0, 1, 2, 3 are two and then four consecutive
+    offsets, so they become three runs of 2 offsets, which begin at -4, 0 and 2. Offsets -4, 0, 2 are three runs of 1
+    offset.
     """
     breaks = [0, *(place for place, (one, next_) in enumerate(pairwise(offsets), 1) if next_ != one + 1), len(offsets)]
     unit = math.gcd(*(end - begin for begin, end in pairwise(breaks)))
@@ -271,7 +273,7 @@ class OffsetRows(NamedTuple):
     Args:
         start: The first row of each run, int64 ``[runs]``.
         unit: The number of rows of a run.
-        target: Positions of rows that are replaced, counted over all rows read, int64 ``[m]``, ascending.
+        target: Positions, among all rows that are read, of rows that are replaced, int64 ``[m]``, ascending.
         source: For each ``target``, the position of the row that replaces it, int64 ``[m]``.
         missing: Positions of missing rows, int64 ``[n]``, ascending.
         refused: Positions of rows that cannot be delivered, ascending, each with an error message.
@@ -290,7 +292,7 @@ def rows_of(anchors: Anchors, offsets: Sequence[int], shift: int, *, single: boo
 
     Example: an episode has the rows 10..14, and the rows 13, 14, 15, 16 are requested. Rows 15 and 16 belong to the
     next episode, so they are missing: all four rows are read, and copies of row 14 replace rows 15 and 16. If rows
-    17..20 are requested, all are missing: rows 14..17 are read, and copies of row 14 replace the others.
+    17..20 are requested, all are missing: rows 14..17 are read instead, and copies of row 14 replace rows 15..17.
 
     Args:
         anchors: The anchors.
@@ -330,8 +332,8 @@ def rows_of(anchors: Anchors, offsets: Sequence[int], shift: int, *, single: boo
 
 
 def _beyond(anchors: Anchors, firsts: Int64s, ends: Int64s) -> Bools:
-    """Return whether each run, the rows ``firsts`` to ``ends`` relative to the anchor, leaves the anchor's episode,
-    ``[a, runs]``.
+    """Return whether each run, the rows ``firsts`` to ``ends`` relative to the anchor, has rows outside the anchor's
+    episode, ``[a, runs]``.
     """
     beyond = np.zeros((len(anchors.row), len(firsts)), np.bool_)
     if firsts.min() < 0:
@@ -361,8 +363,8 @@ def rows_at(anchors: Anchors, seconds: Seconds, shift: int, clock: Clock) -> Off
     """Return the rows of the anchors' episodes whose time stamps are nearest to offsets in seconds.
 
     With time stamps 0.0, 0.1, 0.2 and the anchor at 0.1, the offset 0.04 requests the time 0.14: the nearest row has
-    the time stamp 0.1. If two rows have equal distance, the earlier row is delivered; if several rows have the anchor's
-    time, the anchor.
+    the time stamp 0.1. If two rows have equal distance, the earlier row is delivered. If several rows have the anchor's
+    time stamp, the anchor itself is delivered.
 
     Args:
         anchors: The anchors.

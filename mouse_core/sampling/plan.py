@@ -33,7 +33,7 @@ class Plan:
         global_size: Number of windows in the batch over all shards.
         first: Position of the plan's first window in the batch over all shards.
         lengths: Number of present steps in each window, int64 ``[b]``; None: all steps are present.
-        block, number: The planner's block that contains this batch, and the batch's number in the block; not pickled.
+        block, number: The planner's block that contains this batch, and the batch's index in the block; not pickled.
     """
 
     starts: npt.NDArray[np.int64]
@@ -82,8 +82,8 @@ class Blocks:
         rows: Number of rows in a block; None: the number of rows in 256 KB. Blocks are shorter if batches are so large
             that the pool would exceed 256 MB, or if the pool has room for all windows.
         pool: Number of simultaneously open blocks, rounded to a multiple of the batch size; None: as many as fit into
-            256 MB, 1,024 blocks of 256 KB. Each window of a batch has its own part of the pool, so shards share no
-            blocks.
+            256 MB, for example 1,024 blocks of 256 KB. Each position in a batch draws from its own part of the pool, so
+            different shards never read the same block.
 
     Raises:
         ConfigError: ``rows`` or ``pool`` is not an integer of at least 1.
@@ -107,10 +107,10 @@ Sampling = str | Blocks | WindowSampler
 
 
 class ManyStarts:
-    """Base class of samplers that draw the windows of several batches in one call, which makes planning cheap.
+    """Base class of samplers that draw the windows of several batches in one call, so that planning takes less time.
 
-    A sampler may implement ``starts_of_many`` without this base. A process with one of many shards draws only its few
-    windows of each batch.
+    A sampler may implement ``starts_of_many`` without this base class. With many shards, each process draws only the
+    few windows of its shard.
     """
 
     def starts(self: Any, seed: int, index: int, snapshot: Snapshot, epoch_start: int) -> npt.NDArray[np.int64]:
@@ -137,11 +137,12 @@ class Stretches(NamedTuple):
     starts: npt.NDArray[np.int64]
     """The first row of each window, stretch by stretch, int64 ``[n]``."""
     bounds: npt.NDArray[np.int64]
-    """The position of each stretch's first window in ``starts``, and the number of windows, int64 ``[stretches +
-    1]``.
+    """The position of each stretch's first window in ``starts``, and at the end the number of all windows, int64
+    ``[stretches + 1]``.
     """
     firsts: npt.NDArray[np.int64]
-    """The first stretch that each batch opens, and the number of stretches, int64 ``[batches + 1]``."""
+    """The index of the first stretch that each batch opens, and at the end the number of stretches, int64 ``[batches +
+    1]``."""
     until: npt.NDArray[np.int64]
     """The index of the first batch that no longer reads each stretch, int64 ``[stretches]``."""
 
@@ -167,7 +168,7 @@ class ReadsBlocks(Protocol):
                 batches opened.
 
         Returns:
-            The stretches; None: rows are read only with their batch.
+            The stretches; None: the rows of each batch are read only with the batch.
         """
 
 
@@ -196,9 +197,9 @@ def starts_by_epochs(
     Args:
         first, end: Index of the first batch, and of the batch after the last batch.
         epoch, epoch_start: Number of batches in an epoch, and index of the first batch of the first epoch.
-        one: Draws the batch with a given index.
-        many: Draws ``count`` full batches from an index on, int64 ``[count, B]``; returns None if the sampler does not
-            support it.
+        one: Function that draws the batch with a given index.
+        many: Function that draws ``count`` full batches from an index on, int64 ``[count, B]``; it returns None if the
+            sampler cannot draw several batches together.
 
     Returns:
         int64 ``[b]`` for each batch; an empty list if the caller must draw the batches one by one.
@@ -240,8 +241,8 @@ def whole_windows(snapshot: Snapshot, length: int, *, at_least: int) -> int:
 
 
 def cut_at_epochs(begin: int, count: int, length: int) -> Iterator[tuple[int, int, int]]:
-    """Split ``count`` items from ``begin`` on by epochs of ``length`` items; yield the epoch, the first item in the
-    epoch, and the end.
+    """Split ``count`` items from ``begin`` on by epochs of ``length`` items; yield the index of each epoch, and the
+    first item and the end of the items in it.
 
     Example: with epochs of 10 items, 7 items from item 8 on are the items 8..9 of epoch 0 and 0..4 of epoch 1: (0, 8,
     10), (1, 0, 5).
@@ -255,9 +256,11 @@ def cut_at_epochs(begin: int, count: int, length: int) -> Iterator[tuple[int, in
 
 
 def numbers_of_rows(first: int, count: int, size: int, rows: slice) -> Int64s:
-    """Return the numbers of the windows ``rows`` of ``count`` batches of ``size`` windows, int64 ``[count, n]``.
+    """Return, for ``count`` batches of ``size`` windows, the indices over all batches of the windows at the positions
+    ``rows``, int64 ``[count, n]``.
 
-    Example: with batches of 4 windows, the windows 1..2 of the batches 5 and 6 have the numbers 21, 22 and 25, 26.
+    Example: with batches of 4 windows, the windows at positions 1 and 2 of batch 5 have the indices 21 and 22, and of
+    batch 6 the indices 25 and 26.
     """
     numbers: Int64s = np.arange(first, first + count)[:, None] * size + np.arange(rows.start, rows.stop)
     return numbers

@@ -1,9 +1,11 @@
-"""Assignment of a mixture's windows to its members: the member of window n, for any n, without a state.
+"""Assignment of a mixture's windows to its members: a pure function returns the member of the window with index n, for
+any n.
 
-Windows are assigned in the order in which parties get seats of a parliament by the method of Webster and Sainte-Lague
-(Balinski and Young, "Fair Representation", 1982). Example: with weights 3 and 1, a round has four windows. The windows
-of member 0 are due at 1/6, 3/6 and 5/6 of the round, the window of member 1 at 1/2. If two windows are due at the same
-time, the lower member is first. So the members of every round are 0, 0, 1, 0.
+Windows are assigned to members as seats of a parliament are assigned to parties by the method of Webster and
+Sainte-Lague (Balinski and Young, "Fair Representation", 1982). Example: with weights 3 and 1, a round has four windows.
+The windows of member 0 are due at 1/6, 3/6 and 5/6 of the round, and the window of member 1 is due at 1/2. If two
+windows are due at the same time, the member with the lower index is first. So the windows of every round belong to the
+members 0, 0, 1, 0.
 """
 
 from __future__ import annotations
@@ -25,9 +27,9 @@ from mouse_core.spec import check_count
 Int64s = npt.NDArray[np.int64]
 
 LONGEST_ROUND = 1 << 26
-"""Number of windows in the longest round. A window is due at a time ``(2k + 1) / p`` below 2. For two members, the sum
-of ``p`` and ``p'`` is at most this number. So two due times are equal or differ by at least ``1 / (p * p')``, 2**-50,
-and float64 preserves their order.
+"""Number of windows in the longest round. A member with ``p`` windows in a round has windows due at the times ``(2k +
+1) / p`` below 2. For two members, ``p + p'`` is at most this number. So two due times are equal or differ by at least
+``1 / (p * p')``, which is at least 2**-50, and float64 preserves their order.
 """
 
 # Number of windows that one call assigns, so that most calls stay within one round.
@@ -62,7 +64,8 @@ class Shares:
 
     @memo
     def _of_round(self) -> Int64s:
-        """Number of windows of each member in one or several rounds; several rounds give the same order as one."""
+        """Number of windows of each member in one or several rounds; the order of windows is the same for any number of
+        rounds."""
         rounds = -(-_SHORTEST_ROUND // sum(self.windows))
         return np.array(self.windows, np.int64) * rounds
 
@@ -95,9 +98,9 @@ class Shares:
         The first result, int64 ``[M]``, counts the windows of each member up to a time at which window ``first`` is not
         yet due. The second result, int64 ``[n]``, lists the members of the following windows in order.
 
-        Example: members with 3 and 1 windows have a round of 4 windows. By time 2, ``floor(2 * 3/4 + 1/2) = 2`` and
-        ``floor(2 * 1/4 + 1/2) = 1`` windows are due, 3 in total. The total never differs from the time by more than M /
-        2.
+        Example: members with 3 and 1 windows have a round of 4 windows. By time 2, ``floor(2 * 3/4 + 1/2) = 2`` windows
+        of member 0 and ``floor(2 * 1/4 + 1/2) = 1`` window of member 1 are due, 3 in total. The total never differs
+        from the time by more than M / 2.
         """
         of_round, members = self._of_round, len(self._of_round)
         windows = int(of_round.sum())
@@ -113,11 +116,12 @@ class Shares:
 
 
 class StagedShares:
-    """Shares that change with the number of the window.
+    """Shares that change with the index of the window.
 
     Args:
-        first: The number of the first window of each stage, ascending, beginning with 0.
-        shares: Returns the shares of a stage; called when windows of the stage or of a later stage are requested.
+        first: The index of the first window of each stage, ascending, beginning with 0.
+        shares: Function that returns the shares of a stage; it is called when windows of the stage or of a later stage
+            are requested.
     """
 
     def __init__(self, first: Sequence[int], shares: Callable[[int], Shares]) -> None:
@@ -149,7 +153,7 @@ class StagedShares:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Weights that change with the number of the batch, in stages.
+    """Weights that change with the index of the batch, in stages.
 
     Args:
         weights: The weights of each stage, by the index of its first batch; index 0 must be a key. The weights of a

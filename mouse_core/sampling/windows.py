@@ -1,7 +1,7 @@
 """Samplers of windows, either over the stream of steps or within episodes.
 
 Windows of the stream cross the ends of episodes on purpose: a model that learns in context sees the transition from one
-episode to the next, and the field ``done`` marks the end.
+episode to the next, and the field ``done`` marks the end of each episode.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ class SequentialWindows(ManyStarts):
     Args:
         sequence_length: Number of steps in a window, S.
         batch_size: Number of windows in a batch.
-        drop_last: Whether the last windows of an epoch are dropped if they do not fill a batch; otherwise they are a
-            short batch.
+        drop_last: Whether the last windows of an epoch are dropped if they do not fill a batch; otherwise, the last
+            batch of the epoch is short.
     """
 
     name: ClassVar = "sequential"
@@ -173,11 +173,11 @@ class CyclicWindows(ManyStarts):
 
 
 def _in_order(seed: int, epoch_start: int, windows: int, used: int, batches: range, size: int, rows: slice) -> Int64s:
-    """Return the windows ``rows`` of consecutive batches, int64 ``[batches, rows]``.
+    """Return the windows at the positions ``rows`` of each of several consecutive batches, int64 ``[batches, rows]``.
 
     Each epoch orders ``windows`` windows at random; the first ``used`` of them are delivered. Example: with epochs of
-    10 and batches of 4 windows, the batches 1 and 2 have the positions 4..9 of epoch 0 and 0..1 of epoch 1. Window 2 of
-    these batches has position 6 of epoch 0 and position 0 of epoch 1.
+    10 and batches of 4 windows, the batches 1 and 2 have the positions 4..9 of epoch 0 and 0..1 of epoch 1. So the
+    window at position 2 of these batches has position 6 of epoch 0 and position 0 of epoch 1.
     """
     stretches = cut_at_epochs(batches.start * size, len(batches) * size, used)
     if rows == slice(0, size):  # sections are cached for later batches
@@ -207,7 +207,8 @@ def _random_section(seed: int, section: int) -> npt.NDArray[np.float64]:
 
 
 def _random_numbers(seed: int, begin: int, end: int) -> npt.NDArray[np.float64]:
-    """Return the random numbers ``begin .. end - 1`` of the sequence whose sections ``_random_section`` returns."""
+    """Return the random numbers at the positions ``begin .. end - 1`` of the sequence whose sections
+    ``_random_section`` returns."""
     parts = []
     while begin < end:
         section, first = divmod(begin, SECTION)
@@ -233,7 +234,8 @@ Weighting = Literal["step", "trajectory"]
 
 @dataclass(frozen=True)
 class Column:
-    """A boundary of windows: all rows of a window have the same value in a column. A window may span several episodes.
+    """A boundary that windows do not cross: all rows of a window have the same value in a column. A window may span
+    several episodes.
 
     Args:
         name: The name of a column of numbers or texts, or of the field that reads the column. Null counts as a value.
@@ -249,8 +251,9 @@ Boundary = Literal["stream", "episode", "task"] | Column
 class EpisodeWindows:
     """Samples windows that each lie in one episode; an episode shorter than a window is one padded window.
 
-    Random orders are the same as in the samplers without episodes. "random" draws from the windows at all starts;
-    "sequential", "batch", "blocks" and "last" use windows without overlap, from the first row of each episode on.
+    The random orders of windows are the same as in the samplers over the stream. "random" draws from the windows at all
+    possible starts; "sequential", "batch", "blocks" and "last" use windows without overlap, from the first row of each
+    episode on.
 
     Args:
         sequence_length: Number of steps in a window, S.
@@ -349,8 +352,8 @@ class EpisodeWindows:
         return lengths
 
     def _numbers(self, snapshot: Snapshot) -> Snapshot:
-        """Return a stand-in snapshot whose rows are numbered windows, or numbered episodes, from which the order
-        draws.
+        """Return a substitute for the snapshot, in which each row stands for a window or an episode; samplers of rows
+        then draw windows or episodes.
         """
         view = self._windows(snapshot, tiled=self.sampling != "random")
         return self._numbered(view.count if self.weighting == "step" else view.episode_count, snapshot)
@@ -363,7 +366,7 @@ class EpisodeWindows:
     ) -> Int64s:
         """Return the first row of each of the windows ``ranks``, int64 ``[n]``, for batches of equal size.
 
-        ``ranks`` are the numbers of the windows from position ``begin`` of each batch on.
+        ``ranks`` are the indices of the windows at the positions from ``begin`` on of each batch.
         """
         view = self._windows(snapshot, tiled=self.sampling != "random")
         if self.weighting == "step":
@@ -382,7 +385,8 @@ class EpisodeWindows:
 
     @property
     def _stretch(self) -> str | None:
-        """The column with one value in all rows of a window; None: a window lies in one episode."""
+        """The column that has the same value in all rows of a window; None: all rows of a window are in the same
+        episode."""
         return None
 
     def _table(self, snapshot: Snapshot) -> EpisodeIndex:
@@ -397,15 +401,16 @@ class EpisodeWindows:
         return WindowRule(self.sequence_length, strict=self.pad is False, tiled=tiled)
 
     def _counted(self, view: WindowView) -> WindowView:
-        """Return the view after computing its number of windows, so that several threads may use it."""
+        """Return the view of windows, with its number of windows already computed, because several threads may use the
+        view."""
         _ = view.count, self.weighting == "trajectory" and view.episode_count
         return view
 
 
 @dataclass(frozen=True)
 class EpisodeAnchors(EpisodeWindows):
-    """Samples windows whose steps all have ``before`` earlier and ``behind`` later steps in their episode; ``pad`` is
-    False.
+    """Samples windows without padding; every step has at least ``before`` earlier and ``behind`` later steps in its
+    episode.
 
     Args:
         before, behind: Number of rows of the episode before and after every step.
@@ -421,7 +426,7 @@ class EpisodeAnchors(EpisodeWindows):
 
 @dataclass(frozen=True)
 class StretchWindows(EpisodeWindows):
-    """Samples windows whose rows have one value in a column; otherwise like ``EpisodeWindows``.
+    """Samples windows whose rows have the same value in a column; otherwise like ``EpisodeWindows``.
 
     Args:
         column: Name of the column; "" stands for the task column.
@@ -460,7 +465,7 @@ class TransitionWindows(EpisodeWindows):
 
 
 def _transitions(snapshot: Snapshot) -> tuple[EpisodeIndex, Int64s]:
-    """Return the episode index in numbers of transitions instead of rows, and the rows without a transition, ascending.
+    """Return the episode index, which counts transitions instead of rows, and the rows without a transition, ascending.
 
     Example: two episodes have the rows 0 1 2 and 3 4 5, and the rows 2 and 5 have no transition. The rows 0 1 are the
     transitions 0 1, the rows 3 4 are the transitions 2 3, and the episodes begin at the transitions 0 and 2. One row
@@ -554,7 +559,7 @@ def window_sampler(
 
 @dataclass(frozen=True)
 class _Numbered:
-    """A stand-in for a snapshot whose rows are numbered windows, so that a sampler of rows draws windows.
+    """A substitute for a snapshot, in which each row stands for a window; a sampler of rows then draws windows.
 
     Args:
         num_rows: Number of windows.
