@@ -61,7 +61,7 @@ class KeyRows:
         Args:
             tree: A tree of arrays ``[n, ...]``, or a list of single rows.
             schema: The schema that the rows must match; None: the schema is inferred from the rows.
-            n: Number of rows for which a single number is repeated; None: no repetition.
+            n: If ``tree`` contains single numbers, they are repeated for ``n`` rows; None: no repetition.
             ragged: Names of ragged fields, if ``schema`` is None.
 
         Raises:
@@ -166,7 +166,7 @@ def _spread(tree: Any, schema: RowSchema | None, n: int) -> Any:
 
 
 def last_of(numbers: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return the distinct numbers in ascending order, and the last position of each.
+    """Return the distinct numbers in ascending order, and the position of the last occurrence of each number.
 
     >>> last_of(np.array([5, 3, 5]))
     (array([3, 5]), array([1, 2]))
@@ -201,7 +201,7 @@ def _hashed(values: list[npt.NDArray[np.uint8]], seed: int) -> npt.NDArray[np.ui
 
 
 def pick(rows: Any, fields: tuple[FieldKey, ...] | None) -> Any:
-    """Return a tree with only the given fields, in the same nesting."""
+    """Return a tree with only the given fields; their nesting is unchanged."""
     if isinstance(rows, list) and rows and isinstance(rows[0], Mapping | tuple):
         rows = stack(rows)
     if fields is None:
@@ -261,7 +261,7 @@ def row_hash(rows: Any, *, seed: int = 0) -> npt.NDArray[np.uint64]:
         seed: Selects the hash function, in ``[0, 2**64)``.
 
     Returns:
-        uint64 ``[n, 2]``; the same on every machine.
+        uint64 ``[n, 2]``; the hashes are equal on every machine.
 
     Raises:
         SchemaError: Leaves are not arrays of numbers or text, or differ in length.
@@ -319,15 +319,15 @@ def _coefficients(seed: int, words: int, count: int) -> tuple[npt.NDArray[np.uin
 
 
 def hash_to_int(hashes: Any) -> npt.NDArray[np.int64]:
-    """Number distinct values from 0 on, in the order of their first occurrence.
+    """Return an integer for each value: distinct values get 0, 1, 2, ... in the order of their first occurrence.
 
-    For numbers over many calls, use ``map.extend(rows)`` of a ``RowMap`` without values.
+    To keep the integers over several calls, use ``map.extend(rows)`` of a ``RowMap`` without values.
 
     Args:
         hashes: ``[n]`` or ``[n, k]``, of any dtype.
 
     Returns:
-        int64 ``[n]``; equal rows have the same number.
+        int64 ``[n]``; equal rows have the same integer.
 
     Raises:
         SchemaError: The argument is not an array of numbers.
@@ -352,7 +352,8 @@ def binary_to_decimal(bits: Any, *, width: int | None = None) -> npt.NDArray[np.
     Args:
         bits: ``[..., k]``: values greater than 0 are 1. With the signs of a random projection, ``projection > 0``,
             similar rows get equal codes (SimHash).
-        width: Number of bits of a number, at most 63; several numbers of a row are added. None: all bits of a row.
+        width: The number of bits of a number, at most 63. If a row has several numbers, their sum is returned. None:
+            all bits of a row are one number.
 
     Returns:
         int64 ``[...]``.
@@ -395,7 +396,7 @@ def random_projection(values: Any, width: int, *, seed: int = 0) -> npt.NDArray[
         float32 ``[n, width]``, scaled so that the norm of a row is preserved on average.
 
     Raises:
-        ConfigError: An argument out of range.
+        ConfigError: An argument is out of range.
         SchemaError: The argument is not an array of numbers with rows.
     """
     rows = as_array(values, where="random_projection")

@@ -166,7 +166,7 @@ _MOST = (1 << 31) - 2
 
 
 class RowTable:
-    """A hash table from hashes of rows to numbers of rows.
+    """A hash table from hashes of rows to the indices (numbers) of the rows.
 
     An entry is 64 bits: 31 bits of the hash and a 1, and the number of a row plus 1. An empty entry is 0. 32 other bits
     of the hash determine the first slot to probe; they are stored in a second array, so that the table can be enlarged
@@ -185,11 +185,12 @@ class RowTable:
         return self._entries.nbytes + self._places.nbytes
 
     def find(self, hashes: Hashes, same: Callable[[Integers, Integers], npt.NDArray[np.bool_]]) -> Integers:
-        """Return the numbers of rows; -1 for a row that is absent.
+        """Return the index of each row; -1 for a row that is absent.
 
         Args:
             hashes: The hashes of the rows, ``[n]``.
-            same: Returns whether stored rows, by number, equal the rows at given positions of ``hashes``.
+            same: A function that returns whether stored rows, given by their indices, equal the rows at given positions
+                of ``hashes``.
         """
         return self._settle(hashes, same, None)[0]
 
@@ -200,16 +201,16 @@ class RowTable:
         following: int,
         later: int = 0,
     ) -> tuple[Integers, Integers]:
-        """Return the numbers of rows, after adding absent rows with numbers from ``following`` on.
+        """Return the index of each row; absent rows are added with the indices ``following``, ``following + 1``, ...
 
         Args:
             hashes: The hashes of the rows, ``[n]``.
-            same: See ``find``; the number ``following + p`` also stands for the row at position ``p``.
-            following: The number of the next row.
-            later: The expected number of further rows.
+            same: See ``find``; the index ``following + p`` also stands for the row at position ``p``.
+            following: The index of the next new row.
+            later: How many further rows are expected.
 
         Returns:
-            The numbers, ``[n]``; and the positions of the first occurrences of new rows, ascending.
+            The indices, ``[n]``; and the positions of the first occurrences of new rows, ascending.
         """
         self._make_room(len(hashes), following, later)
         numbers, at = self._settle(hashes, same, following)
@@ -237,7 +238,7 @@ class RowTable:
     def _settle(
         self, hashes: Hashes, same: Callable[[Integers, Integers], npt.NDArray[np.bool_]], following: int | None
     ) -> tuple[Integers, Integers]:
-        """Return the numbers of rows, and for each new row the position of its entry, -1 for other rows."""
+        """Return the index of each row, and for each new row the position of its entry; for other rows -1."""
         marks, position = _marks(hashes), self._first(hashes)
         todo = np.arange(len(hashes))
         numbers, new = np.full(len(hashes), -1, np.int64), np.full(len(hashes), -1, np.int64)
@@ -265,7 +266,7 @@ class RowTable:
         the next round.
 
         Returns:
-            For each row the number in the entry, or -1 for an empty entry; the position of the entry; and whether the
+            For each row, the index in the entry, or -1 for an empty entry; the position of the entry; and whether the
             row has just written the entry.
         """
         claimed = []
@@ -302,7 +303,7 @@ class RowTable:
         return found, at, np.concatenate(claimed) if claimed else np.empty(0, np.int64)
 
     def _numbers(self, entries: npt.NDArray[np.uint64]) -> Integers:
-        """Return the numbers of rows in entries."""
+        """Return the row indices that entries contain."""
         numbers = (entries & _LOW).view(np.int64)
         numbers -= 1
         return numbers
@@ -431,8 +432,8 @@ class RowIndex:
             )
 
     def distinct(self, rows: KeyRows, chosen: Integers | None) -> tuple[Integers, Integers]:
-        """Number the distinct rows from 0; return the number of each row, and the position of the first occurrence of
-        each number.
+        """Assign the indices 0, 1, 2, ... to the distinct rows; return the index of each row, and the position of the
+        first occurrence of each index.
         """
         places = np.arange(rows.n) if chosen is None else chosen
         return RowTable().add(
@@ -440,7 +441,7 @@ class RowIndex:
         )
 
     def _added(self, rows: KeyRows, first: int) -> tuple[Integers, Integers]:
-        """Return the numbers of rows, where new rows are numbered from ``first`` on, and the position of the first
+        """Return the index of each row, where new rows get the indices from ``first`` on, and the position of the first
         occurrence of each new row.
         """
         numbers, news = np.empty(rows.n, np.int64), np.empty(rows.n, np.int64)
@@ -469,7 +470,7 @@ class RowIndex:
         return numbers, news[: following - first]
 
     def _put_values(self, numbers: Integers, values: KeyRows, first: int, new: int) -> None:
-        """Write the values of rows by their numbers; the last ``new`` numbers belong to new rows."""
+        """Write the values of rows by their indices; the last ``new`` indices belong to new rows."""
         if new == values.n and (numbers == np.arange(first, first + new)).all():
             self.values.write(values.take(None), values.schema, new, first)
             return
@@ -482,7 +483,7 @@ class RowIndex:
     # ------------------------------------------------------------------ rows and their numbers
 
     def find(self, rows: KeyRows, chosen: Integers | None = None) -> Integers:
-        """Return the numbers of rows; -1 for a row that is absent."""
+        """Return the index of each row; -1 for a row that is absent."""
         n = rows.n if chosen is None else chosen.size
         numbers = np.empty(n, np.int64)
         for part in _parts(rows, n):
@@ -495,7 +496,7 @@ class RowIndex:
         return numbers
 
     def _is_stored(self, rows: KeyRows, places: Integers, numbers: Integers) -> Any:
-        """Return whether the rows at given positions equal the stored rows of given numbers."""
+        """Return whether the rows at the given positions equal the stored rows with the given indices."""
         if not places.size:
             return np.zeros(0, np.bool_)
         return ~rows.differ(places, KeyRows.of(self.keys.get(numbers), rows.schema), None)
@@ -693,7 +694,7 @@ class RowMap:
 
         Raises:
             SchemaError: The rows or values do not match the first write, or only some writes have values.
-            DataError: The numbers of values and rows differ, or the map has no room. The map is unchanged.
+            DataError: ``values`` and ``rows`` differ in length, or the map has no room. The map is unchanged.
         """
         picked = self._picked(rows)
         with self._held():

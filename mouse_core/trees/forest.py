@@ -27,10 +27,10 @@ class Graph(NamedTuple):
     """The part of a forest below a root: vertices, the root first, and edges between vertices.
 
     Attributes:
-        nodes: Numbers of nodes in the forest: first the vertices, then the nodes inside edges.
+        nodes: The index in the forest of each node: first of the vertices, then of the nodes inside edges.
         edges: The parent and child vertex of each edge, ordered by parent, ``[E, 2]``.
         bounds: Edge e consists of the steps ``bounds[e] .. bounds[e + 1] - 1``.
-        steps: The numbers of the forest's edges that are the steps.
+        steps: For each step, the index of its edge in the forest.
         ended: Whether every transition of an edge terminated its episode.
         vertices: The number of vertices.
     """
@@ -68,7 +68,8 @@ class Links(NamedTuple):
         latest: The newest edge that leaves each node; -1 without an edge.
         previous: For each edge, the previous edge that leaves the same node; -1 without an edge.
         target: The node that each edge leads to.
-        terminated, count: The number of episodes that terminated with each edge, and the number of its transitions.
+        terminated, count: For each edge, the number of episodes that terminated with it, and the number of its
+            transitions.
     """
 
     latest: Any
@@ -126,7 +127,7 @@ def _chain(forest: Links, out: dict[int, list[int]], edge: int, kept: set[int]) 
 
 
 def _numbered(forest: Links, root: int, max_depth: int | None, chains: dict[int, list[list[int]]]) -> Graph:
-    """Return the graph, with vertices numbered by their distance from the root."""
+    """Return the graph; its vertices are in the order of their distance from the root."""
     number, depths = {root: 0}, [0]
     order, edges, bounds, steps = [root], [], [0], []
     ended = []
@@ -248,7 +249,7 @@ class Forest:
     Observations that are equal byte by byte, in any rollout, are one node. An edge is identified by a node, an action
     and the next node, so an action with several outcomes has an edge for each outcome. An edge stores the count of its
     transitions, the sum of their rewards, and the count of ends of episodes. The order of transitions determines the
-    numbers of nodes and edges, and the values of ``extra``. The forest is kept in memory; ``dumps`` writes it to a
+    indices of nodes and edges, and the values of ``extra``. The forest is kept in memory; ``dumps`` writes it to a
     file.
 
     Args:
@@ -419,7 +420,7 @@ class Forest:
         )
 
     def _grow(self, before: int) -> None:
-        """Extend memory to all edges; edges from number ``before`` on are new."""
+        """Extend memory to all edges; edges from index ``before`` on are new."""
         length = len(self._edge_map)
         if length > len(self._memory):
             larger = np.empty(max(length, len(self._memory) * 3 // 2, 16), _EDGE)
@@ -428,7 +429,7 @@ class Forest:
         self._memory[before:length] = 0
 
     def _link(self, before: int) -> None:
-        """Link the edges from number ``before`` on as the newest edges of their source nodes."""
+        """Link the edges from index ``before`` on as the newest edges of their source nodes."""
         if self.num_nodes > len(self._latest):  # at least twice as long, so that it is copied seldom
             self._latest = np.append(self._latest, np.full(self.num_nodes, -1))
         sources = self._memory["source"][before : len(self)]
@@ -479,7 +480,7 @@ class Forest:
         """Return the outcomes of each action at an observation.
 
         Args:
-            root: An observation without an axis of rows, or the number of a node.
+            root: An observation without an axis of rows, or the index of a node.
 
         Returns:
             Rows in TED ``[n, ...]``, one row for each edge, with a field "count" and the mean reward.
@@ -493,7 +494,7 @@ class Forest:
         """Return the tree of known rollouts that begin at an observation.
 
         Args:
-            root: An observation without an axis of rows, or the number of a node. Other fields are ignored.
+            root: An observation without an axis of rows, or the index of a node. Other fields are ignored.
             max_depth: The largest number of edges from the root to a vertex; None for no limit.
             compact: Whether an observation with one incoming and one outgoing edge becomes part of an edge instead of a
                 vertex.
@@ -584,7 +585,7 @@ class Forest:
 
     @classmethod
     def loads(cls, path: str | PathLike[str]) -> Forest:
-        """Return the forest that ``dumps`` saved, with the same numbers of nodes and edges.
+        """Return the forest that ``dumps`` saved; nodes and edges keep their indices.
 
         Raises:
             StateError: The file is damaged, has other content, or a newer version wrote it.
@@ -613,7 +614,7 @@ class Forest:
 
 
 def _actions(fields: dict[FieldKey, npt.NDArray[Any]]) -> dict[str, Any]:
-    """Return actions as a part of an edge's key, with numbers as names, because a field's name may equal the name of
-    another part.
+    """Return the fields of actions for the key of an edge. The fields are named by numbers, because the name of a field
+    may equal the name of another part of the key.
     """
     return {"action": {str(number): array for number, array in enumerate(fields.values())}} if fields else {}

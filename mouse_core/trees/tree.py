@@ -23,7 +23,7 @@ class Steps(NamedTuple):
     """The S steps of a tree, as arrays.
 
     Attributes:
-        sources, targets: The observations before and after each step, by their position in the tree, int64 ``[S]``.
+        sources, targets: The positions in the tree of the observations before and after each step, int64 ``[S]``.
         counts: The number of transitions of each step, int64 ``[S]``.
         rewards: The mean reward, float64 ``[S]``.
         dones: Done codes, int8 ``[S]``; see ``Tree``.
@@ -96,7 +96,7 @@ def _worth(tree: Tree, discount: float, best: bool) -> _Worth:
 
 
 def _actions(tree: Tree) -> Integers:
-    """Number the actions of the edges' first steps; equal actions get equal numbers."""
+    """Return an integer for the action of each edge's first step; equal actions get equal integers."""
     first = tree.bounds[:-1]
     fields = {key: tree.steps.fields[key][first] for key in tree.steps.actions}
     return RowMap().extend(nest(fields)) if fields else np.zeros(len(first), np.int64)
@@ -245,7 +245,7 @@ def folded(edges: Edges, groups: list[list[int]]) -> tuple[int, int]:
 
 
 def _ways(edges: Edges, member: list[int], begin: int) -> Iterator[tuple[int, int]]:
-    """Yield all paths within a group that visit no vertex twice: the length, and the first vertex after the group.
+    """Yield, for each path within a group that visits no vertex twice, its length and the first vertex after the group.
 
     The vertex is -1 if the path ends in the group.
     """
@@ -306,16 +306,16 @@ class Tree:
     """The known rollouts that begin at an observation: vertices, and edges that consist of the steps between two
     vertices.
 
-    Vertices are numbered by their distance from the root, which is vertex 0; edges are ordered by the vertex that they
-    leave. A path lists the number of an edge at each vertex: ``(0, 2)`` is the first edge of the root, followed by the
-    third edge of the next vertex. An observation is one vertex even if several edges, and thus several paths, lead to
-    it. A path ends with an edge that leads back to a vertex of the path, with an edge at which every episode
-    terminated, or at a vertex without leaving edges.
+    Vertices are ordered by their distance from the root, which is vertex 0; edges are ordered by the vertex that they
+    leave. A path lists, for each vertex on it, the index of the chosen edge among the leaving edges: ``(0, 2)`` is the
+    first edge of the root, followed by the third edge of the next vertex. An observation is one vertex even if several
+    edges, and thus several paths, lead to it. A path ends with an edge that leads back to a vertex of the path, with an
+    edge at which every episode terminated, or at a vertex without leaving edges.
 
     ``Forest.get_tree`` creates a tree; later changes of the forest do not affect it.
 
     Attributes:
-        nodes: The number in the forest of each vertex, int64 ``[V]``.
+        nodes: The index of each vertex in the forest, int64 ``[V]``.
         edges: The begin and end vertex of each edge, int64 ``[E, 2]``.
         counts: The number of transitions of each edge's first step, int64 ``[E]``.
         rewards: The sum of the mean rewards of an edge's steps, float64 ``[E]``.
@@ -436,7 +436,7 @@ class Tree:
         """Return the number of vertices.
 
         Args:
-            count_repeat: Whether a vertex counts once for each path to it; see ``max_length`` for the cost.
+            count_repeat: Whether a vertex is counted once for each path to the vertex; see ``max_length`` for the cost.
         """
         return folded(self._leaving, self._groups)[1] if count_repeat else len(self)
 
@@ -499,9 +499,9 @@ class Tree:
         best action.
 
         The reward of a step is the mean of the observed rewards. The value of an edge is the reward of its steps plus
-        the discounted value of its end vertex; that value is multiplied by the share of transitions that did not
-        terminate. On cycles, values are the limit of value iteration from 0, to 1e-9 of the largest value, independent
-        of the order of rollouts.
+        the discounted value of the edge's end vertex, multiplied by the share of transitions that did not terminate. On
+        cycles, values are the limit of value iteration from 0, with an error of at most 1e-9 of the largest value; they
+        do not depend on the order of rollouts.
 
         Args:
             discount: The discount per step.
@@ -540,8 +540,8 @@ class Tree:
     # ------------------------------------------------------------------ texts and plots
 
     def to_string(self, format: Callable[[Tree, int], Any] | None = None) -> str:
-        """Return a text with a line for each path to a vertex, indented by the path's length; "..." below a repeated
-        vertex.
+        """Return a text with a line for each path to a vertex, indented by the path's length. Below a repeated vertex,
+        the text is "...".
 
         Args:
             format: A function ``format(tree, edge)`` that returns the text of an edge; by default the observation at
@@ -608,8 +608,8 @@ class Tree:
 
     @cached_property
     def _leaving(self) -> Edges:
-        """Return, for each vertex, its leaving edges: number, child, and whether every episode terminated with the
-        edge.
+        """Return, for each vertex, its leaving edges: the index of the edge, its child vertex, and whether every
+        episode terminated with the edge.
         """
         edges: Edges = [[] for _ in range(len(self))]
         for edge, ((parent, child), ended) in enumerate(zip(self.edges.tolist(), self.ended.tolist(), strict=True)):

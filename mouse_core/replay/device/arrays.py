@@ -41,8 +41,7 @@ class DrawKey(NamedTuple):
 
 
 class Ring(NamedTuple):
-    """The position and size of a ring of time steps. Rows are numbered from the oldest: row 0 is the oldest, row
-    ``size - 1`` the newest.
+    """The position and size of a ring of time steps. Row 0 is the oldest row, and row ``size - 1`` is the newest.
 
     Attributes:
         cursor: The time step that is written next, ``[]``.
@@ -72,7 +71,7 @@ class Ring(NamedTuple):
         return self.steps * self.envs
 
     def after(self, xp: Arrays, count: int) -> Ring:
-        """The ring after a write of ``count`` time steps."""
+        """Return the ring after a write of ``count`` time steps."""
         cursor, size = (self.cursor + count) % self.steps, xp.minimum(self.size + count, self.steps)
         return self._replace(cursor=cursor, size=size)
 
@@ -152,8 +151,8 @@ class Arrays:
         return values
 
     def behind(self, values: Any, positive: Any) -> Any:
-        """Return indices unchanged, but only after ``positive`` (numbers of at least 0) was computed; orders operations
-        for a compiler.
+        """Return indices unchanged, but only after ``positive`` (numbers of at least 0) was computed; this fixes the
+        order of the operations for a compiler.
         """
         return values
 
@@ -164,7 +163,7 @@ class Arrays:
         return state
 
     def table(self, numbers: list[int]) -> Any:
-        """Return a list of integers in a form that the number of a ``loop`` can index."""
+        """Return a list of integers in a form that can be indexed by the number that ``loop`` passes to its body."""
         return numbers
 
     # ------------------------------------------------------------------ rings
@@ -181,7 +180,7 @@ class Arrays:
         return memory
 
     def at(self, values: Any, row: Any, column: Any) -> Any:
-        """Return elements of ``[T, E]`` or ``[R, 16]`` by their two indices."""
+        """Return the elements of an array ``[T, E]`` or ``[R, 16]`` at the given indices along both axes."""
         columns = values.shape[1]
         return values.take(row if columns == 1 else row * columns + column)
 
@@ -344,7 +343,7 @@ class Arrays:
         does.
 
         Args:
-            children: Weights, ``[n, k]``, or ``[1, k]`` for the same weights for all numbers.
+            children: Weights, ``[n, k]``; or ``[1, k]`` if all searches use the same weights.
             rest: The numbers to search for, ``[n]``.
 
         Returns:
@@ -360,7 +359,9 @@ class Arrays:
         return found, before.reshape(-1).take(np.arange(0, before.size, before.shape[1]) + found)
 
     def above(self, nodes: Any, count: Any) -> Any:
-        """Return the rows of 16 nodes that contain the given nodes, at most the ``count`` rows of the level."""
+        """Return the rows of 16 nodes that contain the given nodes; if the level has fewer rows (``count``) than nodes
+        are given, return all its rows.
+        """
         return self.range(count) if count < len(nodes) else nodes >> SHIFT
 
     def weights(self, priority: Any, alpha: float, eps: float, most: int) -> Any:

@@ -1,4 +1,4 @@
-"""Batches from several replays on a device: which replay each row of a batch comes from."""
+"""Batches from several replays on a device: the choice of the replay from which each row of a batch is drawn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The constants of a replay on a device, from users' arguments, which are checked here."""
+"""The constants of a replay on a device, which are computed from checked arguments of users."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Layout:
         batch_size: The default number of rows or slices in a batch.
         sampler: The sampler, which chooses the rows of a batch.
         transform: The transform of batches, or None.
-        alignment: The transition that the action, reward and done of a row belong to.
+        alignment: "arrived" if the action, reward and done of a row led to the row's observation, else "outgoing".
         schedule: The exponent of importance weights as a function of the number of the sample, or None.
     """
 
@@ -128,7 +128,8 @@ class Layout:
         weak: Collection[FieldKey],
         can_cast: Callable[[Any, Any], bool],
     ) -> tuple[bool, int]:
-        """Check rows that will be written; return whether they lack the time axis, and their number of time steps.
+        """Check rows that will be written; return whether the rows lack the time axis, and how many time steps they
+        have.
 
         Args:
             caller: The begin of error messages.
@@ -239,7 +240,7 @@ def _check_sizes(capacity: int, batch_size: int, num_envs: int | None, slices: S
 def _check_order(
     order: Any, capacity: int, batch_size: int, slices: Slices | None, priorities: Priorities | None
 ) -> None:
-    """Raise ConfigError if the other options exclude the order."""
+    """Raise ConfigError if ``order`` cannot be combined with the other options."""
     check_choice("order", order, get_args(Order))
     if priorities is not None and order != "random":
         raise ConfigError(f"priorities: expected order='random', found {order!r}")

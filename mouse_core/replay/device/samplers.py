@@ -39,7 +39,7 @@ class DeviceSampler:
 
     A custom sampler overrides ``draw``, and, if it has a state, ``init`` and ``settle``. A ``draw`` works for rows and
     slices if it finds units with ``units.at_slots``, by the slots of their (first) rows, or with ``units.find``, by
-    their numbers below ``left``.
+    their indices, ``0 <= index < left``.
 
     Args:
         units: The drawn units: rows or slices. A replay on a device sets them.
@@ -92,7 +92,7 @@ class DeviceSampler:
         return 1 if self.order == "random" else batch_size
 
     def waiting(self, xp: Arrays, state: State, ring: Ring) -> Any:
-        """Return the number of rows in the ring that a write must not overwrite, ``[]``."""
+        """Return how many rows of the ring a write must not overwrite, ``[]``."""
         return xp.full((), 0, "index")
 
     # ------------------------------------------------------------------ to and from the host
@@ -145,7 +145,7 @@ class EpochSampler(DeviceSampler):
     """A sampler that draws every unit once per epoch, in a random order.
 
     The state contains ``rows``, the number of units of the epoch, or 0 before the first epoch; ``began``, the number of
-    the epoch's first sample; and ``drawn``, the number of units drawn in the epoch.
+    the sample with which the epoch began; and ``drawn``, how many units were drawn in the epoch.
     """
 
     order: ClassVar[str] = "epochs"
@@ -210,7 +210,7 @@ class EpochSampler(DeviceSampler):
 class QueueSampler(DeviceSampler):
     """A sampler that draws every row once, the oldest first.
 
-    The state contains ``left``, the number of newest rows that were not drawn yet.
+    The state contains ``left``, the number of rows that were not drawn yet; these rows are the newest.
     """
 
     order: ClassVar[str] = "queue"
@@ -495,7 +495,7 @@ class HostSampler(BaseSampler):
 
 
 class Reads(dict[FieldKey, Any]):
-    """The fields of rows by name, each read on first access."""
+    """The fields of rows by name; each field is read when it is first accessed."""
 
     def __init__(self, read: Callable[[FieldKey], Any]) -> None:
         self._read = read

@@ -83,7 +83,7 @@ class SumTree:
         return found.reshape(-1)
 
     def some(self, xp: Arrays, state: State) -> Any:
-        """Return whether any weight is above 0, an index ``[]``."""
+        """Return 1 if any weight is above 0, else 0, as an index ``[]``."""
         with xp.wide():
             found = (self._level(xp, state, len(self.starts) - 2) > 0).any()
         return xp.cast(found, "index")

@@ -1,6 +1,6 @@
 """The drawable units (single rows, or slices of episodes), and the rows that a batch reads.
 
-Slices are counted while rows are written, and a slice is found by a search in the counts.
+A write counts the slices that its rows complete, and a draw finds a slice by a search in these counts.
 
 The slices of one environment are numbered in the order of the rows that complete them. The last row of a slice
 completes it. With padded short episodes, the first row of an episode completes the episode's first slice. So the number
@@ -106,7 +106,7 @@ class RowUnits:
         return table
 
     def find(self, xp: Arrays, state: State, ring: Ring, table: Any, ranks: Any) -> Any:
-        """Return the slots of rows by their numbers; both are equal."""
+        """Return the slots of rows by their numbers; the number of a row equals its slot."""
         return ranks
 
     def at_slots(self, ring: Ring, slots: Any) -> Any:
@@ -131,8 +131,8 @@ class Slices:
 
     Args:
         sequence_length: Steps in a slice, S.
-        pad: Whether episodes shorter than a slice are drawn, filled up to S steps, with a field ``mask``. True repeats
-            the nearest existing step; a number is the value of all fields in missing steps. False leaves short episodes
+        pad: Whether episodes shorter than a slice are drawn, padded to S steps, with a field ``mask``. True repeats the
+            nearest existing step; a number is the value of all fields in missing steps. False leaves short episodes
             out.
         end_key, truncated_key, traj_key: The fields that mark the ends of episodes; by default all known fields of the
             rows, as in ``SliceSampler``. Trajectory numbers are integers.
@@ -303,7 +303,9 @@ class SliceUnits:
         oldest = xp.slots(ring, none)
 
         def before(row: Any) -> Any:
-            """Return the number of slices before a row; for the row after the newest row, the total."""
+            """Return how many slices are counted before a row; for the row after the newest row, the total number of
+            slices.
+            """
             return xp.where(row < size, xp.at(windows, xp.slots(ring, xp.minimum(row, size - 1)), envs), made)
 
         end = none + size

@@ -74,7 +74,8 @@ class Marks(NamedTuple):
 def find_fields(
     read: Read, traj_key: FieldKey | None, end_keys: tuple[FieldKey, ...], done: FieldKey = "done"
 ) -> EpisodeFields:
-    """Return the fields that mark where episodes end: the fields that the caller names, or else all known fields.
+    """Return the fields that mark where episodes end: the fields that the caller names, or all known fields if the
+    caller names none.
 
     Args:
         read: Returns a field's values.
@@ -104,8 +105,8 @@ def find_fields(
 
 
 def _ends_there(read: Read, done: FieldKey) -> tuple[FieldKey, ...]:
-    """Return the known fields that are nonzero in an episode's last row: fields under ``next``, or else fields at the
-    root.
+    """Return the known fields that are nonzero in an episode's last row: fields under ``next``, or fields at the root
+    if there are none under ``next``.
     """
     groups = END_KEYS
     if done != "done":
@@ -193,15 +194,15 @@ class StorageEpisodes:
     """The episode index of a ring of rows, updated with each write.
 
     Args:
-        traj_key: The field with the number of each row's trajectory: an episode ends where it changes.
+        traj_key: The field with the number of each row's trajectory: an episode ends where this number changes.
         end_key: The field that is nonzero in the last row of an episode.
         truncated_key: A second field that is nonzero in the last row of an episode.
         done: The field to use instead of ``"done"``, if none of the three fields is named.
 
     If no field is named, all known fields of the rows count: ``("next", "done")``, ``("next", "terminated")`` and
-    ``("next", "truncated")``, or else ``"done"``, ``"terminated"`` and ``"truncated"``; and the first of ``TRAJ_KEYS``,
-    as numbers of trajectories. One warning is raised if the fields contradict each other, or if the named fields miss
-    an end that another field marks.
+    ``("next", "truncated")``, or, if the rows have none of these, ``"done"``, ``"terminated"`` and ``"truncated"``. The
+    first existing field of ``TRAJ_KEYS`` also counts, as the number of the trajectory. One warning is raised if the
+    fields contradict each other, or if the named fields miss an end that another field marks.
     """
 
     def __init__(
@@ -223,7 +224,7 @@ class StorageEpisodes:
         self._rows_looked_at = 0  # for rows of alternating environments
 
     def is_like(self, other: object) -> bool:
-        """Whether another index has the same arguments and the same rows, and thus the same episodes."""
+        """Whether another index has the same arguments and the same rows, and therefore the same episodes."""
         return isinstance(other, StorageEpisodes) and (self.keys, self._done) == (other.keys, other._done)
 
     def wrote(self, storage: Storage, write: Write) -> None:
@@ -251,8 +252,8 @@ class StorageEpisodes:
             self._is_whole = False
 
     def resume(self, storage: Storage) -> None:
-        """Read the marks of the newest time step of a loaded storage, because a write of the complete ring would
-        overwrite it.
+        """Read the marks of the newest time step of a loaded storage now, because a later write of the complete ring
+        would overwrite this time step.
         """
         if not self._is_whole or not len(storage):
             return
@@ -435,7 +436,7 @@ class StorageEpisodes:
     # ------------------------------------------------------------------ state
 
     def state(self) -> dict[str, Int64s]:
-        """Return the state of the index: arrays ``[n]``, as long as the number of episodes; empty without rows."""
+        """Return the state of the index: arrays ``[n]`` for n episodes; an empty state without rows."""
         episodes = self._episodes
         if self._is_whole and episodes is not None and episodes.end > episodes.begin:
             return episodes.state()

@@ -33,19 +33,19 @@ _LOW = np.uint64(0xFFFFFFFF)
 
 
 class SumTree:
-    """A sum tree of integer weights for the numbers ``0 .. size - 1``: weighted draws, the sum, and the smallest
-    positive weight.
+    """A sum tree of integer weights for the indices ``0 .. size - 1``: it draws indices by weight, and has the sum of
+    the weights and the smallest positive weight.
 
     Sums are exact integers: they have no rounding errors, and do not depend on the order of changes or on the shape of
-    the tree. All operations take arrays and cost ``O(n log size)`` for ``n`` numbers.
+    the tree. All operations take arrays and cost ``O(n log size)`` for ``n`` indices.
 
     Example with 2 children per node instead of 16: the weights 3, 0, 1, 2 have the parents 3 and 3, and the total is 6.
-    A random number 3/4 gives the target 4 (4.5, rounded down). The first node ends at 3, so the search continues in the
-    second node with the rest 1. Its children have the weights 1 and 2. The first child ends at 1, so the second child,
-    number 3, is drawn.
+    A random number 3/4 gives the target 4 (4.5, rounded down). The first node covers the targets 0 to 2, so the search
+    continues in the second node with the rest 4 - 3 = 1. Its children have the weights 1 and 2. The first child covers
+    only the rest 0, so the second child, which is index 3, is drawn.
 
     Args:
-        size: The count of numbers, at least 1. All weights are 0 at first. The sum of the weights must be less than
+        size: The number of indices, at least 1. All weights are 0 at first. The sum of the weights must be less than
             ``2**63``.
     """
 
@@ -80,11 +80,11 @@ class SumTree:
         return (int(words.min()) + 1) % (1 << 64)
 
     def set(self, numbers: Int64s, weights: Int64s | int) -> None:
-        """Set the weights of ``numbers`` (int64 ``[n]``); if a number occurs twice, its last weight counts.
+        """Set the weights of the indices ``numbers`` (int64 ``[n]``); if an index occurs twice, its last weight counts.
 
         Args:
-            numbers: Numbers in ``0 .. size - 1``.
-            weights: Int64 ``[n]``, or one weight for all numbers; not negative.
+            numbers: Indices, ``0 <= index < size``.
+            weights: Int64 ``[n]``, or one weight for all indices; not negative.
         """
         self._sums[0][numbers] = weights
         self._cumulative = None
@@ -103,28 +103,28 @@ class SumTree:
             self._mins[level][nodes] = np.minimum.reduce(words, axis=1)
 
     def fill(self, begin: int, end: int, weight: int) -> None:
-        """Set one weight for the numbers ``begin .. end - 1``."""
+        """Set the same weight for all indices ``begin .. end - 1``."""
         self._sums[0][begin:end] = weight
         self._add_up_all(begin, end)
 
     def assign(self, weights: Int64s) -> None:
-        """Set the weights of the numbers ``0 .. len(weights) - 1``, and the weight 0 for all others."""
+        """Set the weights of the indices ``0 .. len(weights) - 1``; all other indices get the weight 0."""
         self._sums[0][: len(weights)] = weights
         self._sums[0][len(weights) :] = 0
         self._add_up_all(0, self.size)
 
     def grown(self, size: int, most: int) -> SumTree:
-        """Return a larger tree of ``size`` numbers with the same weights, limited to ``most``."""
+        """Return a larger tree for ``size`` indices with the same weights; weights above ``most`` become ``most``."""
         tree = SumTree(size)
         tree.assign(np.minimum(self.weights, most))
         return tree
 
     def draw(self, words: Words) -> Int64s:
-        """Return numbers drawn in proportion to their weights; a number of weight 0 is never drawn.
+        """Return indices drawn in proportion to their weights; an index with weight 0 is never drawn.
 
         Args:
-            words: Random positions in the total, in units of ``total * 2**-64``, uint64 ``[n]``. The total must be
-                above 0.
+            words: Random numbers, uint64 ``[n]``: a word w selects the position ``w * total * 2**-64`` in the
+                cumulative weights. The total must be above 0.
 
         Returns:
             int64 ``[n]``.

@@ -57,7 +57,7 @@ class BaseSampler:
 
 
 class Epochs(BaseSampler):
-    """Epochs over ``0 .. total - 1``, each in a different order.
+    """Epochs over the indices ``0 .. total - 1``, each in a different order.
 
     Args:
         drop_last: Whether an incomplete batch at the end of an epoch is left out.
@@ -92,7 +92,7 @@ class Epochs(BaseSampler):
         return total - self._position < (count if self.drop_last else 1)
 
     def _take(self, key: Key, total: int, count: int) -> Int64s:
-        """Return the next ``count`` numbers of the epoch, or all remaining numbers if fewer are left."""
+        """Return the next ``count`` indices of the epoch, or all remaining indices if fewer are left."""
         ranks = np.arange(self._position, min(self._position + count, total))
         self._position += len(ranks)
         self.ran_out = self._is_over(total, count)
@@ -194,8 +194,8 @@ class RandomSampler(BaseSampler):
 class SamplerWithoutReplacement(Epochs):
     """Draws every row once in each epoch; the next draw after the end of an epoch begins another epoch.
 
-    The current epoch ends when the number of rows changes. In a full ring the number does not change: a written row
-    replaces the overwritten row in the epoch.
+    The current epoch ends when the number of rows changes. In a full ring the number of rows does not change: a written
+    row replaces the overwritten row in the epoch.
 
     Args:
         drop_last: Whether the rows of an incomplete last batch of an epoch are left out; otherwise the last batch is
@@ -252,7 +252,7 @@ def rows_in(storage: Storage) -> int:
 
 
 class ConsumingSampler(BaseSampler):
-    """Draws every written row ``times`` times, and then never again.
+    """Draws every written row exactly ``times`` times.
 
     A batch contains a row at most once, and is short if fewer rows than ``batch_size`` are left. Rows that were drawn
     less often are drawn first, so rows that were written together are drawn in passes. For example, 256 rows with
@@ -287,7 +287,7 @@ class ConsumingSampler(BaseSampler):
 
     @property
     def left(self) -> int:
-        """The number of rows with remaining draws, without rows written since the last draw."""
+        """How many rows have remaining draws, not counting rows written since the last draw."""
         return int(np.count_nonzero(self._left))
 
     def wrote(self, storage: Storage, write: Write) -> None:
@@ -372,7 +372,7 @@ class ReverseSampler(BaseSampler):
     continues with the newest row.
 
     Args:
-        stride: The distance between two rows of a batch, in rows.
+        stride: The distance between consecutive rows of a batch, in rows.
 
     Raises:
         ConfigError: ``stride`` is below 1.

@@ -92,13 +92,13 @@ class SliceSampling(BaseSampler):
 
     @property
     def adds(self) -> tuple[str, ...]:
-        """The fields of a draw that rows cannot have."""
+        """The names of the fields that a draw adds, which rows cannot have."""
         if self._pad is not False:
             return ("mask",)
         return () if self._strict and not any(self._span) and not self._burn_in else ("slice_id",)
 
     def wrote(self, storage: Storage, write: Write) -> None:
-        """Add written rows to the episode index, in time proportional to their number."""
+        """Add written rows to the episode index, in time proportional to the number of written rows."""
         self.episodes.wrote(storage, write)
 
     def reset(self, storage: Storage) -> None:
@@ -163,8 +163,8 @@ class SliceSampling(BaseSampler):
     def _keep_within(
         self, slots: npt.NDArray[np.int64], windows: Windows, origin: npt.NDArray[np.int64], before: int
     ) -> npt.NDArray[np.bool_]:
-        """Replace slots outside the episode by the slot of its first or last row; return the mask of the slots
-        inside.
+        """Replace slots outside the episode by the slot of the episode's first or last row; return the mask of the
+        slots inside the episode.
         """
         length, (_, start, begin, end, _) = self._rule.length, windows
         mask = np.ones(slots.shape, np.bool_)
@@ -213,21 +213,22 @@ class SliceSampler(SliceSampling):
     where the oldest row follows the newest row.
 
     A batch is ``batch_size`` slices of ``sequence_length`` steps, ``[B, S]``. A batch also has ``traj_id``, the
-    trajectory number of each row: the value of ``traj_key``, or else an episode number that is unique in the buffer. If
-    stored rows have a field ``traj_id``, the batch has its values.
+    trajectory number of each row: the value of ``traj_key``, or without this field an episode number that is unique in
+    the buffer. If stored rows have a field ``traj_id``, the batch has the values of this field instead.
 
     The episode index is updated with each write, so the time to draw a slice does not depend on the size of the buffer.
 
     Args:
         sequence_length: Steps in a slice, S.
-        traj_key: The field with the number of each row's trajectory: an episode ends where it changes.
+        traj_key: The field with the number of each row's trajectory: an episode ends where this number changes.
         end_key: The field that is not 0 in the last row of an episode.
-        truncated_key: A second such field, for truncated episodes. If none of the three arguments is given, all known
-            fields of the rows count: ``("next", "done")``, ``("next", "terminated")`` and ``("next", "truncated")``, or
-            else ``"done"``, ``"terminated"`` and ``"truncated"``; and the first of ``("collector", "traj_ids")``,
-            ``"episode"``, ``"traj_id"``, ``"traj_ids"`` and ``"traj"`` that holds a number or a text for each row. Over
-            a store, an episode also begins where an episode of the store begins. One warning is raised if these fields
-            contradict each other, or if the named fields miss an end.
+        truncated_key: A second field that is not 0 in the last row of an episode, for truncated episodes. If none of
+            the three arguments is given, all known fields of the rows count: ``("next", "done")``, ``("next",
+            "terminated")`` and ``("next", "truncated")``, or, if the rows have none of these, ``"done"``,
+            ``"terminated"`` and ``"truncated"``; and also the first of ``("collector", "traj_ids")``, ``"episode"``,
+            ``"traj_id"``, ``"traj_ids"`` and ``"traj"`` that holds a number or a text for each row. Over a store, an
+            episode also begins where an episode of the store begins. One warning is raised if these fields contradict
+            each other, or if the named fields do not mark an end that another field marks.
         strict_length: With ``pad=False``: whether episodes shorter than a slice are left out. If False, such an episode
             is a short slice, and a batch is flat, ``[steps]``: the slices are concatenated, and the field ``slice_id``
             has the slice number of each row.
@@ -240,24 +241,24 @@ class SliceSampler(SliceSampling):
         weighting: "step": all slices have equal probability, so long episodes are drawn more often; "trajectory": all
             episodes with a slice have equal probability.
         period: The distance between the begins of slices, counted from the first step of an episode: with a period of
-            3, slices begin at the steps 0, 3, 6, ... With a span, the count begins at the first begin that the span
-            allows. Slices keep their positions after a ring has overwritten the first step, also in ``with_parts``, if
-            a sampler of these rows with the same fields has indexed that step. A sampler of a mapped storage that is
-            opened again finds the first step if it is among the latest 1,024 overwritten rows in the files. Otherwise
-            the count begins at the oldest existing step. An episode may have lost its first steps and have no whole
-            slice left: its remaining steps after the next begin are then a short slice, unless short episodes are left
-            out.
+            3, slices begin at the steps 0, 3, 6, ... With a span, positions are counted from the first begin that the
+            span allows. Slices keep their positions after a ring has overwritten the first step of the episode, if a
+            sampler of these rows with the same fields has indexed that step. This also holds for a buffer that
+            ``with_parts`` returned. A sampler of a mapped storage that is opened again finds the first step if it is
+            among the latest 1,024 overwritten rows in the files. Otherwise positions are counted from the oldest
+            existing step. An episode may have lost its first steps and have no whole slice left: its remaining steps
+            after the next begin are then a short slice, unless short episodes are left out.
         dilation: The distance between consecutive steps of a slice, in rows. With 4 steps and a dilation of 2, a slice
             has the rows 0, 2, 4 and 6, and a complete slice needs an episode of 7 rows. The rows in between, with their
             rewards, are left out. So a buffer with ``NextView``, ``NStep``, ``HindsightRelabel`` or ``ReturnsToGo`` of
             slices ``[B, S]`` raises ConfigError.
         burn_in: The number of extra steps before a slice, from which a recurrent network computes its initial state.
-            They are the rows before the row at which the slice begins. ``mask`` is False where the episode has no such
-            steps. The positions of slices do not depend on ``burn_in``, so with ``span=(False, True)`` a slice begins
-            at every row.
+            The extra steps are the rows before the row at which the slice begins. ``mask`` is False for extra steps
+            before the begin of the episode. The positions of slices do not depend on ``burn_in``, so with
+            ``span=(False, True)`` a slice begins at every row.
 
     Raises:
-        ConfigError: An argument out of range.
+        ConfigError: An argument is out of range.
     """
 
     def __init__(
@@ -309,7 +310,7 @@ class SliceSampler(SliceSampling):
 
     @property
     def gives_windows(self) -> bool:
-        """Whether all slices are windows of one length that begin inside their episode."""
+        """Whether all slices are windows of equal length that begin inside their episode."""
         rule = self._rule
         moved = self.dilation > 1 or self._burn_in
         return not moved and not (rule.left or rule.right) and (rule.strict or self._pad is not False)
@@ -409,18 +410,19 @@ _SCANNED = 1 << 18
 class PrioritizedSliceSampler(SliceSampling, PrioritizedSampler):
     """Draws slices in proportion to the priorities of their first rows; see ``PrioritizedSampler``.
 
-    A slice is drawn only at a row where a complete slice begins, as in ``SliceSampler``; with ``strict_length=False``
-    or ``pad`` also at the first row of a shorter episode, and with a span at later rows. All rows have priorities, so
-    the priority of a row applies as soon as a slice begins at the row. ``priority_weight`` is equal for all steps of a
-    slice, and is relative to the smallest weight of all rows at which slices begin.
+    A slice is drawn only at a row where a complete slice begins, as in ``SliceSampler``. With ``strict_length=False``
+    or ``pad``, a slice can also begin at the first row of an episode that is shorter than a slice. With a span, a slice
+    can also begin at later rows of an episode. All rows have priorities, so the priority of a row applies as soon as a
+    slice begins at the row. ``priority_weight`` is equal for all steps of a slice, and is relative to the smallest
+    weight of all rows at which slices begin.
 
     Args:
         alpha, beta, eps, max_priority_within_buffer: See ``PrioritizedSampler``.
         sequence_length, traj_key, end_key, truncated_key, strict_length, pad: See ``SliceSampler``.
-        span: See ``SliceSampler``; only beyond the end of an episode, ``(False, ...)``, because no row with a priority
-            lies before its begin.
-        period, dilation, burn_in: See ``SliceSampler``. With ``burn_in``, a slice is drawn by the priority of its row
-            number ``burn_in``, its first row after the burn-in.
+        span: See ``SliceSampler``. A slice may extend only beyond the end of an episode, ``(False, ...)``, because no
+            row with a priority exists before the begin.
+        period, dilation, burn_in: See ``SliceSampler``. With ``burn_in``, a slice is drawn by the priority of its first
+            row after the burn-in steps.
 
     Raises:
         ConfigError: See ``PrioritizedSampler`` and ``SliceSampler``; also for a span before the begin of an episode.
@@ -467,7 +469,7 @@ class PrioritizedSliceSampler(SliceSampling, PrioritizedSampler):
 
     @property
     def adds(self) -> tuple[str, ...]:
-        """The fields of a draw that rows cannot have."""
+        """The names of the fields that a draw adds, which rows cannot have."""
         return ("priority_weight", *super().adds)
 
     def wrote(self, storage: Storage, write: Write) -> None:

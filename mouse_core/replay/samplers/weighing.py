@@ -66,7 +66,7 @@ class Priorities:
 
 @dataclass(frozen=True, eq=False)
 class Powers:
-    """Tables for powers of float32 numbers with one exponent: int64 arrays of NumPy or another framework.
+    """Tables for powers of float32 numbers with a fixed exponent: int64 arrays of NumPy or another framework.
 
     For ``x = 2**(e - 127) * m``, with m from 1 to below 2, the power of x is the power of ``2**(e - 127)`` times the
     power of m. The first power is ``2**(whole + part)``, computed with ``2**part`` as a factor and ``2**whole`` as a
@@ -74,7 +74,8 @@ class Powers:
     are t, and the value is ``a + (b + c * t / 2**16) * t / 2**16``, with each product rounded down to an integer.
 
     Args:
-        factors: For each e from 0 to 255, ``2**(30 + part)``, rounded; 0 for e=0, which represents the number 0.
+        factors: For each e from 0 to 255, ``2**(30 + part)``, rounded; but 0 for e=0, because e=0 represents the number
+            0.
         shifts: For each e, the right shift of the product of both powers, in bits from 0 to 63, for weights in half
             units.
         pieces: a, b and the absolute value of c, ``[3, 128]``; a has 24 to 31 fractional bits.
@@ -134,7 +135,8 @@ def weights_of(bits: Any, tables: Powers, xp: Any = np) -> Any:
 
     A weight is an integer from 1 to ``tables.most``, and 0 only for the number 0. With alpha 0 all weights are
     ``2**24``. For alpha up to 2 the error is at most a relative ``2**-27`` plus half a unit; for a larger alpha, a
-    relative ``2**-18`` plus half a unit. With alpha 1, the weight is the number, rounded half up to a unit.
+    relative ``2**-18`` plus half a unit. With alpha 1, the weight is the number itself, rounded to the nearest unit
+    (halves are rounded up).
 
     Args:
         bits: The bits of numbers of at least 0, int64 of any shape. Numbers below ``2**-126`` (subnormal, not supported
@@ -174,7 +176,7 @@ def plus_bits(bits: A, other: int, xp: Any) -> A:
     twice.
 
     Args:
-        bits: The bits of finite numbers of at least 0, or of infinity, in any integer dtype that holds 32 bits.
+        bits: The bits of finite numbers of at least 0, or of infinity, in any integer dtype of at least 32 bits.
         other: The bits of a number that ``check_eps`` returned; see ``bits_of``.
         xp: The namespace of the array; it must have ``where``.
     """
