@@ -592,12 +592,14 @@ def as_array(leaf: Any, *, where: str) -> npt.NDArray[Any]:
                     f"{where}: expected a dtype that NumPy supports, found {leaf.dtype}: {error}"
                 ) from error
             raise SchemaError(
-                f"{where}: expected an array of one shape, found {leaf!r:.80}; if rows of a field differ in length, "
+                f"{where}: expected an array whose rows have the same shape, found {leaf!r:.80}; if rows of a "
+                f"field differ in length, "
                 "declare it, as in ragged=['tokens'], or use a ListStorage"
             ) from error
     if array.dtype.hasobject or number_kind(array.dtype) == "V":
         raise SchemaError(
-            f"{where}: expected numbers or text, found {type(leaf).__name__} {leaf!r:.60}; ListStorage takes any value"
+            f"{where}: expected numbers or text, found {type(leaf).__name__} {leaf!r:.60}; ListStorage accepts "
+            f"any value"
         )
     return array
 

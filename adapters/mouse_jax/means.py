@@ -49,7 +49,7 @@ def global_mean(values: Any, mask: Any = None, *, count: Any = None, axis_name: 
     weights = jnp.ones((), values.dtype) if mask is None else jnp.asarray(mask).astype(values.dtype)
     if weights.shape != values.shape[: weights.ndim]:
         raise ConfigError(
-            f"mask: expected a shape that {list(values.shape)} begins with, found {list(jnp.shape(mask))}"
+            f"mask: expected the leading axes of the shape {list(values.shape)}, found shape {list(jnp.shape(mask))}"
         )
     # The number of elements for each weight, which ``count`` does not include; 1 without a mask.
     each = 1 if mask is None else math.prod(values.shape[weights.ndim :])

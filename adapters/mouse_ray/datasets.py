@@ -58,7 +58,9 @@ def read(
         raise MissingFieldError(f"fields: expected some of {list(snapshot.spec)}, found {names}")
     BatchSource(snapshot, sequence_length=1, batch_size=1, fields=names)  # raises errors for invalid fields
     if _EPISODE in names:
-        raise ConfigError(f"fields: expected none called {_EPISODE!r}, which counts the episodes")
+        raise ConfigError(
+            f"fields: expected no field {_EPISODE!r}, the name of the column with the index of the episode"
+        )
     metadata = store.metadata.replace(fields=(), max_action_dim=None, max_obs_continuous_dim=None)
     source = _Episodes(snapshot, tuple(names), rows_per_block, metadata)
     # The exact number of blocks is stated, because otherwise Ray would split them further.

@@ -272,7 +272,7 @@ class EpochDataset(Dataset[Any]):
             raise ConfigError("dataset: expected a loader of a store or a source, found a loader of a replay buffer")
         if not isinstance(index, int):
             if len(index) != 1:
-                raise ConfigError(f"dataset: expected the number of one batch, found {len(index)} numbers")
+                raise ConfigError(f"dataset: expected the index of one batch, found {len(index)} indices")
             (index,) = index
         batch = self.source[index]
         return tuple(map(_in_tensors, batch)) if isinstance(batch, tuple) else _in_tensors(batch)

@@ -83,7 +83,9 @@ def global_mean(
     values = values.to(torch.promote_types(values.dtype, torch.float32))
     weights = values.new_ones(()) if mask is None else mask.to(values)
     if weights.shape != values.shape[: weights.ndim]:
-        raise ConfigError(f"mask: expected a shape that {list(values.shape)} begins with, found {list(weights.shape)}")
+        raise ConfigError(
+            f"mask: expected the leading axes of the shape {list(values.shape)}, found shape {list(weights.shape)}"
+        )
     # The number of elements for each weight, which ``count`` does not include; 1 without a mask.
     each = 1 if mask is None else values.shape[weights.ndim :].numel()
     weights = weights.reshape(weights.shape + (1,) * (values.ndim - weights.ndim)).expand(values.shape)

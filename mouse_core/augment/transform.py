@@ -152,7 +152,7 @@ def check_masked_as(field: str, fill: Any, values: Array) -> None:
     else:
         holds = number in (0, 1)
     if not holds:
-        wanted = "a signed dtype" if number == -1 else "a dtype that holds it"
+        wanted = "a signed dtype" if number == -1 else "a dtype that can represent it"
         raise SchemaError(f"augment: {field}: expected {wanted}, for {number} where masked, found {values.dtype}")
 
 
@@ -190,7 +190,7 @@ def _rename(field: str, codes: Array, permutation: Array, validate: bool | None)
             f"augment: {field}: expected integer codes [B, S] to permute, found {codes.dtype} {tuple(codes.shape)}"
         )
     if xp.iinfo(codes.dtype).max < size - 1:
-        raise SchemaError(f"augment: {field}: expected a dtype that holds 0..{size - 1}, found {codes.dtype}")
+        raise SchemaError(f"augment: {field}: expected a dtype that can represent 0..{size - 1}, found {codes.dtype}")
     permutation = array_like(permutation, codes)
     rows = xp.reshape(arange(xp, codes, codes.shape[0]), (-1, *(1,) * (codes.ndim - 1)))
     # The default integer dtype: int64, or int32 in JAX without x64. Codes that do not fit become negative.

@@ -102,7 +102,7 @@ def check_fill(fill: float, dtypes: Mapping[str, np.dtype[np.generic]]) -> None:
         with np.errstate(invalid="ignore", over="ignore"):
             held = np.asarray(fill).astype(dtype)
         if dtype.kind != "f" and name != MASK and held != fill:
-            raise ConfigError(f"pad: expected a number that {name} ({dtype}) holds, found {fill}")
+            raise ConfigError(f"pad: expected a number that {name} ({dtype}) can represent, found {fill}")
 
 
 class PackedWindows(Windows):
@@ -191,7 +191,9 @@ class Packing:
         """
         made = sequence_specs(masked=self.capacity is not None)
         for name in made.keys() & fields.keys() - {MASK}:
-            raise ConfigError(f"packed: expected a store without a field {name!r}, which batches get, found one")
+            raise ConfigError(
+                f"packed: expected a store without a field {name!r}, since batches get a field of this name, found one"
+            )
         made = {name: one.replace(dtype=self._held(one.dtype)) for name, one in made.items()}
         return {name: one for name, one in fields.items() if name != MASK} | made
 

@@ -432,7 +432,8 @@ def choose_readers(
     if masked:
         if MASK in readers:
             raise ConfigError(
-                f"boundary, uneven: expected a store without a field {MASK!r}, which batches get, found one"
+                f"boundary, uneven: expected a store without a field {MASK!r}, since batches get a field of "
+                f"this name, found one"
             )
         readers[MASK] = MaskReader()
     for option, names in (("required_fields", required), ("fields", fields or ())):

@@ -156,7 +156,7 @@ class BatchSource:
             sampling, sequence_length, pad, cut = cut_of(lengths, sampling, sequence_length, pad, padded=padded_before)
         if transitions and (lengths is not None or packed is not False):
             option = "lengths" if lengths is not None else "packed"
-            raise ConfigError(f"{option}: expected none with transitions, found some")
+            raise ConfigError(f"{option}: when transitions are read, expected none, found some")
         if windows is None and not transitions:
             length = 64 if sequence_length is None else sequence_length
             sampler = sampler_of(sampling, length, batch_size, drop_last, boundary, weighting, pad)
@@ -171,7 +171,7 @@ class BatchSource:
         if not has_steps and (packed is not False or cut is not None):
             option = "lengths" if packed is False else "packed"
             raise ConfigError(
-                f"{option}: expected a sequence_length with windows, as single rows have no steps, found none"
+                f"{option}: with windows, expected a sequence_length, since single rows have no steps, found none"
             )
         is_augmented = augment is not None or views != 1
         # Missing steps are not read if no other option depends on a step's position; otherwise packing is the last
@@ -325,7 +325,7 @@ class BatchSource:
         warnings.warn(
             f"a DataLoader requests a list of {len(indices)} batches, to stack them into [{len(indices)}, B, S, ...]; "
             "a source returns whole batches: write DataLoader(source, batch_size=None), or take a "
-            "mouse_torch.WindowDataset, which has single windows",
+            "mouse_torch.WindowDataset, which returns single windows",
             UserWarning,
             stacklevel=2,
         )

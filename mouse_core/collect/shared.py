@@ -139,7 +139,7 @@ class SharedStore:
             if call.get("call") == "write":
                 number = call.get("number")
                 if isinstance(number, bool) or not isinstance(number, int):
-                    raise ConfigError(f"write: expected the number of a write, found {number!r:.80}")
+                    raise ConfigError(f"write: expected the sequence number of a write, found {number!r:.80}")
                 self._write(client, number, call.get("columns"), body)
             elif call.get("call") == "flush":
                 self.flush()

@@ -121,7 +121,7 @@ def _find_streams(root: Path) -> list[list[_Chunk]]:
         streams.append(stream)
     if chunks:
         circle = sorted(chunk.path.name for chunk in chunks.values())
-        raise damaged(root, f"expected streams that begin somewhere, found {circle[:4]}, which follow each other")
+        raise damaged(root, f"expected streams with a first chunk, found {circle[:4]}, which follow each other")
     return streams
 
 
@@ -135,7 +135,7 @@ def _array_types(file: NpzTree) -> dict[str, tuple[Any, ...]]:
             continue
         if array["kind"] != "number" or not array["shape"]:
             raise damaged(
-                file.path, f"{name}: expected a number a step or more, found {array['kind']} {array['shape']}"
+                file.path, f"{name}: expected one or more numbers a step, found {array['kind']} {array['shape']}"
             )
         keys[name] = (tuple(array["shape"][1:]), array["dtype"])
     return keys

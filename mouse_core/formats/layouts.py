@@ -192,7 +192,7 @@ class TreeLayout(Aligned):
     def _problems(self) -> Iterator[str]:
         """Yield error messages for arguments that are invalid on their own."""
         if self.observation is None and self.action is None:
-            yield "expected a path of observation or of action, found neither"
+            yield "expected a path for observation or action, found neither"
         for role, paths in self.roles().items():
             for path in paths.values():
                 yield from _problems_of_path(role, path)
@@ -229,8 +229,8 @@ class TreeLayout(Aligned):
         ways = [starred, self.one_a_file, *(way is not None for way in (self.episode_ends, self.is_last))]
         if sum(ways) > 1:
             yield (
-                "expected one of '*' in paths, one_a_file, episode_ends and is_last, found several: each says what an "
-                "episode is"
+                "expected one of '*' in paths, one_a_file, episode_ends and is_last, found several: each of them "
+                "defines what an episode is"
             )
         if not starred and (self.episodes is not None or self.nan_action or "*" in (self.numbers or {}).values()):
             yield "expected '*' in paths, with episodes, nan_action or the number of an episode"
@@ -720,7 +720,7 @@ def _arrays(
     columns = [(array.role, array.name) for array in found]
     if len(set(columns)) < len(columns):
         same = sorted({"_".join(column) for column in columns if columns.count(column) > 1})
-        raise SchemaError(f"{file.path}: expected paths that make different names of columns, found {same[:8]} twice")
+        raise SchemaError(f"{file.path}: expected paths that give different column names, found {same[:8]} twice")
     seen, following = ({name for other, name in columns if other == role} for role in _OBSERVED)
     if following and seen != following:
         raise SchemaError(f"{file.path}: expected next observations {sorted(seen)[:8]}, found {sorted(following)[:8]}")
@@ -869,7 +869,7 @@ def cast_like_first(values: dict[Array, npt.NDArray[Any]], types: Types, where: 
                 raise damaged(
                     where,
                     f"{array.path}: expected {wanted} as in the first episode, found {part.dtype} and values that "
-                    f"{wanted} does not have; save that array of all episodes in one type",
+                    f"{wanted} does not have; save that array with the same type in all episodes",
                 )
             part = part.astype(wanted)
         cast[array] = part
@@ -893,7 +893,7 @@ def check_shapes(columns: Mapping[str, npt.NDArray[Any]], known: dict[str, tuple
     for name, values in columns.items():
         shape = known.setdefault(name, values.shape[1:])
         if values.dtype != object and values.shape[1:] != shape:
-            found = f"{list(values.shape[1:])}; all episodes of a column have one"
+            found = f"{list(values.shape[1:])}; a column has the same shape in all episodes"
             raise damaged(where, f"column {name!r}: expected shape {list(shape)} a step, found {found}")
 
 

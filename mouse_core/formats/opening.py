@@ -61,7 +61,7 @@ def _downloading(name: str, whom: str, *, where: str, by_hand: str, install: str
     except MouseError:
         raise
     except ImportError as error:
-        needs = f"{whom} misses something to download it: pip install {install} ({_line(error)})"
+        needs = f"{whom} needs a package to download it: pip install {install} ({_line(error)})"
         raise ImportError(f"{where}; {needs}") from error
     except Exception as error:
         known = isinstance(error, OSError | ValueError | LookupError | AssertionError)
@@ -88,7 +88,7 @@ def _hub_folder(name: str, *, scheme: str = "hf", cache: Path | None = None) -> 
     repo_id, at, revision = name.partition("@")
     if repo_id.count("/") > 1 or ":" in name:
         raise ConfigError(f"{scheme}:{name}: expected namespace/name, or namespace/name@revision, found {name!r:.200}")
-    where = f"{scheme}:{name}: not whole in the Hub's cache"
+    where = f"{scheme}:{name}: not complete in the Hub's cache"
     by_hand, install = f"`hf download --repo-type dataset {repo_id}` does", "'mouse-data[remote]'"
     with _downloading("huggingface_hub", "the Hub", where=where, by_hand=by_hand, install=install) as hub:
         if (Path(hub.constants.HF_HUB_CACHE) / f"datasets--{repo_id.replace('/', '--')}").is_dir():

@@ -140,7 +140,7 @@ def parse_example(data: bytes) -> dict[str, Feature]:
     found: dict[str, Feature] = {}
     for number, start, stop in _messages(data, 0, len(data)):
         if number != 1:
-            raise DataError(f"expected an Example of features, found field {number} besides")
+            raise DataError(f"expected an Example with features only, found another field, number {number}")
         for _, begin, end in _messages(data, start, stop):
             name, span = "", None
             for inner, first, last in _messages(data, begin, end):

@@ -79,8 +79,8 @@ def logprobs_of(values: Any, length: int, where: str) -> npt.NDArray[np.float32]
         if most > _MOST_LOGPROB:
             wrong = int(logprobs.argmax())
             raise DataError(
-                f"{where} as logarithms of probabilities, at most 0, found {logprobs[wrong]} at {wrong}; of 16 bits "
-                "they are to be computed in float32"
+                f"{where} as logarithms of probabilities, at most 0, found {logprobs[wrong]} at {wrong}; "
+                "compute them in float32, not in 16 bits"
             )
         logprobs = np.minimum(logprobs, np.float32(0))
         logprobs.flags.writeable = False
@@ -158,8 +158,8 @@ class RolloutColumn:
         shape = tuple(self.shape) if isinstance(self.shape, Iterable) else (self.shape,)
         if not all(isinstance(size, int | np.integer) and size > 0 for size in shape):
             raise ConfigError(
-                f"column {self.name!r}: expected a shape of sizes from 1, found {self.shape!r:.80}; what differs in "
-                "size, as images, is filled up to the largest, with its size in a column of its own"
+                f"column {self.name!r}: expected a shape of sizes from 1, found {self.shape!r:.80}; pad "
+                "values of different sizes, such as images, to the largest, and store their sizes in another column"
             )
         object.__setattr__(self, "shape", tuple(map(int, shape)))
         if self.name == "reward" and (shape or kind.kind == "b"):

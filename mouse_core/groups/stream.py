@@ -140,8 +140,8 @@ def plan(lengths: npt.ArrayLike, count: int, kind: MicroBatch) -> list[list[list
     for place, size in enumerate(sizes):
         if size > kind.row:
             raise DataError(
-                f"examples: expected at most {kind.row} tokens, found {size} at {place}; a RolloutStream passes over "
-                "it with skip_longer=True"
+                f"examples: expected at most {kind.row} tokens, found {size} at {place}; a RolloutStream with "
+                "skip_longer=True skips such examples"
             )
     filled = _fill(sizes, count, kind)
     tokens = [sum(sizes[place] for place in places) for places in filled]
@@ -409,8 +409,8 @@ class RolloutStream:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise TimedOutError(
-                    f"batch {index}: expected within {self._timeout:g} s, found none in {self._batches!r}; whoever has "
-                    "the buffer makes batches, where there are enough rollouts that can be drawn"
+                    f"batch {index}: expected within {self._timeout:g} s, found none in {self._batches!r}; the "
+                    "process with the buffer makes a batch as soon as enough rollouts can be drawn"
                 )
             time.sleep(min(pause, left))
             pause = min(2 * pause, _LONGEST_PAUSE)
@@ -459,15 +459,16 @@ class RolloutStream:
         if form != _FORMAT:
             newer = ", of a newer version" if isinstance(form, int) and form > _FORMAT else ""
             raise StateError(
-                f"state: expected one of a RolloutStream in format {_FORMAT}, found format {form!r}{newer}"
+                f"state: expected the state of a RolloutStream in format {_FORMAT}, found format {form!r}{newer}"
             )
         index, after, within = (state.get(name) for name in ("batch", "after", "within"))
         if not (_is_count(index) and _is_count(within) and isinstance(after, str) and bool(after) == bool(index)):
-            raise StateError(f"state: expected the number of a batch and of a micro-batch, found {dict(state)!r:.200}")
+            raise StateError(f"state: expected the index of a batch and of a micro-batch, found {dict(state)!r:.200}")
         if within and list(state.get("like", ())) != self._like():
             raise StateError(
-                f"state: expected one within a batch to be of {self._like()} (ranks, max_tokens, collate, length, "
-                f"max_examples, skip_longer), found {state.get('like')}; between batches these may change"
+                f"state: in the middle of a batch, expected the state of a stream with {self._like()} (ranks, "
+                f"max_tokens, collate, length, "
+                f"max_examples, skip_longer), found {state.get('like')}; between two batches these values may change"
             )
         self._next, self._after, self._first, self._last = int(index), after, int(within), None  # type: ignore[arg-type]
 
@@ -487,7 +488,9 @@ def _feed(batches: Any, batch_size: int | None) -> tuple[StoredBatches, Callable
     if isinstance(batches, RolloutBuffer):
         return batches, partial(batches.batch_at, batch_size=size)
     if size is not None:
-        raise ConfigError(f"batch_size: expected None, as only who has the buffer makes batches, found {size}")
+        raise ConfigError(
+            f"batch_size: expected None, since only the process with the buffer makes batches, found {size}"
+        )
     feed = FolderBatches(Path(batches)) if isinstance(batches, str | Path) else batches
     if not hasattr(feed, "batch_at"):
         raise ConfigError(f"batches: expected a RolloutBuffer or the path of its folder, found {batches!r:.100}")

@@ -451,7 +451,7 @@ def _parts_of(store: Store, where: str) -> Iterator[SplitPiece]:
             try:
                 dataset = to_dataset(Snapshot([segment], snapshot.config), segment.types, DatasetMetadata())
             except (ValueError, NotImplementedError) as error:
-                raise SchemaError(f"{where}: expected columns that datasets has types for: {error}") from error
+                raise SchemaError(f"{where}: expected columns of types that datasets supports: {error}") from error
         yield SplitPiece(where, dataset, first_row, segment.image_roots)
         first_row += segment.num_rows
 
@@ -601,8 +601,8 @@ def push_to_hub(
     metadata, parts = collect_parts(splits)
     if metadata.videos:
         raise ConfigError(
-            "push: expected rows with their pictures, found frames of videos, which stay where they are; `mouse "
-            "convert --images png` has them in the rows"
+            "push: expected rows with their pictures, found frames of videos, which are not copied; `mouse "
+            "convert --images png` stores images in the rows"
         )
     typed = [
         (part.where, with_metadata(part.dataset.features, DatasetMetadata()))

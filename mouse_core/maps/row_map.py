@@ -428,7 +428,7 @@ class RowIndex:
         distinct = self.distinct(rows, new)[1].size
         if here + distinct > capacity:
             raise DataError(
-                f"map: expected at most {capacity - here} new rows, found {distinct}: {here} of {capacity} are there"
+                f"map: expected at most {capacity - here} new rows, found {distinct}: {here} of {capacity} are used"
             )
 
     def distinct(self, rows: KeyRows, chosen: Integers | None) -> tuple[Integers, Integers]:
@@ -632,8 +632,8 @@ class RowMap:
             if missing.size:
                 raise MissingRowError(
                     f"map: expected rows that the map holds, found {missing.size} of {slots.size} missing, first row "
-                    f"{missing[0]}, {picked.take(missing[:1])!r:.120}; get(rows, default) takes them, contains(rows) "
-                    "tells which"
+                    f"{missing[0]}, {picked.take(missing[:1])!r:.120}; get(rows, default) accepts missing rows, "
+                    "and contains(rows) finds them"
                 )
             return self._deliver(self._values.get(slots))
 
@@ -811,11 +811,11 @@ class RowMap:
         """
         kind = state.get("kind") if isinstance(state, Mapping) else state
         if not isinstance(state, Mapping) or kind != _KIND:
-            raise StateError(f"state: expected that of a {_KIND}, found {kind!r:.80}")
+            raise StateError(f"state: expected the state of a {_KIND}, found {kind!r:.80}")
         if (version := state.get("format")) != _FORMAT:
             raise StateError(f"state: expected format {_FORMAT}, found {version!r:.80} (of a newer release?)")
         if state.get("grows") is not self._keys.grows:
-            raise StateError(f"state: expected that of a map with the capacity {self.capacity}, found another")
+            raise StateError(f"state: expected the state of a map with the capacity {self.capacity}, found another")
         with self._held():
             parts = self._keys.loaded(state.get("keys")), self._values.loaded(state.get("values"))
             keys, values = Stored(parts[0], "keys"), Stored(parts[1], "values")

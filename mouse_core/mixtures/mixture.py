@@ -533,7 +533,10 @@ def _joined(members: Mapping[str, Snapshot], field: str | None) -> SnapshotConfi
     fields = {name: _field(name, there) for name in names if name != field}
     if field is not None:
         if any(field in member.readers and not isinstance(member, MixtureSnapshot) for member in there.values()):
-            raise SchemaError(f"mixture: expected members without a field {field!r}, which batches get, found one")
+            raise SchemaError(
+                f"mixture: expected members without a field {field!r}, since batches get a field "
+                f"of this name, found one"
+            )
         fields[field] = Field(field, dtype="int64", shape=(), fill=0, labels=tuple(members))
     return SnapshotConfig(fields, types, dims, alignment)
 
@@ -575,7 +578,7 @@ def _field(name: str, members: Mapping[str, Snapshot]) -> Field:
     widest = max(shapes.values())
     for shape in shapes.values():
         if shape != widest and not (field.pad is not None and len(shape) == len(widest) == 1):
-            raise SchemaError(f"field {name!r}: expected one shape of a step in all members, found {shapes}")
+            raise SchemaError(f"field {name!r}: expected the same shape of a step in all members, found {shapes}")
     return replace(field, shape=widest)
 
 

@@ -204,5 +204,7 @@ def _joined(members: Mapping[str, Source], field: str | None) -> Spec:
     if field is None:
         return spec
     if field in spec:
-        raise SchemaError(f"mixture: expected members without a field {field!r}, which batches get, found one")
+        raise SchemaError(
+            f"mixture: expected members without a field {field!r}, since batches get a field of this name, found one"
+        )
     return Spec({**spec, field: FieldSpec(field, np.dtype(np.int64), ())}, spec.alignment, spec.batch_dims)

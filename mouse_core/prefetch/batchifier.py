@@ -217,7 +217,7 @@ def _source_of(
     cut = dict[str, Any]()
     if shard not in (None, _WHOLE) or asked["uneven"] != "refuse":
         if sharding is not None:
-            raise ConfigError(f"shard, uneven: expected none with a sharding of a source, found {shard!r}")
+            raise ConfigError(f"shard, uneven: when sharding is given for a source, expected neither, found {shard!r}")
         cut = {"shard": _WHOLE if shard is None else shard}
         cut |= {} if asked["uneven"] == "refuse" else {"uneven": asked["uneven"]}
     if isinstance(store, BatchSource):

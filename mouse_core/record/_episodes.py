@@ -529,7 +529,7 @@ class EpisodeWriter:
             if self._gone is None and flags[0].size == 1:
                 return done_code(*(one.item() for one in flags)), None
             if self._gone is None and self._step:
-                raise ValueError("earlier steps had one flag")
+                raise ValueError("the earlier steps of the episode had a single flag")
             codes = agent_codes(flags[0], flags[1], self._gone)[0]
         except ValueError as error:
             raise DataError(

@@ -111,7 +111,10 @@ def _shown_to_readers(store: Any, advance: Callable[[int], None]) -> Callable[[i
 
 def _how_many(episodes: int | None, until: int | None, store: Any) -> int:
     if until is not None and not isinstance(store, DatasetStore | None):
-        raise ConfigError(f"record: expected episodes, as only a store knows how many it has, found until={until!r}")
+        raise ConfigError(
+            f"record: expected episodes=, since until= counts the episodes of a store and this is "
+            f"no store, found until={until!r}"
+        )
     if (episodes is None) == (until is None):
         raise ConfigError(f"record: expected either episodes or until, found {episodes!r} and {until!r}")
     return check_count("record: episodes", episodes) if until is None else check_count("record: until", until)

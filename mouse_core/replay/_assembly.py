@@ -148,7 +148,7 @@ def _fill_masked(rows: Any, where: npt.NDArray[np.bool_], pad: float) -> None:
             with np.errstate(invalid="ignore"):
                 value = np.asarray(pad).astype(leaf.dtype)
             if is_number(leaf.dtype) and value != pad and (pad == pad or value == value):
-                raise DataError(f"sample: field {key!r}: expected a pad that {leaf.dtype} holds, found {pad}")
+                raise DataError(f"sample: field {key!r}: expected a pad that {leaf.dtype} can represent, found {pad}")
         leaf[where] = value
 
 
@@ -373,10 +373,10 @@ def slots_of(index: Any, size: int) -> Slots:
         raise RowIndexError(f"index: expected integers, a slice or a mask, found {index!r:.80}") from error
     if found.dtype == np.bool_:
         if found.shape != (size,):
-            raise RowIndexError(f"index: expected a mask [{size}], as many as rows, found {list(found.shape)}")
+            raise RowIndexError(f"index: expected a mask [{size}], one value for each row, found {list(found.shape)}")
         return np.flatnonzero(found)
     if found.dtype.kind not in "iu" and found.size:
-        hint = f"; the field of all rows is buffer[:][{index!r:.40}]" if isinstance(index, str) else ""
+        hint = f"; buffer[:][{index!r:.40}] is the field of all rows" if isinstance(index, str) else ""
         raise RowIndexError(f"index: expected integers, a slice or a mask, found {index!r:.80}{hint}")
     slots = found.astype(np.int64)
     outside = (slots < 0) | (slots >= size)

@@ -196,7 +196,9 @@ def query(
     """
     storage, writer = getattr(buffer, "storage", None), getattr(buffer, "writer", None)
     if storage is None or writer is None:
-        raise ConfigError(f"query: expected a replay buffer, found {buffer!r:.80}; ask each of an ensemble's `buffers`")
+        raise ConfigError(
+            f"query: expected a replay buffer, found {buffer!r:.80}; query each of an ensemble's `buffers`"
+        )
     if not writer.ordered:
         raise ConfigError(
             f"query: expected rows in the order in which they were written, found the rows of {writer!r:.80}"
@@ -1315,7 +1317,7 @@ class ReplayBuffer(BaseBuffer):
     @property
     def _priority_sampler(self) -> Any:
         if not self.prioritized:
-            raise ConfigError(f"update_priority: expected a sampler that knows priorities, found {self._sampler!r}")
+            raise ConfigError(f"update_priority: expected a sampler that uses priorities, found {self._sampler!r}")
         return self._sampler
 
     def generation_of(self, index: Any) -> npt.NDArray[np.int64]:
@@ -1499,7 +1501,7 @@ class ReplayBuffer(BaseBuffer):
         running = part_of(state, "transforms", {}) if "transforms" in state else {}
         if running and self._running_transforms and running.keys() != self._running_transforms.keys():
             raise StateError(
-                f"state: expected transforms with the numbers {[*self._running_transforms]}, found {[*running]}"
+                f"state: expected transforms with the indices {[*self._running_transforms]}, found {[*running]}"
             )
         self._sync()
         counted = self._generations is not None and "generations" in state

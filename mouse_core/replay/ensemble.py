@@ -85,15 +85,17 @@ class ReplayBufferEnsemble(BaseBuffer):
         alignments = [member.alignment for member in members]
         if len(set(alignments)) > 1:
             raise ConfigError(
-                f"buffers: expected one alignment, found {alignments}; convert some buffers first, for example by "
+                f"buffers: expected the same alignment in all buffers, found {alignments}; convert some buffers "
+                f"first, for example by "
                 "transform=NextView() on the buffer of arrived rows"
             )
         super().__init__(transform, batch_size, seed, collate_fn, alignments[0], digest)
         if self._transform is not None and self._transform.watchers:
             found = [*self._transform.watchers.values()]
             raise ConfigError(
-                f"transform: expected none that counts rows, as an ensemble has none itself, found {found}; give it to "
-                "the buffers, one each, or normalise by known numbers"
+                f"transform: expected no transform that counts rows, as an ensemble stores no rows, found "
+                f"{found}; give it to "
+                "the buffers, one to each, or normalise by known numbers"
             )
         self._check_slices(() if self._transform is None else self._transform.transforms)
         stages = p.weights if isinstance(p, Schedule) else {0: p}
@@ -261,7 +263,7 @@ class ReplayBufferEnsemble(BaseBuffer):
             member = self.buffers[number] if 0 <= number < len(self.buffers) else None
             if not isinstance(member, ReplayBuffer) or member.storage.ndim != 1:
                 last = len(self.buffers) - 1
-                raise ConfigError(f"extend: expected the number of a buffer with ndim=1, 0..{last}, found {number}")
+                raise ConfigError(f"extend: expected the index of a buffer with ndim=1, 0..{last}, found {number}")
             parts.append((member, take(rows, places), places))
         index = np.full(count, -1, np.int64)
         with self._shared():
@@ -417,7 +419,7 @@ def check_weights(p: Any, n: int) -> Floats:
     except (TypeError, ValueError) as error:
         raise ConfigError(f"p: expected {n} weights, found {p!r:.80}") from error
     if weights.shape != (n,) or not np.isfinite(weights).all() or (weights < 0).any() or not weights.sum():
-        raise ConfigError(f"p: expected {n} weights from 0, not all 0, found {p!r:.80}")
+        raise ConfigError(f"p: expected {n} weights of 0 or more, not all 0, found {p!r:.80}")
     normalised: Floats = weights / weights.sum()
     return normalised
 

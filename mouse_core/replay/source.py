@@ -77,7 +77,9 @@ class BufferSource:
 
     def __len__(self) -> int:
         # list() takes a TypeError for an unknown length, and any other error would end it.
-        raise TypeError("loader: expected a store for a length, found a replay buffer")
+        raise TypeError(
+            "loader: expected a loader over a store, which has a length, found a loader over a replay buffer"
+        )
 
     @property
     def source(self) -> BufferSource:

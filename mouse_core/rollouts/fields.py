@@ -115,7 +115,7 @@ def complete_fields(fields: Mapping[str, Any]) -> dict[str, RolloutField]:
             raise ConfigError(f"fields: expected names that do not begin with _, found {name!r}")
         if name in (*COMPUTED, "hidden_states", *ALIASES):
             meaning = f"it is another name of {ALIASES[name]}" if name in ALIASES else "it is made by the storage"
-            raise ConfigError(f"fields: {name} cannot be asked for; {meaning}")
+            raise ConfigError(f"fields: {name} cannot be requested; {meaning}")
         made[name] = _as_field(name, given)
     for name, made_field in made.items():
         if made_field.mask and f"{name}_mask" in made:
@@ -458,7 +458,9 @@ class StepChecks:
             if not (-largest <= float(xp.min(made)) and float(xp.max(made)) <= largest):  # or there is a NaN
                 beyond = xp.isfinite(made) & (xp.abs(made) > largest)
                 if bool(xp.any(beyond)):
-                    raise DataError(f"{name}: expected values that {dtype} holds, found {float(made[beyond][0])}")
+                    raise DataError(
+                        f"{name}: expected values that {dtype} can represent, found {float(made[beyond][0])}"
+                    )
         if kind in "iu" and dtype.kind == "f" and isinstance(made, np.ndarray):
             try:
                 check_exact(made)
@@ -551,7 +553,9 @@ def _check_ends(dones: Array, last_values: Array, time_outs: Array | None, final
     truncated = dones == 2
     check_codes(truncated if time_outs is None else truncated & ~time_outs, time_outs, where="compute_returns")
     if time_outs is not None and final_values is not None:
-        _refuse("time_outs", time_outs, ~time_outs | (dones != 0), "one only where dones say that an episode ends")
+        _refuse(
+            "time_outs", time_outs, ~time_outs | (dones != 0), "true values only where dones mark the end of an episode"
+        )
         _refuse("final_values", final_values, ~time_outs | xp.isfinite(final_values), "finite numbers at time_outs")
     _refuse("last_values", last_values, (dones[-1] != 0) | xp.isfinite(last_values), "finite numbers")
 

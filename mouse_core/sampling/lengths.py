@@ -113,7 +113,7 @@ def cut_of(
     """
     if isinstance(sampling, DrawnLengths):
         if lengths is not None:
-            raise ConfigError(f"lengths: expected none with a sampler that draws them, found {lengths!r:.80}")
+            raise ConfigError(f"lengths: with a sampler that draws lengths, expected None, found {lengths!r:.80}")
         return sampling.sampler, sequence_length, pad, partial(_cut, sampling.choices, sampling.fill)
     if not isinstance(sampling, str | Blocks):
         choices = _checked(lengths, sampling.sequence_length)
@@ -124,7 +124,7 @@ def cut_of(
             raise ConfigError(f"lengths: expected {wanted}, as steps are cut off, found {sampling!r}")
         sequence_length = sequence_length or choices[-1]
     if pad is False and not padded:
-        raise ConfigError("pad: expected True or a number with lengths, which leave steps out, found False")
+        raise ConfigError("pad: with lengths, which leave steps out, expected True or a fill number, found False")
     fill = None if pad is None or isinstance(pad, bool) else pad
     return sampling, sequence_length, pad if padded else None, partial(_cut, choices, fill)
 
@@ -143,7 +143,7 @@ def _checked(lengths: Any, sequence_length: int | None) -> tuple[int, ...]:
     if not found or not all(is_whole(length) and length >= 1 for length in found):
         raise ConfigError(f"lengths: expected integers from 1, as in range(1, 65), found {lengths!r:.80}")
     if sequence_length is not None and max(found) > sequence_length:
-        raise ConfigError(f"lengths: expected none beyond sequence_length {sequence_length}, found {max(found)}")
+        raise ConfigError(f"lengths: expected no length above sequence_length {sequence_length}, found {max(found)}")
     return tuple(sorted(map(int, found)))
 
 

@@ -58,7 +58,7 @@ class Seconds:
         if not all(_is_number(number) and math.isfinite(number) for number in (*numbers, tolerance)):
             raise ConfigError(f"Seconds: expected numbers of seconds, found {numbers!r} within {tolerance!r}")
         if tolerance < 0:
-            raise ConfigError(f"Seconds: expected a tolerance from 0, found {tolerance!r}")
+            raise ConfigError(f"Seconds: expected a tolerance of 0 or more, found {tolerance!r}")
         if self.holes not in get_args(Holes):
             raise ConfigError(f"Seconds: expected holes among {list(get_args(Holes))}, found {self.holes!r}")
         object.__setattr__(self, "offsets", tuple(map(float, numbers)))
@@ -127,8 +127,8 @@ class FieldWindows:
         for name, offsets in self.offsets.items():
             if isinstance(offsets, Seconds):
                 raise ConfigError(
-                    f"pad: expected True or a number with windows[{name!r}] in seconds, found False; batches have "
-                    f"{name}_mask"
+                    f"pad: when windows[{name!r}] is in seconds, expected True or a fill number, found False; "
+                    f"{name}_mask marks the padded steps"
                 )
             before = max(before, -min(offsets))
             behind = max(behind, max(offsets) + shifts[name])
@@ -411,7 +411,7 @@ def rows_at(anchors: Anchors, seconds: Seconds, shift: int, clock: Clock) -> Off
                     f"{seconds.clock}: expected a row within {tolerance[anchor, offset]:g} s of "
                     f"{float(wanted[anchor, offset]):.6f} s, {seconds.offsets[offset]:+g} s from row "
                     f"{int(anchors.row[anchor])}, found the nearest at {found:.6f} s (row {int(row[anchor, offset])}); "
-                    "a wider tolerance takes it, holes='mask' pads",
+                    "a wider tolerance accepts it, and holes='mask' pads",
                 )
             )
     delivered = np.minimum(row + shift, end - 1)
@@ -430,7 +430,7 @@ def clock_of(snapshot: Snapshot, seconds: Seconds) -> FieldReader:
     if reader is None:
         raise MissingFieldError(
             f"Seconds: expected a field {seconds.clock!r} of time stamps, found {list(snapshot.readers)}; clock= names "
-            f"another, and DatasetStore(fields=[Field({seconds.clock!r})]) makes one of a column"
+            f"another field, and DatasetStore(fields=[Field({seconds.clock!r})]) makes a field of a column"
         )
     if reader.column.width != 1:
         raise ConfigError(f"Seconds: expected time stamps as single numbers, found {list(reader.spec.shape)} a row")

@@ -172,7 +172,10 @@ class Schedule:
 
     def __post_init__(self) -> None:
         if not isinstance(self.weights, Mapping) or 0 not in self.weights:
-            raise ConfigError(f"schedule: expected weights by number of batch, from 0 on, found {self.weights!r:.200}")
+            raise ConfigError(
+                f"schedule: expected a dict from batch indices, with 0 among them, to weights, "
+                f"found {self.weights!r:.200}"
+            )
         for number in self.weights:
             check_count("schedule", number, lowest=0)
         object.__setattr__(self, "weights", dict(sorted(self.weights.items())))
@@ -194,9 +197,9 @@ class Schedule:
                 invalid.
         """
         if check_count("stages", stages) > check_count("batches", batches):
-            raise ConfigError(f"stages: expected at most {batches}, as many as batches, found {stages}")
+            raise ConfigError(f"stages: expected at most {batches} stages, the number of batches, found {stages}")
         if len(begin) != len(end):
-            raise ConfigError(f"schedule: expected weights of as many members, found {begin!r} and {end!r}")
+            raise ConfigError(f"schedule: expected begin and end for equally many members, found {begin!r} and {end!r}")
         edges = [_normalised(weights) for weights in (begin, end)]
         made = {}
         for stage in range(stages + 1):
@@ -221,7 +224,7 @@ def _normalised(weights: Sequence[Any]) -> list[Fraction]:
     try:
         shares = [exact(weight) for weight in weights]
     except ValueError as error:
-        raise ConfigError(f"schedule: expected weights from 0, found {weights!r:.200}") from error
+        raise ConfigError(f"schedule: expected weights of 0 or more, found {weights!r:.200}") from error
     if min(shares, default=-1) < 0 or not any(shares):
-        raise ConfigError(f"schedule: expected weights from 0, not all 0, found {weights!r:.200}")
+        raise ConfigError(f"schedule: expected weights of 0 or more, not all 0, found {weights!r:.200}")
     return [share / sum(shares) for share in shares]

@@ -281,7 +281,7 @@ class EpisodeWindows:
     def __post_init__(self) -> None:
         check_choice("weighting", self.weighting, get_args(Weighting))
         if self.weighting != "step" and self.sampling != "random":
-            raise ConfigError(f"weighting: expected 'step' with sampling {self.sampling!r}, found {self.weighting!r}")
+            raise ConfigError(f"weighting: with sampling {self.sampling!r}, expected 'step', found {self.weighting!r}")
         if not isinstance(self.pad, bool | int | float | np.number):
             raise ConfigError(f"pad: expected True, False or a number, found {self.pad!r}")
         order = window_sampler(self.sampling, sequence_length=1, batch_size=self.batch_size, drop_last=self.drop_last)
@@ -304,7 +304,7 @@ class EpisodeWindows:
             rule = self._rule(tiled=True)
             raise ConfigError(
                 f"sampling: expected an episode of at least {rule.length + rule.before + rule.behind} steps, found the "
-                f"longest to have {self._table(snapshot).longest()}; pad=True takes shorter ones"
+                f"longest to have {self._table(snapshot).longest()}; pad=True accepts shorter episodes"
             )
         try:
             return self._order.batches_per_epoch(self._numbered(tiles, snapshot))
@@ -529,7 +529,7 @@ def sampler_of(
         return StretchWindows(length, size, sampling, weighting, filled, drop_last, column=column)
     if weighting != "step" or pad is not None:
         options = [f"weighting={weighting!r}"] * (weighting != "step") + [f"pad={pad!r}"] * (pad is not None)
-        raise ConfigError(f"boundary: expected 'episode' with {', '.join(options)}, found {boundary!r}")
+        raise ConfigError(f"boundary: with {', '.join(options)}, expected 'episode', found {boundary!r}")
     return window_sampler(sampling, sequence_length=length, batch_size=size, drop_last=drop_last)
 
 

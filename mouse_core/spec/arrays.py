@@ -557,7 +557,9 @@ class Bounded(_Box):
         try:
             both = np.broadcast_shapes(low.shape, high.shape)
         except ValueError as error:
-            raise ConfigError(f"{where}: expected bounds of one shape, found {low.shape} and {high.shape}") from error
+            raise ConfigError(
+                f"{where}: expected bounds of the same shape, found {low.shape} and {high.shape}"
+            ) from error
         shape = leaf_shape(self.shape, where=where, most_common=both)
         low, high = (_as_bound(one, dtype, where) for one in (low, high))
         if not bool((low <= high).all()):  # before they are repeated for all pixels of an image
@@ -686,7 +688,7 @@ def _as_bound(array: Array, dtype: np.dtype[Any], where: str) -> Array:
     else:
         whole = array.astype(object)
     if bool(((whole < lowest) | (whole > highest)).any()):
-        raise ConfigError(f"{where}: expected bounds that {dtype} holds, found {array.tolist()!r:.80}")
+        raise ConfigError(f"{where}: expected bounds that {dtype} can represent, found {array.tolist()!r:.80}")
     return np.asarray(whole.astype(dtype))
 
 
@@ -1087,7 +1089,7 @@ def _code_dtype(dtype: Any, most: int, where: str) -> np.dtype[Any]:
     checked = leaf_dtype(dtype, "biu", where=where)
     highest = 1 if checked.kind == "b" else int(np.iinfo(checked).max)
     if most - 1 > highest:
-        raise ConfigError(f"{where}: expected a dtype that holds {most - 1}, found {checked}")
+        raise ConfigError(f"{where}: expected a dtype that can represent {most - 1}, found {checked}")
     return checked
 
 

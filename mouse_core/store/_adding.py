@@ -94,10 +94,10 @@ def episode_columns(
     length = next(iter(sizes.values()))
     if not count or length not in (count, count + 1) or len({*sizes.values()}) > 1:
         raise DataError(
-            "observations and rewards: expected as many observations as rewards, or one more with the observation that "
-            f"the episode ended in, the same in all parts, found {sizes} and {count} rewards"
+            "observations and rewards: expected as many observations as rewards, or one more with the final "
+            f"observation, and equally many in all parts, found {sizes} and {count} rewards"
             if count
-            else "rewards: expected a transition at least, found none"
+            else "rewards: expected at least one transition, found none"
         )
     if alignment == "arrived" and length == count:
         raise DataError(

@@ -289,7 +289,7 @@ class StoreSchema:
         from mouse_core.columns.appended import holds
 
         if column.kind.kind == "image" and column.shape and not holds(spec.shape, column.shape):
-            raise ValueError(f"expected pictures of shape {spec.shape}, found {column.shape}")
+            raise ValueError(f"expected images of shape {spec.shape}, found {column.shape}")
         of_transition = name.startswith("action") if field is None else field.is_of_transition
         return replace(column, domain=spec, zeros=of_transition and self.alignment == "arrived")
 

@@ -940,7 +940,7 @@ class DerivedColumns:
             raise DataError(
                 f"expected each row of a dataset at most once in the store, found some of rows {begin}.."
                 f"{begin + there - 1} twice, for which {name!r} would have two values; flatten_indices() of the "
-                "dataset makes rows of its own of them"
+                "dataset copies repeated rows"
             )
         return placed
 

@@ -145,7 +145,9 @@ def _feature_from_type(snapshot: Snapshot, name: str, data_type: pa.DataType) ->
     try:
         return datasets.Features.from_arrow_schema(pa.schema([pa.field(name, data_type)]))[name]
     except (ValueError, NotImplementedError) as error:
-        raise SchemaError(f"column {name!r}: expected a type that datasets has, found {data_type}: {error}") from error
+        raise SchemaError(
+            f"column {name!r}: expected a type that datasets supports, found {data_type}: {error}"
+        ) from error
 
 
 def _with_features(segment: Segment, features: Any) -> Any:

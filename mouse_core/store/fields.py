@@ -80,7 +80,9 @@ class SnapshotConfig:
         following = {f"next_{field.name}": field for field in (*marks, *seen)}
         taken = following.keys() & self.fields
         if taken:
-            raise ConfigError(f"transitions: expected a store without fields {sorted(taken)}, which batches get")
+            raise ConfigError(
+                f"transitions: expected a store without fields {sorted(taken)}, since batches get fields of these names"
+            )
         made = {name: replace(field, name=name, transition=False) for name, field in following.items()}
         return replace(self, fields={**self.fields, **made})
 
@@ -193,7 +195,9 @@ class FieldReader:
         for option in ("fill", "pad"):
             value = getattr(self.field, option)
             if value is not None and not _representable(value, dtype):
-                raise ConfigError(f"{self.spec.name}: expected a dtype that holds {option}={value}, found {dtype}")
+                raise ConfigError(
+                    f"{self.spec.name}: expected a dtype that can represent {option}={value}, found {dtype}"
+                )
 
     def stored_dtype(self, dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
         """Return the dtype for transferring values that are converted to ``dtype`` later: the column's dtype if that is

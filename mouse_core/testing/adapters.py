@@ -286,7 +286,7 @@ class ReplayAdapterConformance(InArrays):
         refused(DataError, lambda: mine.extend(self.given(negative)))
         self.same(mine.sample(), core.sample(), "after what was refused")
         plain, _ = self._pair()
-        refused(ConfigError, lambda: plain.update_priority(np.zeros(1, np.int64), np.zeros(1)), "knows priorities")
+        refused(ConfigError, lambda: plain.update_priority(np.zeros(1, np.int64), np.zeros(1)), "uses priorities")
 
     def test_rows_are_read_and_written_over(self) -> None:
         """Rows are read and overwritten by index arrays of any shape, slices and masks."""

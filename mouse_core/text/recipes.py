@@ -437,7 +437,7 @@ def flat_of(ids: Sequence[Ids]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.i
         raise DataError(f"tokenizer: expected integers [n] for each text, found other values: {error}") from error
     narrow = wide.astype(np.int32)
     if (bad := (narrow != wide) | (narrow < 0)).any():
-        raise DataError(f"tokenizer: expected ids from 0 that 32 bits hold, found {wide[bad][0]}")
+        raise DataError(f"tokenizer: expected ids of 0 or more that fit in 32 bits, found {wide[bad][0]}")
     lengths = np.array([len(one) for one in ids], np.int64)
     return narrow, lengths
 

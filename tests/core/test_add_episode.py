@@ -385,7 +385,7 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "none": (
         {"rewards": [], "actions": [], "observations": [[0.0]]},
         DataError,
-        "expected a transition at least, found none",
+        "expected at least one transition, found none",
     ),
     "missing": ({"actions": None}, MissingFieldError, r"add_episode: .*\['actions'\] missing"),
     "steps": ({"task": np.zeros(4)}, DataError, r"task: expected one number or text .*found ndarray \[4\]"),

@@ -373,7 +373,11 @@ def test_codes_out_of_range_are_an_error(field: str, value: int, size: int) -> N
 BAD_BATCHES: list[tuple[str, dict[str, Any], str]] = [
     ("vector actions", {"action": np.zeros((3, 4, 2), np.float32)}, "action: expected integer codes"),
     ("float actions", {"action": np.zeros((3, 4), np.float32)}, "action: expected integer codes"),
-    ("narrow codes", {"obs_discrete": np.zeros((3, 4), np.int8)}, "obs_discrete: expected a dtype that holds 0..999"),
+    (
+        "narrow codes",
+        {"obs_discrete": np.zeros((3, 4), np.int8)},
+        "obs_discrete: expected a dtype that can represent 0..999",
+    ),
     ("whole rewards", {"reward": np.zeros((3, 4), np.int64)}, "reward: expected floating numbers"),
     ("other actions", {"q_star": np.zeros((3, 4, 4), np.float32)}, r"q_star: expected \[B, S, 5\]"),
     ("other rows", {"done": np.zeros((2, 4), np.int64)}, r"done: expected shape \[3, ...\]"),

@@ -300,10 +300,14 @@ BAD: list[tuple[Any, dict[str, Any], str]] = [
     (PermuteFields(5, codes="torque"), {}, "torque: expected integer codes"),
     (PermuteFields(4, columns="legal"), {}, "legal: expected [B, S, 4] for 4 codes"),
     (ScaleFields("room", UNIFORM), {}, "room: expected floating numbers to scale or shift, found uint8"),
-    (MaskFields("room", 0.1, 300), {}, "room: expected a dtype that holds it, for 300 where masked, found uint8"),
-    (MaskFields("room", 0.1, 0.5), {}, "room: expected a dtype that holds it, for 0.5 where masked"),
-    (MaskFields("action", 0.1, math.nan), {}, "action: expected a dtype that holds it, for nan where masked"),
-    (MaskFields("torque", 0.1, 1e300), {}, "torque: expected a dtype that holds it, for 1e+300 where masked"),
+    (
+        MaskFields("room", 0.1, 300),
+        {},
+        "room: expected a dtype that can represent it, for 300 where masked, found uint8",
+    ),
+    (MaskFields("room", 0.1, 0.5), {}, "room: expected a dtype that can represent it, for 0.5 where masked"),
+    (MaskFields("action", 0.1, math.nan), {}, "action: expected a dtype that can represent it, for nan where masked"),
+    (MaskFields("torque", 0.1, 1e300), {}, "torque: expected a dtype that can represent it, for 1e+300 where masked"),
     (
         MaskFields("action", 0.1),
         {"windows": {"action": [0, 1]}, "pad": -1},
@@ -357,7 +361,9 @@ def test_the_augmenter_misses_a_field_by_name() -> None:
     narrow = {**make_batch(), "room": np.zeros((SIZE, LENGTH), np.uint8)}
     augmenter = TokenAugmenter(AugmentTokensConfig(by_field=[MaskFields("room", 0.5, 256)]))
     augmenter.update_augmentations(narrow)
-    with pytest.raises(SchemaError, match="room: expected a dtype that holds it, for 256 where masked, found uint8"):
+    with pytest.raises(
+        SchemaError, match="room: expected a dtype that can represent it, for 256 where masked, found uint8"
+    ):
         augmenter(narrow)
     with pytest.raises(ConfigError, match="batch_dims"):
         TokenAugmenter(CONFIG, batch_dims=3)

@@ -198,7 +198,7 @@ def test_an_augmented_source_can_be_pickled_and_moved() -> None:
         (AugmentTokensConfig(permute_obs_discrete=True), {}, "expected max_num_obs_discrete of at least 1"),
         (full_config(crop_obs_image=RandomCrop(7, 5)), {}, "expected a crop of at most 6x5, found 7x5"),
         (full_config(), {"dtypes": {"reward": "int64"}}, "reward: expected floating numbers to scale or shift"),
-        (full_config(), {"dtypes": {"time": "uint16"}}, "time: expected a dtype that holds fill=-1"),
+        (full_config(), {"dtypes": {"time": "uint16"}}, "time: expected a dtype that can represent fill=-1"),
         (full_config(max_num_actions=4), {}, r"q_star: expected \[B, S, 4\]"),
         ("scale everything", {}, "augment: expected an AugmentTokensConfig or None"),
         (full_config(), {"views": 0}, "views: expected an integer from 1, found 0"),

@@ -84,7 +84,7 @@ def test_what_fails_is_said_and_what_may_pass_is_tried_again(server, data):
         with pytest.raises(StorageError, match=said):
             client.get_ranges("a", [0], [10], "")
     for status, said in (
-        (403, "expected leave to read it, found none"),
+        (403, "expected permission to read it, found none"),
         (400, "found a refusal .400"),
         (410, "refusal"),
     ):
@@ -146,7 +146,7 @@ def test_nobody_is_shown_how_a_client_got_there(server, data):
 def test_what_is_not_for_us_says_who_was_asked_and_where_keys_were_looked_for(server, data, monkeypatch, tmp_path):
     def refused(told):
         server.faults.append(Fault("runs/a", status=403))
-        with pytest.raises(DataError, match="expected leave to read it, found none") as caught:
+        with pytest.raises(DataError, match="expected permission to read it, found none") as caught:
             open_client("s3://data/runs", {**server.options, **QUICK, **told}).get_ranges("a", [0], [5], "")
         return str(caught.value)
 
@@ -217,7 +217,7 @@ def test_files_of_the_hub_are_those_of_one_commit():
         assert open_client(f"hf://datasets/{USER}/runs", options).head("store/a.arrow").version != info.version
         with pytest.raises(DataError, match="expected a file, found none"):
             client.head("nothing")
-        with pytest.raises(ConfigError, match="that is for us, found") as caught:
+        with pytest.raises(ConfigError, match="that you may read, found") as caught:
             open_client(f"hf://datasets/{USER}/runs", {"endpoint": hub.endpoint, "token": "SECRET"}).listed()
         assert "SECRET" not in str(caught.value)
         with pytest.raises(ConfigError, match="mouse push"):

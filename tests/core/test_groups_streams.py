@@ -136,7 +136,7 @@ def test_ranks_share_the_same_batches(root: Path, count: int, collate: str, leng
 
 
 def test_an_example_that_is_too_long_can_be_passed_over(root: Path) -> None:
-    with pytest.raises(DataError, match=r"at most 16 tokens, found \d+ at \d+; a RolloutStream passes over it"):
+    with pytest.raises(DataError, match=r"at most 16 tokens, found \d+ at \d+; a RolloutStream with"):
         next(RolloutStream(root, 16))
     streams = [RolloutStream(root, 16, shard=(rank, 2), skip_longer=True) for rank in range(2)]
     skipped = 0
@@ -257,7 +257,9 @@ def test_going_on_within_a_batch(root: Path) -> None:
     other = RolloutStream(root, 50, shard=(0, 3))
     other.load_state_dict(stream.state_dict(micro_batches=0))
     assert next(other).batch_id == share.batch_id
-    with pytest.raises(StateError, match=r"expected one within a batch to be of \[3, 50, .*found \[2, 30"):
+    with pytest.raises(
+        StateError, match=r"in the middle of a batch, expected the state of a stream with \[3, 50, .*found \[2, 30"
+    ):
         other.load_state_dict(state)
     with pytest.raises(ConfigError, match=f"micro_batches: expected at most the {len(share)}"):
         stream.state_dict(micro_batches=len(share) + 1)
@@ -270,8 +272,8 @@ def test_states_of_others_are_refused(root: Path, tmp_path: Path) -> None:
     for wrong, wanted in [
         ({}, "found format None"),
         ({**state, "format": 2}, "found format 2, of a newer version"),
-        ({**state, "batch": -1}, "expected the number of a batch"),
-        ({**state, "after": ""}, "expected the number of a batch"),
+        ({**state, "batch": -1}, "expected the index of a batch"),
+        ({**state, "after": ""}, "expected the index of a batch"),
     ]:
         with pytest.raises(StateError, match=wanted):
             stream.load_state_dict(wrong)
@@ -312,7 +314,7 @@ def test_batches_are_made_on_demand_and_waited_for(tmp_path: Path) -> None:
         with pytest.raises(TimedOutError, match=r"batch 3: expected within 0.01 s, found none in RolloutBuffer"):
             next(late)
     for options, wanted in [
-        ({"batches": root, "batch_size": 4}, "batch_size: expected None, as only who has the buffer"),
+        ({"batches": root, "batch_size": 4}, "batch_size: expected None, since only the process with the buffer"),
         ({"batches": 3}, "batches: expected a RolloutBuffer"),
         ({"batches": root, "timeout": -1}, "timeout: expected a number of seconds"),
         ({"batches": root, "shard": (2, 2)}, "shard: expected 0 <= rank < count"),

@@ -100,7 +100,7 @@ def test_memory_that_nobody_writes_to_is_shared() -> None:
         ({"logprobs": [-1.0, -math.inf]}, "found -inf at 1"),
         ({"logprobs": ["a", "b"]}, "expected logprobs as numbers"),
         ({"logprobs": [-0.2, 0.9]}, "expected logprobs as logarithms of probabilities, at most 0, found 0.89.* at 1"),
-        ({"logprobs": [-0.2, 0.01]}, "at most 0, found 0.00.* at 1; of 16 bits they are to be computed in float32"),
+        ({"logprobs": [-0.2, 0.01]}, "at most 0, found 0.00.* at 1; compute them in float32, not in 16 bits"),
         ({"logprobs": [[-1.0], [-1.0, -2.0]]}, r"expected logprobs as an array, found \[\[-1.0\], .*inhomogeneous"),
         ({"logprobs": np.ma.masked_array([-1.0, -2.0], [0, 1])}, "found a masked one"),
         ({"tokens": np.ma.masked_array([1, 2], [0, 1])}, "found a masked one"),

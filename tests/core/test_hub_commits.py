@@ -309,6 +309,6 @@ def test_bad_input_is_refused_before_anything_is_sent(
 def test_types_that_datasets_does_not_have_are_refused(hub: HubServer) -> None:
     columns = {"action": [0], "reward": [0.0], "done": [0], "info": pa.array([[("a", 1)]], pa.map_("string", "int64"))}
     store = DatasetStore().from_dataset(pa.table(columns))
-    with pytest.raises(SchemaError, match=r"split 'train': expected columns that datasets has types for: .*map<"):
+    with pytest.raises(SchemaError, match=r"split 'train': expected columns of types that datasets supports: .*map<"):
         push(hub, {"train": store})
     assert not hub.requests

@@ -297,7 +297,7 @@ def test_pictures_may_lie_in_the_files_of_frames(rows: Rows, tmp_path: Path) -> 
         "observation.images.top: png",
         "observation.images.wrist: jpeg of quality 90, which loses some",
     )
-    assert "30 frames a second are taken for granted" in done.pictures[2]
+    assert "30 frames a second are assumed" in done.pictures[2]
     found = tables(tmp_path / "robot").column("observation.images.top").to_pylist()
     seen, _ = np.array(rows.frames()).T
     np.testing.assert_array_equal(np.stack([decode_image(one) for one in found]), rows.columns[TOP][seen])
@@ -325,9 +325,9 @@ def test_rows_need_no_pictures_nor_tasks(tmp_path: Path) -> None:
 def test_episodes_of_one_row_are_left_out_and_said(tmp_path: Path) -> None:
     rows = Rows((3, 1, 1, 4))
     done = write_lerobot(rows.stream(), tmp_path / "robot", frames_per_second=FPS)
-    assert "2 episodes of one row are left out, as no transition is in them" in done.pictures
+    assert "2 episodes of one row are left out, as they have no transition" in done.pictures
     assert info_of(tmp_path / "robot")["total_episodes"] == 2
-    with pytest.raises(DataError, match="expected episodes of two rows at least, found none"):
+    with pytest.raises(DataError, match="expected episodes of at least two rows, found none"):
         write_lerobot(Rows((1, 1)).stream(), tmp_path / "none")
     assert not (tmp_path / "none").exists()
 

@@ -162,12 +162,12 @@ def test_states_that_do_not_fit_change_nothing(tmp_path):
     other[KEYS[:1]] = np.array([9])
     for bad, message in [
         (read_checkpoint(tmp_path / "newer"), "expected format 1, found 2"),
-        ({**state, "kind": "rows"}, "expected that of a row map"),
-        ({**state, "grows": True}, "expected that of a map with the capacity 16"),
+        ({**state, "kind": "rows"}, "expected the state of a row map"),
+        ({**state, "grows": True}, "expected the state of a map with the capacity 16"),
         ({**state, "keys": twice}, "found a row twice"),
         ({**state, "keys": None}, "expected a state of rows"),
         ({**state, "values": {**state["values"], "size": 5}}, "expected"),
-        (3, "expected that of a row map"),
+        (3, "expected the state of a row map"),
     ]:
         with pytest.raises(StateError, match=message):
             other.load_state_dict(bad)

@@ -391,15 +391,18 @@ def test_members_of_a_mixture_and_views_of_a_store() -> None:
         ({"lengths": 5}, "lengths: expected integers from 1"),
         ({"lengths": [0, 3]}, "lengths: expected integers from 1"),
         ({"lengths": [2.5]}, "lengths: expected integers from 1"),
-        ({"lengths": [9], "sequence_length": 8}, "lengths: expected none beyond sequence_length 8, found 9"),
-        ({"lengths": [9], "sampling": RandomWindows(8, 4)}, "lengths: expected none beyond sequence_length 8"),
+        ({"lengths": [9], "sequence_length": 8}, "lengths: expected no length above sequence_length 8, found 9"),
+        ({"lengths": [9], "sampling": RandomWindows(8, 4)}, "lengths: expected no length above sequence_length 8"),
         ({"lengths": [2], "sampling": "sequential"}, "lengths: expected sampling='random'"),
-        ({"lengths": [2], "pad": False}, "pad: expected True or a number with lengths"),
+        ({"lengths": [2], "pad": False}, "pad: with lengths, which leave steps out, expected True"),
         (
             {"lengths": [2], "sampling": DrawnLengths(RandomWindows(8, 4), (2,))},
-            "lengths: expected none with a sampler",
+            "lengths: with a sampler that draws lengths, expected None",
         ),
-        ({"packed": True, "sequence_length": None, "windows": {"action": [0]}}, "packed: expected a sequence_length"),
+        (
+            {"packed": True, "sequence_length": None, "windows": {"action": [0]}},
+            "packed: with windows, expected a sequence",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(options: dict[str, Any], says: str) -> None:

@@ -476,7 +476,7 @@ def test_priorities_are_read_from_a_batch() -> None:
     assert set(buffer.sample(64)["index"].tolist()) == {2}
     with pytest.raises(MissingFieldError, match=r"update_priority: expected a field .*td"):
         buffer.update_priority({"index": np.arange(4)})
-    with pytest.raises(ConfigError, match="knows priorities"):
+    with pytest.raises(ConfigError, match="uses priorities"):
         numbered(3).update_priority([0], [1.0])
 
 

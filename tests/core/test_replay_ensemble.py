@@ -110,7 +110,7 @@ def test_draws_come_from_the_seed_of_the_ensemble() -> None:
 def test_recorded_rows_and_fresh_ones_need_one_alignment() -> None:
     store = example_store()
     fresh = ReplayBuffer(ArrayStorage(50))
-    with pytest.raises(ConfigError, match="expected one alignment, found"):
+    with pytest.raises(ConfigError, match="expected the same alignment in all buffers, found"):
         ReplayBufferEnsemble(fresh, store)
     arrived = ReplayBufferEnsemble(store, ReplayBuffer(ArrayStorage(5, alignment="arrived")), p=[1, 0], batch_size=4)
     assert arrived.alignment == "arrived"
@@ -309,7 +309,7 @@ def test_a_loop_over_a_loader_ends_with_the_epoch() -> None:
         with PrefetchBatchifier(buffer, num_workers=workers, prefetch=3) as loader:
             for _ in range(2):
                 assert sorted(np.concatenate([batch["a"] for batch in list(loader)]).tolist()) == list(range(10))
-            with pytest.raises(TypeError, match="expected a store"):
+            with pytest.raises(TypeError, match="expected a loader over a store"):
                 len(loader)
 
 

@@ -121,7 +121,7 @@ def test_frames_before_an_episode_may_be_a_number_and_channels_may_come_first() 
         assert tuple(found.shape) == (2, 4, 6, 2, 2)
         assert found[0, :, 0, 0, 0].tolist() == [0, 1, 0, 3]
         assert found[0, :, 3, 0, 0].tolist() == [1, 2, 3, 4]
-    with pytest.raises(DataError, match="'obs': expected a pad that its dtype holds"):
+    with pytest.raises(DataError, match="'obs': expected a pad that its dtype can represent"):
         CatFrames("obs", frames=2, pad=-1)(batch)
     with pytest.raises(SchemaError, match="expected steps with an axis -1"):
         CatFrames("x", frames=2)({"x": np.zeros((2, 4)), "done": batch["done"]})

@@ -246,7 +246,7 @@ def test_pad_left_truncated_in_slices_and_refused() -> None:
     assert found["x_mask"].tolist() == [[[True] * 3, [False, False, True]]]
     with pytest.raises(DataError, match="up to 3, found length 5"):
         Pad(length=3)(batch)
-    with pytest.raises(DataError, match="fill up"):
+    with pytest.raises(DataError, match="pad with"):
         Pad(value=0.5)(batch)
     with pytest.raises(SchemaError, match="text must become numbers"):
         Pad("t")({"t": np.array(["a", "bb"], object), "index": np.zeros(2, np.int64)})

@@ -316,7 +316,7 @@ def test_another_size_or_alignment_is_refused(tmp_path: Path) -> None:
     for arguments in ((13, 1, "outgoing"), (12, 2, "outgoing"), (12, 1, "arrived")):
         with pytest.raises(ConfigError, match=r"expected a buffer of \(capacity, ndim, alignment\)"):
             MemmapStorage(arguments[0], tmp_path / "m", arguments[1], alignment=arguments[2])  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="capacity: expected one for a"):
+    with pytest.raises(ConfigError, match="capacity: expected a capacity, since no"):
         MemmapStorage(None, tmp_path / "new")
     with pytest.raises(StorageError):
         MemmapStorage(12, tmp_path / "m" / "head" / "inside")

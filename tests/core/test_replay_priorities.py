@@ -392,7 +392,7 @@ def test_a_slice_takes_one_priority_or_one_for_each_row() -> None:
 
 
 def test_a_span_over_the_begin_is_refused() -> None:
-    with pytest.raises(ConfigError, match="span: expected False over the begin"):
+    with pytest.raises(ConfigError, match="span: expected False for the begin"):
         PrioritizedSliceSampler(sequence_length=3, span=True)
     sampler = PrioritizedSliceSampler(1.0, 0.0, 0.0, sequence_length=3, end_key="done", span=(False, True), pad=True)
     buffer = ReplayBuffer(ArrayStorage(7), sampler, batch_size=100)

@@ -245,7 +245,7 @@ def test_where_it_cannot_be_is_said() -> None:
         ReplayBuffer(ArrayStorage(9), transform=[Apply({"x": abs}), VecNorm("x")])
     with pytest.raises(ConfigError, match="before what may change the rows"):
         ReplayBuffer(ArrayStorage(9), transform=[VecNorm("x"), CatFrames("x", frames=2)])
-    with pytest.raises(ConfigError, match="an ensemble has none itself"):
+    with pytest.raises(ConfigError, match="an ensemble stores no rows"):
         ReplayBufferEnsemble(ReplayBuffer(ArrayStorage(9)), transform=VecNorm("x"))
     with pytest.raises(ConfigError, match="without numbers of all rows"):
         OnWrite(VecNorm("x"))

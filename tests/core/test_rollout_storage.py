@@ -138,8 +138,8 @@ def test_fields_are_what_the_spec_says() -> None:
         ({"a": 3}, r"fields\['a'\]: expected a shape"),
         ({"a": (0,)}, r"fields\['a'\]: expected a shape of positive sizes"),
         ({"a": "12"}, "expected a shape"),
-        ({"returns": (1,)}, "returns cannot be asked for; it is made by the storage"),
-        ({"hidden_states": (1,)}, "hidden_states cannot be asked for"),
+        ({"returns": (1,)}, "returns cannot be requested; it is made by the storage"),
+        ({"hidden_states": (1,)}, "hidden_states cannot be requested"),
         ({"action_mean": (1,)}, "it is another name of mu"),
         ({"rewards": (2, 2)}, "expected one number for each row"),
         ({"dones": RolloutField((2,), "uint8")}, r"one number for each row.* found \(2,\); agents .*num_envs=N \* A"),
@@ -350,7 +350,7 @@ def test_integers_that_do_not_fit() -> None:
     with pytest.raises(DataError, match="dones: expected 0 or 1, found 2"):
         RolloutStorage(2, 3, {"dones": RolloutField((), "bool")}).add_transitions({**ROW, "dones": [0, 2]})
     for large in (1e300, -3.5e38):
-        with pytest.raises(DataError, match=r"rewards: expected values that float32 holds, found .*e\+"):
+        with pytest.raises(DataError, match=r"rewards: expected values that float32 can represent, found .*e\+"):
             storage.add_transitions({**good, "rewards": np.array([0.0, large])})
     assert storage.step == 0
 
@@ -468,7 +468,7 @@ def test_codes_of_truncation() -> None:
         (
             {"time_outs": np.ones((STEPS, ENVS), bool), "final_values": np.zeros((STEPS, ENVS))},
             DataError,
-            "time_outs: expected one only where dones say that an episode ends, found True at environment",
+            "time_outs: expected true values only where dones mark the end of an episode, found True at environment",
         ),
     ],
 )

@@ -307,7 +307,7 @@ def test_blocks_with_other_options() -> None:
         sampler: Any = source.sampler
         reads = sampler.starts_to_read(0, range(5), source.snapshot, 0, rows=slice(0, 4), begun=0)
         assert set(source.plan(0).starts.tolist()) <= set(reads.starts.tolist()) or "lengths" in options
-    with pytest.raises(ConfigError, match="weighting: expected 'step' with sampling 'blocks'"):
+    with pytest.raises(ConfigError, match="weighting: with sampling 'blocks', expected 'step'"):
         BatchSource(store, 8, 4, "blocks", boundary="episode", weighting="trajectory")
     with pytest.raises(ConfigError, match="'batch', 'blocks'] or a WindowSampler, found 'block'"):
         BatchSource(store, 8, 4, "block")

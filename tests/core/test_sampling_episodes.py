@@ -304,10 +304,13 @@ def test_the_mask_is_a_field_like_others() -> None:
     ("options", "says"),
     [
         ({"boundary": "episodes"}, "boundary: expected one of"),
-        ({"weighting": "trajectory"}, "boundary: expected 'episode' with weighting='trajectory'"),
-        ({"pad": False}, "boundary: expected 'episode' with"),
+        ({"weighting": "trajectory"}, "boundary: with weighting='trajectory', expected 'episode'"),
+        ({"pad": False}, "boundary: with pad=False, expected 'episode'"),
         ({"boundary": "episode", "weighting": "length"}, "weighting: expected one of"),
-        ({"boundary": "episode", "weighting": "trajectory", "sampling": "batch"}, "weighting: expected 'step' with"),
+        (
+            {"boundary": "episode", "weighting": "trajectory", "sampling": "batch"},
+            "weighting: with sampling 'batch', expected 'step'",
+        ),
         ({"boundary": "episode", "pad": "zero"}, "pad: expected True, False or a number"),
         ({"boundary": "episode", "pad": 0.5}, "pad: expected a number that action"),
         ({"boundary": "episode", "pad": np.nan}, "pad: expected a number that action"),

@@ -154,7 +154,7 @@ def test_pictures_are_held_to_it() -> None:
             plain | {"observation_image": pixels}
         )
     encoded = plain | {"observation_image": encode_png(pixels)}
-    with pytest.raises(DataError, match=r"expected pictures of shape \(5, 4, 3\), found \(4, 4, 3\)"):
+    with pytest.raises(DataError, match=r"expected images of shape \(5, 4, 3\), found \(4, 4, 3\)"):
         DatasetStore(spec={"observation_image": Bounded(0, 255, (5, 4, 3), np.uint8)}).append(encoded)
     DatasetStore(spec={"observation_image": Bounded(0, 255, (4, 4, 3), np.uint8)}).append(encoded)
 

@@ -278,8 +278,8 @@ def test_a_next_observation_that_is_marked_as_missing_is_masked() -> None:
         ({"windows": {"action": [0]}}, "transitions: expected no windows"),
         ({"boundary": "task"}, "transitions: expected windows within episodes, found boundary='task'"),
         ({"pad": 0.0}, "pad: when transitions are read, expected True or False"),
-        ({"lengths": range(1, 3)}, "lengths: expected none with transitions"),
-        ({"packed": True, "sequence_length": 4}, "packed: expected none with transitions"),
+        ({"lengths": range(1, 3)}, "lengths: when transitions are read, expected none"),
+        ({"packed": True, "sequence_length": 4}, "packed: when transitions are read, expected none"),
     ],
 )
 def test_options_that_transitions_do_not_have(case: Case, options: dict[str, Any], match: str) -> None:

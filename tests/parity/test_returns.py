@@ -205,5 +205,5 @@ def test_parts_of_a_mean_add_up_to_it(framework: Framework) -> None:
     assert sum(float(mean_of(array(part), count=24)) for part in (numbers[:2], numbers[2:])) == numbers.mean()
     assert float(mean_of(array(numbers), array(np.zeros(4)), count=0)) == 0
     for shape in ((3,), (2, 4), (2, 3, 1)):
-        with pytest.raises(ConfigError, match=r"mask: expected a shape that \[2, 3\] begins with, found"):
+        with pytest.raises(ConfigError, match=r"mask: expected the leading axes of the shape \[2, 3\], found"):
             mean_of(array(np.ones((2, 3))), array(np.ones(shape)))

@@ -141,7 +141,7 @@ def test_a_dataset_travels_and_gives_one_batch_at_a_time() -> None:
     dataset = pickle.loads(pickle.dumps(loader.dataset))
     assert stream_digest([dataset[index] for index in range(3)], 3) == stream_digest(loader, 3)
     assert torch.equal(dataset[[1]]["reward"], dataset[1]["reward"])
-    with pytest.raises(ConfigError, match="expected the number of one batch, found 2 numbers"):
+    with pytest.raises(ConfigError, match="expected the index of one batch, found 2 indices"):
         dataset[[1, 2]]
 
 

@@ -227,7 +227,10 @@ def test_what_comes_out_of_turn_or_cannot_be_is_refused() -> None:
     with pytest.raises(RolloutError, match="expected 4 rows, found 1"):
         storage.compute_returns(torch.zeros(ENVS), 0.9, 0.8)
     for options, words in (
-        ({"fields": {"goal": RolloutField((2,), optional=True)}}, r"fields\['goal'\]: expected mask=True"),
+        (
+            {"fields": {"goal": RolloutField((2,), optional=True)}},
+            r"fields\['goal'\]: when optional=True, expected mask=True",
+        ),
         ({"num_envs": 0}, "num_envs: expected"),
         ({"device": "nowhere"}, "device: expected"),
     ):

@@ -72,7 +72,7 @@ def _check(data: bytes, where: str) -> None:
             if not _OPCODES.fullmatch(opcode.name):
                 raise DataError(f"{where}: expected a pickle of arrays, found {opcode.name}, which is not opened")
             if opcode.name in _MEMO and isinstance(argument, int) and argument > _MOST_ITEMS:
-                raise DataError(f"{where}: expected a pickle of some arrays, found its item {argument}")
+                raise DataError(f"{where}: expected a pickle of at most {_MOST_ITEMS} items, found item {argument}")
     except (ValueError, UnicodeError, IndexError) as error:
         if isinstance(error, DataError):
             raise

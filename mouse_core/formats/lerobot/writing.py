@@ -220,16 +220,16 @@ def write_lerobot(
         with progress_bar("writing", total=stream.rows, unit="rows", enabled=progress) as advance:
             writer.write(stream.watched(lambda batch: advance(batch.num_rows)))
         if not writer.episodes:
-            raise DataError("write_lerobot: expected episodes of two rows at least, found none")
+            raise DataError("write_lerobot: expected episodes of at least two rows, found none")
         writer.write_meta(robots[0] if len(robots) == 1 else None)
         digest = writer.checked()
     said = [f"{key}: {kept.shown()}" for key, (_, _, kept) in cameras.items()]
     if writer.left:
-        said.append(f"{writer.left} episodes of one row are left out, as no transition is in them")
+        said.append(f"{writer.left} episodes of one row are left out, as they have no transition")
     if len(robots) > 1:
         said.append(f"robot_type is left out: expected one robot, found {', '.join(robots)}")
     if frames_per_second is None and not metadata.frames_per_second:
-        said.append(f"{rate:g} frames a second are taken for granted, as the source does not say how many there were")
+        said.append(f"{rate:g} frames a second are assumed, as the source does not say how many there were")
     return Conversion(str(target), writer.frames, digest, writer.count, 0, tuple(said))
 
 
@@ -265,7 +265,7 @@ def _check_pictures(columns: Sequence[str], batch: pa.RecordBatch) -> None:
     for name in columns:
         lost = pc.and_(batch.column(name).is_null(), seen)
         if pc.any(lost).as_py():
-            raise DataError(f"column {name!r}: expected a picture in every row, found {pc.sum(lost)} without")
+            raise DataError(f"column {name!r}: expected a picture in every row, found {pc.sum(lost)} rows without")
 
 
 class _Writer:

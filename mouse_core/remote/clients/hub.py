@@ -88,7 +88,7 @@ class HubClient(FolderClient):
             said = f"{type(error).__name__}{f' {status}' if status else ''}"
             kind = ConfigError if status in (401, 403, 404) else StorageError
             asked = asked_as(self.url, self._options)
-            failure = kind(f"{self.url}: expected a dataset on the Hub that is for us, found {said}; {asked}")
+            failure = kind(f"{self.url}: expected a dataset on the Hub that you may read, found {said}; {asked}")
         raise failure
 
     # ------------------------------------------------------------------ see FolderClient

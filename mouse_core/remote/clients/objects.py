@@ -71,7 +71,7 @@ def error_of(error: Exception, shown: str, changed: str, asked: Callable[[], str
         return ChangedError(changed)
     denied = PermissionError | exceptions.PermissionDeniedError | exceptions.UnauthenticatedError
     if isinstance(error, denied) or re.match(r"401|403", said):
-        return DataError(f"{shown}: expected leave to read it, found none ({said}); {asked()}")
+        return DataError(f"{shown}: expected permission to read it, found none ({said}); {asked()}")
     if isinstance(error, exceptions.NotSupportedError | NotImplementedError):
         return DataError(f"{shown}: expected a server that supports byte ranges, found a server that does not")
     if "416" in said:
@@ -174,7 +174,7 @@ def asked_as(url: str, options: Mapping[str, Any]) -> str:
         return f"asked {without_secrets(str(options.get('endpoint') or 'the Hub'))} with {told}"
     if kind not in _KEYS:
         headers = dict(options.get("client_options", {})).get("default_headers")
-        return "with the headers of storage_options" if headers else "without a header that says who asks"
+        return "with the headers of storage_options" if headers else "without a header for authorization"
     said = {**{name.lower(): value for name, value in os.environ.items()}, **{k.lower(): v for k, v in options.items()}}
     profile = _profile() if kind == "s3" else {}
     prefix = {"s3": "aws", "gs": "google", "az": "azure"}[kind]

@@ -109,7 +109,8 @@ class Layout:
         if sampler is not None:
             if priorities is not None or order != "random":
                 raise ConfigError(
-                    f"sampler: expected neither priorities nor an order beside it, found {priorities}, {order!r}"
+                    f"sampler: when sampler is given, expected neither priorities nor order, found "
+                    f"{priorities}, {order!r}"
                 )
             draws = replace(checked_sampler(sampler), units=units)
         elif priorities is not None:
@@ -160,7 +161,7 @@ class Layout:
             counts[key] = (True, 1) if found == shape else (False, found[0])
         if len(set(counts.values())) > 1:
             numbers = {key: count for key, (_, count) in counts.items()}
-            raise SchemaError(f"{caller}: expected as many rows in every field, found {numbers}")
+            raise SchemaError(f"{caller}: expected equally many rows in every field, found {numbers}")
         is_one, count = next(iter(counts.values()))
         if count > self.steps:
             raise ConfigError(f"{caller}: expected at most {self.steps} time steps at once, found {count}")
@@ -247,12 +248,13 @@ def _check_order(
     if order == "random":
         return
     if slices is not None and order == "queue":
-        raise ConfigError("order: expected 'random' or 'epochs' for slices, found 'queue', which is of single rows")
+        raise ConfigError("order: expected 'random' or 'epochs' for slices, found 'queue', which draws single rows")
     if slices is not None and slices.period > 1:
         raise ConfigError(f"period: expected 1 for slices that lie side by side, found {slices.period}")
     if batch_size > capacity:
         raise ConfigError(
-            f"batch_size: expected at most the {capacity} rows of the capacity, as each comes once, found {batch_size}"
+            f"batch_size: expected at most the {capacity} rows of the capacity, since each row is drawn once, "
+            f"found {batch_size}"
         )
 
 
@@ -266,7 +268,9 @@ def _check_pad(fields: Mapping[FieldKey, Any], slices: Slices) -> None:
         dtype = leaf.dtype if isinstance(leaf.dtype, np.dtype) else None if kind == "V" else np.dtype(name)
         with np.errstate(invalid="ignore"):
             if dtype is None or np.asarray(slices.pad).astype(dtype) != slices.pad:
-                raise ConfigError(f"pad: expected a number that {name} holds, as in field {key!r}, found {slices.pad}")
+                raise ConfigError(
+                    f"pad: expected a number that {name}, the dtype of field {key!r}, can represent, found {slices.pad}"
+                )
 
 
 def _find_marks(fields: Mapping[FieldKey, Any], slices: Slices) -> EpisodeFields:

@@ -188,7 +188,7 @@ def draw_slots(tree: SumTree, n: int, key: Key) -> Slots:
         ConfigError: All weights are 0.
     """
     if not tree.total:
-        raise ConfigError("sample: expected a priority above 0, found that of every row to be 0 (and eps=0)")
+        raise ConfigError("sample: expected a priority above 0, found priority 0 in every row (and eps=0)")
     return tree.draw(key.bits(n))
 
 

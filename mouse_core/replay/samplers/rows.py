@@ -530,7 +530,7 @@ class StalenessSampler(BaseSampler):
             )
         sums: Floats = np.cumsum(weights)
         if not sums[-1] > 0:
-            raise ConfigError("sample: expected a weight above 0, found that of every row to be 0")
+            raise ConfigError("sample: expected a weight above 0, found weight 0 for every row")
         return sums
 
     def _state(self) -> dict[str, Any]:

@@ -77,7 +77,8 @@ class SliceSampling(BaseSampler):
             raise ConfigError(f"span: expected less than the {length} steps of a slice, found {self._span}")
         if left and (dilation > 1 or burn_in):
             raise ConfigError(
-                f"span: expected False over the begin with a dilation or steps to burn in, as in (False, True), found "
+                f"span: with a dilation or burn_in, expected False for the begin of an episode, as in (False, "
+                f"True), found "
                 f"{span!r}"
             )
         strict = self._strict and pad is False
@@ -182,7 +183,7 @@ def no_window(episodes: EpisodeIndex, rule: WindowRule, again: FieldKey | None) 
     """Return the error for the case that no episode has a window; ``again`` is a field whose trajectory numbers
     recur.
     """
-    longest, hint = episodes.longest(), "pad=True takes shorter ones" if again is None else of_turns(again)
+    longest, hint = episodes.longest(), "pad=True accepts shorter episodes" if again is None else of_turns(again)
     if longest >= rule.length or not rule.strict:
         needed, hint = (rule.length, "; pad=True takes what is left of it") if rule.strict else (1, "")
         return ConfigError(
@@ -453,7 +454,7 @@ class PrioritizedSliceSampler(SliceSampling, PrioritizedSampler):
         options: dict[str, Any] = {"strict_length": strict_length, "pad": pad, "span": span, "period": period}
         SliceSampling.__init__(self, sequence_length, keys, **options, dilation=dilation, burn_in=burn_in)
         if self._span[0]:
-            raise ConfigError(f"span: expected False over the begin of an episode, as in (False, True), found {span!r}")
+            raise ConfigError(f"span: expected False for the begin of an episode, as in (False, True), found {span!r}")
         self._forget()
 
     def _forget(self) -> None:

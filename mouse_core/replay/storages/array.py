@@ -275,7 +275,7 @@ class RingStorage(RowStorage):
 def check_put(slots: Slots, n: int) -> None:
     """Raise DataError unless the number of rows equals the number of slots."""
     if slots.size != n:
-        raise DataError(f"rows: expected {slots.size}, as many as indices, found {n}")
+        raise DataError(f"rows: expected {slots.size}, one for each index, found {n}")
 
 
 def is_all(slots: Slots, size: int) -> bool:

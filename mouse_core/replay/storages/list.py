@@ -138,7 +138,7 @@ def _stack_values(
         ]
         stacked = np.stack(arrays).astype(dtype, copy=False)
     except OverflowError as error:
-        raise DataError(f"rows: field {key!r}: expected values that {dtype} holds, found {error}") from error
+        raise DataError(f"rows: field {key!r}: expected values that {dtype} can represent, found {error}") from error
     return stacked.reshape(*shape, *stacked.shape[1:])
 
 
@@ -192,7 +192,7 @@ def _fields_of(signatures: Sequence[_RowSignature]) -> tuple[FieldKey, ...] | No
         return None
     raise SchemaError(
         f"sample: expected rows with the same fields, found rows with {list(keys[0])} and rows with {list(other)}; a "
-        "batch of such rows is made by a collate_fn"
+        "collate_fn can make a batch of such rows"
     )
 
 

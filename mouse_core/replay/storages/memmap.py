@@ -161,7 +161,7 @@ class Head:
         self.path = path
         if not path.exists():
             if capacity is None:
-                expected = f"expected one for a buffer that is not there yet ({path.parent})"
+                expected = f"expected a capacity, since no buffer exists at this path ({path.parent})"
                 raise ConfigError(f"capacity: {expected}, found none")
             new = np.zeros(_WORDS, np.int64)
             new[: _ALIGNMENT + 1] = _MAGIC, capacity, ndim, 1 if outgoing is None else outgoing

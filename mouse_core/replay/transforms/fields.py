@@ -632,7 +632,7 @@ class Pad:
         try:
             filled[...] = convert(np.array([self.value]), first.dtype)
         except ValueError as error:
-            raise DataError(f"Pad: {key!r}: expected a value to fill up with: {error}") from error
+            raise DataError(f"Pad: {key!r}: expected a value to pad with: {error}") from error
         mask = np.zeros(filled.shape[:2], np.bool_)
         for place, row in enumerate(rows):
             if row.shape[1:] != first.shape[1:] or row.dtype != first.dtype:

@@ -234,7 +234,9 @@ class BurnIn:
             raise SchemaError(f"BurnIn: expected a dict of fields, found {type(made).__name__}")
         for name, values in made.items():
             if name in rest:
-                raise SchemaError(f"BurnIn: expected fields that the batch has not, found another {name!r}")
+                raise SchemaError(
+                    f"BurnIn: expected names of fields that the batch does not have, found a second field {name!r}"
+                )
             for leaf in flatten(values).values():
                 if tuple(getattr(leaf, "shape", ()))[:1] != found[:1]:
                     raise SchemaError(f"BurnIn: {name!r}: expected {found[0]} rows, found {leaf!r:.60}")
@@ -254,7 +256,7 @@ def _steps(batch: Any, where: str) -> tuple[int, int]:
     shapes = {tuple(getattr(values, "shape", ())[:2]) for values in fields.values()}
     steps = {shape for shape in shapes if len(shape) == 2}
     if not steps:
-        raise MissingFieldError(f"{where}: expected slices [B, S, ...], found no field of two axes")
+        raise MissingFieldError(f"{where}: expected slices [B, S, ...], found no field with two or more axes")
     single = index is not None and (len(shapes) > 1 or {shape[0] for shape in steps} != {len(index)})
     if len(steps) > 1 or single or find_any(batch, "slice_id") is not None:
         expected = "slices [B, S, ...]" if index is None else "slices, or rows that are whole trajectories, [B, S, ...]"
@@ -426,4 +428,4 @@ def _held(pad: float, dtype: Any, key: FieldKey) -> npt.NDArray[Any]:
     try:
         return convert(np.array([pad]), named_dtype(str(dtype).removeprefix("torch.")))
     except ValueError as error:
-        raise DataError(f"CatFrames: {key!r}: expected a pad that its dtype holds: {error}") from error
+        raise DataError(f"CatFrames: {key!r}: expected a pad that its dtype can represent: {error}") from error

@@ -283,5 +283,5 @@ def _numbers(storage: Storage, key: FieldKey, rows: slice) -> npt.NDArray[Any]:
     except MissingFieldError:
         values = storage.read(key_of((NEXT, *path_of(key))), rows)
     if number_kind(values.dtype) not in "biuf":
-        raise SchemaError(f"VecNorm: {key!r}: expected numbers of one shape, found {values.dtype}")
+        raise SchemaError(f"VecNorm: {key!r}: expected numbers of the same shape, found {values.dtype}")
     return values

@@ -148,7 +148,7 @@ class DatasetStore(Store):
         if reaching and not is_remote:
             raise ConfigError(
                 f"{' and '.join(f'{name}=' for name in reaching)}: expected an address, as s3://bucket/folder or "
-                f"file:///folder, found the path {str(path)!r:.200}, which is read where it lies"
+                f"file:///folder, found the path {str(path)!r:.200}, which is read in place"
             )
         writing = {"sync=": sync != "flush", "max_rows=": max_rows, "max_bytes=": max_bytes, "layout=": layout}
         found = [name for name, value in writing.items() if value is not None and value is not False]

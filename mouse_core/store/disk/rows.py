@@ -200,7 +200,7 @@ class ReadRows(FolderRows):
                     if isinstance(error, DataError):
                         raise
                     files = [str(path) for path, _ in places]
-                    raise DataError(f"store {self.path}: expected the files {files}, found not all") from None
+                    raise DataError(f"store {self.path}: expected the files {files}, found only some of them") from None
         self._adopt(manifest, self._folder.lease)
         self._sealed, self._shown_tails = len(self.segments), []
         self._look_at_tails()
@@ -930,7 +930,7 @@ def open_rows(
         if limits != ALL:
             raise ConfigError("max_rows, max_bytes: expected mode 'a', found 'r'; only the writer drops rows")
         if layout is not None:
-            raise ConfigError("layout: expected mode 'a', found 'r'; a reader takes files as they are")
+            raise ConfigError("layout: expected mode 'a', found 'r'; a reader cannot change the layout of files")
         return ReadRows(folder, told.schema, told.budget, verify)
     wait_for_sealing(folder)
     kind = SyncedRows if sync == "append" else WrittenRows

@@ -78,7 +78,7 @@ def upload(
         if manifest.metadata.videos:
             raise ConfigError(
                 f"{source}: expected rows with their pictures, found frames of videos, which are not read elsewhere; "
-                "`mouse convert --images png` has them in the rows"
+                "`mouse convert --images png` stores images in the rows"
             )
         before, version = _there(client, manifest)
         known, numbers = set(before.segments), {sealed.number for sealed in before.segments}

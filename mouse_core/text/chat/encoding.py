@@ -451,7 +451,7 @@ def to_turns(chat: EncodedChat, *, logprobs: npt.ArrayLike | None = None) -> tup
     if len(runs) != len(answers):
         raise DataError(
             f"to_turns: expected generated text in each of {len(answers)} messages of an assistant, found "
-            f"{len(runs)} stretches of text"
+            f"{len(runs)} runs of generated text"
         )
     turns: list[Turn] = []
     done, reached = 0, 0

@@ -150,8 +150,8 @@ def test_libraries_are_asked_to_download(tmp_path: Path, monkeypatch: pytest.Mon
     ("name", "wanted"),
     [
         ("minari:toy/walk-v1", r"minari:toy/walk-v1: not in .*walk-v1, and Minari did not .*`minari download toy/walk"),
-        ("hf:some/thing", r"hf:some/thing: not whole in the Hub's cache, and the Hub did not .*`hf download "),
-        ("lerobot:some/arm", "lerobot:some/arm: not whole in the Hub's cache"),
+        ("hf:some/thing", r"hf:some/thing: not complete in the Hub's cache, and the Hub did not .*`hf download "),
+        ("lerobot:some/arm", "lerobot:some/arm: not complete in the Hub's cache"),
     ],
 )
 def test_without_a_connection_a_line_says_what_to_do(

@@ -526,7 +526,7 @@ def test_a_layout_in_ten_lines(tmp_path: Path) -> None:
 
 ONE = {"observation": "x", "one_a_file": True}
 WRONG: list[tuple[Any, str]] = [
-    ({}, "expected a path of observation or of action"),
+    ({}, "expected a path for observation or action"),
     ({"observations": "x"}, r"found \['observations'\]"),
     ({"observation": "x"}, "expected an argument that defines where episodes end"),
     ({"observation": "../x", "one_a_file": True}, "expected a path as"),

@@ -108,7 +108,7 @@ def test_two_paths_of_one_name(d4rl: Path) -> None:
     with h5py.File(d4rl, "a") as file:
         file["infos/arm/speed"] = np.zeros(STEPS)
         file["infos/arm.speed"] = np.ones(STEPS)
-    with pytest.raises(SchemaError, match="expected paths that make different names of columns"):
+    with pytest.raises(SchemaError, match="expected paths that give different column names"):
         formats.open(d4rl)
 
 

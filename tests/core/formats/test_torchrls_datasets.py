@@ -244,7 +244,7 @@ def test_gen_dgrl_refuses_pickles_that_would_take_all_memory(tmp_path: Path) -> 
     header = bytes_of({}, "npy")
     at = header.index(b"\x80")  # where the pickle begins
     for content, wanted in (
-        (b"\x80\x04Nr\xff\xff\xff\x7f.", "found its item 2147483647"),
+        (b"\x80\x04Nr\xff\xff\xff\x7f.", "found item 2147483647"),
         (b"\x80\x04cos\nsystem\n(S'x'\ntR.", "os.system, which is not opened"),
         (b"\x80\x04P0\n.", "found PERSID, which is not opened"),
         (pickle.dumps([1])[:-1], "expected a pickle, found damaged bytes"),
