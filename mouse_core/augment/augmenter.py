@@ -21,10 +21,10 @@ _STATE_KEYS = {"seed", "updates", "calls"}
 
 
 class Augmenter(Generic[T]):
-    """Base of the augmenters of all frameworks; see ``TokenAugmenter``.
+    """Base class of the augmenters of all frameworks; see ``TokenAugmenter``.
 
-    An adapter overrides ``_read`` and ``_write``. If draws belong on a device, it also overrides ``_checked_device``,
-    ``_place`` and ``_checks``.
+    An adapter overrides ``_read`` and ``_write``. If draws must be copied to a device, the adapter also overrides
+    ``_checked_device``, ``_place`` and ``_checks``.
     """
 
     def __init__(
@@ -73,7 +73,8 @@ class Augmenter(Generic[T]):
         self._calls = 0
 
     def next_draws(self, step_stream: T) -> Draws:
-        """Return the draws of the next call, to pass to ``apply`` (also inside ``jax.jit``); each call draws new masks.
+        """Return the draws for the next batch, to pass to ``apply`` (also inside ``jax.jit``); each call draws new
+        masks.
 
         Raises:
             StateError: ``update_augmentations`` has not been called.
@@ -184,9 +185,9 @@ class Augmenter(Generic[T]):
 class TokenAugmenter(Augmenter[dict[str, npt.NDArray[Any]]]):
     """Augments batches of NumPy arrays, ``{field: [B, S, ...]}``.
 
-    ``update_augmentations(batch)`` draws permutations, scalars and crops once; every call then applies these, with new
-    masks. ``mouse_torch`` and ``mouse_jax`` have a class of the same name and arguments; with one seed, all draw the
-    same numbers.
+    ``update_augmentations(batch)`` draws permutations, scalars and crops. Every later call applies these to a batch,
+    with new masks. ``mouse_torch`` and ``mouse_jax`` have a class of the same name with the same arguments; with the
+    same seed, all three classes draw the same numbers.
 
     Args:
         augment: The augmentations.

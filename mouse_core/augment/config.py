@@ -101,7 +101,7 @@ class AugmentScalarSpec:
 
 
 class Affine(NamedTuple):
-    """``x * scale + shift``; None omits a part.
+    """The map ``x * scale + shift``; a scale or shift of None is left out.
 
     Args:
         scale: float64 ``[]``, or None.
@@ -123,16 +123,16 @@ MASKED_AS = {"time": -1}
 
 @dataclass(frozen=True)
 class PermuteFields:
-    """One permutation of codes for all fields that contain these codes; drawn once for each sequence.
+    """A permutation of codes that is applied to all fields with these codes; it is drawn once for each sequence.
 
-    Example: with 3 actions and the permutation ``[2, 0, 1]``, action 0 becomes 2 in every field of ``codes``, and its
-    values in the fields of ``columns`` move to column 2.
+    Example: with 3 actions and the permutation ``[2, 0, 1]``, action 0 becomes 2 in every field of ``codes``, and in
+    the fields of ``columns`` the values of column 0 move to column 2.
 
     Args:
         size: Number of codes, from 1; the codes are ``0..size - 1``.
         codes: Integer fields whose codes are replaced, such as ``action`` and ``previous_action``.
-        columns: Fields whose last axis has one value for every code, and whose columns move: ``q_star``, logits, the
-            mask of legal actions.
+        columns: Fields whose last axis has a value for every code, such as ``q_star``, logits, or the mask of legal
+            actions; these values are permuted.
 
     Raises:
         ConfigError: No field is given, or a field is given twice.
@@ -164,13 +164,14 @@ class PermuteFields:
 
 @dataclass(frozen=True)
 class ScaleFields:
-    """``x * scale + shift`` for floating-point fields, with the same two scalars for all fields, drawn once per batch.
+    """The map ``x * scale + shift`` for floating-point fields; the two scalars are drawn once per batch, and are the
+    same for all fields.
 
     Args:
         fields: Names of the fields.
         scale, shift: Distributions of the scalars; None: 1 and 0.
-        endpoints: Instead of ``scale`` and ``shift``, two pairs ``(number, result)`` for a fixed linear map. With
-            ``((0, -1), (255, 1))``, 0 becomes -1, 255 becomes 1, and 127.5 becomes 0.
+        endpoints: Two pairs ``(number, result)`` that define a fixed linear map, instead of ``scale`` and ``shift``.
+            With ``((0, -1), (255, 1))``, 0 becomes -1, 255 becomes 1, and 127.5 becomes 0.
 
     Raises:
         ConfigError: No field is given, or a field is given twice; no change is given; endpoints are given together with
@@ -223,8 +224,8 @@ class ScaleFields:
 class ImageFields:
     """Random crops and pixel changes of image fields; all fields of one ``ImageFields`` share the same draws.
 
-    Cameras in one ``ImageFields`` move together, and must have images of one size; cameras in different ``ImageFields``
-    move independently.
+    Cameras in the same ``ImageFields`` are cropped together, and must have images of equal size; cameras in different
+    ``ImageFields`` are cropped independently.
 
     Args:
         fields: Names of the fields.
@@ -273,15 +274,15 @@ class ImageFields:
 
 @dataclass(frozen=True)
 class MaskFields:
-    """Fields that are masked together at random steps: at a step, all of them are masked or none.
+    """Fields that are masked together at random steps: at each step, either all of these fields are masked, or none.
 
     Masks are drawn for every step and view.
 
     Args:
         fields: Names of the fields.
         probability: Probability that a step is masked.
-        value: The masked value, a number that fits all fields; NaN only for floating-point fields. If None, the value
-            is 0, and -1 for ``time``.
+        value: The value of masked steps, a number that all fields can represent; NaN only for floating-point fields. If
+            None, the value is 0, and -1 for ``time``.
 
     Raises:
         ConfigError: No field is given, a field is given twice, the probability is outside ``[0, 1]``, or the value is
@@ -342,7 +343,8 @@ class Change(NamedTuple):
 
     Args:
         what: The augmentation.
-        streams: Numbers of the streams of an option, by name; None: the streams follow from the names of the fields.
+        streams: Indices of the random streams of an option, by name; None: the streams are derived from the names of
+            the fields.
     """
 
     what: ByField
@@ -352,10 +354,10 @@ class Change(NamedTuple):
         """Return the draws for a batch, by part of ``Draws`` and field.
 
         Args:
-            key: Determines the random numbers.
-            call: The number of the call, for masks; otherwise 0.
+            key: The key of the random numbers.
+            call: The index of the call, for masks; otherwise 0.
             shape: ``(B, S)`` of the whole batch.
-            there: Returns the fields of the batch among given fields.
+            there: Function that returns those of the given fields that the batch has.
             image_shape: See ``draw``.
         """
         return self.what.draw(partial(self._stream, key, call), shape, there, image_shape)
@@ -445,7 +447,8 @@ _DONE_CODES = next(len(field.labels) for field in STANDARD_FIELDS if field.name 
 
 @dataclass(frozen=True)
 class _PermuteOption(PermuteFields):
-    """The permutation of the option ``option``; its size comes from the option ``number``, where 0 means unknown."""
+    """The permutation of the option ``option``. The permutation's size is the value of the option ``number``, where 0
+    means unknown."""
 
     option: str = ""
     number: str = ""
@@ -496,13 +499,14 @@ class AugmentMaskProbConfig:
 class AugmentTokensConfig:
     """The augmentations of a batch; by default none.
 
-    Scalars are drawn once per batch. Permutations are drawn once per sequence and hold for all its steps. Masks are
+    Scalars are drawn once per batch. Permutations are drawn once per sequence and apply to all its steps. Masks are
     drawn for every step and every view. The order is: permute, scale and shift, crop, mask. Most options are for
-    standard fields and ignore fields that a batch lacks; ``by_field`` is for fields of any name, which must exist.
+    standard fields; standard fields that a batch lacks are ignored. ``by_field`` is for fields of any name, and these
+    fields must exist.
 
     Args:
-        scale_reward, shift_reward: Distributions for ``reward * scale + shift``. Only ``reward`` changes, not
-            ``xformed_reward``, and not ``q_star``, whose values keep the scale of the original rewards.
+        scale_reward, shift_reward: Distributions for ``reward * scale + shift``. They change only ``reward``. They do
+            not change ``xformed_reward``, or ``q_star``, whose values keep the scale of the original rewards.
         scale_xformed_reward: Whether the same scale and shift also apply to ``xformed_reward``.
         scale_obs, shift_obs: Distributions for ``obs_continuous * scale + shift``.
         scale_obs_image, shift_obs_image: Distributions for ``obs_image * scale + shift``, rounded half to even and
@@ -564,7 +568,7 @@ class AugmentTokensConfig:
 
     @memo
     def changes(self) -> tuple[Change, ...]:
-        """All augmentations that change something, those of options first."""
+        """All augmentations that change something; the augmentations of options come first."""
         codes, columns = (tuple({name} & {*PERMUTED[self.permute_action]}) for name in ("action", "q_star"))
         permuted = (
             _PermuteOption(self.max_num_actions, codes, columns, "permute_action", "max_num_actions"),
@@ -588,12 +592,12 @@ class AugmentTokensConfig:
         return (*found, *map(Change, by_name))
 
     def _scalars(self, option: str) -> dict[str, Any]:
-        """Return the scale and the shift of an option; None in place of one that changes nothing."""
+        """Return the scale and the shift of an option; None in place of a scale or shift that changes nothing."""
         given = {"scale": (getattr(self, f"scale_{option}"), 1.0), "shift": (getattr(self, f"shift_{option}"), 0.0)}
         return {part: spec for part, (spec, same) in given.items() if spec is not None and not spec.is_always(same)}
 
     def of(self, kind: type[C]) -> list[C]:
-        """Return the augmentations of one kind, from options and by name."""
+        """Return the augmentations of a kind, both from options and from ``by_field``."""
         return [one.what for one in self.changes if isinstance(one.what, kind)]
 
     def _fields_of(self, kind: type[C]) -> list[str]:

@@ -18,7 +18,7 @@ class Draws(NamedTuple):
         affine: By field, the scale and shift of its values.
         permutations: By field, int64 ``[B, n]``: code ``c`` of row ``b`` becomes ``permutation[b, c]``.
         masks: By field, bool ``[B, S]``, True at masked steps; these masks are not delivered.
-        delivered_masks: The same for masks that are delivered with the batch. (Two attributes are used instead of a
+        delivered_masks: Masks in the same form that are delivered with the batch. (Two attributes are used instead of a
             flag, because under ``jax.jit`` a flag would be a traced value, while the structure of a pytree is static.)
         columns: By field, int64 ``[B, n]``: the values in column ``c`` of row ``b`` move to column ``columns[b, c]``.
         fills: By masked field, the scalar value of masked steps; by default 0, and -1 for ``time``.
@@ -57,7 +57,7 @@ def draw(
 
     Args:
         config: The augmentations.
-        key: Determines the random numbers.
+        key: The key of the random numbers.
         shape: ``(B, S)`` of the whole batch, over all shards; ``cut`` selects a shard's rows.
         fields: The fields of the batch; other fields get no draws. By default all fields.
         image_shape: ``(H, W, C)`` of the images of ``obs_image``, or of several fields by name; needed to crop.

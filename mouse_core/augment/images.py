@@ -19,7 +19,7 @@ from mouse_core.spec import check_count
 Array = Any
 
 PerImage = Literal["sequence", "step"]
-""""sequence": all images of a sequence share one random number; "step": each step has its own."""
+""""sequence": all images of a sequence share a random number; "step": a random number is drawn for each step."""
 
 
 def check_choice(where: str, value: Any, choices: tuple[Any, ...]) -> None:
@@ -38,7 +38,7 @@ class RandomShift:
 
     Args:
         pad: Pixels, at least 1.
-        per: "sequence": all images of a sequence move together, like one camera; "step": each image moves by itself.
+        per: "sequence": all images of a sequence are shifted equally; "step": each image is shifted separately.
 
     Raises:
         ConfigError: ``pad`` is below 1, or ``per`` is unknown.
@@ -62,7 +62,7 @@ class RandomCrop:
     Args:
         height: Number of rows of the crop.
         width: Number of columns of the crop.
-        per: "sequence": all images of a sequence have one crop; "step": each image has its own.
+        per: "sequence": all images of a sequence have the same crop; "step": a crop is drawn for each image.
 
     Raises:
         ConfigError: A size is below 1, or ``per`` is unknown.
@@ -96,7 +96,7 @@ def arange(xp: Any, values: Array, count: int) -> Array:
 _MOST_CHANNELS = 4
 
 Empty = Callable[[tuple[int, ...], np.dtype[Any]], npt.NDArray[Any]]
-"""Returns memory for a new array of a shape and dtype, like ``np.empty``."""
+"""A function that returns memory for a new array of a shape and dtype, like ``np.empty``."""
 
 
 ImageShapes = tuple[int, int, int] | Mapping[str, tuple[int, int, int]] | None
@@ -126,7 +126,7 @@ class ImageDraws(NamedTuple):
     """The drawn augmentation of a field's images.
 
     Args:
-        crop: The rows and columns to take; None takes all.
+        crop: The rows and columns to take; None: all.
         pixels: The new value for each pixel value, uint8 ``[256]``; None keeps values.
     """
 
@@ -231,12 +231,13 @@ def _repeated(places: Array, times: int) -> Array:
 
 
 def crop_images(images: Any, crop: Crop, empty: Empty = np.empty) -> Any:
-    """Return ``out[b, s, y, x] = images[b, s, rows[b, t, y], columns[b, t, x]]``; t is s, or 0 for one crop a row.
+    """Return ``out[b, s, y, x] = images[b, s, rows[b, t, y], columns[b, t, x]]``; t is s, or 0 if each sequence has a
+    single crop.
 
     Args:
         images: ``[B, S, H, W, C]``, of any dtype; NumPy, torch or JAX.
         crop: The rows and columns, arrays of the same framework; see ``Crop``.
-        empty: Returns memory for a new NumPy array.
+        empty: Function that returns memory for a new NumPy array.
 
     Returns:
         ``[B, S, H', W', C]``, a new array.
@@ -253,7 +254,7 @@ def crop_images(images: Any, crop: Crop, empty: Empty = np.empty) -> Any:
 
 
 def _copy_parts(images: npt.NDArray[Any], crop: Crop, empty: Empty) -> npt.NDArray[Any]:
-    """Crop by copying rectangles; rows and columns must be ranges, clipped at the borders of the image."""
+    """Crop by copying rectangles; rows and columns must be ranges that are clipped at the borders of the image."""
     batch, length, height, width, channels = images.shape
     times = crop.rows.shape[1]
     height_out, width_out = crop.rows.shape[2], crop.columns.shape[2]
@@ -287,7 +288,7 @@ def _copy_parts(images: npt.NDArray[Any], crop: Crop, empty: Empty) -> npt.NDArr
 
 
 def _first(places: npt.NDArray[np.int64]) -> list[int]:
-    """Return the begin of each range, before it was clipped at 0."""
+    """Return the begin that each range had before it was clipped at 0."""
     places = places.reshape(-1, places.shape[-1])
     before = np.maximum((places == 0).sum(axis=1) - 1, 0)
     first: list[int] = (places[np.arange(len(places)), before] - before).tolist()
@@ -306,9 +307,9 @@ def _image_shape(field: str, images: Array, image_shape: tuple[int, int, int] | 
 
 
 def _map_pixels(images: Array, table: Array, empty: Empty) -> Array:
-    """Return ``table[pixel]`` for every pixel; pixels outside 0..255 count as the nearest inside, NaN stays.
+    """Return ``table[pixel]`` for every pixel; a pixel outside 0..255 is treated as 0 or 255, and NaN stays NaN.
 
-    A table is exact everywhere. Arithmetic under ``jax.jit`` may round differently.
+    A table gives the same values in all frameworks, while arithmetic under ``jax.jit`` may round differently.
     """
     xp = namespace(images)
     floating = xp.isdtype(images.dtype, "real floating")

@@ -37,8 +37,8 @@ class StreamAugment:
         config: The augmentations, with the needed numbers of actions and states.
         views: Number of views of a batch.
         arriving: The fields of a batch before augmentation.
-        computed: The dtypes in which numbers are scaled and shifted, by field. These dtypes are those of ``arriving``
-            without replacements for a framework, so that every framework gets the same numbers, rounded to its dtypes.
+        computed: The dtypes in which numbers are scaled and shifted, by field. These are the dtypes of ``arriving``
+            before replacements for a framework. So every framework gets the same numbers, rounded to its dtypes.
         batch_dims: Number of batch axes: 2, or 1 for batches ``[B, ...]`` without steps.
         offsets: The fields whose shape begins with an axis of offsets.
         memory: Allocates large new arrays.
@@ -237,7 +237,8 @@ def _check_named(config: AugmentTokensConfig, arriving: Mapping[str, FieldSpec],
 
 
 def _check_fields(augment: StreamAugment) -> None:
-    """Raise ConfigError for errors that arrays do not show: masks with a field's name, vectors instead of codes."""
+    """Raise ConfigError for errors that the arrays of a batch would not reveal: a mask with the name of a field, and
+    vectors instead of codes."""
     config, arriving = augment.config, augment.arriving
     by_name = (one for one in config.by_field if isinstance(one, ImageFields))
     for name in (name for one in by_name for name in one.fields):

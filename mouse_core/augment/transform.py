@@ -93,8 +93,8 @@ def transform(
 
     Args:
         batch, draws, image_shape, validate: See ``apply``.
-        own: Fields whose arrays no other object uses, so that they may be modified.
-        empty: Returns memory for new NumPy arrays.
+        own: Fields whose arrays may be modified, because no other object uses them.
+        empty: Function that returns memory for new NumPy arrays.
     """
     changed = {}
     for field, permutation in draws.permutations.items():

@@ -1,4 +1,5 @@
-"""Specs of batches (fields with dtype and shape, and alignment), and specs of values (``Bounded``, ``Composite``, ...).
+"""Specs of batches (the alignment, and the dtype and shape of each field), and specs of values (``Bounded``,
+``Composite``, ...).
 
 This module defines the specs of batches. The specs of values are in other modules, imported at the first use.
 """
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 
 Alignment = Literal["arrived", "outgoing"]
 """The transition that a row's action, reward and done belong to: the transition that led to the row's observation
-("arrived"), or the transition that begins at it ("outgoing").
+("arrived"), or the transition that begins at this observation ("outgoing").
 """
 
 
@@ -75,22 +76,24 @@ class Field:
         shape: The per-step shape; by default the shape of the column's type, or of its first value. With shape ``()``,
             a vector of one value is read as a number; if also ``max_ndim`` is above 0, longer vectors keep their shape.
         fill: Value that replaces a null; by default a null raises an error.
-        pad: Value that fills rows shorter than ``shape``; by default a row of another width raises an error.
-        bounds: Lowest and highest allowed value, both included; by default any. Images hold 0..255, or 0..65535 if
-            ``bounds`` exceed 255 or, without ``bounds``, if ``dtype`` is uint16 (depth images).
+        pad: Value that fills rows shorter than ``shape``; by default, a row of another width raises an error.
+        bounds: Lowest and highest allowed value, both included; by default, any value is allowed. Images have values
+            0..255. They have values 0..65535 if ``bounds`` exceed 255 or, without ``bounds``, if ``dtype`` is uint16
+            (depth images).
         required: Whether a store without the column raises an error; otherwise the field is absent.
         max_ndim: Largest number of dimensions of a row's values; by default the number of dimensions of ``shape``, or
-            any.
+            without ``shape`` no limit.
         min_ndim: Smallest number of dimensions of a step; with 1, a number is read as a vector of one value.
-        dim: Without ``shape``: number of values of a vector, or number of codes. Codes ``0..dim - 1`` are allowed,
-            unless ``bounds`` or ``min_ndim`` are set. ``DatasetStore`` sets ``dim`` from its own options.
+        dim: If ``shape`` is not set: the number of values of a vector, or the number of codes. Codes ``0..dim - 1`` are
+            allowed, unless ``bounds`` or ``min_ndim`` are set. ``DatasetStore`` sets ``dim`` from its own options.
         labels: Names of the codes from 0, for messages.
         image: Whether values are images: encoded (``{bytes, path}``) or arrays ``[H, W]`` or ``[H, W, C]`` of pixels;
             delivered flattened. ``shape`` is ``(H, W, C)``, by default of the first image. Video frames are resized to
             ``shape``.
         flat: Whether an image is delivered flattened, ``[H * W * C]``; otherwise it is delivered as ``[H, W, C]``.
         transition: Whether values belong to a transition, like an action and its reward, and not to an observation. By
-            default as in the standard field of this name. The option ``windows=`` of sources uses this attribute.
+            default the same as in the standard field of this name. The option ``windows=`` of sources uses this
+            attribute.
         crop: The part of a video frame that is delivered, before resizing: ``(top, left, height, width)``.
         decoder: The ``mouse_core.video.Decoder`` for video frames. Metadata of datasets do not contain it.
     """
@@ -150,7 +153,8 @@ class Field:
 
     @property
     def is_of_transition(self) -> bool:
-        """Whether values belong to a transition: ``transition``, or as in the standard field of this name."""
+        """Whether values belong to a transition: ``transition``, or by default the same as in the standard field of
+        this name."""
         standard = (field.transition for field in STANDARD_FIELDS if field.name == self.name)
         return bool(next(standard, False) if self.transition is None else self.transition)
 
@@ -244,11 +248,12 @@ DIMS = tuple(dict.fromkeys(_DIM_OF.values()))
 
 
 def merge_fields(fields: Iterable[Field], dims: Mapping[str, int | None], layout: Layout = "mouse") -> dict[str, Field]:
-    """Merge ``fields`` into the fields of a layout: a field replaces the one of the same name, or is added at the end.
+    """Merge ``fields`` into the fields of a layout: a field replaces the field of the same name, or is added at the
+    end.
 
-    A field that replaces a standard field has at least the standard ``min_ndim``; it also takes the standard labels if
-    it has the same bounds and no labels. A field without ``dim`` gets its dimension from ``dims``, by the names of
-    ``DIMS``.
+    A field that replaces a standard field gets at least the standard ``min_ndim``. It also gets the standard labels if
+    it has the standard bounds and no labels. A field without ``dim`` gets its dimension from ``dims``, under the name
+    of its option in ``DIMS``.
     """
     merged = {standard.name: standard for standard in LAYOUTS[layout]}
     for given in fields:
@@ -275,13 +280,13 @@ class FieldSpec:
     Args:
         name: The field's name.
         dtype: The delivered dtype.
-        shape: The shape of one step. A batch has ``[B, S, *shape]``, or the axes of ``Spec.batch_dims``. A field
-            that is delivered at K offsets has K as its first size.
+        shape: The shape of one step. In a batch, the field is ``[B, S, *shape]``, or has the leading axes that
+            ``Spec.batch_dims`` defines. If a field is delivered at K offsets, the first size of ``shape`` is K.
         column: The column that the field is read from; empty for a computed field.
         stored_dtype: The dtype of stored and moved values, before the conversion to ``dtype``; by default ``dtype``.
         image_shape: ``(H, W, C)`` of an image field, whose ``shape`` is the same or ``(H * W * C,)``; else None.
-        per_sequence: Whether the field has, instead of a value per step, the position of each of the B sequences and
-            the end: ``[B + 1]``.
+        per_sequence: Whether the field is ``[B + 1]`` instead of a value per step: the begin of each of the B
+            sequences, and the end of the last one.
     """
 
     name: str
@@ -331,7 +336,7 @@ class Spec(Mapping[str, FieldSpec]):
 
     @property
     def is_packed(self) -> bool:
-        """Whether windows are concatenated to T rows, and a field has the position of each window."""
+        """Whether windows are concatenated to T rows, and a field contains the position of each window."""
         return any(one.per_sequence for one in self.fields.values())
 
     def __getitem__(self, name: str) -> FieldSpec:

@@ -1,7 +1,7 @@
 """The base class of all specs of values, operations on shapes, and random draws.
 
-A spec is the set of values that one step may have, its domain. Operations on axes (``reshape``, indices, ...) share one
-mechanism: a ``Change`` is a function that reshapes, indexes or repeats the first ``ndim`` axes of an array and keeps
+A spec is the set of values that one step may have, its domain. All operations on axes (``reshape``, indexing, ...) are
+implemented as a ``Change``: a function that reshapes, indexes or repeats the first ``ndim`` axes of an array and keeps
 all later axes. ``operate`` applies a change to a shape and to the arrays of a spec, such as bounds and masks.
 """
 
@@ -65,9 +65,9 @@ def operate(
 ) -> tuple[Shape, dict[str, Array | None]]:
     """Apply a change to a shape, and to arrays whose shapes begin with this shape (size 1 along dynamic dimensions).
 
-    During the change, a dynamic dimension has a unique size, for example 1009. In the result, the dimension of this
-    size is dynamic. Example: (-1, 3) is changed as (1009, 3); a new axis gives (1, 1009, 3), so the result is (1, -1,
-    3).
+    During the change, a dynamic dimension has a temporary, unique size, for example 1009. In the result, the dimension
+    of this size becomes dynamic again. Example: to add an axis to (-1, 3), the change is applied to (1009, 3) and gives
+    (1, 1009, 3), so the result is (1, -1, 3).
 
     Raises:
         ConfigError: The shape does not allow the change.
@@ -89,7 +89,8 @@ def operate(
 
 
 def reshaped(shape: Shape, to: Any) -> Change:
-    """Reshape: one size of -1 is inferred; for a dynamic shape, each -1 is a dynamic dimension."""
+    """Return the change that reshapes. A single size of -1 is inferred; for a dynamic shape, each -1 is a dynamic
+    dimension."""
     target = check_shape(to, where="reshape")
     if not is_dynamic(shape):
         return lambda array, ndim: array.reshape(_inferred(array.shape[:ndim], target) + array.shape[ndim:])
@@ -114,7 +115,7 @@ def _inferred(sizes: Shape, target: Shape) -> Shape:
 
 
 def squeezed(shape: Shape, axis: int | None) -> Change:
-    """Remove a dimension of size 1, or all dimensions of size 1."""
+    """Return the change that removes a dimension of size 1, or all dimensions of size 1."""
     if axis is None:
         axes = tuple(number for number, size in enumerate(shape) if size == 1)
     else:
@@ -124,13 +125,14 @@ def squeezed(shape: Shape, axis: int | None) -> Change:
 
 
 def unsqueezed(shape: Shape, axis: int) -> Change:
-    """Add a dimension of size 1."""
+    """Return the change that adds a dimension of size 1."""
     number = check_axis(axis, len(shape) + 1, where="unsqueeze")
     return lambda array, ndim: np.expand_dims(array, number)
 
 
 def expanded(shape: Shape, to: Any) -> Change:
-    """Repeat to a shape that ends with this shape; sizes of 1 and dynamic sizes may change, -1 keeps a size."""
+    """Return the change that repeats values to a shape that ends with this shape. Sizes of 1 and dynamic sizes may
+    change; -1 keeps a size."""
     target = check_shape(to, where="expand")
     before = len(target) - len(shape)
     if before < 0:
@@ -281,7 +283,8 @@ def _between(uniform: Array, low: Array, high: Array) -> Array:
 
 
 def _without_bounds(uniform: Array, low: Array, high: Array) -> Array:
-    """Return normal numbers without finite bounds, exponential numbers with one, and uniform numbers with two."""
+    """Return normal numbers if no bound is finite, exponential numbers if one bound is finite, and uniform numbers if
+    both are finite."""
     below, above = np.isinf(low), np.isinf(high)
     first, last = np.where(below, 0.0, low), np.where(above, 0.0, high)
     decay, normal = as_exponential(uniform[..., 0]), as_normal(uniform[..., 0], uniform[..., 1])
@@ -338,17 +341,18 @@ class Domain:
         raise NotImplementedError
 
     def _problem(self, values: Any) -> tuple[str | None, Shape | None]:
-        """Return why values are not in the domain (None: they are), and their batch shape (None: unknown)."""
+        """Return the reason why values are not in the domain (None if they are), and the batch shape of the values
+        (None if unknown)."""
         raise NotImplementedError
 
     def _each(self, method: str, values: Any) -> Any:
-        """Call a method of each spec inside this spec, with its part of the values."""
+        """Call a method of each spec inside this spec, with the values of that inner spec."""
         raise NotImplementedError
 
     def project(self, values: Any) -> Any:
         """Return the nearest values in the domain; values in the domain are returned unchanged.
 
-        A ``Composite`` converts each field by itself, also in ``encode`` and ``decode``, and leaves out additional
+        A ``Composite`` converts each field separately, also in ``encode`` and ``decode``, and leaves out additional
         fields.
 
         Raises:
@@ -393,10 +397,11 @@ class Domain:
     def sample(self, seed: int | Key, batch: int | Shape = ()) -> Any:
         """Draw random values, ``[*batch, *shape]``; a seed gives the same values on all machines and in all frameworks.
 
-        Integers and categories are uniform for any range: probabilities differ by less than 2**-64. Floats are uniform
-        between finite bounds, exponential from the finite bound if the other is infinite, and normal without finite
-        bounds. The random key of a ``Composite``'s field depends on the field's name, so adding a field does not change
-        other fields. A longer batch begins with the rows of a shorter one.
+        Integers and categories are uniform for any range: probabilities differ by less than 2**-64. Floats are
+        uniformly distributed between finite bounds, exponentially distributed from the finite bound if the other bound
+        is infinite, and normally distributed without finite bounds. The random key of a ``Composite``'s field depends
+        on the field's name, so adding a field does not change other fields. A longer batch begins with the rows of a
+        shorter one.
 
         Args:
             seed: An integer in ``[0, 2**64)``, or a key of ``mouse_core.randomness``.

@@ -108,7 +108,7 @@ def _part_of(file: Path, key: str, entry: Any) -> PartialMoments:
 def _where_nothing_counted(
     file: Path, key: str, values: Mapping[str, Floats], said: Mapping[float, Floats]
 ) -> npt.NDArray[np.bool_]:
-    """Return a mask of the dimensions in which all statistics are null, ``[width]``; check the others."""
+    """Return a mask of the dimensions in which all statistics are null, ``[width]``; check all other dimensions."""
     there = np.stack([np.isfinite(one).reshape(-1) for one in (*values.values(), *said.values())])
     wrong = (there.any(axis=0) & ~there.all(axis=0)) | (values["std"].reshape(-1) < 0)
     if wrong.any():
@@ -121,7 +121,7 @@ def _where_nothing_counted(
 
 
 def _numbers_of(file: Path, key: str, entry: Any) -> tuple[dict[str, Floats], dict[float, Floats], int | None]:
-    """Return moments by name, quantiles by share, all of one shape, and the count (None for LeRobot 2.0)."""
+    """Return moments by name and quantiles by share, all of the same shape, and the count (None for LeRobot 2.0)."""
     try:
         values = {name: np.asarray(entry[name], np.float64) for name in _MOMENTS}
         (count,) = entry.get("count", [None])
@@ -136,5 +136,5 @@ def _numbers_of(file: Path, key: str, entry: Any) -> tuple[dict[str, Floats], di
 
 
 def _share_of(name: str) -> float | None:
-    """Return the share of a key: 0.01 for "q01"; None if the key is no quantile."""
+    """Return the share that a key names: 0.01 for "q01"; None if the key does not name a quantile."""
     return float(name[1:]) / 100 if re.fullmatch(r"q\d{1,2}(\.\d+)?|q100", name) else None

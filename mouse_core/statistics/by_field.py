@@ -63,12 +63,14 @@ def count_block(snapshot: Snapshot, memory: ArrayMemory, block: Block) -> Counte
 
 
 def dtype_of(reader: FieldReader) -> np.dtype[np.generic]:
-    """Return the dtype in which a field is counted: the stored dtype, or float64 if the values do not fit it."""
+    """Return the dtype in which a field is counted: the stored dtype, or float64 if the stored dtype cannot represent
+    all values."""
     return reader.stored_dtype(np.dtype(np.float64))
 
 
 def reader_with_nulls(snapshot: Snapshot, reader: FieldReader) -> FieldReader | None:
-    """Return a reader that returns NaN for nulls; None for images, and if nulls are not counted anyway."""
+    """Return a reader that returns NaN for nulls; None for images, and for fields whose nulls are not counted in any
+    case."""
     field = reader.field
     if field.fill is None or not np.isfinite(field.fill) or field.image:
         return None
@@ -79,7 +81,7 @@ def reader_with_nulls(snapshot: Snapshot, reader: FieldReader) -> FieldReader | 
 
 
 class MissingRows:
-    """The rows of a snapshot in which fields have only placeholder values.
+    """Finds the rows of a snapshot in which a field has a placeholder instead of a recorded value.
 
     Args:
         snapshot: The rows.
@@ -90,7 +92,8 @@ class MissingRows:
         self._missing: tuple[int, Int64s] | None = None
 
     def dropped(self, name: str, begin: int) -> Int64s:
-        """Return the rows without a real value of a field, at least from row ``begin`` on, ascending."""
+        """Return the rows in which a field has no recorded value, ascending; rows before ``begin`` may be missing in
+        the result."""
         snapshot = self._snapshot
         if snapshot.readers[name].field.is_of_transition:
             arrived = snapshot.alignment == "arrived" and "done" in snapshot.readers
@@ -123,7 +126,7 @@ def weighed(parts: Sequence[PartialMoments], weights: Sequence[float], shares: S
         shares: The shares of the quantiles.
 
     Returns:
-        A part to which no rows can be added.
+        The joined counts, to which no rows can be added.
     """
     first, counts = parts[0], np.stack([part.all.moments.count for part in parts])
     # Total weight of each part, [P, width]: 30 rows of weight 2 count as much as 60 rows of weight 1.
@@ -145,7 +148,7 @@ def weighed(parts: Sequence[PartialMoments], weights: Sequence[float], shares: S
 
 
 def _moments(parts: Sequence[Moments], sizes: Floats) -> Moments:
-    """Return mean, deviation and range of weighted parts.
+    """Return the mean, the deviation and the range of weighted parts.
 
     Example: means 2 and 6 with weights 3 and 1 give the mean 3; with deviations of 0, the variance is (3 * 1 + 1 * 9) /
     4 = 3.
@@ -171,8 +174,8 @@ def _quantiles(
 ) -> tuple[Floats, float]:
     """Return quantiles of one dimension, and the largest error of their ranks as a share of all numbers.
 
-    Each number lies in the middle of its weight: numbers 1, 2 and 3 with weights 1, 1 and 2 are the quantiles 1/8, 3/8
-    and 3/4.
+    The share of a number is the sum of the smaller numbers' weights plus half of its own weight, divided by the sum of
+    all weights: numbers 1, 2 and 3 with weights 1, 1 and 2 are the quantiles 1/8, 3/8 and 3/4.
     """
     kept = [_numbers(one) for one in spread]
     values = np.concatenate([numbers for numbers, _ in kept])
@@ -207,12 +210,13 @@ QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99)
 
 @dataclass(frozen=True, eq=False)
 class FieldStatistics:
-    """Statistics of one field, by dimension of a step; for images by channel.
+    """Statistics of a field for each dimension of a step, or for each channel of images.
 
     Args:
-        count: The number of finite values, int64; for images, the number of images. 0 if a file does not contain it.
+        count: The number of finite values, int64; for images, the number of images; 0 if a file does not contain the
+            number.
         mean, std, min, max: float64. ``std`` is the population standard deviation, as in ``numpy.std``. Without counted
-            values they are NaN or infinite.
+            values, these statistics are NaN or infinite.
         quantiles: float64 by share; empty without quantiles.
         rank_error: The largest error of the rank of a quantile, as a share of all numbers.
         is_image: Whether the statistics are by channel of images.
@@ -234,9 +238,9 @@ class Statistics(Mapping[str, FieldStatistics]):
     Args:
         parts: The counts, by field.
         shares: The shares of the quantiles.
-        rows: The number of rows that were counted; of statistics from a file, the largest count of a field.
+        rows: The number of rows that were counted; if the statistics come from a file, the largest count of a field.
         fingerprint: The fingerprint of the snapshot; empty if unknown.
-        content: The fingerprint of only the rows, independent of their source; empty if unknown.
+        content: The fingerprint of the rows alone, which does not depend on the rows' source; empty if unknown.
     """
 
     def __init__(
@@ -264,10 +268,12 @@ class Statistics(Mapping[str, FieldStatistics]):
         return {name: _statistics_of(part, self.shares) for name, part in self.parts.items()}
 
     def update(self, store: Store | Snapshot, *, progress: bool = False) -> Statistics:
-        """Return the statistics of a store that begins with the counted rows; the bits equal those of ``statistics``.
+        """Return the statistics of a store whose first rows are the counted rows; the bits equal the bits of
+        ``statistics(store)``.
 
-        Only later rows are read, and less than a block (about a million numbers) before them. To check that the earlier
-        rows are the same, their number and a few of them are compared, as for a loader's state.
+        Only the later rows are read, and before them the rows of at most one incomplete block (about a million
+        numbers). As for a loader's state, the number of earlier rows and a few of these rows are compared with the
+        counted rows.
 
         Raises:
             ConfigError: The rows differ, or the statistics were merged or come from a file, which has no data for
@@ -283,20 +289,22 @@ class Statistics(Mapping[str, FieldStatistics]):
         return _counted(snapshot, known, self.shares, before=self, progress=progress)
 
     def is_of(self, store: Store | Snapshot) -> bool:
-        """Return whether the statistics belong to a store, judged by its number of rows and a fingerprint, if known."""
+        """Return whether the statistics belong to a store: whether the number of rows and, if known, a fingerprint are
+        equal."""
         snapshot = _snapshot_of(store)
         if not self.content:
             return self.rows <= snapshot.num_rows
         return self.rows == snapshot.num_rows and self.content == _content(snapshot, self.rows)
 
     def merge(self, *others: Statistics) -> Statistics:
-        """Return the joint statistics of several parts of the data, for the fields in all parts.
+        """Return the joint statistics of several parts of the data, for the fields that all parts have.
 
-        Mean and standard deviation differ from the statistics of all data by at most ``1e-6`` of a standard deviation,
-        ranks of quantiles by at most ``rank_error``.
+        Mean and standard deviation differ from the statistics of all data by at most ``1e-6`` of a standard deviation.
+        The ranks of quantiles differ by at most ``rank_error``.
 
         Raises:
-            ConfigError: A field has another shape, or a file lacks the count of numbers.
+            ConfigError: A field has different shapes in two parts, or statistics come from a file without the count of
+                numbers.
         """
         merged = {}
         for name, part in self.parts.items():
@@ -319,8 +327,8 @@ class Statistics(Mapping[str, FieldStatistics]):
         """Write the statistics to a dataset's folder: ``meta/stats.json``, as in LeRobot.
 
         Fields keep their names, except LeRobot's ``next.reward`` and ``next.done``. Images have values of 0 to 1 in
-        shape ``[C, 1, 1]``. Dimensions without counted values are null. Other entries of an existing ``stats.json``
-        stay.
+        shape ``[C, 1, 1]``. The statistics of dimensions without counted values are null. Other entries of an existing
+        ``stats.json`` are kept.
 
         Args:
             folder: The folder of the dataset.
@@ -336,7 +344,8 @@ class Statistics(Mapping[str, FieldStatistics]):
     def load(folder: str | PathLike[str]) -> Statistics:
         """Read the statistics that ``save`` or LeRobot wrote.
 
-        The file has moments and quantiles, and no data for ``update``: ``statistics(store)`` counts all rows again.
+        The file has moments and quantiles, but no data for ``update``. To include new rows, call ``statistics(store)``,
+        which counts all rows.
 
         Raises:
             ConfigError: The folder has no ``meta/stats.json``.
@@ -357,12 +366,12 @@ def statistics(
 ) -> Statistics:
     """Compute the statistics of a store in one pass over all rows, in constant memory.
 
-    Mean and standard deviation are equal to float64 results up to ``1e-6`` of the standard deviation; minimum and
-    maximum are exact. NaN and infinities are ignored. In "arrived" rows, the first row of an episode has no action and
-    reward, so it is excluded from these fields. Rows with ``observation_missing`` are excluded from observations. Nulls
-    with a fill are excluded, except in images. The statistics depend only on the rows, not on their layout in files or
-    on threads. In a mixture, the share of its member weights each row; a ``Schedule`` of several stages has no such
-    share.
+    Mean and standard deviation differ from float64 results by at most ``1e-6`` of the standard deviation; minimum and
+    maximum are exact. NaN and infinities are ignored. With alignment "arrived", the first row of an episode has no
+    action and no reward, so the statistics of these fields exclude it. The statistics of observations exclude rows with
+    ``observation_missing``. Nulls that a field fills are excluded, except in images. The statistics depend only on the
+    rows, not on their layout in files or on threads. In a mixture, each row is weighted by the share of its member; a
+    ``Schedule`` of several stages is not supported, because shares change.
 
     Args:
         store: A store or a snapshot.
@@ -410,7 +419,8 @@ def _counted(
     before: Statistics | None = None,
     progress: bool,
 ) -> Statistics:
-    """Return the statistics of a snapshot's fields, continued from statistics of its first rows."""
+    """Return the statistics of a snapshot's fields; if statistics of its first rows are given, only the later rows are
+    counted."""
     n, marks = snapshot.num_rows, MissingRows(snapshot)
     rows: Any = snapshot
     stretches: list[tuple[int, int, float]] = rows.rows_by_share() if snapshot.has_shares else [(0, n, 1.0)]
@@ -443,7 +453,8 @@ def _planned(
     begin: int,
     end: int,
 ) -> tuple[dict[str, PartialMoments], list[Block]]:
-    """Return the known counts of rows ``begin .. end - 1`` from earlier statistics, and the blocks left to count."""
+    """Return the counts of the rows ``begin .. end - 1`` that are known from earlier statistics, and the blocks that
+    are not counted yet."""
     parts, blocks, n = {}, [], end - begin
     for name in names:
         reader = snapshot.readers[name]

@@ -1,4 +1,5 @@
-"""Counts numbers in parts: moments and sketches of quantiles, for each field, block by block of rows."""
+"""Counts the numbers of each field, block of rows by block of rows, as moments and as sketches of quantiles; the
+results of several blocks can be merged."""
 
 from __future__ import annotations
 
@@ -29,10 +30,12 @@ _NARROW = ("f", "b", "B", "h", "H", "?")
 
 
 class Moments:
-    """Count, mean, squared deviation and range by dimension; two parts are merged as in Chan, Golub and LeVeque (1979).
+    """Count, mean, sum of squared deviations, and range of each dimension; two ``Moments`` are merged as in Chan, Golub
+    and LeVeque (1979).
 
-    NaN and infinities are ignored. Mean and deviation equal the results in float64 up to ``1e-6`` of the deviation:
-    numbers that fit float32 are added in float32, sixteen at a time, after a number near their mean is subtracted.
+    NaN and infinities are ignored. Mean and deviation differ from the results in float64 by at most ``1e-6`` of the
+    deviation. Numbers that float32 can represent are added in float32, sixteen at a time, after a number near their
+    mean was subtracted.
 
     Args:
         width: Number of dimensions of a row; each has its own moments.
@@ -57,7 +60,8 @@ class Moments:
         self._take(*found)
 
     def add_counts(self, counts: npt.NDArray[np.int64]) -> None:
-        """Count the integers ``0 .. k - 1`` by their frequencies, ``[width, k]``, which must not all be 0 in a row."""
+        """Count the integers ``0 .. k - 1`` with the given frequencies, ``[width, k]``; in each row, at least one
+        frequency must be above 0."""
         values, there = np.arange(counts.shape[1], dtype=np.float64), counts > 0
         count = counts.sum(axis=1)
         mean = (counts @ values) / count
@@ -66,7 +70,7 @@ class Moments:
         self._take(count, mean, squares, low.astype(np.float64), high.astype(np.float64))
 
     def weigh(self, numbers: int) -> None:
-        """Divide the count by ``numbers``, so that, for example, all pixels of an image count as one."""
+        """Divide the count by ``numbers``, so that, for example, all pixels of an image count as one number."""
         self.count, self.squares = self.count // numbers, self.squares / numbers
 
     def merge(self, other: Moments) -> None:
@@ -76,9 +80,9 @@ class Moments:
     def _take(self, count: npt.NDArray[np.int64], mean: Floats, squares: Floats, low: Floats, high: Floats) -> None:
         """Add the moments of a part.
 
-        Example: 3 numbers with mean 2 and 1 number with mean 6 have the mean 2 + (6 - 2) * 1/4 = 3; the squares grow by
-        the squares of the part and by (6 - 2)^2 * 3 * 1/4 = 12. If the minimum equals the maximum, it is also the mean,
-        so that rounding errors give a constant no deviation.
+        Example: 3 numbers with mean 2 and 1 number with mean 6 have the mean 2 + (6 - 2) * 1/4 = 3. The squares of the
+        part, and (6 - 2)^2 * 3 * 1/4 = 12, are added to the squares. If the minimum equals the maximum, the mean is set
+        to this value, so that rounding errors do not give equal numbers a deviation.
         """
         total = self.count + count
         share = count / np.maximum(total, 1)
@@ -100,7 +104,7 @@ _Part = tuple[npt.NDArray[np.int64], Floats, Floats, Floats, Floats]
 
 
 def _moments_of(rows: Numbers) -> _Part:
-    """Return count, mean, squares, lowest and highest number of rows, float64 ``[width]`` each."""
+    """Return the count, mean, squares, minimum and maximum of the numbers in rows, float64 ``[width]`` each."""
     if rows.dtype == np.float16 or is_ml_float(rows.dtype):
         rows = rows.astype(np.float32)  # fast, unlike comparisons of such numbers
     n, width = rows.shape
@@ -130,10 +134,11 @@ def _moments_of(rows: Numbers) -> _Part:
 
 
 def _sums(rows: Numbers, around: Floats, dtype: np.dtype[Any]) -> tuple[Floats, Floats, Floats, Floats]:
-    """Return sum and sum of squares of ``rows - around``, the lowest and the highest number, ``[width]`` each.
+    """Return the sum and the sum of squares of ``rows - around``, and the minimum and maximum of ``rows``, ``[width]``
+    each.
 
-    Rows of 3 numbers are arranged as ``lanes`` of 8190 numbers, and 16 lanes are added at a time. So a sum in float32
-    has 16 terms, and these sums are added in float64.
+    For example, rows of 3 numbers are arranged as lanes of 8190 numbers, and 16 lanes are added at a time. So each sum
+    in float32 has 16 terms, and these sums are then added in float64.
     """
     n, width = rows.shape
     beside = min(max(1, _LANES // width), n)
@@ -187,15 +192,16 @@ _FULL = 8192
 class Sketch:
     """A sketch of quantiles: each kept number represents 1, 2, 4, ... numbers (Munro and Paterson, 1980).
 
-    A number on level 3 represents 8 numbers. When a level is full, it is sorted, and every second number goes to the
-    next level. The rank of a value is then wrong by at most the number that one entry represents. ``error`` is the sum
-    of these errors, so it is a strict bound, not a probability. Below 8,192 numbers, all are kept and ranks are exact;
-    for ten million numbers the error of ranks is 0.06%, for a thousand million 0.13%.
+    For example, a kept number on level 3 represents 8 numbers. When a level is full, its numbers are sorted, and every
+    second number is moved to the next level; the others are dropped. Each such step can change the rank of a value by
+    at most the count that a kept number of the level represents. ``error`` is the sum of these changes, so it is a
+    strict bound. Below 8,192 numbers, all numbers are kept and ranks are exact. For ten million numbers the error of
+    ranks is 0.06%, and for a thousand million numbers 0.13%.
 
     Attributes:
         count: Number of counted finite numbers.
         error: Largest error of a rank.
-        turns: A bit for each level: whether the upper of two numbers is kept the next time.
+        turns: A bit for each level: whether the next step keeps the larger number of each pair.
         levels: The kept numbers of each level, float64 ``[n]`` each.
     """
 
@@ -206,9 +212,9 @@ class Sketch:
     def add(self, ordered: npt.NDArray[Any]) -> None:
         """Count finite numbers ``[n]`` in ascending order.
 
-        Example: of 30,001 numbers, every fourth goes to level 2, from the third on, and represents 4 numbers. Up to the
-        19th number, five are kept, so the estimated rank is 20: ranks are wrong by at most 2. The last number, which is
-        left over, goes to level 0.
+        Example: of 30,001 numbers, the 3rd, 7th, 11th, ... are added to level 2, and each of them represents 4 numbers.
+        Five of the first 19 numbers are added, so the estimated rank of the 19th number is 5 * 4 = 20. Ranks are wrong
+        by at most 2. The last number, which is left over, is added to level 0.
         """
         self.count += len(ordered)
         level = (len(ordered) // _FULL).bit_length()
@@ -248,7 +254,7 @@ class Sketch:
         return (self.error + (1 << (len(self.levels) - 1))) / max(self.count, 1)
 
     def quantiles(self, shares: Sequence[float], low: float, high: float) -> Floats:
-        """Return quantiles; if all numbers are kept, they equal those of ``numpy.quantile``.
+        """Return quantiles; if all numbers are kept, the quantiles equal the results of ``numpy.quantile``.
 
         Args:
             shares: The shares, from 0 to 1.
@@ -273,7 +279,7 @@ class Sketch:
 
 
 class Tally:
-    """Counts of the 256 values of a byte, which give exact quantiles.
+    """Counts of each of the 256 values of a byte, from which quantiles are computed exactly.
 
     Attributes:
         counts: int64 ``[256]``.
@@ -293,7 +299,7 @@ class Tally:
         self.counts = self.counts + other.counts
 
     def quantiles(self, shares: Sequence[float], low: float, high: float) -> Floats:
-        """Return quantiles as ``Sketch.quantiles`` does."""
+        """Return quantiles in the form of ``Sketch.quantiles``."""
         ends = np.cumsum(self.counts)
         if not ends[-1]:
             return np.full(len(shares), np.nan)
@@ -313,8 +319,8 @@ class Layout(NamedTuple):
 
     Args:
         shape: The shape of statistics: the shape of a step, or ``(C,)`` for images.
-        beside: How many values of a row belong to each dimension: the number of pixels for images, else 1.
-        counted: "bytes" (counted by value), "numbers" (counted by a sketch of quantiles), or "" without quantiles.
+        beside: Number of values of a row in each dimension: the number of pixels for images, else 1.
+        counted: "bytes" (counted in a ``Tally``), "numbers" (counted in a ``Sketch``), or "" without quantiles.
     """
 
     shape: tuple[int, ...]
@@ -337,7 +343,7 @@ class Layout(NamedTuple):
 
         Args:
             begin: The first row of a block.
-            end: The row behind the last.
+            end: The row behind the last row.
         """
         for first in range(begin, end, self.block_rows):
             yield first, min(first + self.block_rows, end)
@@ -360,7 +366,7 @@ class Counted:
 
     Args:
         moments: Moments by dimension.
-        spread: The counts for quantiles of each dimension; None if unknown.
+        spread: The ``Sketch`` or ``Tally`` of each dimension, for quantiles; None if unknown.
     """
 
     moments: Moments
@@ -374,7 +380,7 @@ class Counted:
         return Counted(Moments(layout.width), spread)
 
     def merge(self, other: Counted) -> None:
-        """Add the counts of other rows; ``spread`` stays known only if it is known for both."""
+        """Add the counts of other rows; ``spread`` becomes None if it is None in one of the two."""
         self.moments.merge(other.moments)
         kinds = {type(one) for counted in (self, other) for one in counted.spread or ()}
         if self.spread is None or other.spread is None or len(kinds) > 1:
@@ -401,8 +407,7 @@ class PartialMoments(NamedTuple):
         all: The counts of all rows; during counting, of the rows behind the last complete block.
         is_image: Whether the field has images.
         said_error: The largest error of the ranks of ``said``, as a share of all numbers.
-        said: Quantiles by share from a file, if the numbers' distribution is otherwise unknown; None: no such
-            quantiles.
+        said: Quantiles by share from a file; None if the quantiles are not from a file.
         has_count: Whether the number of values is known; a file may not contain it.
     """
 
@@ -415,7 +420,7 @@ class PartialMoments(NamedTuple):
     said_error: float = 0.0
 
     def with_stretch(self, found: Counted, rows: int) -> PartialMoments:
-        """Return the counts after adding the next stretch, of ``rows`` rows."""
+        """Return the counts after adding the counts ``found`` of the next ``rows`` rows."""
         if rows < self.layout.block_rows or self.whole is None:
             return self._replace(all=found)
         self.whole.merge(found)

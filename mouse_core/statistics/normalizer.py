@@ -1,4 +1,4 @@
-"""Normalises fields by their statistics, and undoes it, for arrays of NumPy, PyTorch and JAX."""
+"""Normalises fields by their statistics, and reverses the normalisation, for arrays of NumPy, PyTorch and JAX."""
 
 from __future__ import annotations
 
@@ -35,10 +35,11 @@ _SEEN = 2.0**-25
 
 @dataclass(frozen=True, eq=False)
 class Scaling:
-    """``(x - centre) * (1 / spread)`` by dimension, in float32; in float64 for 32-bit integers and 64-bit numbers.
+    """The normalisation ``(x - centre) * (1 / spread)`` of each dimension, computed in float32, or in float64 for
+    32-bit integers and 64-bit numbers.
 
-    If float32 does not represent a centre well enough, the rest is subtracted in a second step. Example: a mean of
-    1,000,000.03 with a deviation of 1 is 1,000,000 in float32, and the rest is 0.03.
+    If float32 cannot represent a centre accurately enough, its rounding error is subtracted in a second step. Example:
+    a mean of 1,000,000.03 with a deviation of 1 is 1,000,000 in float32; 1,000,000 is subtracted first, and then 0.03.
 
     Args:
         kind: "mean_std", "min_max" or "quantiles".
@@ -65,8 +66,9 @@ class Scaling:
             values: Numbers ``[..., *shape]``; images ``[..., H, W, C]``, or flattened, ``[..., H * W * C]``.
 
         Returns:
-            float32 of the same shape. In all frameworks, the bits equal those that a source delivers for values of this
-            dtype. Only inside ``jax.jit`` the last bit may differ, because the compiler may fuse operations.
+            float32 of the same shape. In all frameworks, the bits equal the bits of the values that a source delivers
+            for this stored dtype. Only inside ``jax.jit``, the last bit may differ, because the compiler may fuse
+            operations.
 
         Raises:
             SchemaError: The values have another shape, or are not an array.
@@ -82,10 +84,11 @@ class Scaling:
         return xp.reshape(xp.astype(made, xp.float32), tuple(values.shape))
 
     def undo(self, values: Any) -> Any:
-        """Return the original values of normalised ones, in the same framework and device; works in ``jax.jit``.
+        """Convert normalised values back to the original values, in the same framework and on the same device; works in
+        ``jax.jit``.
 
-        The result differs from the original by at most ``4e-7`` times ``abs(centre) + abs(x - centre)``, which is a few
-        units in the last place of float32.
+        The result differs from the original value x by at most ``4e-7 * (abs(centre) + abs(x - centre))``, which is a
+        few units in the last place of float32.
 
         Args:
             values: Floats ``[..., *shape]``, as for ``apply``.
@@ -111,7 +114,7 @@ class Scaling:
 
         Args:
             values: The values, ``[..., *shape]``.
-            empty: Returns memory for the new array.
+            empty: Function that allocates the new array, like ``np.empty``.
             own: Whether ``values`` may be overwritten.
         """
         self._check(tuple(values.shape))
@@ -138,18 +141,19 @@ class Scaling:
         return np.asarray(made)
 
     def _applied(self, dtype: np.dtype[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any] | None, npt.NDArray[Any]]:
-        """Return the two numbers to subtract, and the factor; a factor, because XLA's division gives other bits."""
+        """Return the two numbers to subtract, and the factor. Values are multiplied, not divided, because division in
+        XLA gives other bits."""
         centre, rest, _ = self._constants(dtype)
         return centre, rest, (1 / self._varying(dtype)).astype(dtype)
 
     def _constants(self, dtype: np.dtype[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any] | None, npt.NDArray[Any]]:
-        """Return the centre, the rest that the dtype lacks (None: negligible), and the spread, ``[width]`` each."""
+        """Return the centre, its rounding error in the dtype (None if negligible), and the spread, ``[width]`` each."""
         spread, centre = self._varying(dtype).astype(dtype), self.centre.astype(dtype).reshape(-1)
         rest = (self.centre.reshape(-1) - centre).astype(dtype)
         return centre, rest if (np.abs(rest) > _SEEN * spread).any() else None, spread
 
     def _varying(self, dtype: np.dtype[Any]) -> npt.NDArray[np.float64]:
-        """Return the spreads, with 1 in place of spreads that are 0 or nearly 0 in a dtype."""
+        """Return the spreads; spreads that are 0 or nearly 0 in a dtype are replaced by 1."""
         spread = self.spread.reshape(-1)
         return np.where(spread >= np.finfo(dtype).tiny, spread, 1.0)
 
@@ -182,8 +186,8 @@ class Normalizer(Mapping[str, Scaling]):
 
     Args:
         scalings: The scaling of each field.
-        counted: The statistics that the normaliser follows: with more rows, the scalings are updated. None: fixed
-            scalings.
+        counted: Statistics that are updated when a snapshot has more rows, together with the scalings. None: the
+            scalings are fixed.
     """
 
     def __init__(self, scalings: Mapping[str, Scaling], counted: Statistics | None = None) -> None:
@@ -210,18 +214,18 @@ class Normalizer(Mapping[str, Scaling]):
         Args:
             counted: The statistics.
             kinds: The kind by field. "mean_std" scales to mean 0 and deviation 1; "min_max" scales the minimum to -1
-                and the maximum to 1; "quantiles" scales the quantile 0.01 to -1 and the quantile 0.99 to 1. Constant
-                dimensions are only shifted.
+                and the maximum to 1; "quantiles" scales the quantile 0.01 to -1 and the quantile 0.99 to 1. In
+                dimensions whose values are all equal, the values are only shifted.
 
         Raises:
-            ConfigError: A kind is unknown, or the statistics lack the quantiles.
+            ConfigError: A kind is unknown, or the statistics do not have the quantiles 0.01 and 0.99 for "quantiles".
             MissingFieldError: A field has no statistics.
         """
         return _normalizer(counted, kinds, follows=False)
 
     @property
     def follows(self) -> bool:
-        """Whether the scalings are updated with later rows."""
+        """Whether the scalings are updated when rows are added."""
         return self._counted is not None
 
     @property
@@ -230,12 +234,13 @@ class Normalizer(Mapping[str, Scaling]):
         return Normalizer(self._scalings)
 
     def over(self, snapshot: Snapshot, *, grown: bool = False) -> Normalizer:
-        """Return the normaliser for a snapshot: this one, or one with scalings from the snapshot's rows.
+        """Return the normaliser for a snapshot: this normaliser if it is fixed, or a new one with scalings from the
+        snapshot's rows.
 
         Args:
             snapshot: The rows.
-            grown: Whether the snapshot only adds rows to those that this normaliser counted; then only the added rows
-                are read.
+            grown: Whether the snapshot contains the rows that this normaliser counted, followed by more rows. In this
+                case, only the additional rows are read.
         """
         before = self._counted
         if before is None or before.fingerprint == snapshot.fingerprint:
@@ -248,7 +253,7 @@ class Normalizer(Mapping[str, Scaling]):
 
 
 def follow(snapshot: Snapshot, kinds: Mapping[str, Normalization]) -> Normalizer:
-    """Return a normaliser with the statistics of a snapshot, which are updated with later rows.
+    """Return a normaliser with the statistics of a snapshot, which are updated when rows are added.
 
     Raises:
         ConfigError: A kind is unknown.
@@ -323,9 +328,9 @@ class StreamNormalize:
     Args:
         scalings: The scaling of each field.
         arriving: The fields of a batch before normalisation.
-        read: The dtypes in which the fields arrive: the stored ones, so that every framework gets the same bits.
+        read: The dtypes in which the fields arrive: the stored dtypes, so that every framework gets the same bits.
         made: The dtypes of the normalised fields.
-        fills: By field, the name of its mask, and the fill value at steps without data.
+        fills: By field, the name of the field's mask, and the fill value of steps without data.
         memory: Memory for large new arrays.
     """
 
