@@ -1,4 +1,5 @@
-"""Addresses of values in Arrow's memory, and flat views of it, with which NumPy gathers from many buffers in one call.
+"""Addresses of values in Arrow's memory, and flat views of memory, with which NumPy gathers from many buffers in one
+call.
 
 A table of a thousand record batches has a thousand buffers for each column, usually in one mapped file, sometimes in
 several files or on the heap. NumPy gathers fastest from *one* array, with one index for each window. So the address
@@ -97,8 +98,8 @@ def copy_runs(dtype: np.dtype[np.generic], elements: npt.NDArray[np.int64], leng
 
 
 def largest_in_runs(dtype: np.dtype[np.generic], begin: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64]:
-    """Return, for each address, the largest of the ``count`` integers from this address on; negative integers count as
-    the largest int64.
+    """Return, for each address, the largest of the ``count`` integers from this address on. A negative integer counts
+    as the largest int64.
 
     The largest int64 is also returned for a run that is so long that scanning the run is too slow for the few rows of a
     batch.
@@ -136,7 +137,7 @@ def locate_values(array: pa.Array) -> tuple[int, tuple[int, ...]] | None:
         list levels; None if rows differ in length, contain nulls, or are encoded.
 
     Raises:
-        ValueError: The array is damaged: its lists or values lie outside its memory.
+        ValueError: The array is damaged: lists or values lie outside the array's memory.
     """
     n = len(array)
     first = array.offset
@@ -182,7 +183,7 @@ def locate_checked(array: pa.Array) -> tuple[int, tuple[int, ...]] | None:
 
 
 def check_rows(rows: pa.Table | pa.RecordBatch | pa.ChunkedArray | pa.Array, label: str, *, whole: bool = True) -> None:
-    """Check that all values of rows lie inside their memory.
+    """Check that all values of rows are inside the memory of their columns.
 
     Reading a list or a text with a damaged offset would crash the process. Arrow checks offsets only on request, and
     then also reads the values of a column that a slice leaves out.

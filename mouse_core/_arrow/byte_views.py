@@ -1,12 +1,14 @@
 """Copying of the windows of many columns in one call.
 
-A value of Arrow's type ``binary_view`` has 16 bytes: its length, and its position as the number of a buffer and an
-offset. Values of up to 12 bytes are stored in the view. Casting an array of views to ``binary`` copies the values one
-after another to contiguous memory: a loop of memcpy over runs of any length, without the GIL.
+A value of Arrow's type ``binary_view`` has 16 bytes: the length of the value, and the position of the value as the
+index of a buffer and an offset. Values of up to 12 bytes are stored in the view. Casting an array of views to
+``binary`` copies the values one after another to contiguous memory: a loop of memcpy over runs of any length, without
+the GIL.
 
-So a batch needs one array of views (``ByteViews``), created when its windows are located, and one cast, for any number
-of columns, files and record batches. ``FieldChunks`` knows the addresses of the chunks of all columns and creates the
-views. Example: 32 windows of 64 steps in two fields of 4 and 8 bytes are 64 views, of 256 and 512 bytes.
+So for any number of columns, files and record batches, copying a batch needs one array of views (``ByteViews``), which
+is created when the batch's windows are located, and one cast. ``FieldChunks`` knows the addresses of the chunks of all
+columns and creates the views. Example: 32 windows of 64 steps in two fields of 4 and 8 bytes are 64 views, of 256 and
+512 bytes.
 """
 
 from __future__ import annotations
@@ -64,8 +66,9 @@ class ByteViews:
         short: The fields whose windows are so short that they would fit into views, by name. These fields have no
             views; instead, the dict has the indices in ``flat_view`` at which the windows begin, int64
             ``[batches, n]``.
-        words: The views of the other fields, int64 ``[batches, fields, values, 2]``. The first word of a view is its
-            size in bytes, the second the number of a buffer plus 2**32 times the offset in the buffer.
+        words: The views of the other fields, int64 ``[batches, fields, values, 2]``. The first word of a view is the
+            size of the value in bytes; the second word is the index of a buffer plus 2**32 times the offset in the
+            buffer.
         buffers: The buffers of the views.
         sizes: Number of windows of each batch.
         length: Number of steps in a window.
@@ -74,7 +77,7 @@ class ByteViews:
             ``[batches, fields, values]``; None if reading ahead brings no advantage.
         padded: Number of values at the end that are zeros.
         inline: A function that writes the bytes of short values into the views, int64 ``[count, fields, values, 2]``,
-            of the batches from ``first`` on, if this is deferred to the copy.
+            of the batches from ``first`` on, if writing these bytes is deferred until the copy.
     """
 
     def __init__(
@@ -132,7 +135,7 @@ class ByteViews:
     def copy(self, first: int, count: int) -> dict[str, npt.NDArray[Any]]:
         """Return batches ``first .. first + count - 1`` of equal size, ``[count, n, S, *shape]`` by field.
 
-        All fields share one new memory block, so a reference to one field keeps all of it alive.
+        All fields share one new memory block, so a reference to one field keeps the complete block alive.
         """
         n = self.sizes[first]
         found: dict[str, npt.NDArray[Any]] = {}
@@ -211,14 +214,14 @@ class ByteViews:
 
 
 def to_words(addresses: Int64s, spans: dict[int, pa.Buffer]) -> Int64s:
-    """Convert addresses to buffer number and offset in the form of a view; -1 stays negative.
+    """Convert each address to the index of a buffer and an offset, in the form of a view; -1 stays negative.
 
     Spans have 2**30 bytes. If span 5 is buffer 0 and span 9 buffer 1, address ``9 * 2**30 + 70`` becomes
     ``70 << 32 | 1``.
 
     Args:
         addresses: int64 ``[n]``.
-        spans: The spans in the order of their buffers' numbers; missing spans are appended.
+        spans: The spans in the order of their buffers; missing spans are appended.
     """
     span = addresses >> SPAN_BITS
     different = np.unique(span)
@@ -245,7 +248,9 @@ def _cast(views: pa.Array, nbytes: int) -> pa.Buffer:
 
 @lru_cache(maxsize=1)
 def cast_copies() -> bool:
-    """Whether this version of pyarrow casts views as described above; tested with a long and a short value."""
+    """Whether this version of pyarrow can cast ``binary_view`` to ``binary`` correctly; tested with a long and a short
+    value.
+    """
     letters = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz", np.uint8)
     address = letters.ctypes.data
     buffer = pa.foreign_buffer(address >> SPAN_BITS << SPAN_BITS, (2 << SPAN_BITS) - 1)
@@ -296,8 +301,8 @@ class _Table:
 
 @dataclass(frozen=True, eq=False)
 class FieldChunks:
-    """The chunks of fields' columns, which are looked up when a window touches them. Only one thread at a time may use
-    this object.
+    """The chunks of fields' columns; a chunk is looked up when a window touches the chunk. Only one thread at a time
+    may use this object.
 
     Args:
         fields: The fields.
@@ -347,8 +352,8 @@ class FieldChunks:
         return replace(self, fields=fields, table=table, chunks=chunks)
 
     def _is_same(self, growth: Growth) -> bool:
-        """Return whether the properties of the last chunk are still valid after rows were appended: its values have not
-        moved.
+        """Return whether the properties of the last chunk are still valid after rows were appended, because the chunk's
+        values have not moved.
 
         Appended numbers are within the allowed range, since they were checked on append.
         """
@@ -361,7 +366,7 @@ class FieldChunks:
     def byte_views(self, windows: Windows, *, later: bool = False) -> ByteViews | None:
         """Return the views of windows; None if no field has only regular chunks in these windows.
 
-        With ``later``, no value of the windows is read before it is copied.
+        With ``later``, values of the windows are read only when they are copied.
         """
         pieces = windows.pieces
         longest = int(pieces.size.max())
@@ -450,7 +455,7 @@ class FieldChunks:
         """Return the begins of chunks in the form of ``words``, the fields that are contiguous in all chunks, and the
         unsafe fields.
 
-        Unsafe fields may have values above the allowed maximum; they are returned by name.
+        Unsafe fields, which may have values above the allowed maximum, are returned by name.
 
         Args:
             pieces: The pieces.

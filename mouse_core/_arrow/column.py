@@ -1,8 +1,8 @@
 """Columns, which consist of chunks (the record batches of all segments of a store in order), and the addresses of
 chunks.
 
-The address of a chunk's values is looked up at the first access and cached. Then ``ByteViews`` copies contiguous values
-from the chunk or from its dense copy, and ``gathering`` gathers all other values.
+The address of a chunk's values is looked up at the first access and cached. With these addresses, ``ByteViews`` copies
+contiguous values from the chunk or from a dense copy of the chunk, and ``gathering`` gathers all other values.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Alike:
         return alike
 
     def _holds(self, column: pa.ChunkedArray) -> bool:
-        """Whether the column's values lie in the template's body, which is not the case after a cast."""
+        """Whether the column's values are stored in the template's body; after a cast, they are not."""
         if self._metadata is None:
             return False
         buffers = [buffer for buffer in column.chunk(self.template).buffers() if buffer is not None and buffer.size]
@@ -117,7 +117,9 @@ class Alike:
         return all(parent is not None and parent.address == self._address for parent in parents)
 
     def _find_metadata(self) -> Int64s | None:
-        """Return the metadata message of the template as int64 words; None if it is not an uncompressed IPC message."""
+        """Return the metadata message of the template as int64 words; None if the template is not an uncompressed IPC
+        message.
+        """
         body = self._find_body() if len(self._sizes) else None
         if body is None or not self._in_file(body):
             return None
@@ -149,7 +151,7 @@ class Alike:
         return None if buffer is None else buffer.parent
 
     def _in_file(self, body: pa.Buffer) -> bool:
-        """Whether a body is part of a file; record the file if it is new."""
+        """Whether a body is part of a file; a new file is recorded."""
         file = bisect_right(self._begins, body.address) - 1
         if file < 0 or body.address + body.size > self._ends[file]:
             root = body
@@ -308,14 +310,16 @@ class ColumnPart:
         return [self.chunk(number).slice(row, count) for number, row, count in wanted]
 
     def prepare(self, numbers: Sequence[int]) -> None:
-        """Read the metadata for locating the given chunks together, unless it is in memory."""
+        """Read the metadata that are needed to locate the given chunks, for all chunks together, unless they are in
+        memory.
+        """
 
     def locate(self, number: int) -> tuple[int, tuple[int, ...]] | None:
         """Return the begin of a chunk's values and the shape of a row; see ``locate_checked``."""
         return locate_checked(self.chunk(number))
 
     def alike(self, chunks: Int64s) -> Iterator[tuple[int, Int64s, Int64s]]:
-        """Yield groups of chunks with equal layouts, which may include further chunks than ``chunks``.
+        """Yield groups of chunks with equal layouts; a group may include chunks that are not in ``chunks``.
 
         Yields:
             The index of a template chunk; the indices of the chunks with the template's layout; the distance in bytes
@@ -338,7 +342,7 @@ class ColumnPart:
             return self._copies[reading.copies_key]
 
     def known(self) -> tuple[Int64s, Int64s]:
-        """Return the begin of every chunk's values and the number of values per row, as far as they are known."""
+        """Return the begin of every chunk's values, ``UNKNOWN`` if not looked up, and the number of values per row."""
         with self.lock:
             return self.begin.copy(), self.width.copy()
 
@@ -349,8 +353,8 @@ class Growth(NamedTuple):
 
     Args:
         kept: The number of unchanged segments.
-        appended: The other segments (``store._segments.Segment``), each of one chunk. The first of them may be the last
-            earlier segment with appended rows.
+        appended: The other segments (``store._segments.Segment``), each of one chunk. The first of these segments may
+            be the last earlier segment, with appended rows.
         replaced: The earlier segments that are not kept, each of one chunk; usually at most one.
     """
 
@@ -404,7 +408,7 @@ class Column:
 
     @memo
     def _tables(self) -> tuple[Int64s, Int64s]:
-        """Return the begin of every chunk's values and the number of values per row, as far as they are known."""
+        """Return the begin of every chunk's values, ``UNKNOWN`` if not looked up, and the number of values per row."""
         if len(self._parts) == 1:
             return self._parts[0].begin, self._parts[0].width
         begins, widths = zip(*(part.known() for part in self._parts), strict=True)
@@ -489,8 +493,8 @@ class Column:
         return self.name in segment.addresses and bool(self._is_in_place(np.array(segment.addresses[self.name][1])))
 
     def _by_part(self, chunks: Int64s) -> Iterator[tuple[ColumnPart, slice, Int64s]]:
-        """Yield each part that contains some of ``chunks`` (ascending), with the slice of these chunks and their
-        numbers in the part.
+        """Yield each part that contains some of ``chunks`` (ascending), with the slice of these chunks and the indices
+        of the chunks in the part.
         """
         ends = np.searchsorted(chunks, self._first_chunk[1:]).tolist()
         for number, (begin, end) in enumerate(pairwise([0, *ends])):

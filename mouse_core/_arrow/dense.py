@@ -98,11 +98,12 @@ class DenseCopies:
         values: Callable[[int], pa.Array],
         dense: Callable[[pa.Array], Dense],
     ) -> Int64s:
-        """Return the addresses of the copies of chunks; missing copies are made as far as allowed.
+        """Return the addresses of the copies of chunks; missing copies are created if ``rows`` and ``budget`` allow it.
 
         Args:
             chunks: The numbers of the chunks.
-            rows: Number of further rows that may be made dense; the number accumulates until it suffices for a chunk.
+            rows: Number of further rows that may be made dense. The numbers of several calls are added until the sum
+                suffices for a chunk.
             budget: The limit for dense copies.
             values: Returns the values of a chunk.
             dense: Converts values to rows ``[n, width]`` of a dtype; raises RowError for invalid values.

@@ -178,7 +178,7 @@ def checked_rows(values: Any, column: TailColumn) -> npt.NDArray[Any] | list[Any
 
     Raises:
         RowError: The column does not accept a value.
-        ValueError, TypeError: The values as a whole are invalid for the column.
+        ValueError, TypeError: The column accepts none of the values, for example because their type is wrong.
     """
     if column.is_object:
         return [at_row(row, checked, value, column) for row, value in enumerate(values)]
@@ -329,7 +329,8 @@ _PYTHON_TYPES |= dict.fromkeys((pa.binary(), pa.large_binary()), (bytes, bytearr
 
 @lru_cache(maxsize=256)
 def fitter(data_type: pa.DataType) -> Callable[[Any], Any]:
-    """Return a function that copies a value for an Arrow type and raises one of ``_REFUSED`` for invalid values.
+    """Return a function that copies a value of an Arrow type, and raises one of the errors ``_REFUSED`` for an invalid
+    value.
 
     This check is needed because Arrow truncates fractions in lists of integers, drops unknown keys of structs, and
     converts text to bytes.
@@ -457,7 +458,7 @@ def tail_column(
 
     Args:
         value: The first value; None does not determine the type.
-        field: The field that reads the column, if any. Nulls are allowed only if the field replaces them.
+        field: The field that reads the column, if any. Nulls are allowed only if the field replaces nulls.
         known: The column's Arrow type in the datasets of the store, if any.
         shape: The field's shape of a row, if known.
         image_roots: Allowed folders of images that rows name by path.
@@ -522,7 +523,9 @@ def _size_of(value: Any) -> int:
 
 
 def _bounded(column: TailColumn, field: Field, bounds: tuple[int, int] | None, *, vectors: bool) -> TailColumn:
-    """Return the column with the limits of its field: bounds, and integer values if the field delivers integers."""
+    """Return the column with the limits of the field: bounds, and a check for integer values if the field delivers
+    integers.
+    """
     stored, wanted = column.dtype.kind, _wanted_dtype(field, vectors=vectors)
     whole = stored == "f" and wanted is not None and wanted.kind in "iu"
     floats = stored in "iu" and wanted is not None and wanted.kind == "f"
@@ -775,7 +778,7 @@ class Extent:
 
     @classmethod
     def allocate(cls, columns: Mapping[str, TailColumn], before: int = 0, coming: int = 0) -> Self:
-        """Return an empty extent in one allocation from Arrow's allocator, which uses large pages.
+        """Return an empty extent; its memory is one allocation from Arrow's allocator, which uses large pages.
 
         Args:
             columns: The storage form of each column, by name.
@@ -893,7 +896,7 @@ class Extent:
         return {name: one for name, one in extents if isinstance(one, NumbersExtent) and one.is_dense}
 
     def to_table(self, rows: int) -> pa.Table:
-        """Return the first ``rows`` rows as a table; later rows never change it."""
+        """Return the first ``rows`` rows as a table; later rows never change the table."""
         return pa.table({name: extent.to_arrow(rows) for name, extent in self.extents.items()})
 
 

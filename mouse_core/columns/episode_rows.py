@@ -84,9 +84,10 @@ def episode_rows(
     Args:
         observations: Columns of the observations, ``[n, ...]``, from observation ``begins`` on.
         transitions: Columns of the transitions, including ``done``. With alignment "arrived", a part that begins the
-            episode (``begins == 0``) has ``n - 1`` values, and a row of zeros is inserted before them. A later part has
-            ``n`` values; the first value belongs to the transition that led to the part's first row. With "outgoing",
-            the part has as many rows as transitions, and an observation after the last transition is dropped.
+            episode (``begins == 0``) has ``n - 1`` values for each column, and a row of zeros is inserted before these
+            values. A later part has ``n`` values; the first value belongs to the transition that led to the part's
+            first row. With alignment "outgoing", the part has as many rows as transitions, and an observation after the
+            last transition is dropped.
         begins: The index in the episode of the part's first row.
         alignment: The alignment of the rows.
 

@@ -3,9 +3,9 @@
 Small fields of a row are adjacent, so that reading a row touches one part of memory; large fields are separate. Ragged
 values (which differ in length) are stored one after another in a ring of bytes. A row refers to its value by the
 value's length and the position of its first byte, counted over all bytes ever written. The ring is twice as long as the
-values in use need. When it is full, values of removed rows are overwritten; if this frees too little room, the ring is
-copied to larger memory. Example: in a ring of 8 bytes, after 10 bytes were written, the value with position 8 and
-length 2 lies in the bytes 0 and 1.
+values in use need. When the ring is full, values of removed rows are overwritten; if this frees too little room, the
+ring is copied to larger memory. Example: in a ring of 8 bytes, after 10 bytes were written, the value with position 8
+and length 2 lies in the bytes 0 and 1.
 """
 
 from __future__ import annotations
@@ -413,8 +413,8 @@ def _even(key: FieldKey, leaf: Any) -> Any:
 
 
 def _if_listed(keys: list[FieldKey]) -> str:
-    """Return the end of an error message with the remedy for lists of arrays that were meant as one array; "" if no
-    field is in a list.
+    """Return the end of an error message: the remedy if the caller passed a list of arrays instead of one array; "" if
+    no field is in a list.
     """
     if all(isinstance(key, str) or not any(isinstance(step, int) for step in key) for key in keys):
         return ""
@@ -710,7 +710,9 @@ class Columns:
     def allocate(
         cls, schema: RowSchema, rows: int, allocate: Callable[[int, int], Bytes], values: Values | None = None
     ) -> Columns:
-        """Allocate memory for ``rows`` rows; ``allocate`` returns the memory of a block, given its number and size."""
+        """Allocate memory for ``rows`` rows; ``allocate`` returns the memory of a block, given the index and the size
+        of the block.
+        """
         columns: dict[int, npt.NDArray[Any]] = {}
         blocks = []
         for number, block in enumerate(blocks_of(schema)):
@@ -762,7 +764,7 @@ class Columns:
         return fields if self.schema.plain else unflatten(self.schema.structure, fields)
 
     def read(self, key: FieldKey, places: Slots | slice) -> npt.NDArray[Any]:
-        """Return one field of the rows at ``places``; raise MissingFieldError if it does not exist."""
+        """Return one field of the rows at ``places``; raise MissingFieldError if the field does not exist."""
         try:
             column = self.by_key[key]
         except (KeyError, TypeError) as error:
@@ -789,7 +791,9 @@ class Columns:
         return [self.values.read(column[places]) if kind.varies else column[places] for kind, column in kinds]
 
     def layout(self, shape: tuple[int, ...]) -> BatchLayout:
-        """Return the layout of the fields of ``shape`` rows in one contiguous memory, by position in the schema."""
+        """Return the layout, in one contiguous memory, of the fields of ``shape`` rows; fields are given by their
+        position in the schema.
+        """
         kinds = enumerate(self.schema.stored.values())
         return BatchLayout({str(place): ((*shape, *kind.shape), kind.dtype) for place, kind in kinds})
 

@@ -119,10 +119,10 @@ def count_rows(file: Path) -> int:
 
 
 def check_mapped(data: Any) -> None:
-    """Check that a table of ``datasets`` has all rows of its mapped files.
+    """Check that a table of ``datasets`` has all rows of the files from which the table is mapped.
 
     The schema of each file is compared with the manifest in the same folder. The check takes constant time for each
-    file; if the table leaves out rows or columns of a file, it reads the heads of all record batches.
+    file; if the table leaves out rows or columns of a file, the heads of all record batches are read.
 
     Args:
         data: A ``datasets.table.Table``.

@@ -1,6 +1,7 @@
 """Checksums of stored bytes, with one algorithm, XXH3, for all kinds of content.
 
-A checksum detects accidental damage: a flipped bit, a torn page, a missing end. It does not detect manipulation.
+A checksum detects accidental damage: a flipped bit, a torn page, a missing end. A checksum does not detect
+manipulation.
 
 | content | function | where the checksum is stored |
 | --- | --- | --- |
@@ -108,7 +109,7 @@ def with_digest(content: bytes) -> bytes:
 
 
 def without_digest(content: bytes | memoryview) -> bytes | None:
-    """Check the result of ``with_digest``, and return the content; None if it is damaged."""
+    """Check bytes from ``with_digest``, and return the content without the digest; None if the bytes are damaged."""
     bare = bytes(content[:-DIGEST_BYTES])
     return bare if RunningDigest(bare).digest() == content[-DIGEST_BYTES:] else None
 

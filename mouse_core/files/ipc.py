@@ -14,13 +14,13 @@ in local and remote files. Values are read on demand. Footer and heads are FlatB
 Metadata are untrusted: a position outside the file or the body raises ``DataError``.
 
 ``SummedFile`` is a file of many small record batches, each with a checksum; opening the file creates no record batch.
-The checksums lie between the end mark and the footer, which Arrow's readers skip, 8 bytes each::
+The checksums, 8 bytes each, are stored between the end mark and the footer, where Arrow's readers skip them::
 
     ARROW1.. | schema | head 0 | body 0 | ... | end mark | checksums | footer | its length | ARROW1
 
-The first checksum covers the bytes before record batch 0, each further checksum one record batch. The digest of the
-bytes after the last record batch covers checksums and footer. With this digest, a reader can check any record batch
-without reading other record batches.
+The first checksum covers the bytes before record batch 0; each further checksum covers one record batch. The digest of
+the bytes after the last record batch covers checksums and footer. A reader that knows this digest can check any record
+batch without reading other record batches.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ class Flat:
             raise DataError(f"expected metadata of Arrow, found a reference behind its end ({error})") from error
 
     def _place(self, number: int) -> int:
-        """Return the position of a field; 0 if it is missing."""
+        """Return the position of a field; 0 if the field is missing."""
         entry = 4 + 2 * number
         found = self._number("<H", self._fields + entry) if entry + 2 <= self._size else 0
         return self.at + found if found else 0
 
     def number(self, number: int, kind: str) -> int:
-        """Return a field that is a number; 0 if it is missing."""
+        """Return a field that is a number; 0 if the field is missing."""
         place = self._place(number)
         return self._number(kind, place) if place else 0
 
@@ -210,7 +210,7 @@ class Head(NamedTuple):
 
 
 def _form(data_type: pa.DataType) -> tuple[int, tuple[str, ...]] | None:
-    """Return the levels and buffers of a column with its own buffers `own` and nested columns `within`."""
+    """Return the levels and buffers of a column that has the buffers `own` and the nested columns `within`."""
     is_of = pa.types
     if is_of.is_null(data_type):
         return 1, ()
@@ -488,7 +488,7 @@ class SummedFile:
         schema: The columns of the file.
         rows: Number of rows.
         batch_rows: Number of rows of a record batch; the last may have fewer.
-        expected: Digest of the bytes after the last record batch. None: checksums are not compared.
+        expected: Digest of the bytes after the last record batch. If None, checksums are not compared.
 
     Raises:
         DataError: The file differs from the written file.
@@ -567,7 +567,7 @@ class SummedFile:
             raise DataError(f"expected record batches every {stride} bytes, found other distances")
 
     def check(self, numbers: npt.NDArray[np.int64]) -> None:
-        """Compare record batches with their checksums, unless they were already compared.
+        """Compare record batches with their checksums, unless the record batches were already compared.
 
         Raises:
             DataError: A record batch is damaged.

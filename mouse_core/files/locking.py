@@ -97,7 +97,7 @@ def this_boot() -> int:
 
 
 def _asked(name: bytes) -> str:
-    """Return a text value of the macOS kernel (sysctl) by name; empty if it does not exist."""
+    """Return a text value of the macOS kernel (sysctl) by name; "" if the value does not exist."""
     found, size = ctypes.create_string_buffer(64), ctypes.c_size_t(64)
     failed = ctypes.CDLL(None).sysctlbyname(name, found, ctypes.byref(size), None, ctypes.c_size_t(0))
     return "" if failed else found.value.decode()
@@ -109,7 +109,8 @@ def this_process() -> str:
 
 
 class Held(Descriptor):
-    """A locked file that names its holder; the lock is held until ``close`` or the end of the holder.
+    """A locked file that contains the name of the lock's holder. The lock is held until ``close`` or until the holder
+    ends.
 
     A forked child that closes the file does not release the parent's lock. If the parent ends first, the lock is held
     until the child closes the file.

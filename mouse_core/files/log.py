@@ -16,8 +16,8 @@ it. Damage before the last record raises DataError. The two kinds of logs are:
       write 120 to the note    from now on, a log of 119 bytes is damaged, and a missing log raises DataError too
 
 - ``MappedLog`` is mapped memory: appending a record costs no system call, 1 instead of 8 microseconds. The length of a
-  record is written last, as one word; a length of 0 is the end of the log. Only the process that created the log
-  appends to it. Other processes read the log after that process has ended.
+  record is written last, as one word; a length of 0 marks the end of the log. Only the process that created a mapped
+  log appends to that log. Other processes read the log after that process has ended.
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ class Log(Descriptor):
         super().close()
 
     def _acknowledge(self, synced: int, written: int) -> None:
-        """Write the note: the numbers of synced and of acknowledged bytes."""
+        """Write the note, which has the number of synced bytes and the number of acknowledged bytes."""
         self._synced = synced
         if self._note.file >= 0:
             note = _NOTE.pack(synced, written, self._boot, 0)[:-4]
@@ -246,7 +246,7 @@ def note_path(path: Path) -> Path:
 
 
 def _noted(path: Path) -> tuple[int, int]:
-    """Return the numbers of synced and of acknowledged bytes of a log; 0 without a valid note."""
+    """Return how many bytes of a log are synced, and how many are acknowledged; 0 and 0 if there is no valid note."""
     try:
         note = note_path(path).read_bytes()
     except FileNotFoundError:

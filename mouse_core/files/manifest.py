@@ -1,6 +1,6 @@
 """The manifest of a folder of write-once files, with the number of rows, size and digest of each file.
 
-The manifest is an additional entry of the file ``state.json`` of ``datasets``, which ignores it::
+The manifest is an additional entry in the file ``state.json`` of ``datasets``; ``datasets`` ignores this entry::
 
     "_mouse": {"rows": 603, "digest": "...",
                "files": {NAME: {"rows": 603, "bytes": 30416, "digest": "...", "schema": "..."}},
@@ -9,13 +9,13 @@ The manifest is an additional entry of the file ``state.json`` of ``datasets``, 
 ``verify`` compares the digest of all bytes. Opening an Arrow file compares the digest of its schema, because another
 schema interprets the same bytes as other values.
 
-A Parquet file that this package writes contains its digests between the last page and the footer, which readers ignore.
-A program that rewrites the file does not copy them::
+A Parquet file that this package writes contains digests between the last page and the footer, where readers ignore
+them. A program that rewrites the file does not copy the digests::
 
     mouse_data file DIGEST footer DIGEST mouse_data
 
-The first digest covers all other bytes of the file. The second digest covers the later bytes: the footer, its length
-and the magic number.
+The first digest covers all other bytes of the file. The second digest covers the bytes after it: the footer, the length
+of the footer, and the magic number.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ class FilesManifest:
 
     Args:
         rows: Number of rows in all files.
-        digest: Digest of all rows; see ``formats.rows_digest``. None: not known when the folder was written.
+        digest: Digest of all rows; see ``formats.rows_digest``. None: the digest was not known when the folder was
+            written.
         files: The entries of files by name.
         own_digest: Digest of the ``state.json`` that contains the manifest, computed without this digest.
     """
@@ -196,7 +197,7 @@ def check_bytes(folder: Path, manifest: FilesManifest, advance: Callable[[int], 
 
 
 def add_parquet_checksum(file: Path) -> None:
-    """Add digests of its content to a Parquet file.
+    """Add digests of the content of a Parquet file to the file.
 
     Args:
         file: The complete file, under a temporary name.
@@ -243,7 +244,7 @@ def check_parquet_checksum(file: Path, advance: Callable[[int], None] | None = N
 
 
 def _footer_begins(file: Path) -> int | None:
-    """Return the offset of a Parquet footer, from the last bytes of the file; None if they are invalid."""
+    """Return the offset of a Parquet footer, from the last bytes of the file; None if these bytes are invalid."""
     with file.open("rb") as stream:
         size = stream.seek(0, os.SEEK_END)
         if size < 3 * len(_MAGIC):

@@ -29,7 +29,7 @@ def open_file(path: Path, *, create: bool = False, write: bool = True) -> int:
 
 
 def set_aside(file: int, size: int, *, begin: int = 0, written: bool = False) -> None:
-    """Extend a file to ``size`` bytes, and reserve disk space for all of them.
+    """Extend a file to ``size`` bytes, and reserve disk space for all bytes.
 
     Without reserved space, a write to mapped memory kills the process when the disk is full.
 
@@ -58,7 +58,7 @@ def set_aside(file: int, size: int, *, begin: int = 0, written: bool = False) ->
 
 
 def _reserved(file: int, begin: int, size: int) -> bool:
-    """Ask the file system to reserve space; return whether it supports this."""
+    """Ask the file system to reserve space; return whether the file system supports reserving."""
     reserve: Any = getattr(os, "posix_fallocate", None)
     if reserve is None:
         return False
@@ -88,7 +88,7 @@ def sync_mapped(file: int, memory: mmap.mmap) -> None:
 def fence() -> None:
     """Memory fence: other processes see the earlier memory writes of this thread before its later writes.
 
-    Acquiring and releasing a lock has this effect on every processor; x86 does not need it.
+    Acquiring and releasing a lock has this effect on every processor; x86 processors need no fence.
     """
     for _ in range(2):
         with _FENCE:

@@ -8,8 +8,8 @@ A new file is written under a temporary name, synced and renamed; then its folde
     sync   the folder                     from here on it is the new one
 
 The temporary name contains the number of the writing process, which keeps the file locked. So the next writer can
-distinguish leftovers, which it removes, from files of a running writer. In a folder with only one writer at a time, the
-temporary name is ``.saved.partial``.
+remove leftovers of ended writers, and keeps the files of a running writer. In a folder with only one writer at a time,
+the temporary name is ``.saved.partial``.
 """
 
 from __future__ import annotations
@@ -280,7 +280,7 @@ def _remove_unless_locked(partial: str) -> bool:
 
 
 def make_folder(path: StrPath, *, sync: bool = True) -> None:
-    """Create a folder and its missing parent folders, and sync their names.
+    """Create a folder and its missing parent folders, and sync the names of the new folders.
 
     Raises:
         ConfigError: The path is an address.
@@ -303,8 +303,8 @@ def make_folder(path: StrPath, *, sync: bool = True) -> None:
 def sync_files(paths: Sequence[StrPath]) -> None:
     """Sync the contents of files on one file system.
 
-    Linux can sync a complete file system at once, which is far faster for many files. It also waits for the writes of
-    other programs, so a few files are synced separately.
+    Linux can sync a complete file system at once, which is far faster for many files. Syncing a file system also waits
+    for the writes of other programs, so a few files are synced separately.
     """
     whole = _syncfs() if len(paths) > _MANY else None
     if whole is not None:

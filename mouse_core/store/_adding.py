@@ -75,8 +75,8 @@ def episode_columns(
 
     Args:
         parts: See ``parts_of``.
-        alignment: The alignment of the rows. None: "arrived" if the observations include the episode's final
-            observation, else "outgoing".
+        alignment: The alignment of the rows. If None, the alignment is "arrived" if the observations include the
+            episode's final observation, else "outgoing".
         declared: The declared columns of the store. Values of declared columns may have any type.
 
     Returns:
@@ -153,7 +153,9 @@ def _shown(part: str, column: str) -> str:
 
 
 def _leaves(part: str, value: Any, declared: Mapping[str, pa.Field]) -> Columns:
-    """Return the arrays of a nested part by column. A list holds one value for each step, which may be a dict."""
+    """Return the arrays of a nested part by column. If a part is a list, the list holds one value for each step; a
+    value may be a dict.
+    """
     column = part.removesuffix("s")
 
     def is_list(tree: Any) -> bool:

@@ -296,8 +296,8 @@ def _column_of(table: pa.Table, name: Any, label: str) -> pa.ChunkedArray:
 
 
 def _holds(table: pa.Table, name: str, value: Any) -> Bools:
-    """Return whether each value of a column meets a condition: it equals a value, is in a list of values, or lies in a
-    range.
+    """Return whether each value of a column meets a condition: the value equals a given value, is in a given list, or
+    is in a given range.
     """
     column = _column_of(table, name, "where")
     several = isinstance(value, list | set | frozenset | range | np.ndarray)
@@ -441,7 +441,7 @@ class ChosenSegment(SegmentView):
     """A selection of ranges of another segment's rows, in the order of that segment, without a copy.
 
     Args:
-        whole: The other segment.
+        whole: The other segment, whose rows are selected.
         firsts, sizes: The first row of each range in the other segment, and the size of each range in rows, at least 1:
             int64 ``[n]``.
     """
@@ -545,7 +545,7 @@ class ChosenSnapshot(Snapshot):
         starts: The first rows of the episodes, int64 ``[n]``, ascending, 0 first.
         root: The fingerprint of all rows of the store from which the episodes were selected.
         of_root: The first row of each selected episode, as an index of a row of the store, int64 ``[n]``. After
-            repeated selections, these are still row indices of the store.
+            repeated selections, ``of_root`` still contains row indices of the store.
     """
 
     def __init__(

@@ -248,7 +248,7 @@ class StoreSchema:
         """Return columns for appended rows. ``row`` is the first appended row, and ``at`` is the index of this row.
 
         Raises:
-            DataError: A column or field cannot hold its value.
+            DataError: A column or field cannot represent a value of the row.
         """
         from mouse_core.columns.appended import tail_column
 
@@ -732,7 +732,7 @@ def segment_of(part: Any, image_roots: tuple[str, ...]) -> Segment:
     Raises:
         ConfigError: ``part`` is neither a dataset nor a table.
         SchemaError: The name of a column is not Unicode text.
-        DataError: A mapped file was truncated, or it has grown since its reader opened it.
+        DataError: A mapped file was truncated, or has grown since its reader opened the file.
     """
     if isinstance(part, pa.Table):
         try:

@@ -432,7 +432,7 @@ def _as_whole(name: str) -> Any:
 
 
 class SegmentView(Segment):
-    """A view of another segment that shares its caches; subclasses select rows or add columns.
+    """A view of another segment that shares the caches of that segment; subclasses select rows or add columns.
 
     Args:
         whole: The other segment.
@@ -602,8 +602,8 @@ def _column(segment: Segment, name: str, begin: int, end: int) -> pa.Array:
 
 
 def _segments_from(segments: Sequence[Segment], rows: int, first: int) -> Iterator[tuple[Segment, int, int, int]]:
-    """Yield each segment that has rows from ``first`` on, the number of rows before it, and the range of rows to
-    inspect.
+    """Yield each segment that has rows from ``first`` on, the number of rows before the segment, and the range of its
+    rows to inspect.
     """
     begin = 0
     for segment in segments:

@@ -51,14 +51,14 @@ def discounted_sums(values: Floats, lengths: npt.NDArray[np.int64], discount: fl
     """Return x_t = values_t + discount x_{t+1} within each episode, where x is 0 after the episode's last row.
 
     Episodes are independent of each other. Each episode is cut into pieces of 32 rows, and all pieces are summed
-    backward in parallel, in 31 steps. Each piece then lacks the discounted sum of the later pieces. The missing sums
-    follow the same recursion over the pieces' first rows, with a discount of 32 steps, and are computed in the same
-    way.
+    backward in parallel, in 31 steps. The result of each piece then lacks the discounted sum of the later pieces. The
+    missing sums follow the same recursion over the first rows of the pieces, with the discount of 32 steps, and are
+    computed in the same way.
 
     Example: pieces of 2 rows, values 1, 2, 4, 8, 16 of one episode, a discount of 0.5. The pieces 1 2 | 4 8 | 16 give 2
-    2 | 8 8 | 16. Their first rows 2, 8, 16 with a discount of 0.25 give 5, 12, 16. The sum after the first piece is 12:
-    a quarter of 12 is added to the first row of the first piece, and half of 12 to the second row. The sum after the
-    second piece is 16. The result is 5 8 | 12 16 | 16.
+    2 | 8 8 | 16. The first rows of the pieces, 2, 8, 16, with a discount of 0.25 give 5, 12, 16. The sum after the
+    first piece is 12: a quarter of 12 is added to the first row of the first piece, and half of 12 to the second row.
+    The sum after the second piece is 16. The result is 5 8 | 12 16 | 16.
 
     The result of an episode does not depend on the other episodes, bit for bit. The computation takes about as long as
     ``numpy.cumsum``.
@@ -156,7 +156,7 @@ _LENGTH = 4096
 
 
 class Derivation(Protocol):
-    """The computation of a derived field from other fields: a pure function of whole episodes.
+    """The computation of a derived field from other fields; it must be a pure function of whole episodes.
 
     Fingerprints contain the derivation's ``repr``, such as the ``repr`` of a frozen dataclass. If the class defines no
     ``repr``, or if the ``repr`` abbreviates arrays, fingerprints contain the class and its attributes. The values of an
@@ -228,8 +228,8 @@ class EpisodeRows:
     def steps_left(self) -> Int64s:
         """The number of transitions after each row's observation, int64 ``[n]``.
 
-        The last row of an "arrived" episode holds its final observation, which no transition leaves. The last row of an
-        "outgoing" episode holds the observation that the last transition leaves.
+        The last row of an "arrived" episode holds the final observation of the episode, which no transition leaves. The
+        last row of an "outgoing" episode holds the observation that the last transition leaves.
         """
         left: Int64s = np.repeat(self.last_rows, self.lengths) - np.arange(self.num_rows)
         if self.alignment == "outgoing":
@@ -238,7 +238,9 @@ class EpisodeRows:
 
     @memo
     def is_terminal(self) -> npt.NDArray[np.bool_]:
-        """Whether each episode ended in a terminal state, bool ``[e]``; False if it was truncated or interrupted."""
+        """Whether each episode ended in a terminal state, bool ``[e]``; False if the episode was truncated or
+        interrupted.
+        """
         return self.done_is("terminal")[self.last_rows]
 
     def done_is(self, word: str) -> npt.NDArray[np.bool_]:
@@ -283,7 +285,7 @@ class EpisodeRows:
         """Return, for each row, the action, reward or done of the transition that leaves the row's observation.
 
         The value is 0 if no transition leaves the observation, as in the last row of an "arrived" episode. For a field
-        of observations, the row's own value is returned.
+        of observations, the value of the row itself is returned.
 
         Args:
             field, dtype: As in ``values``.
@@ -319,7 +321,8 @@ class EpisodeRows:
 
 
 def digest_of(snapshot: Snapshot, field: str, begins: Int64s) -> str:
-    """Return a digest of a field's stored values in all rows. With ``field`` "", return a digest of the episode starts.
+    """Return a digest of a field's stored values in all rows. If ``field`` is "", return a digest of the episode
+    starts.
 
     Args:
         snapshot: The rows.
@@ -411,7 +414,7 @@ def _steps_taken(rows: EpisodeRows, n: int) -> Array:
     """Return the number of steps from each row's observation to the bootstrap observation, int64 ``[n]``.
 
     The number is ``n``, or the number of steps left in the episode if that is less. In an "outgoing" episode that did
-    not terminate, the observation after the last transition is not stored, so the number is one less.
+    not terminate, the observation after the last transition is not stored, so the returned number is one less.
     """
     left = rows.steps_left
     if rows.alignment == "outgoing":
@@ -538,10 +541,10 @@ class TimeToEnd:
 
 @dataclass(frozen=True)
 class Previous:
-    """A value of the transition that led to a row's observation: the previous action, or its reward.
+    """A value of the transition that led to a row's observation, such as the previous action or the previous reward.
 
-    The value is 0 in the first row of an episode. In other rows it comes from the row itself with alignment "arrived",
-    and from the previous row with "outgoing".
+    The value is 0 in the first row of an episode. In other rows, the value comes from the row itself with alignment
+    "arrived", and from the previous row with "outgoing".
 
     Args:
         field: "action", "reward", or another field; for a field of observations, the value of the previous row.
@@ -754,7 +757,9 @@ def _is_lasting(segment: Segment) -> bool:
 
 
 def said_of(snapshot: Snapshot, how: object, spec: FieldSpec) -> dict[str, Any]:
-    """Return the metadata of a file of derived values: its version, and all properties that determine the values."""
+    """Return the metadata of a file of derived values: the version of the format, and all properties that determine the
+    values.
+    """
     return {
         "version": _VERSION,
         "rows": snapshot.num_rows,
@@ -770,7 +775,8 @@ def load(file: Path, said: Mapping[str, Any], digest: Callable[[str], str]) -> A
     differ.
 
     ``digest`` returns the digest of a field's values; the file contains the names and digests of the fields that its
-    values were computed from. A damaged or truncated file counts as missing, because its values can be computed again.
+    values were computed from. A damaged or truncated file counts as missing, because the derived values can be computed
+    again.
     """
     try:
         with pa.memory_map(str(file)) as source, pa.ipc.open_file(source) as reader:
@@ -901,7 +907,7 @@ class DerivedColumns:
         return first, arrays if first else None
 
     def _by_segment(self, name: str) -> list[Array]:
-        """Return a derived field's arrays, one for each segment; compute missing values."""
+        """Return a derived field's arrays, one array for each segment; missing values are computed."""
         first, before = self._known_before(name)
         values = self._kept(name) if before is None else self._compute(name, first)
         found: list[Array] = []
@@ -1012,7 +1018,7 @@ class DerivedColumns:
 
 
 def _common_rows(before: Snapshot, after: Snapshot) -> int:
-    """Return the number of leading rows that two snapshots share, by comparing their segments."""
+    """Compare the segments of two snapshots, and return how many leading rows both snapshots share."""
     rows = 0
     for one, other in zip(before.segments, after.segments, strict=False):
         if not one.begins_as(other):
@@ -1029,7 +1035,7 @@ class DerivedStore(Store):
     Every loader delivers derived fields like other fields. A derived field is computed once per snapshot, when it is
     first read, and kept in memory, in 4 bytes a row for most fields. Rows that are added later appear in the next
     snapshot, which may have other values for an episode that was unfinished. If all rows come from datasets, a pickled
-    store contains no derived values: another process computes them again, or maps them from ``path``.
+    store contains no derived values: another process computes the derived values again, or maps them from ``path``.
 
     Args:
         store: Any store.

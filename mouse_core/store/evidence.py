@@ -53,7 +53,7 @@ def warn_of_appended(extent: Extent, fields: Mapping[str, Field], label: str, *,
 
 
 def _warn(rows: pa.Table, columns: Mapping[str, str], label: str, *, in_order: bool, stacklevel: int) -> bool:
-    """Warn if the first rows of episodes have rewards; return whether they have.
+    """Warn if the first rows of episodes have rewards; return whether rewards were found.
 
     Args:
         rows: The rows.
@@ -200,7 +200,7 @@ def _rewards_at_starts(columns: Mapping[str, pa.ChunkedArray], *, in_order: bool
     Args:
         columns: The columns of "reward", and of "time" or "done", if they exist.
         in_order: Whether the rows are in recorded order. The first row counts as the begin of an episode only if "time"
-            is 0 there.
+            is 0 in this row.
     """
     reward, time, done = (_numbers(columns[name]) if name in columns else None for name in ("reward", "time", "done"))
     if reward is None or not len(reward):

@@ -48,7 +48,7 @@ class SnapshotConfig:
     def in_layout(self, layout: Layout, types: Mapping[str, pa.DataType]) -> SnapshotConfig:
         """Return the configuration that delivers columns in a layout; ``types`` are the Arrow types of columns by name.
 
-        Fields that were added to the current layout are kept.
+        Fields that were added to the current layout are preserved.
         """
         if layout == self.layout:
             return self
@@ -71,7 +71,7 @@ class SnapshotConfig:
         the next row.
 
         Raises:
-            ConfigError: The store already has a field of such a name.
+            ConfigError: The store already has a field with the name ``next_<name>``.
         """
         if "next_done" in self.fields:
             return self
@@ -90,7 +90,7 @@ class SnapshotConfig:
 def stored_fields(
     types: Mapping[str, pa.DataType], known: Iterable[Field] = (), transitions: Container[str] = ()
 ) -> list[Field]:
-    """Return a field for each column of numbers or images, in its dtype and shape.
+    """Return a field for each column of numbers or images, with the dtype and shape of the column.
 
     Args:
         types: The columns' Arrow types by name.
@@ -138,10 +138,12 @@ def array_type(dtype: npt.DTypeLike, shape: Sequence[int]) -> pa.DataType:
 
 
 def _mouse_columns(config: SnapshotConfig) -> dict[str, str | None]:
-    """Return the columns that the layout "mouse" reads for its observation fields, in rows that were added as episodes.
+    """Return, by observation field of the layout "mouse", the column that the field reads in rows that were added as
+    episodes.
 
-    Such rows have columns ``observation`` or ``observation.<key>``. A field reads a column of its kind if exactly one
-    such column exists. None: no column fits, and the field's default column is of another kind.
+    Rows of added episodes have columns ``observation`` or ``observation.<key>``. A field reads a column of its kind if
+    exactly one such column exists. The result has None for a field if no column fits and the field's default column is
+    of another kind.
     """
     images = {field.column for field in config.fields.values() if field.image}
     found: dict[str, list[str]] = {"obs_continuous": [], "obs_discrete": [], "obs_image": []}
@@ -351,7 +353,9 @@ def _reader(field: Field, column: Column) -> FieldReader:
 def _shape(
     segments: Sequence[Segment], field: Field, kind: ColumnType, found: tuple[int, Any, Segment]
 ) -> tuple[int, ...]:
-    """Return the shape of one row: the declared shape, else the shape from the column's type or its first value."""
+    """Return the shape of one row: the declared shape, else the shape from the column's type or from the column's first
+    value.
+    """
     row, first, of = found
     where = f"at row {row} (column {field.column!r})"
     if field.row_shape is not None:

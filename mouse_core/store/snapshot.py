@@ -97,7 +97,9 @@ def episode_starts(
 def _look(
     segment: Segment, begin: int, end: int, fields: Collection[str], read: Read, alive: tuple[int, ...]
 ) -> _Found:
-    """Read the episode boundaries of the rows ``begin .. end - 1``, which are a segment or its first rows."""
+    """Read the episode boundaries of the rows ``begin .. end - 1``, which are all rows or the first rows of a
+    segment.
+    """
     whole = end - begin == segment.num_rows
     segment = segment.recorded
     with _lock:
@@ -147,8 +149,8 @@ Sampler = TypeVar("Sampler")
 class Snapshot:
     """An immutable view of a store's rows. Later changes of the store do not affect a snapshot.
 
-    ``Store.snapshot()`` creates it. Reading is thread-safe. A pickled snapshot contains the paths of datasets on disk,
-    and the rows that exist only in memory.
+    ``Store.snapshot()`` creates a snapshot. Reading is thread-safe. A pickled snapshot contains the paths of datasets
+    on disk, and the rows that exist only in memory.
 
     Args:
         segments: The segments that hold the rows.
@@ -157,7 +159,7 @@ class Snapshot:
         budget: The memory limit for dense copies.
         store_rows: The number of store rows from which this snapshot was taken; the snapshot of a view selects some of
             these rows. A loader's state contains this number, and ``Store.snapshot(store_rows)`` returns the snapshot
-            again. None: ``num_rows``.
+            again. None means ``num_rows``.
 
     Raises:
         ConfigError: The store has fewer rows.
@@ -205,7 +207,7 @@ class Snapshot:
         return self.config.alignment
 
     def of_rows(self, rows: Any) -> Snapshot:
-        """Return the snapshot of the store's first ``rows`` rows, from this snapshot.
+        """Return a snapshot of the store's first ``rows`` rows, created from this snapshot.
 
         Raises:
             ConfigError: The store has fewer rows.
@@ -241,7 +243,7 @@ class Snapshot:
         return self if config is self.config else self.with_columns(self.segments, config)
 
     def sampled_by(self, sampler: Sampler) -> Sampler:
-        """Return the sampler to use for this snapshot: ``sampler`` itself, if all rows come from one store."""
+        """Return the sampler to use for this snapshot; if all rows come from one store, return ``sampler`` itself."""
         return sampler
 
     def lacking(self, reader: FieldReader) -> str | None:
@@ -298,8 +300,8 @@ class Snapshot:
         """Locate the windows of ``length`` rows that begin at ``starts`` (int64 ``[n]``).
 
         ``bounds`` are the first window of each batch, and the number of windows; by default all windows are one batch.
-        The caller ensures ``0 <= start < num_rows``. Steps beyond the snapshot repeat its last row. ``lengths`` are the
-        numbers of present steps of the windows, int64 ``[n]``; by default ``length``.
+        The caller ensures ``0 <= start < num_rows``. Steps beyond the end of the snapshot repeat the last row.
+        ``lengths`` are the numbers of present steps of the windows, int64 ``[n]``; by default ``length``.
         """
         beyond = len(starts) > 0 and int(starts.max()) + length > self.num_rows
         if self.has_row_numbers:
@@ -324,8 +326,8 @@ class Snapshot:
 
         An episode begins after a row whose ``done`` is not 0 (with labelled codes: not labelled "alive"). With a field
         ``time``, an episode also begins at a row whose time is 0 or not larger than the time of the previous row. An
-        episode also begins where a loaded dataset begins or ends, unless the time continues by 1. Without ``done`` and
-        ``time``, every row is an episode.
+        episode also begins where a loaded dataset begins or ends, unless the time continues by 1. If rows have neither
+        ``done`` nor ``time``, every row is an episode.
 
         Raises:
             DataError: A value of ``done`` is not a valid code.

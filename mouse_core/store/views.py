@@ -86,8 +86,8 @@ class Store(ABC):
 
         Args:
             rows: A row number, which returns a dict; or a slice or several row numbers, which return a list of dicts, a
-                valid argument of ``DatasetStore.extend``. Negative numbers count from the end. For batches, use a
-                loader.
+                valid argument of ``DatasetStore.extend``. Negative numbers count from the end. To read batches, use a
+                loader instead.
 
         Raises:
             IndexError: A number is not in ``-len(store)..len(store) - 1``.
@@ -104,9 +104,9 @@ class Store(ABC):
     def to_dataset(self) -> Any:
         """Return the store as one ``datasets.Dataset`` that shares the store's files and memory.
 
-        A store of one dataset returns that dataset. The result contains the store's ``metadata``. Saved datasets,
-        Parquet files and the Hub preserve the metadata, and ``from_dataset`` checks the metadata. If a segment lacks a
-        column, the column is null in the segment's rows.
+        If the store consists of one dataset, that dataset is returned. The result contains the store's ``metadata``.
+        Saved datasets, Parquet files and the Hub preserve the metadata, and ``from_dataset`` checks the metadata. If a
+        segment lacks a column, the column is null in the segment's rows.
 
         Raises:
             ConfigError: The store is empty.
@@ -121,18 +121,18 @@ class Store(ABC):
         The folder becomes visible only when it is complete on disk, so a kill or a power cut leaves no partial folder.
         The folder contains the digest of every file, for ``mouse verify``. Existing files are never overwritten,
         because other processes may have mapped them: write later rows to another folder, or use
-        ``DatasetStore.open(path, "a")``. The folder also contains the videos whose frames rows refer to: linked, or
-        copied if links are not possible.
+        ``DatasetStore.open(path, "a")``. The folder also contains the videos whose frames rows refer to: as links, or
+        as copies if links are not possible.
 
         Args:
-            path: The folder, or a file whose name ends in ``.parquet``. It must not exist.
+            path: The folder, or a file whose name ends in ``.parquet``. The path must not exist yet.
             format: Another format that ``DatasetStore.open`` opens: "parquet", "store", "lerobot", "minari", "ted" or
                 "tfds".
             **options: Options of the format's writer; see ``mouse_core.formats.save``.
 
         Raises:
             ConfigError: ``path`` exists, another process is writing it, or the store is empty.
-            StorageError: The folder cannot be written; no part of it remains.
+            StorageError: The folder cannot be written; no partial folder remains.
         """
         if format is not None or options or os.fspath(path).endswith(".parquet"):
             from mouse_core import formats
@@ -151,13 +151,14 @@ class Store(ABC):
 
         The columns are:
 
-        - ``episode``, the episode's number in the store, also in a view of the store;
+        - ``episode``, the episode's index in the store; a view of the store has the same indices;
         - ``start``, the episode's first row, and ``length``, its number of rows;
         - ``return``, the sum of the episode's rewards in float64, without the first row's reward if the alignment is
           "arrived"; a list if rewards are vectors;
         - ``done``, the code of the episode's last row, 0 if the episode was interrupted or is unfinished;
         - every column of single numbers or texts whose value is constant within each episode, such as a task's name;
-        - ``task``, if rows have the number of a task and the store's ``metadata.tasks`` has its text.
+        - ``task``, the text of the episode's task, if rows have the index of a task and the store's ``metadata.tasks``
+          has the text.
 
         If rows have neither ``done`` nor ``time``, such as prompts, each row is an episode; without rewards the return
         is 0. When rows are added, only the last episode and new episodes are computed.
@@ -189,7 +190,7 @@ class Store(ABC):
 
         Args:
             share: The share of all episodes, above 0 and at most 1; the number of episodes is rounded and at least 1.
-                Among equal values, earlier episodes are selected.
+                If values are equal, earlier episodes are selected first.
             by: A column of numbers of ``episodes``. Episodes with a null in this column are not selected.
 
         Raises:
@@ -202,9 +203,9 @@ class Store(ABC):
     def split(self, *, seed: int = 0, by: str = "episode", **shares: float) -> dict[str, View]:
         """Split the store into parts without common episodes, each a store; see ``where``.
 
-        The part of an episode depends only on the seed, the shares and the episode's number (or its value of ``by``),
-        so adding episodes does not move an episode to another part. Each part has approximately its share of the
-        episodes.
+        The part of an episode depends only on the seed, the shares and the episode's index in the store (or the
+        episode's value of ``by``), so adding episodes does not move an episode to another part. Each part has
+        approximately its share of the episodes.
 
         Args:
             seed: In ``[0, 2**64)``.

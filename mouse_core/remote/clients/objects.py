@@ -153,7 +153,7 @@ def config_of(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def client_options(url: str, options: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of obstore's HTTP client: time-outs, and whether it may connect without TLS."""
+    """Return the options of obstore's HTTP client: time-outs, and whether the client may connect without TLS."""
     told = {**_TIMES, **dict(options.get("client_options", {}))}
     # In obstore, "allow_http" is an option of the client.
     allowed = [value for name, value in options.items() if _HTTP.match(name)]
@@ -217,7 +217,7 @@ def _profile_name() -> str:
 
 
 def _file(which: str) -> Path:
-    """Return the path of a file of profiles, as AWS's tools find it."""
+    """Return the path of a file of profiles, found in the same way as by AWS's tools."""
     variable = {"credentials": "AWS_SHARED_CREDENTIALS_FILE", "config": "AWS_CONFIG_FILE"}[which]
     return Path(os.environ.get(variable) or Path("~/.aws") / which).expanduser()
 
@@ -282,7 +282,7 @@ class Asking:
         self._turns: tuple[asyncio.Semaphore, asyncio.Semaphore] | None = None
 
     def all(self, requests: Sequence[Callable[[], Awaitable[_T]]], *, in_groups: bool = False) -> list[_T]:
-        """Return the results of requests in order; on the first error, raise it and cancel the other requests.
+        """Return the results of requests in order; when a request fails, raise its error and cancel the other requests.
 
         Args:
             requests: Functions that each begin a request.
@@ -342,10 +342,11 @@ class Asking:
 
 
 def _counted(loop: asyncio.AbstractEventLoop, telling: list[None]) -> asyncio.AbstractEventLoop:
-    """Return an event loop that records, in ``telling``, each thread inside its ``call_soon_threadsafe``.
+    """Return an event loop that records, in ``telling``, each thread that is inside the loop's method
+    ``call_soon_threadsafe``.
 
-    The client's threads deliver results by this method, which wakes the loop before it returns. So the program may get
-    the result and end while the delivering thread still waits for the interpreter.
+    The client's threads deliver results with ``call_soon_threadsafe``, which wakes the loop before the method returns.
+    So the program may get a result and end while the thread that delivered the result still waits for the interpreter.
     """
     tell = loop.call_soon_threadsafe
 

@@ -1,4 +1,4 @@
-"""The local file that caches bytes of remote objects, and the state of each process that shares it.
+"""The local file that caches bytes of remote objects, and the state of each process that shares the file.
 
 Threads fetch requested pages to the file, in the order in which the pages are expected to be read.
 """
@@ -154,7 +154,7 @@ class Pace:
         Returns:
             How many batches were read, including skipped batches, at least 1; 0 if the same blocks were read
             immediately before, for example after an eviction. Also the time at which each page will be read again,
-            int64 ``[m]``: ``now`` if it is unknown or ``choose`` was not called.
+            int64 ``[m]``: ``now`` if the time is unknown or ``choose`` was not called.
         """
         with self._lock:
             is_new = self._read is None or not np.array_equal(blocks, self._read)
@@ -305,9 +305,9 @@ class Fetcher:
     def reach(self) -> None:
         """Start fetching requested pages, as far ahead as is useful.
 
-        While the mirror has room, up to half of it is fetched ahead. In a full mirror, new pages replace other pages,
-        and pages that arrive too early replace useful pages, so pages are fetched just in time. Each wait of a reader
-        doubles the distance of readahead, up to a quarter of the mirror.
+        While the mirror has room, pages are fetched ahead until they fill half of the mirror. In a full mirror, new
+        pages replace other pages, and pages that arrive too early replace useful pages, so pages are fetched just in
+        time. Each wait of a reader doubles the distance of readahead, up to a quarter of the mirror.
         """
         self._follow()
         with self.changed:
@@ -703,12 +703,13 @@ class Mirror:
     All processes of a machine share the file: each byte is fetched once, and no process evicts pages that another
     process reads soon. An object is identified by its content, so a changed object counts as another object, and later
     runs use the same cache. The file is not trusted: a process compares the digests of pages that another process wrote
-    before it reads them.
+    before it reads these pages.
 
     Args:
-        cache: The folder, on a local disk; see ``cache_folder``. It is created if it is missing.
-        cache_bytes: Largest size in bytes, at least 4 MB; None: half of the free space on the disk. The pages that the
-            requested batches need last are evicted first. All pages of one batch stay, even if they exceed this size.
+        cache: The folder, on a local disk; see ``cache_folder``. A missing folder is created.
+        cache_bytes: Largest size in bytes, at least 4 MB; None: half of the free space on the disk. The first pages to
+            be evicted are the pages that requested batches need latest. All pages of one batch are kept, even if these
+            pages exceed ``cache_bytes``.
         fail: How long a request is repeated after a temporary failure, with growing pauses: with "raise", for
             ``patience`` seconds, and then the reader gets the error; with "retry", without end. On a full disk, fewer
             pages are kept.
@@ -792,7 +793,9 @@ class Mirror:
         return [MirrorObject(found_map, found_map.begin + one.begin, one.info) for one in placed]
 
     def _map(self, size: int) -> _Map:
-        """Return a map of at least ``size`` bytes; earlier maps stay valid, because their addresses are in use."""
+        """Return a map of at least ``size`` bytes. Earlier maps stay valid, because addresses in these maps are in
+        use.
+        """
         if self._memory is None or len(self._memory) < size:
             self._memory, self._newest = self._file.map(), lambda: None
             for process in self._processes.values():

@@ -7,8 +7,8 @@ A mirror is divided into blocks of 64 KB, and each block into 16 pages of 4 KB. 
 page, by one bit in the block's mask; fetches in progress are tracked per block.
 
 Rows of the table are changed under a lock and read without a lock; each word is written atomically. A process that
-fetches a block claims the block, writes the bytes, and then marks the pages as present. The claim of a process that is
-killed in between is void, because no running process has its number.
+fetches a block claims the block, writes the bytes, and then marks the pages as present. If a process is killed between
+these steps, its claim is void, because no running process has the number of that process.
 """
 
 from __future__ import annotations
@@ -87,7 +87,9 @@ def by_block(pages: Int64s) -> tuple[Int64s, Int64s]:
 
 
 def _united(blocks: Int64s, masks: Int64s) -> tuple[Int64s, Int64s]:
-    """Return the distinct ``blocks`` (ascending, int64 ``[n]``), each with the union of its masks."""
+    """Return the distinct ``blocks`` (ascending, int64 ``[n]``), each with the union of all masks given for the
+    block.
+    """
     if len(blocks) < 2:
         return blocks, masks
     is_head = np.empty(len(blocks), np.bool_)
@@ -177,7 +179,7 @@ _SECONDS = 0.05
 class Sharer(Descriptor):
     """A process that shares a mirror, represented by a locked file whose name is the process's number.
 
-    A forked child closes its parent's file; otherwise the lock would outlive the parent.
+    A forked child closes the parent's file; otherwise the file would stay locked after the parent's end.
 
     Args:
         folder: The folder of the files of all sharers.
@@ -365,7 +367,7 @@ _HIGH = np.uint64(0x9249249249240000)
 
 
 def folder_of(cache: Path) -> Path:
-    """Return the folder of a mirror of this format in a cache."""
+    """Return the folder, in a cache, of a mirror in the present format."""
     return cache / f"mirror-{FORMAT}"
 
 
@@ -410,7 +412,7 @@ class Table(Descriptor):
         return int(self.header[1])
 
     def tick(self, count: int) -> None:
-        """Advance the time by ``count`` read batches; of two concurrent calls, one may be lost."""
+        """Advance the time by ``count`` read batches; of two concurrent calls, one may have no effect."""
         self.header[1] += count
 
     @property
@@ -446,7 +448,7 @@ class Table(Descriptor):
         self.follow()
 
     def follow(self) -> None:
-        """Map rows that other processes added."""
+        """Map the rows of the table that other processes added."""
         if len(self.rows) < self.room:
             self._map()
 
@@ -520,8 +522,8 @@ class Table(Descriptor):
     # ------------------------------------------------------------------ using
 
     def ask(self, pages: Int64s, when: int | Int64s) -> None:
-        """Record the time of the next use of pages: one time for all pages, or a time for each page. For a repeated
-        page, the last time counts.
+        """Record the time of the next use of pages: one time for all pages, or a time for each page. If a page is given
+        more than once, the last time is recorded.
 
         Other processes may write concurrently without a lock, because times are estimates.
         """
@@ -530,8 +532,8 @@ class Table(Descriptor):
         self.when[place] = np.where((known > 0) & (known < when - self.clock), self.when[place], _low(when))
 
     def use(self, pages: Int64s, again: Int64s) -> None:
-        """Record that pages were used, and the time of each page's next use, int64 ``[n]``: the current time if it is
-        unknown.
+        """Record that pages were used, and the time of each page's next use, int64 ``[n]``: the current time if the
+        next use is unknown.
         """
         now = self.clock
         self.when[pages // PAGES, pages % PAGES] = _low(np.where(again > now, again, now - _LATE + _COPIED))
@@ -627,7 +629,9 @@ def _sizes() -> npt.NDArray[np.uint8]:
 
 @cache
 def _ones() -> npt.NDArray[np.uint64]:
-    """Return, for every mask, the lowest bits of its pages' counters, uint64 ``[65536]``."""
+    """Return, for every mask, a number in which the lowest bit of the counter of each page in the mask is set, uint64
+    ``[65536]``.
+    """
     ones = np.zeros(ALL_PAGES + 1, np.uint64)
     for page in range(PAGES):
         ones |= (np.arange(ALL_PAGES + 1) >> page & 1).astype(np.uint64) << np.uint64(PAGES + 3 * page)
@@ -636,7 +640,9 @@ def _ones() -> npt.NDArray[np.uint64]:
 
 @cache
 def _counts() -> Int64s:
-    """Return, for every mask, all bits of its pages' counters, int64 ``[65536]``."""
+    """Return, for every mask, a number in which all bits of the counter of each page in the mask are set, int64
+    ``[65536]``.
+    """
     return (_ones() * np.uint64(7)).view(np.int64)
 
 
@@ -645,7 +651,7 @@ _APART = 1 << 40
 
 
 class PageSums(Protocol):
-    """A picklable source of the digests of an object's pages. Several threads may call it concurrently."""
+    """A picklable source of the digests of an object's pages. Several threads may call a source concurrently."""
 
     def __call__(self) -> PageChecksums:
         """Return the page digests in the form of ``page_checksums``.
@@ -821,8 +827,8 @@ class Places(Descriptor):
             self._read += len(line)
 
     def place(self, keys: Sequence[int], sizes: Sequence[int]) -> list[int]:
-        """Return the first block of each object; a new object gets a position after all others, which is written to the
-        file.
+        """Return the first block of each object; a new object gets a position after all other objects, and this
+        position is written to the file.
         """
         lines = []
         for key, size in zip(keys, sizes, strict=True):
@@ -873,7 +879,7 @@ class Known:
         self._by_block: dict[int, Placed] = {}
 
     def add(self, objects: Sequence[Placed]) -> None:
-        """Add objects; one thread at a time calls it."""
+        """Add objects; only one thread at a time may call this method."""
         known = self._by_block | {one.begin // BLOCK: one for one in objects}
         begins = sorted(known)
         # A single assignment, because other threads read the attribute concurrently.
@@ -917,7 +923,7 @@ class Known:
 
 @dataclass
 class Counters:
-    """Counters since this process opened the mirror; bytes are multiples of the page size.
+    """Counters of all operations since this process opened the mirror; numbers of bytes are multiples of the page size.
 
     Args:
         read: Bytes that were read, whether they were present or not.

@@ -29,7 +29,7 @@ class DatasetStore(Store):
     """A store of steps in recorded order: datasets, held by reference, and appended rows.
 
     Datasets stay on disk or in memory; the rows of datasets are neither copied nor scanned. One thread may append while
-    others read snapshots.
+    other threads read snapshots.
 
     Args:
         max_action_dim: Number of discrete actions, or width of action vectors; by default from the data.
@@ -116,18 +116,19 @@ class DatasetStore(Store):
                 LeRobotDataset.
             mode: "r" reads an existing store and writes nothing; "a" writes a store and creates it if necessary.
             sync: The durability that a writer waits for: "none", "flush" or "append", as above.
-            verify: Whether to compare a file with its digest when its rows are first read, which reads the whole file
-                once. At an address, pages are compared one by one if ``mouse upload`` sent their digests. None: compare
-                if digests exist; True: also raise ConfigError if they do not exist.
+            verify: Whether to compare a file with its digest when its rows are first read, for which the whole file is
+                read once. At an address, pages are compared one by one if ``mouse upload`` sent their digests. With
+                None, files are compared if digests exist; with True, missing digests also raise ConfigError.
             max_rows: Largest number of rows that a writer keeps, at least 8; None: all. The oldest rows are dropped,
-                about an eighth at a time; open stores and snapshots of other processes keep them.
+                about an eighth at a time; stores and snapshots that other processes have open keep the dropped rows.
             max_bytes: Largest size in bytes of the files that a writer keeps, at least 65,536; the oldest rows are
                 dropped in the same way.
             layout: Layout of sealed files: "columns", one record batch per file; "windows", a record batch for each 128
                 to 256 rows; None: the layout of the newest file.
-            **options: The options of the class; ``alignment`` defaults to the alignment of the stored rows. For an
-                address also the options of ``mouse_core.remote.Reaching``, ``storage_options``, ``cache`` and so on;
-                for other formats also the options of ``mouse_core.formats.open``, such as ``format`` and ``final``.
+            **options: The options of the class; ``alignment`` defaults to the alignment of the stored rows. If ``path``
+                is an address, also the options of ``mouse_core.remote.Reaching``, such as ``storage_options`` and
+                ``cache``; if it has another format, also the options of ``mouse_core.formats.open``, such as ``format``
+                and ``final``.
 
         Returns:
             The store. Close a writer with ``close()`` or a ``with`` block.
@@ -185,7 +186,7 @@ class DatasetStore(Store):
 
     @property
     def sync(self) -> str:
-        """The durability that a writer waits for; see ``open``. For rows in memory it is "none"."""
+        """The durability that a writer waits for; see ``open``. For rows in memory, the value is "none"."""
         return self._rows.sync
 
     @property
@@ -198,7 +199,7 @@ class DatasetStore(Store):
         ``open``.
 
         Raises:
-            StorageError: The rows cannot be written. The store keeps them for another attempt.
+            StorageError: The rows cannot be written. The store keeps the rows for another attempt.
         """
         self._rows.warn_of_rewards(stacklevel=2)
         self._rows.flush()
@@ -291,7 +292,7 @@ class DatasetStore(Store):
         The metadata of a dataset (see ``mouse_core.metadata``) are checked, and set the options that were not passed to
         the store: fields, ``max_action_dim`` and ``max_obs_continuous_dim``. A field of the store overrides the
         dataset's field of the same name; both must read the same column in the same shape. The store's dimensions may
-        exceed those in the metadata.
+        exceed the dimensions in the metadata.
 
         A reward in the first row of an episode contradicts the alignment "arrived": if the first rows of the dataset
         have such rewards, an ``AlignmentWarning`` is issued. Appended rows are inspected in the same way when a
@@ -361,7 +362,7 @@ class DatasetStore(Store):
         Args:
             row: A value for every column, in a dict, a TensorDict, a named tuple or a dataclass. The first row of an
                 empty store defines the columns, and the types that ``columns`` does not declare; later rows must have
-                the same columns. None is a null; it is allowed for fields that replace nulls (``episode_step``,
+                the same columns. None is a null, which is allowed for fields that replace nulls (``episode_step``,
                 ``metadata_q_star``) and in columns that no field reads.
 
         Raises:
@@ -371,8 +372,8 @@ class DatasetStore(Store):
                 done code contradicts the flags in the row, such as 1 where only ``truncated`` is set.
             StorageError: The disk has no room for the row, or syncing the row to the disk failed.
 
-        The store is unchanged after an error. Exception: if syncing failed (``sync="append"``), the store holds the
-        row.
+        The store is unchanged after an error. Exception: if syncing failed (``sync="append"``), the row is in the
+        store.
         """
         fields = row if type(row) is dict else row_of(row)
         rows = self._rows
@@ -439,10 +440,10 @@ class DatasetStore(Store):
             actions: Arrays ``[T, ...]``, which may be nested like observations.
             rewards: ``[T]``; for K objectives ``[T, K]``, for A agents ``[T, A]`` or ``[T, A, K]``.
             terminated, truncated: How the episode ended: a flag, or flags ``[T]``, of which only the last may be set.
-                None: False. Flags ``[T, A]`` mark the end of each agent and create the column ``agent_done``.
-            infos: Arrays ``[T + 1, ...]``, one for each observation, or ``[T, ...]``, one for each reward; they may be
-                nested.
-            **columns: Columns with one number or text for the episode, such as ``task`` or ``success``.
+                None means False. Flags ``[T, A]`` mark the end of each agent and create the column ``agent_done``.
+            infos: Arrays ``[T + 1, ...]`` with a value for each observation, or ``[T, ...]`` with a value for each
+                reward; arrays may be nested.
+            **columns: Columns with a single number or text for the whole episode, such as ``task`` or ``success``.
 
         Returns:
             The store.
@@ -504,8 +505,8 @@ class DatasetStore(Store):
     def clear(self) -> None:
         """Remove all rows, including rows of datasets; columns and fields stay.
 
-        Existing snapshots keep their rows; loaders keep them until ``refresh()``. An on-policy loop appends a rollout,
-        refreshes its loader, trains, and clears.
+        Existing snapshots keep their rows; loaders keep their snapshots until ``refresh()``. An on-policy loop appends
+        a rollout, refreshes its loader, trains, and clears.
         """
         self._rows.clear()
 

@@ -83,7 +83,7 @@ def check_store(folder: Path, *, progress: bool = False) -> Checked:
 
     Raises:
         ConfigError: The folder holds no store.
-        DataError: The manifest is damaged; without it the other files cannot be checked.
+        DataError: The manifest is damaged; without a manifest, the other files cannot be checked.
         StorageError: A file cannot be read at present.
     """
     read = ReadFolder(folder)
@@ -161,8 +161,8 @@ def repair(path: str | os.PathLike[str], *, dry_run: bool = False, progress: boo
 
     Raises:
         ConfigError: The folder holds no store, or another process writes to it.
-        DataError: The manifest and its copy are damaged; without them the other files cannot be interpreted.
-        StorageError: The folder cannot be written; it is unchanged.
+        DataError: The manifest and its copy are damaged; without a manifest, the other files cannot be interpreted.
+        StorageError: The folder cannot be written; the folder is unchanged.
     """
     folder = Path(path)
     said = _manifest_again(folder, dry_run)

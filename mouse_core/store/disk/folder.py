@@ -1,7 +1,7 @@
 """A store's folder: its manifest, the readers' locks on states of the folder, and the lock and files of its one writer.
 
-The manifest lists the files of rows, in order, with their metadata. It is one JSON file that is replaced and never
-edited, so a reader sees one state of the store. The file begins with the digest of the manifest's text, as
+The manifest lists the files of rows, in order, with their metadata. The manifest is one JSON file that is replaced and
+never edited, so a reader sees one state of the store. The file begins with the digest of the manifest's text, as
 ``files.checksum.json_with_digest`` writes it::
 
     {"digest": "5f0c...", "mouse_store": {"format": 1, "metadata": {...}, "schemas": [...], "segments": [...], ...}}
@@ -12,16 +12,16 @@ Each segment is a list of the values of ``Sealed``::
 
 A reader may open a file long after reading the manifest that names the file: when a batch needs the file's rows. So a
 writer that drops old rows or merges files removes a file only when no reader has locked a state that names the file.
-The number of a state is ``next_number`` of its manifest, which grows whenever a file is dropped::
+The number of a state is ``next_number`` of the state's manifest; this number grows whenever a file is dropped::
 
     state 7 names the files 4, 5, 6     a reader locks byte 7 of the file "readers"
     state 9 names the file 8            file 8 holds the rows of the files 4, 5 and 6. Readers of the states 5..7, 6..7
                                         and 7..7 may need these three files; byte 7 is locked, so all three files stay
     the reader reads state 9            the reader locks byte 9 and unlocks byte 7; the three files are removed
 
-The locks are shared and belong to open files (``F_OFD_SETLK`` of Linux). So the system releases a lock when its process
-ends, for any reason, and readers need no write permission for the folder. On a system without such locks, files are
-removed at once, and opening a removed file raises an error.
+The locks of readers are shared locks that belong to open files (``F_OFD_SETLK`` of Linux). So the system releases a
+lock when the reader's process ends, for any reason, and readers need no write permission for the folder. On a system
+without such locks, files are removed at once, and opening a removed file raises an error.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class Sealed(NamedTuple):
             the batches, which contain a checksum of each batch; see ``files.ipc``.
         schema: Index of the segment's schema in the manifest's schemas.
         appended: Whether the rows were appended to the store, not taken from a dataset.
-        batch_rows: Number of rows of each record batch except the last, which may have fewer; 0: all rows are in one
-            record batch.
+        batch_rows: Number of rows of each record batch; the last record batch may have fewer rows. 0: all rows are in
+            one record batch.
         stride: Distance in bytes between the begins of consecutive full record batches, if the values lie at equal
             offsets in all of them; 0: distances or offsets differ.
         load: Identifier of the dataset that the rows were taken from; an episode never continues in rows with another
@@ -361,7 +361,7 @@ def _can_lock() -> bool:
 class Lease(Descriptor):
     """A reader's lock on one state of a folder, held while this object exists.
 
-    A forked child shares the lock, and keeps it until it ends.
+    A forked child shares the lock, and holds the lock until the child ends.
 
     Args:
         folder: The store's folder; None: no lock is taken.
@@ -508,7 +508,8 @@ class ReadFolder(Descriptor):
         """Read the manifest if it was replaced, and return whether it was replaced. Raises DataError if the new
         manifest belongs to another store.
 
-        The file that was read stays open, so that no other file gets its inode number and a replacement is detected.
+        The manifest file that was read stays open, so no new file can get the same inode number, and every replacement
+        is detected.
         """
         if self._is_read():
             return False
@@ -598,8 +599,8 @@ class WrittenFolder:
             raise
 
     def replace(self, manifest: Manifest) -> None:
-        """Replace the manifest on disk; see ``write_manifest``. Later, ``clean`` removes files that the manifest no
-        longer names.
+        """Replace the manifest on disk; see ``write_manifest``. A later call of ``clean`` removes the files that the
+        manifest no longer names.
 
         Raises:
             StorageError: The manifest cannot be written. The folder has the previous manifest or possibly the new one;
@@ -654,7 +655,7 @@ class WrittenFolder:
             )
 
     def have_manifest(self) -> None:
-        """Write the manifest again if its file was removed, because rows cannot be found without it.
+        """Write the manifest again if its file was removed, because rows cannot be found without a manifest.
 
         Raises:
             StorageError: The manifest cannot be written.

@@ -1,6 +1,6 @@
-"""The rows of a folder, for readers, which follow the writer's flushes, and for the one writer.
+"""The rows of a folder, for readers and for the one writer; readers see the rows after each flush of the writer.
 
-The writer appends to mapped files, seals them, merges them and drops them. Sealing and merging write new files and
+The writer appends rows to mapped files, and seals, merges and drops files. Sealing and merging write new files and
 replace the manifest; no sealed file changes. Rows are dropped one file at a time, the oldest first::
 
     max_rows=1000, files of 120 rows each: 8 files have 960 rows; with a ninth file, 1,080 rows would exceed max_rows
@@ -61,8 +61,8 @@ if TYPE_CHECKING:
 
 
 def settled(told: StoreSchema, manifest: Manifest, label: str) -> StoreSchema:
-    """Return the schema of a manifest's rows; raise SchemaError if the schema that the store was opened with
-    contradicts it.
+    """Return the schema of a manifest's rows; raise SchemaError if the schema with which the store was opened
+    contradicts the manifest.
     """
     metadata = manifest.metadata
     told = told.declare(manifest.columns, label)
@@ -76,7 +76,7 @@ def settled(told: StoreSchema, manifest: Manifest, label: str) -> StoreSchema:
 
 
 class FolderRows(StoreBackend):
-    """Rows in a folder; their schema and segments come from the manifest.
+    """Rows in a folder; the schema and the segments of the rows come from the manifest.
 
     Args:
         folder: The folder.
@@ -99,7 +99,7 @@ class FolderRows(StoreBackend):
         self._videos: Any = None
 
     def shown(self) -> list[Segment]:
-        """See ``StoreBackend``; many sealed files are joined to one segment."""
+        """See ``StoreBackend``; here, many sealed files are joined to one segment."""
         shown = together(self.segments, self._together)
         # Segments of one file are left out, since this list would keep their files after a drop.
         self._together = [one for one in shown if len(one.sealed_files) > 1]
@@ -140,7 +140,7 @@ class FolderRows(StoreBackend):
         self._shared.lease = lease
 
     def sealed_segment(self, manifest: Manifest, sealed: Sealed, first: int) -> SealedSegment:
-        """Return a sealed segment; ``first`` rows of the folder precede it."""
+        """Return a sealed segment; ``first`` rows of the folder precede the segment."""
         schema = manifest.schemas[sealed.schema]
         file = SealedFile(self.folder_path, sealed, schema, first, manifest.identity, verify=self._verify)
         file.kept = self._shared
@@ -260,7 +260,7 @@ _FEWEST = 8
 
 @dataclass(frozen=True)
 class Limits:
-    """The limit of rows or bytes of a folder, which keeps its newest rows.
+    """The limit of rows or bytes of a folder; above the limit, only the newest rows are kept.
 
     Args:
         max_rows: The largest number of rows; None for no limit.
@@ -319,7 +319,7 @@ def small_run(
 ) -> range:
     """Return the range of neighbouring files to merge into one file; empty if nothing is to be merged.
 
-    Only the newest files are examined, up to the size of one segment.
+    Only the newest files are examined, as many as fit into one segment.
 
     Args:
         segments: The sealed segments.
@@ -481,7 +481,7 @@ class WrittenRows(FolderRows):
         return self.sealing is not None and self.sealing.is_alive()
 
     def seal_one(self) -> bool:
-        """Seal one waiting file or merge small files, and return whether there was any work.
+        """Seal one waiting file or merge small files, and return whether a file was sealed or files were merged.
 
         Raises:
             StorageError: The file cannot be written; the rows are unchanged.
@@ -505,7 +505,7 @@ class WrittenRows(FolderRows):
             pass
 
     def _seal_next(self) -> bool:
-        """Seal the first waiting file; return whether there was one."""
+        """Seal the first waiting file; return whether a file was waiting."""
         waiting = self._waiting[:1]
         if not waiting:
             return False
@@ -562,7 +562,7 @@ class WrittenRows(FolderRows):
         return self._looked_at[1]
 
     def _merge_next(self) -> bool:
-        """Merge small neighbouring files; return whether there were any."""
+        """Merge small neighbouring files; return whether files were merged."""
         with self.lock:
             run, before = self._small(), self._folder.manifest
             # While this list holds a file, the file exists, even if another thread drops it meanwhile.
@@ -606,8 +606,8 @@ class WrittenRows(FolderRows):
         """Write tables as sealed segments that no manifest names yet; return the segments, and a manifest with their
         schemas.
 
-        With ``only_newest``, segments above the limit are removed as soon as newer segments follow. The manifest counts
-        the removed rows as dropped.
+        With ``only_newest``, the oldest segments above the limit are removed as soon as newer segments are written. The
+        manifest counts the removed rows as dropped.
         """
         manifest, written = self._folder.manifest, []
         try:
@@ -840,7 +840,9 @@ class WrittenRows(FolderRows):
         self.drop()
 
     def _name_tail(self, number: int, tail: TailFile) -> None:
-        """Replace the manifest by one that names a new tail file; the previous tail file is closed for new rows."""
+        """Replace the manifest by a manifest that names a new tail file; the previous tail file is closed for new
+        rows.
+        """
         manifest, schema = self._folder.manifest.with_schema(tail.extent.to_table(0).schema)
         tails = list(manifest.tails)
         if tails and tails[-1].rows is None:
@@ -850,7 +852,7 @@ class WrittenRows(FolderRows):
         self._replace(replace(manifest, metadata=self.schema.metadata(), tails=tuple(tails)))
 
     def commit(self) -> None:
-        """Make the present rows visible to readers; unless the store's ``sync`` is "none", sync them to the disk
+        """Make the present rows visible to readers; unless the store's ``sync`` is "none", sync the rows to the disk
         first.
         """
         for tail, _ in self._waiting:
@@ -896,7 +898,7 @@ class SyncedRows(WrittenRows):
 
 
 def _show(rows_of: weakref.ref[WrittenRows]) -> None:
-    """Make the rows visible to other processes; sync them to the disk first if ``sync`` requires it."""
+    """Make the rows visible to other processes; if ``sync`` requires it, sync the rows to the disk first."""
     rows = rows_of()
     if rows is not None:
         with rows.lock:

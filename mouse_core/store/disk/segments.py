@@ -1,9 +1,9 @@
 """Segments over the files of a store's folder: one sealed file, many sealed files, or the open tail file.
 
 A sealed file is an Arrow file that is written once and opened when its rows are read. In the layout "columns" a file
-has one record batch, in which all values of a column are contiguous. In the layout "windows" it has many small record
-batches, so that all columns of a window lie together. A window then needs fewer and larger reads from disk or remote
-storage.
+has one record batch, in which all values of a column are contiguous. In the layout "windows" a file has many small
+record batches, so all columns of a window are stored close together. Reading a window then needs fewer and larger reads
+from disk or remote storage.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _rows_of_batch(batch: pa.RecordBatch) -> int:
 
 
 def one_batch(table: pa.Table) -> pa.RecordBatch:
-    """Return the table as one record batch, without extension types."""
+    """Convert the table to one record batch without extension types."""
     columns = [_plain(column).combine_chunks() for column in table.columns]
     arrays = [column.chunk(0) if isinstance(column, pa.ChunkedArray) else column for column in columns]
     names = table.schema.names
@@ -150,7 +150,7 @@ def pieces_of(segment: Segment, most_bytes: int = MOST_BYTES, most_rows: int | N
 
 
 class SealedFile:
-    """The file of a sealed segment. The first access to ``table`` opens the file and compares it with its digest, once.
+    """The file of a sealed segment. The first access to ``table`` opens the file and compares the file with its digest.
 
     Args:
         folder: The store's folder.
@@ -180,8 +180,8 @@ class SealedFile:
 
     @property
     def table(self) -> pa.Table:
-        """The segment's rows, as a table over the mapped file. With many record batches, the table is rebuilt at each
-        access to save memory.
+        """The segment's rows, as a table over the mapped file. If the file has many record batches, the table is
+        created again at each access, to save memory.
 
         Raises:
             DataError: The file's content differs from the written content.
@@ -338,8 +338,8 @@ def rows_of(folder: Path, first: int, count: int, identity: str = "", *, but: in
 FEWEST = 64
 """Least number of sealed files that are joined to one segment.
 
-With fewer files, each file is a segment. Exception: two files with many record batches are joined, so that their chunks
-are recorded once.
+If there are fewer files, each file is a segment. Exception: files with many record batches are joined if there are at
+least two, so that the chunks of both files are recorded once.
 """
 
 
@@ -451,14 +451,15 @@ class PartOfFiles(ColumnPart):
 class SealedSegment(FileSegment):
     """A segment of the rows of consecutive sealed files. Creating the segment opens no file.
 
-    Work that a loader does once per segment is thus done once for all its files, which may be ten thousand.
+    A segment may have ten thousand files; work that a loader does once per segment is then done once for all these
+    files.
 
     Args:
         files: The files, with the same columns.
         image_roots: Allowed folders of videos, and of images that rows name by path.
         folder: Identity of the store's folder; see ``Segment``.
         videos: The videos that rows refer to, if any.
-        earlier: Segments that may share files with this one; the known positions of their values are reused.
+        earlier: Segments that may share files with this segment; known positions of values in shared files are reused.
     """
 
     def __init__(
@@ -552,8 +553,7 @@ def together(segments: Sequence[Segment], before: Sequence[Segment] = ()) -> lis
     """Join consecutive sealed files to larger segments, and return all segments.
 
     A new file stays a separate segment until enough new files exist for a joined segment. A new joined segment includes
-    the preceding joined segments that are not larger. So the number of segments stays small, and each row is joined few
-    times.
+    the preceding joined segments that are not larger. So there are few segments, and each row is joined few times.
 
     Args:
         segments: A segment for each file.

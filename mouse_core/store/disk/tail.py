@@ -2,8 +2,8 @@
 processes read.
 
 Appending a row writes to the page cache without a system call, so the row survives any end of the process. The row
-survives a power cut after a commit that includes the row and that waited for the disk. Each file is written by one
-writer; the next writer seals its rows.
+survives a power cut after a commit that includes the row and that waited for the disk. Each tail file is written by one
+writer; the next writer seals the rows of the file.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _IDENTITY = re.compile("[0-9a-f]{16}")
 
 @dataclass(frozen=True)
 class ColumnBuffer:
-    """One of the arrays that store a column; it has its own checksums.
+    """One of the arrays that store a column; each array has separate checksums.
 
     Args:
         column: Index of the column.
@@ -95,7 +95,7 @@ class TailLayout:
     Args:
         columns: The storage of each column, by name.
         rows: Capacity of the file in rows.
-        identity: 16 digits that are unique to this file and seed its checksums.
+        identity: 16 digits that are unique to this file; they determine the seed of the file's checksums.
         block_rows: Number of rows that share a checksum.
         waits: Whether each commit waits for the disk.
     """
@@ -269,7 +269,7 @@ def read_layout(path: str, read: Callable[[int, int], bytes]) -> TailLayout:
 
 
 def _described(column: TailColumn) -> dict[str, Any]:
-    """Return the attributes of a column that its readers need, as JSON."""
+    """Return the attributes of a column that readers of the file need, as JSON."""
     kind, stored = column.kind, column.arrow_type
     schema = None if stored is None else pa.schema([pa.field("", stored)]).serialize().to_pybytes()
     return {
@@ -316,8 +316,8 @@ def _column(said: Mapping[str, Any]) -> TailColumn:
 # commit that a crash cut off from a commit that is lost.
 
 UNIT = 4294967291
-"""Numbers in the live page are stored as multiples of this prime, which detects damage; products with smaller numbers
-fit int64.
+"""A number in the live page is stored as its product with this prime, so damage can be detected. If the number is
+smaller than the prime, the product fits int64.
 """
 
 
@@ -344,7 +344,7 @@ class LivePage:
 
 @dataclass(frozen=True)
 class Commit:
-    """A commit, which is stored in one of the two places.
+    """A commit, which is stored in one of the file's two places for commits.
 
     Args:
         rows: Number of rows that count.
@@ -537,7 +537,7 @@ class _PartPlace(NamedTuple):
 
 
 def check_rows_of(path: str, layout: TailLayout, table: npt.NDArray[np.uint64], sums: Sums, commit: Commit) -> Sums:
-    """Check the rows of a commit that ``sums`` do not cover yet, and return the checksums of all its rows.
+    """Check the rows of a commit that ``sums`` do not cover yet, and return the checksums of all rows of the commit.
 
     Raises:
         DataError: A row was damaged after it was written; the message names file, rows and column.
@@ -780,7 +780,7 @@ class TailExtent(Extent):
     """Size of the objects file in bytes at which the extent is full; None: no limit."""
 
     keeps_together = True
-    """Whether the rows of one call stay in one file, even if their objects exceed ``most_bytes``."""
+    """Whether the rows of one call are written to one file, even if the objects of the rows exceed ``most_bytes``."""
 
     def __init__(
         self,
@@ -927,14 +927,14 @@ class _TailMemory:
         """Return whether no written row can have been lost, and how many rows must be present.
 
         Args:
-            origin: The origin of the file. If it differs from the stored origin, the file is a copy or the machine was
-                restarted: rows of commits that did not wait for the disk may be missing.
+            origin: The origin of the file. If ``origin`` differs from the stored origin, the file is a copy or the
+                machine was restarted; then rows of commits that did not wait for the disk may be missing.
         """
         is_same = origin != 0 and self._live.origin == origin
         return is_same, self._live.committed if is_same or self.layout.waits else 0
 
     def _newest(self, commits: Sequence[Commit], promise: tuple[bool, int]) -> tuple[Commit | None, Sums]:
-        """Return the largest commit whose rows match their checksums, and the checksums.
+        """Return the commit with the most rows among the commits whose rows match the checksums, and the checksums.
 
         Args:
             commits: The valid commits; the commit with the most rows is first.
@@ -1089,7 +1089,7 @@ class TailFile(_TailMemory, Descriptor):
             self._objects.close()
 
     def remove(self) -> None:
-        """Close and remove the files; processes that have them open keep their rows."""
+        """Close and remove the files; processes that have the files open can still read the rows."""
         self.close()
         remove(self.path)
         if self._objects is not None:
@@ -1203,8 +1203,9 @@ class TailReader(_TailMemory):
     def whole(self) -> list[range]:
         """Return the ranges of committed rows that are undamaged; afterwards ``extent`` returns these rows.
 
-        A range begins at the begin of a block, and ends at the end of a block or of one of the last commits. Example:
-        with 5000 rows in blocks of 1024 and a flipped bit in row 1500, rows 0..1023 and 2048..4999 are returned.
+        Each returned range begins at the begin of a block, and ends at the end of a block or of one of the last
+        commits. Example: with 5000 rows in blocks of 1024 and a flipped bit in row 1500, rows 0..1023 and 2048..4999
+        are returned.
         """
         commits, sums = read_commits(self._places, self.layout), self._sums
         most, size = commits[0].rows if commits else 0, self.layout.block_rows

@@ -1,4 +1,4 @@
-"""Rows in remote objects: their positions come from metadata, and values are read on demand.
+"""Rows in remote objects: metadata give the positions of rows, and values are read on demand.
 
 ``DatasetStore.open`` opens rows by their address; ``upload`` sends a store's folder to an address.
 """

@@ -1,11 +1,13 @@
 """Remote Arrow files: their objects, the positions of record batches and columns, and segments of such files.
 
 The bytes of an object are copied to a local mirror page by page. ``upload`` sends the digests of a segment's pages as a
-second object: 64 KB for a segment of 64 MB. So each page is compared with its digest on arrival. Without digests, as in
-a copied folder, the segment is read once completely and compared with the manifest, and its page digests are cached.
+second object: 64 KB for a segment of 64 MB. So each page is compared with its digest when the page arrives. If no
+digests were uploaded, as for a copied folder, the complete segment is read once and compared with the manifest, and the
+page digests are cached.
 
-A reader is a generator (``Asking``): it yields the byte ranges that it needs next and receives their bytes. Many
-readers that each need several steps, such as a head and then values, can thus share one request per step.
+A reader is a generator (``Asking``): the reader yields the byte ranges that it needs next, and receives the bytes of
+these ranges. Many readers that each need several steps, such as a head and then values, can thus share one request per
+step.
 """
 
 from __future__ import annotations
@@ -133,8 +135,8 @@ class Objects:
 
 
 class KnownSums:
-    """A cache of the page digests of recently used segments. It has no reference to a mirror, because the mirror's
-    objects refer to it.
+    """A cache of the page digests of recently used segments. The cache has no reference to a mirror, because the
+    mirror's objects refer to the cache.
 
     Args:
         client: Reads the objects.
@@ -148,8 +150,8 @@ class KnownSums:
         self._lock, self._known = ProcessLock(), OrderedDict[tuple[str, str], PageChecksums]()
 
     def known(self, sealed: Sealed, sums: PageChecksums | None = None) -> PageChecksums | None:
-        """Return a segment's page digests from the cache, after storing `sums` in it if given; None if the cache has
-        none.
+        """Return a segment's page digests from the cache. If `sums` is given, it is stored in the cache first. None:
+        the cache has no digests of the segment.
         """
         key = sealed.name, sealed.digest
         with self._lock:
@@ -241,7 +243,9 @@ class FileSums:
             pass  # they are found again
 
     def _beside(self, several: Sequence[FileSums]) -> list[PageChecksums | None]:
-        """Return the uploaded digests of several segments; None where they are missing, damaged, or of another file."""
+        """Return the uploaded digests of several segments; None for a segment whose digests are missing, damaged, or of
+        another file.
+        """
         wanted = [(name_of_sums(one._sealed), 0, size_of_sums(one._sealed)) for one in several]
         try:
             contents = self._known.client.get_all(wanted, {})
@@ -276,14 +280,14 @@ def size_of_sums(sealed: Sealed) -> int:
 
 
 def sums_as_bytes(sums: PageChecksums, sealed: Sealed) -> bytes:
-    """Return the bytes that ``sums_in`` parses: the segment's digest, the digests of its pages, and the digest of
-    both.
+    """Return the bytes that ``sums_in`` parses: the segment's digest, the digests of the segment's pages, and a digest
+    of all these digests.
     """
     return with_digest(_MARK + sealed.digest.encode() + sums.astype("<u4").tobytes())
 
 
 def sums_in(content: bytes | memoryview, sealed: Sealed) -> PageChecksums | None:
-    """Parse the digests of a segment's pages; return None if they are damaged or belong to another segment."""
+    """Parse the digests of a segment's pages; return None if the digests are damaged or belong to another segment."""
     bare, head = without_digest(content), _MARK + sealed.digest.encode()
     if bare is None or len(content) != size_of_sums(sealed) or not bare.startswith(head):
         return None
@@ -756,7 +760,7 @@ class ElsewhereSegment(FileSegment):
 
     Args:
         files: The files.
-        image_roots: Folders in which images that rows name by path may lie.
+        image_roots: Allowed folders for images that rows name by path.
         place: See ``Segment``.
         appended: Whether the rows were appended to a store, not taken from a dataset.
         load: See ``Sealed``.

@@ -50,7 +50,7 @@ _MUCH = 1 << 30
 
 
 class FileRows(StoreBackend):
-    """The rows of remote files; the files must not change after opening.
+    """The rows of remote files; the files must not change after they are opened.
 
     Args:
         url: The address of the rows.
@@ -176,7 +176,7 @@ class StoreRows(StoreBackend):
             )
 
     def _have(self, new: Sequence[Sealed]) -> None:
-        """Record size and version of new files' objects, and compare them with the manifest."""
+        """Record the size and version of the objects of new files, and compare the sizes with the manifest."""
         known: dict[tuple[int, int], Int64s] = {}
         for sealed, info in zip(new, infos_of(self._client, [one.name for one in new]), strict=True):
             if info.size != sealed.bytes:
@@ -306,7 +306,8 @@ def open_parquet(place: Place, infos: Sequence[ObjectInfo]) -> tuple[DecodedFile
 
 
 class ParquetObjects:
-    """Parquet files that are opened on demand. Recently used files stay open, and one thread at a time reads them.
+    """Parquet files that are opened on demand. Recently used files stay open; only one thread at a time reads the
+    files.
 
     Args:
         objects: The objects of the files.

@@ -57,7 +57,7 @@ def upload(
     names are kept at the address, because readers may still use them.
 
     Args:
-        folder: The store's folder; a writer may be appending to it meanwhile.
+        folder: The store's folder; a writer may append rows during the upload.
         url: The target address, which is empty or holds an earlier state of this store.
         reaching: The options for reaching the address.
         progress: Whether to show a progress bar.
@@ -102,7 +102,7 @@ def upload(
 
 
 def _there(client: FolderClient, manifest: Manifest) -> tuple[Manifest, str]:
-    """Return the uploaded manifest and its version; the version is "" without a manifest."""
+    """Return the uploaded manifest and its version; the version is "" if there is no manifest."""
     try:
         content, version = client.read(NAME, most_bytes=MOST_BYTES)
     except MissingObject:
