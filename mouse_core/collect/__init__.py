@@ -1,7 +1,7 @@
-"""Collecting rows from several processes, which the single writer of a store writes.
+"""Collection of rows from several processes; only one process writes the rows to the store.
 
 A ``StoreServer`` in the store's process receives the rows of ``StoreClient`` objects on the same machine. A
-``SharedStore`` carries out the calls of clients, with any transport: the actor of ``mouse_ray`` also has a
+``SharedStore`` carries out the calls of clients, whatever the transport: the actor of ``mouse_ray`` also has a
 ``SharedStore``, which clients reach through a ``Channel``.
 """
 

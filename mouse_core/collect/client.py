@@ -40,7 +40,7 @@ class Channel(Protocol):
     def exchange(self, call: Mapping[str, Any], parts: Sequence[memoryview]) -> Mapping[str, Any]:
         """Send a call whose body is the concatenated ``parts``, and return the answer of ``SharedStore.answer``.
 
-        Bytes in the answer are its "body", a memoryview.
+        If the answer contains bytes, they are a memoryview under the key "body".
 
         Raises:
             OSError: No answer arrived; the call may have been carried out.
@@ -167,7 +167,7 @@ class Client:
         return reply
 
     def close(self) -> None:
-        """Disconnect; a second call does nothing. Answered calls stay effective."""
+        """Disconnect; a second call does nothing. The effects of answered calls remain."""
         self._is_open = False
         if self._process == os.getpid():
             self._channel.close()
@@ -185,9 +185,9 @@ class StoreClient(Client):
     """Writes rows to a store that another process has open, through a ``StoreServer`` or a channel.
 
     A call returns when the rows are in the store. If the server stops, the client waits until it restarts and repeats
-    unanswered calls; the rows of each call are written once. The rows of a call are contiguous in the store, unless its
-    disk was full in between. A client may be used by one thread at a time. If another client connects with the same
-    name, later calls of the earlier client raise ConfigError.
+    unanswered calls; the rows of each call are written once. The rows of a call are contiguous in the store, unless the
+    store's disk became full during the call. A client may be used by one thread at a time. If another client connects
+    with the same name, later calls of the earlier client raise ConfigError.
 
     Args:
         address: The server's ``address``, or the folder of its store; or a ``Channel``.

@@ -48,8 +48,8 @@ class Shared(Protocol):
         """The number of writes, or of calls, of each client."""
 
     def answer(self, call: Mapping[str, Any], body: memoryview) -> dict[str, Any]:
-        """Return the answer to a call as plain values. The answer may contain an error; bytes are its "body", a list of
-        memoryviews.
+        """Return the answer to a call as plain values. The answer may contain an error. If the answer contains bytes,
+        they are a list of memoryviews under the key "body".
 
         Raises:
             ConnectionError: The server is closing; the client repeats the call when the server runs again.
@@ -86,7 +86,9 @@ class IdleConnections:
                 self._shut_down()
 
     def remove(self, connection: socket.socket) -> bool:
-        """Remove a connection when a call begins or the connection ends; return False if it was shut down."""
+        """Remove a connection when a call begins or the connection ends; return False if the connection was already
+        shut down.
+        """
         with self._lock:
             return self._idle_since.pop(connection, self) is None
 
@@ -106,10 +108,10 @@ class IdleConnections:
 class StoreServer:
     """Writes the rows of clients in other processes on this machine to a store.
 
-    For each client, a thread writes the client's rows and answers when they are in the store. So a client that sends
-    faster than the store writes must wait. The server's process may also write to the store, take snapshots and train.
-    Clients wait until a server is restarted at the same address. Rows that a client sends twice are written once; see
-    ``SharedStore``.
+    For each client, a thread writes the client's rows, and answers when the rows are in the store. So a client that
+    sends faster than the store writes must wait. The server's process may also write to the store, take snapshots and
+    train. Clients wait until a server is restarted at the same address. Rows that a client sends twice are written
+    once; see ``SharedStore``.
 
     Only processes of the same user can connect; the server never executes data that it receives. Memory for a message
     is allocated as its bytes arrive. If too many connections are idle, the longest idle connections are closed, and
@@ -117,7 +119,7 @@ class StoreServer:
 
     Args:
         store: A writable store, in memory or opened with ``mode="a"``; or another target, such as
-            ``mouse_core.groups.SharedBuffer(buffer)``. It stays open when the server is closed.
+            ``mouse_core.groups.SharedBuffer(buffer)``. The store stays open when the server is closed.
         address: The path of a socket; by default ``server.socket`` in the folder of the store, or in a temporary
             folder for a store in memory.
 

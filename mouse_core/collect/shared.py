@@ -47,8 +47,8 @@ class _Write:
         begin: Number of rows ever written to the store before this write, or before its last attempt.
         rows: The number of rows.
         digest: The digest of the columns' description and bytes.
-        done: The number of this write's rows in the store; None: all rows that the store has after ``begin``, at most
-            ``rows``.
+        done: The number of this write's rows in the store. None: all rows that the store has after ``begin``, but at
+            most ``rows``, belong to this write.
         before: The number of this write's rows that earlier attempts wrote before ``begin``.
     """
 
@@ -61,8 +61,8 @@ class _Write:
     before: int = 0
 
     def settled(self, written: int) -> _Write:
-        """Return the write with ``done`` set. The store has ever received ``written`` rows, and no other writer has
-        written since ``begin``.
+        """Return the write with ``done`` set. ``written`` is the total number of rows that the store has received. No
+        other writer has written since ``begin``.
 
         Example: a write of 100 rows begins after row 5,200. If 5,260 rows were written, 60 of the rows are in the
         store; with 5,300 or more, all 100.

@@ -3,13 +3,13 @@ no code.
 
     b"MSC1" | length of the JSON, 4 bytes | length of the body, 8 bytes | JSON | body
 
-Numbers are little-endian. Memory becomes resident only as bytes arrive, even if a message announces a large length.
+Numbers are little-endian. Physical memory is used only as bytes arrive, even if a message announces a large length.
 
 A column is described in the JSON, and its values are in the body:
 
-- an array ``[n, ...]`` of numbers by its dtype and shape, and its bytes
-- a list of arrays of numbers by their dtype and shapes, and their bytes
-- other values (text, bytes, lists, dicts, None) as an Arrow column
+- an array ``[n, ...]`` of numbers is sent as its dtype, its shape and its bytes
+- a list of arrays of numbers is sent as their dtype, their shapes and their bytes
+- other values (text, bytes, lists, dicts, None) are sent as an Arrow column
 
 The memory of decoded values is bounded by the size of the body: compressed values, and values that are referred to
 twice, raise DataError before they are decoded.

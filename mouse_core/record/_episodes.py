@@ -4,11 +4,11 @@ The rows of an episode wait in memory until the episode has ended. For each reco
 ``recording`` of a store has a file with the same rows, so that no row is lost if the process is killed. When the
 episode has ended, the file receives a note with the number of its first row in the store, counted over all rows ever
 written. When the store has all rows, the file is emptied. So the next recorder knows which rows of the file the store
-lacks: if a note says that 4 rows go to the store from row 998 on, and the store has ever received 1,000 rows, the
-recorder appends the last two.
+lacks. Example: a note says that 4 rows are written to the store from row 998 on. If the store has received 1,000 rows
+in total, the recorder appends the last two of the 4 rows.
 
-Rows survive the process as soon as they are written. They survive a power cut in a store with ``sync="append"``;
-otherwise damaged or incomplete rows are left out.
+Written rows survive a crash of the process. In a store with ``sync="append"`` they also survive a power cut; otherwise,
+rows that a power cut damaged are left out.
 """
 
 from __future__ import annotations
@@ -230,8 +230,8 @@ class Running:
             self._files[0].sync()
 
     def goes_to(self, number: int, begin: int, count: int) -> None:
-        """Note that ``count`` rows from ``begin`` on are being written to the store, the first as row ``number``. The
-        store has the earlier rows.
+        """Record that ``count`` rows of the file, from ``begin`` on, are being written to the store, the first of them
+        as row ``number`` of the store. The store already has the rows before ``begin``.
         """
         if self._process == os.getpid() and self._files:
             self._write(_GOES + _GOING.pack(number, begin, count))
@@ -266,8 +266,8 @@ class LeftOver:
     Attributes:
         files: The file, and the file for notes if it exists.
         waited: The rows.
-        going: The rows that were being written to the store: the number of the first of them in the store, its position
-            in ``waited``, and their number. The store has the earlier rows.
+        going: The rows that were being written to the store: the number of the first of these rows in the store, its
+            position in ``waited``, and how many rows there are. The store has the rows before this position.
         note: The path of the file for notes.
     """
 
@@ -281,8 +281,8 @@ class LeftOver:
         return self.waited[self._there(store) :] if self.waited else []
 
     def goes_to(self, number: int, count: int) -> None:
-        """Note that the last ``count`` rows are being written to the store, the first as row ``number``, so that
-        recovery can continue after a crash.
+        """Record that the last ``count`` rows are being written to the store, the first of them as row ``number`` of
+        the store. With this record, recovery can continue after a crash.
         """
         remove(self.note)
         note = MappedLog(self.note)
@@ -493,7 +493,8 @@ class EpisodeWriter:
         Args:
             action: The columns of the action.
             reward: The reward of the action, a number or an array.
-            terminated, truncated: Flags: whether the action ended the episode, or whether it ended each agent, ``[A]``.
+            terminated, truncated: Flags: whether the action ended the episode; or flags ``[A]``: whether it ended the
+                episode of each agent.
             seen: The columns of the next observation.
 
         Raises:
@@ -704,8 +705,8 @@ def recorder_of(env: Any, recorders: Mapping[str, tuple[type[_T], str]], hint: s
 
     Args:
         env: The environment.
-        recorders: By kind of environment ("gymnasium.Env"), the class of this package and the name of the library's
-            class. The library is imported only for an environment of its kind.
+        recorders: For each kind of environment, such as "gymnasium.Env", the class of this package and the name of the
+            library's class. The library is imported only for an environment of its kind.
         hint: The end of the error message for environments of other kinds.
 
     Raises:

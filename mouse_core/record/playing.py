@@ -48,9 +48,9 @@ def record(
         store: The store to which episodes are appended: a ``DatasetStore``, or a ``mouse_core.collect.StoreClient``; by
             default a new store in memory. A store in a folder is flushed after episodes, at most once per second, and
             at the end, so that readers see new episodes early.
-        seed: Episode i is reset with ``seed + i``; for a vector, the first episode of environment i. Random actions
-            also depend on ``seed``. For dm_env the seed has no effect, because these environments are seeded at
-            creation.
+        seed: Episode i is reset with ``seed + i``; for a vector, the first episode of environment i is reset with
+            ``seed + i``. Random actions also depend on ``seed``. For dm_env the seed has no effect, because these
+            environments are seeded at creation.
         infos, images, on_interrupted: See ``Recorder``. An error of the policy or the environment, and Ctrl-C,
             interrupt an episode.
         name: The name of the policy in the store; by default its function or class.
@@ -94,7 +94,9 @@ def record(
 
 
 def _shown_to_readers(store: Any, advance: Callable[[int], None]) -> Callable[[int], None]:
-    """Return ``advance`` with a flush of the store, at most once per second; a store behind a client is not flushed."""
+    """Return a function that calls ``advance`` and flushes the store, at most once per second. A store behind a client
+    is not flushed.
+    """
     if not isinstance(store, DatasetStore):
         return advance  # the process that has the store open flushes it
     flushed = float("-inf")

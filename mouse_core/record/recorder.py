@@ -27,24 +27,26 @@ class Recorder:
         env = Recorder(gymnasium.make("CartPole-v1"), store)
 
     Rows have the store's alignment. In an "arrived" store an episode of T transitions has T+1 rows, and the first row
-    has a placeholder action. In an "outgoing" store it has T rows, without the final observation of the episode.
-    Columns are named as in ``DatasetStore.add_episode``: ``observation`` and ``action``; for nested spaces
-    ``observation.<key>`` and ``action.<key>``. Batches have fields of these names, in the columns' dtype and shape.
-    ``done`` is 1 if an episode terminated, and 2 if it was only truncated. Environment, spec, spaces, versions and
-    policy are in ``store.metadata.recordings``.
+    has a placeholder action. In an "outgoing" store, the episode has T rows, without its final observation. Columns are
+    named as in ``DatasetStore.add_episode``: ``observation`` and ``action``; for nested spaces ``observation.<key>``
+    and ``action.<key>``. Batches have fields of these names, in the columns' dtype and shape. ``done`` is 1 if an
+    episode terminated, and 2 if it was only truncated. Environment, spec, spaces, versions and policy are in
+    ``store.metadata.recordings``.
 
     Rewards may be vectors. If ``terminated`` or ``truncated`` are flags of agents ``[A]``, the episode ends when its
     last agent ends, and the column ``agent_done`` has the codes of agents; see ``DatasetStore.add_episode``.
 
     Args:
-        env: A ``gymnasium.Env`` or ``dm_env.Environment``. The recorder sees the steps after the wrappers inside it.
+        env: A ``gymnasium.Env`` or ``dm_env.Environment``. The recorder records the steps that ``env``, including its
+            wrappers, returns.
         store: The store of the rows, in memory or on disk, empty or with rows of the same columns; or a
             ``mouse_core.collect.StoreClient``, which receives whole episodes when they have ended: if the process is
             killed, the current episode is lost.
         policy: The name of the policy in the store.
         infos: Names of infos to record, as columns ``info.<name>``; ``"episode/r"`` stands for
-            ``info["episode"]["r"]``, the column ``info.episode.r``. A row without the info has null. An info that is an
-            integer first and a float later needs a dtype: ``{"prob": "float64"}``.
+            ``info["episode"]["r"]``, the column ``info.episode.r``. In a row without the info, the column is null. An
+            info whose first value is an integer and whose later values are floats needs a dtype: ``{"prob":
+            "float64"}``.
         images: The format of stored images: "raw" pixels, or lossless "png".
         on_interrupted: What happens to an episode that ``reset()`` or ``close()`` interrupts. "mark": its last row is
             marked as truncated. "cut": the episode is left out.
@@ -53,7 +55,7 @@ class Recorder:
     ``on_interrupted``: the rows that were not yet in the store are kept in files in the folder.
 
     The column ``metadata_episode_seed`` has the seed of the episode's reset, or null without a seed. The column exists
-    if the first episode of the store had a seed.
+    only if the first episode of the store had a seed.
 
     Raises:
         ConfigError: The environment is of an unknown kind, its spaces cannot be stored as rows, or an option is

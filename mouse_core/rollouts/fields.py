@@ -68,10 +68,10 @@ class RolloutField:
         shape: The shape in one environment; the storage has an array ``[T, N, *shape]``.
         dtype: A boolean, integer or floating dtype.
         optional: Whether transitions may lack the field. With a mask, rows without the field are marked as not
-            available. Without a mask, either all rows of a rollout must have the field or none, and its memory is
-            allocated on first use.
-        mask: Whether the field has an availability mask, bool ``[T, N]``, named ``<field>_mask``. In rows that are not
-            available, the array has zeros or the transition's values.
+            available. Without a mask, either all rows of a rollout must have the field or none, and the memory of the
+            field is allocated on first use.
+        mask: Whether the field has an availability mask, bool ``[T, N]``, named ``<field>_mask``. In unavailable rows,
+            the array has zeros or the transition's values.
     """
 
     shape: tuple[int, ...] = ()
@@ -96,14 +96,15 @@ def complete_fields(fields: Mapping[str, Any]) -> dict[str, RolloutField]:
     """Return the fields of a storage: the requested fields, with rewards and dones, which every rollout has.
 
     Args:
-        fields: By name a ``RolloutField``, a ``FieldSpec``, or a shape of float32 values. A ``Spec`` must have the
-            alignment "outgoing".
+        fields: For each field name, a ``RolloutField``, a ``FieldSpec``, or a shape of float32 values. A ``Spec`` must
+            have the alignment "outgoing".
 
     Returns:
         The fields in the given order. A field with one number for each row has the shape ``(1,)``.
 
     Raises:
-        ConfigError: A name is not allowed, a value is not a field, or values have another shape than rewards.
+        ConfigError: A name is not allowed, a value is not a field, or the fields ``values`` and ``rewards`` differ in
+            shape.
     """
     if not isinstance(fields, Mapping):
         raise ConfigError(f"fields: expected a dict of names and RolloutFields or shapes, found {fields!r}")
@@ -175,8 +176,8 @@ def motion_mimic_fields(
     Args:
         training_type: "rl" or "distillation".
         obs_shape, actions_shape: Shapes in one environment.
-        ref_obs_shape, privileged_obs_shape, privileged_ref_obs_shape, rnd_state_shape: Shapes of optional fields; None,
-            or ``(None,)``, without the field. Privileged references require references.
+        ref_obs_shape, privileged_obs_shape, privileged_ref_obs_shape, rnd_state_shape: Shapes of optional fields; None
+            or ``(None,)`` leaves the field out. Privileged reference observations require reference observations.
         apply_dagger_actions: Whether the storage has the field ``dagger_actions``.
 
     Returns:
@@ -332,7 +333,7 @@ class StepChecks:
         num_envs: The number of environments, N.
         spec: The storage's fields from ``stored_spec``, in the storage's dtypes.
         arrays: The array type.
-        validate: Whether values are checked; None: if ``arrays.may_look`` allows it.
+        validate: Whether values are checked; None: values are checked if ``arrays.may_look`` returns True.
     """
 
     def __init__(
@@ -382,7 +383,8 @@ class StepChecks:
             step: The number of the row, for messages; None if unknown.
 
         Raises:
-            SchemaError, MissingFieldError: A shape or dtype does not suit its field, or a mask has no field.
+            SchemaError, MissingFieldError: A shape or dtype does not suit its field, or a mask is passed without its
+                field.
             DataError: A reward, value or log-probability is not finite, a done code is invalid, or an integer does not
                 fit.
         """
@@ -427,7 +429,7 @@ class StepChecks:
 
         Raises:
             SchemaError: The value cannot be converted to an array of this shape and dtype.
-            DataError: ``dtype`` cannot hold a number (checked if values may be read).
+            DataError: ``dtype`` cannot represent a value (checked only if values may be read).
         """
         try:
             made = self._arrays.array(value)
@@ -471,7 +473,7 @@ class StepChecks:
     def ends(
         self, values: Array, dones: Array, last_values: Any, time_outs: Any, final_values: Any
     ) -> tuple[Array, Array | None, Array | None]:
-        """Convert ``last_values``, ``time_outs`` and ``final_values``, the further arguments of returns, to arrays.
+        """Convert ``last_values``, ``time_outs`` and ``final_values``, the additional arguments for returns, to arrays.
 
         Args:
             values, dones: The arrays of all rows, ``[T, N, 1]``; vector values ``[T, N, K]``.

@@ -1,4 +1,4 @@
-"""Mini-batches of a rollout: which rows they contain, and their content."""
+"""Mini-batches of a rollout: the choice of the rows of each mini-batch, and the arrays of a mini-batch."""
 
 from __future__ import annotations
 
@@ -66,9 +66,10 @@ class MiniBatch(Mapping[str, Array]):
         hidden_states: ``(actor, critic)``, the hidden states at the rows, or at the starts of the trajectories;
             ``(None, None)`` without hidden states.
         masks: Whether each trajectory has a row at each step, bool ``[T, K]``; None in mini-batches of rows.
-        obs_prev_state: The AMP extractor's output for the previous observation; 0 if it does not exist.
+        obs_prev_state: The AMP extractor's output for the previous observation; 0 without a previous observation.
         obs_prev_mask: Whether the episode has a previous observation in this rollout, bool.
-        ref_obs_prev_state: The AMP extractor's output for the previous reference observation; 0 if it does not exist.
+        ref_obs_prev_state: The AMP extractor's output for the previous reference observation; 0 without a previous
+            reference observation.
         ref_obs_prev_mask: Whether a previous reference observation exists and was available, bool.
         histories: For each requested field, the last H frames ``[B, H, ...]``, oldest first, and whether each frame
             exists, bool ``[B, H]``.
@@ -197,7 +198,7 @@ def permutation(seed: int, epoch: int, n: int, *, call: int = 0) -> npt.NDArray[
 
     Args:
         seed: In ``[0, 2**64)``.
-        epoch: Number of earlier epochs in all rollouts.
+        epoch: The number of epochs before this one, counted over all rollouts.
         n: Number of rows, below 2**32.
         call: A number that distinguishes several orders of one epoch.
 

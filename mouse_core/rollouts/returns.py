@@ -1,9 +1,9 @@
 """Returns and advantages of rollouts: pure functions of arrays of NumPy, torch or JAX (array API).
 
 Time is the first axis, and every row is a transition (alignment "outgoing"): row t holds the reward of the action that
-was taken at observation t, whether the episode ended with it, and the value of observation t. Other axes are free, but
-all arrays of one call must have the same shape, so that ``[T, N]`` is never combined with ``[T, N, 1]``. Results have
-the dtype of the arguments.
+was taken at observation t, whether the episode ended with it, and the value of observation t. Arrays may have any
+further axes, but all arrays of one call must have the same shape; so ``[T, N]`` is never combined with ``[T, N, 1]``.
+Results have the dtype of the arguments.
 
 Vector rewards ``[T, N, K]`` and rewards by agent ``[T, N, A]`` need values of the same shape; returns are computed for
 each component. ``dones``, ``time_outs``, ``ratios`` and factors of the shape ``[T, N, 1]`` apply to all components;
@@ -39,7 +39,8 @@ Array = Any
 
 
 class Outgoing(NamedTuple):
-    """Arguments for the functions of this module, converted from rows of alignment "arrived"; one row less.
+    """Arguments for the functions of this module, converted from rows of alignment "arrived"; the arrays have one row
+    less.
 
     Attributes:
         rewards, values, dones, last_values, time_outs, final_values: See ``gae``.
@@ -106,7 +107,7 @@ def following_values(
         rewards, values, dones, last_values, time_outs, final_values: See ``gae``.
 
     Returns:
-        Bool ``[T, ...]``, and V' in the dtype of the values, ``[T, ...]``.
+        Whether each row ends an episode, bool ``[T, ...]``; and V' in the dtype of the values, ``[T, ...]``.
 
     Raises:
         SchemaError, ConfigError: See ``gae``.
@@ -491,13 +492,13 @@ def vtrace(
 
 
 def normalized(advantages: Array, *, eps: float = 1e-8, by_component: bool = False) -> Array:
-    """Return (A - mean) / (std + eps), where mean and std are computed over all elements, std with n - 1.
+    """Return (A - mean) / (std + eps), where mean and std are computed over all elements; std divides by n - 1.
 
     Mean and standard deviation are computed in double precision if the device supports it. A single element gives 0.
 
     Args:
         advantages: Floating ``[...]``.
-        eps: Keeps the quotient finite if all elements are equal.
+        eps: The number added to std, which keeps the quotient finite if all elements are equal.
         by_component: Whether mean and standard deviation are computed separately for each index of the last axis.
 
     Returns:

@@ -61,16 +61,16 @@ class RolloutStorage:
     Args:
         num_envs: The number of environments, N.
         num_transitions_per_env: The number of steps, T.
-        fields: By name a ``RolloutField``, or a shape of float32 values. Rewards and dones always exist. A field
-            ``values`` adds ``returns`` and ``advantages``. A field with one number for each row is stored as ``[T, N,
-            1]``. Rewards and values of the shape ``(K,)`` give returns and advantages ``[T, N, K]``.
+        fields: For each field name, a ``RolloutField`` or a shape of float32 values. Rewards and dones always exist. A
+            field ``values`` adds ``returns`` and ``advantages``. A field with one number for each row is stored as
+            ``[T, N, 1]``. Rewards and values of the shape ``(K,)`` give returns and advantages ``[T, N, K]``.
         seed: Seed of the order of rows in mini-batches, in ``[0, 2**64)``.
         amp_cfg: A dict with two functions, for previous states in mini-batches: ``amp_obs_extractor(obs)`` and
             ``amp_ref_obs_extractor((ref_obs, mask))``, which returns a state or ``(state, mask)``. Both functions are
             called with all rows, ``[T * N, ...]``.
         device: "cpu" or None; adapters support other devices.
-        hidden_axis: The axis of the environments in the hidden states of one step. None: ``[layers, N, ...]`` from
-            three dimensions on, else ``[N, ...]``.
+        hidden_axis: The axis of the environments in the hidden states of one step. None: axis 1 if a state has three or
+            more dimensions, ``[layers, N, ...]``; else axis 0, ``[N, ...]``.
         validate: Whether non-finite numbers, unknown done codes and integers that do not fit raise DataError. None:
             True on the CPU, False on other devices, because the check waits for all queued work.
         digest: Whether to compute a digest of the mini-batches; see ``digest``. It takes a third of a microsecond per
@@ -162,7 +162,9 @@ class RolloutStorage:
 
     @property
     def hidden_states(self) -> Any:
-        """``(actor, critic)``, arrays ``[T, ...]`` in the structure of the transitions; None without hidden states."""
+        """The hidden states ``(actor, critic)``: arrays ``[T, ...]``, nested as in the transitions; None without hidden
+        states.
+        """
         return self._states.trees
 
     @property
@@ -174,10 +176,10 @@ class RolloutStorage:
     def digest(self) -> StreamDigest:
         """The 128-bit digest of all mini-batches read so far, over all rollouts, with their numbers.
 
-        The digest is the sum of ``batch.digest(i)`` over the delivered mini-batches, numbered from ``i = 0``; in
-        ``generator()`` each step counts as a mini-batch. The digest is equal in every framework, and the state contains
-        it. With several processes, each process has its own environments. The sum of all processes' digests identifies
-        the data of all processes, and is equal in a second run with the same number of processes.
+        The digest is the sum of ``batch.digest(i)`` over the delivered mini-batches, numbered from ``i = 0``; each step
+        from ``generator()`` counts as a mini-batch. The digest is equal in every framework, and the state contains it.
+        With several processes, each process has its own environments. The sum of all processes' digests identifies the
+        data of all processes, and is equal in a second run with the same number of processes.
 
         Raises:
             ConfigError: The storage was created without ``digest=True``.
@@ -191,9 +193,9 @@ class RolloutStorage:
 
         Args:
             transition: Arrays ``[N, ...]`` by name; one number for each environment may be ``[N]`` or ``[N, 1]``. A
-                field with a mask may be ``(data, mask)``; without a mask it is available everywhere. ``hidden_states``
-                is ``(actor, critic)``, the states *before* the step: each an array, a tuple of arrays (LSTM), or None.
-                If states follow in later rows, None in the first rows means zeros.
+                field with a mask may be ``(data, mask)``; if only data is passed, it is available in all environments.
+                ``hidden_states`` is ``(actor, critic)``, the states *before* the step: each an array, a tuple of arrays
+                (LSTM), or None. If the first rows have None and later rows have states, None means zeros.
 
         Raises:
             RolloutFullError: The storage is full (the error is also an OverflowError).
@@ -231,8 +233,8 @@ class RolloutStorage:
         self._version += 1
 
     def get_statistics(self) -> tuple[Any, Any]:
-        """Return the mean length of trajectories, which end at the latest with the rollout, and the mean reward
-        (``[K]`` for vectors).
+        """Return the mean length of trajectories, where the end of the rollout also ends a trajectory, and the mean
+        reward (``[K]`` for vector rewards).
 
         Raises:
             RolloutError: The storage has no row.
@@ -524,8 +526,8 @@ class RolloutStorage:
     def _read(
         self, take: Callable[[Array], MiniBatch], count: int, parts: list[slice], num_epochs: int, *, shuffle: bool
     ) -> Iterator[MiniBatch]:
-        """Yield the mini-batches of ``num_epochs`` epochs; ``take`` creates a mini-batch from row or environment
-        numbers below ``count``.
+        """Yield the mini-batches of ``num_epochs`` epochs; ``take`` creates a mini-batch from indices of rows or
+        environments, ``0 <= index < count``.
         """
         version = self._version
         for _ in range(num_epochs):
