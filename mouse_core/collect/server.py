@@ -119,7 +119,7 @@ class StoreServer:
 
     Args:
         store: A writable store, in memory or opened with ``mode="a"``; or another target, such as
-            ``mouse_core.groups.SharedBuffer(buffer)``. The store stays open when the server is closed.
+            ``mouse_core.groups.SharedBuffer(buffer)``. The store or other target stays open when the server is closed.
         address: The path of a socket; by default ``server.socket`` in the folder of the store, or in a temporary
             folder for a store in memory.
 

@@ -72,7 +72,7 @@ class BatchMaker(Protocol):
     A ``RolloutBuffer`` passes the rollouts of sealed groups to the maker, one group after another, and stores the
     batches. After a restart, the buffer again passes all rollouts that no stored batch has used, in the same order. A
     batch names its used rollouts by the ``rollout_uid`` of its examples and by the list "rollout_uids" in its metadata.
-    If an example has no uid and the list is missing, the batch raises DataError. A maker may have a method
+    If an example has no uid and the list is missing, the buffer raises DataError. A maker may have a method
     ``check_rollout(rollout)``: ``add_rollouts`` raises its errors before anything is stored. A maker may have a method
     ``set_policy_version(version)``, which receives the policy version of the buffer, also after a restart.
     """
@@ -155,8 +155,8 @@ class Making:
 
         Args:
             groups: The groups.
-            later: Whether a maker that receives rollouts gets them only before the next batch, because they must be
-                read first.
+            later: Whether a maker that receives rollouts receives the rollouts of ``groups`` only before the next
+                batch, because they must first be read from files.
         """
         if isinstance(self.maker, ResumableBatchMaker):
             for group in groups:
@@ -324,10 +324,10 @@ _LONGEST = 1024
 
 
 class Owner(Descriptor):
-    """The ownership of a folder, which belongs to the process that took it last; only the owner may write.
+    """The ownership of a folder. The owner is the process that took the folder last, and only the owner may write.
 
-    An earlier owner that still runs raises ClosedError at its next step, and changes nothing. With only a lock, a new
-    owner could not take over.
+    An earlier owner that still runs raises ClosedError at its next step, and changes nothing. A lock alone would not
+    allow a new owner to take over.
 
     Args:
         path: A file that names the owner.
@@ -425,8 +425,8 @@ class RolloutBuffer(BatchFiles):
             ``available``.
         memory_bytes: Approximate memory for rollouts that wait for their groups or, with a ``GrpoBatchMaker``, for a
             draw. Further rollouts are read from the log or from the files of their groups when they are needed.
-        sync: Whether to wait until data are on disk. If False, a crash of the machine loses data; a crash of the
-            process does not.
+        sync: Whether to wait until data are on disk. If False, a crash of the machine may lose data; a crash of the
+            process loses nothing.
         digest: Whether to keep a digest of the batches; off by default, because it takes about 60 us for each example.
             See ``digest``.
 
@@ -513,8 +513,8 @@ class RolloutBuffer(BatchFiles):
         self._resume()
 
     def _all_ready(self, noted: Sequence[str]) -> list[GroupFile]:
-        """Return the groups that have all their late columns, in the order in which they became ready, as far as it is
-        known.
+        """Return the groups that have all their late columns, in the order in which they became ready, as far as this
+        order is known.
         """
         ready = {part.place: part for number, part in enumerate(self._parts) if self._readiness.add(number, part)}
         never_waited = [place for place, part in ready.items() if not self._readiness.awaits(part)]
@@ -577,7 +577,7 @@ class RolloutBuffer(BatchFiles):
             return self._num_coming() + int(getattr(self.batch_maker, "available", 0))
 
     def _num_coming(self) -> int:
-        """Return the number of rollouts that the batch maker does not have yet."""
+        """Return how many rollouts the batch maker has not received yet."""
         return self._waiting.count + self._readiness.num_rollouts + self._making.num_later
 
     def __len__(self) -> int:
@@ -605,10 +605,11 @@ class RolloutBuffer(BatchFiles):
 
     @property
     def digest(self) -> StreamDigest:
-        """The digest of all stored batches: the sum of ``examples_digest(i, batch)`` over their numbers ``i``.
+        """The digest of all stored batches: the sum of ``examples_digest(i, batch)`` over the batches, where ``i`` is
+        the number of the batch.
 
         The digest is stored with the batches. The sum starts again after a batch that has no digest or whose file is
-        missing. ConfigError: The buffer was created without ``digest=True``.
+        missing. Raises ConfigError if the buffer was created without ``digest=True``.
         """
         return asked_for(self._digest, "buffer")
 
@@ -640,7 +641,7 @@ class RolloutBuffer(BatchFiles):
             return self._late.fill([read_groups([part], self._root)[0][part.uids.index(rollout_uid)]])[0]
 
     def waiting_for(self) -> dict[str, Awaited]:
-        """Return, for each late column, the rollouts without a value, which the column's writer must still add."""
+        """Return, for each late column, the rollouts that have no value of the column yet."""
         with self._lock:
             return self._readiness.awaited(self._waiting.by_uid.values())
 
@@ -700,8 +701,8 @@ class RolloutBuffer(BatchFiles):
         first content is missing. Concurrent calls of several threads share one sync to the disk.
 
         With ``max_ahead`` a call waits while ``num_ahead`` is at least ``max_ahead``, and then adds all its rollouts.
-        If a batch could not be created for lack of rollouts, calls do not wait until a batch was created. Exception:
-        calls wait while ``max_ahead`` rollouts wait for late columns.
+        After a batch could not be created for lack of rollouts, calls add their rollouts without waiting, until a batch
+        is created. Even then, calls wait while ``max_ahead`` rollouts wait for late columns.
 
         Args:
             rollouts: The rollouts to add.
@@ -740,8 +741,8 @@ class RolloutBuffer(BatchFiles):
     def _wait_for_room(self, limit: int, timeout: float | None) -> None:
         """Wait until fewer than ``limit`` rollouts are ahead, unless the last batch lacked rollouts.
 
-        Even then, the number of rollouts that wait for late columns is limited, because more rollouts cannot complete
-        their groups.
+        Even if the last batch lacked rollouts, the number of rollouts that wait for late columns is limited, because
+        more rollouts cannot complete the groups that wait for late columns.
         """
         deadline = None if timeout is None else time.monotonic() + check_seconds("timeout", timeout)
         with self._changed:
@@ -793,8 +794,8 @@ class RolloutBuffer(BatchFiles):
             return counts
 
     def _there(self, again: Mapping[int, Iterable[str]]) -> Iterator[RolloutRecord]:
-        """Yield the stored rollouts of groups, by the number of the sealed group (-1: waiting rollouts), without late
-        columns.
+        """Yield the stored rollouts of groups without late columns, each time with the index of the sealed group, or -1
+        for waiting rollouts.
         """
         if waiting := again.get(-1):
             yield from self._waiting.load([[self._waiting.by_uid[uid] for uid in waiting]])[0]
@@ -821,7 +822,7 @@ class RolloutBuffer(BatchFiles):
             self._sealed(parts, first)
 
     def _sealed(self, parts: Sequence[GroupFile], first: int) -> None:
-        """Register groups that were written to files; ``first`` is the place of the first one."""
+        """Register groups that were written to files; ``first`` is the index of the first of these groups."""
         # The files have the same content, so an error of the log loses nothing.
         with contextlib.suppress(StorageError):
             self._index_log.append(encode_parts(parts), sync=False)
@@ -837,7 +838,7 @@ class RolloutBuffer(BatchFiles):
             self._waiting.tidy()
 
     def flush(self) -> int:
-        """Seal every waiting group of any size; return their number.
+        """Seal every waiting group of any size; return how many groups were sealed.
 
         Raises:
             StorageError: The groups cannot be written; they still wait.
@@ -872,8 +873,8 @@ class RolloutBuffer(BatchFiles):
 
         Args:
             name: The name of a ``RolloutColumn`` with ``late=True``; "reward" sets the reward of rollouts without one.
-            values: The values by uid: ``[n, *shape]`` for all tokens, or all turns, of the rollout; or one value,
-                ``shape``.
+            values: The values by uid: an array ``[n, *shape]`` for the n tokens, or the n turns, of the rollout; or one
+                value of the shape ``shape`` for the rollout.
 
         Returns:
             The number of new rollouts.
@@ -954,7 +955,9 @@ class RolloutBuffer(BatchFiles):
         self._making.feed(self._groups(parts), later=True)
 
     def _note_ready(self, parts: Sequence[GroupFile] = ()) -> None:
-        """Log the order in which groups became ready; after an error, they are logged with the next groups."""
+        """Log the order in which groups became ready; after an error, these groups are logged together with the next
+        groups.
+        """
         self._unnoted.extend(parts)
         if self._unnoted:
             self._index_log.append(encode("ready", [part.place for part in self._unnoted]), sync=False)

@@ -150,8 +150,8 @@ class Layout:
         return self._repeat(np.ones_like(self._row_of), np.bool_)
 
     def segments(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
-        """Return the number of each example in its row, from 1, ``[n]``, and for each position the number of its
-        example, 0 for padding.
+        """Return the index of each example in its row, counted from 1, ``[n]``; and for each position of the rows the
+        index of its example, or 0 for padding.
         """
         rows = self._row_of[self._order]
         numbers = np.empty_like(rows)
@@ -177,14 +177,14 @@ class Layout:
     ) -> Arrays:
         """Return the declared columns of examples, and ``turn_ids`` if a column has values per turn.
 
-        The turns of a row are numbered consecutively. Example: in a row of examples with 2, 1 and 3 turns, the first
-        turns of the examples have the numbers 0, 2 and 3.
+        The turns of a row get consecutive indices. Example: in a row of examples with 2, 1 and 3 turns, the first turns
+        of the examples have the indices 0, 2 and 3.
 
         Args:
             examples: ``n`` examples.
-            segment_of: The number of each example in its row, from 0, ``[n]``; None: one example per row.
-            max_turns, max_examples: The number of turns and of examples for which a row has values; None: the needed
-                number.
+            segment_of: The index of each example in its row, from 0, ``[n]``; None: one example per row.
+            max_turns, max_examples: The number of turns, and the number of examples, for which a row has values; None:
+                as many as needed.
 
         Raises:
             ConfigError: ``max_turns`` or ``max_examples`` is below 1.
@@ -232,7 +232,7 @@ class Layout:
 
 
 def _places(slots: npt.NDArray[np.int64], name: str, most: int | None) -> int:
-    """Return the number of values of a row: ``most``, or the needed number if None."""
+    """Return for how many turns or examples a row has values: ``most``, or as many as needed if ``most`` is None."""
     needed = int(slots.max(initial=-1)) + 1
     if most is None:
         return max(needed, 1)
@@ -254,7 +254,7 @@ def fields_of(examples: Sequence[RLExample]) -> Fields:
 def side_by_side(arrays: Sequence[npt.NDArray[Any]], nbytes: int) -> npt.NDArray[Any]:
     """Concatenate arrays of one dtype, like ``np.concatenate``.
 
-    For many short arrays, joining their bytes takes less than half the time of NumPy.
+    For many short arrays, joining their bytes takes less than half the time of ``np.concatenate``.
 
     Args:
         arrays: The arrays.
@@ -417,7 +417,7 @@ def pad(
     Raises:
         ConfigError: ``length``, ``pad_to_multiple_of`` or ``max_turns`` is below 1.
         DataError: ``examples`` is empty or holds other objects, or an example is longer than ``length`` or has more
-            than ``max_turns``.
+            than ``max_turns`` turns.
     """
     fields = _fields(examples)
     sizes = _sizes(fields)
@@ -525,8 +525,8 @@ def concatenate(
 
 
 def examples_digest(index: int, examples: Sequence[RLExample], first_row: int = 0) -> StreamDigest:
-    """Return the digest of a batch of examples: tokens, loss masks, advantages and log-probabilities, an example as one
-    window.
+    """Return the digest of a batch of examples: of tokens, loss masks, advantages and log-probabilities. Each example
+    counts as one window.
 
     The digest equals ``StreamDigest.of(index, arrays)`` if all examples have equal lengths, and does not depend on
     padding or packing. Declared columns are part of the digest; uids, environments and versions are not.
@@ -534,7 +534,7 @@ def examples_digest(index: int, examples: Sequence[RLExample], first_row: int = 
     Args:
         index: The batch's number.
         examples: The complete batch, or a rank's share of it.
-        first_row: The number of the first given example in the complete batch.
+        first_row: The index of the first given example in the complete batch.
     """
     windows = [
         {name: getattr(example, name)[None] for name in FIELDS}

@@ -214,7 +214,7 @@ def examples_to_table(examples: Sequence[RLExample], declared: Columns = NO_COLU
 
 
 def _columns_of(objects: Sequence[Any], fields: Iterable[pa.Field], declared: Columns) -> list[pa.Array]:
-    """Convert attributes of rollouts, turns or examples to columns with a row for each."""
+    """Convert attributes of rollouts, turns or examples to columns; each object becomes a row."""
     return [_column_of(field, objects, declared) for field in fields]
 
 
@@ -653,7 +653,7 @@ def _paths(field: pa.Field, path: str, name: str) -> Iterator[tuple[str, str]]:
 
 
 def _digest_of(content: bytes | memoryview) -> uuid.UUID:
-    """Return a UUID of version 8 (RFC 9562) computed from the content; the file's name contains it, so that damage is
+    """Return a UUID of version 8 (RFC 9562) computed from the content. The file's name contains this UUID, so damage is
     detected.
 
     The checksums of pages alone do not cover the page headers.

@@ -1,7 +1,8 @@
 """GrpoBatchMaker: batches of rollouts that are scored relative to the other rollouts of their group.
 
-Rollouts arrive in slices: a sealed group of a buffer, or one rollout. Slices that are scored together form a scored
-group. The reward of a rollout that is drawn or removed still counts in the scores of the other rollouts of its group::
+Rollouts arrive in slices. A slice is a sealed group of a buffer, or a single rollout. Slices that are scored together
+form a scored group. The reward of a rollout that is drawn or removed still counts in the scores of the other rollouts
+of its group::
 
     rewards of a group   0  1  1  0     advantages (RLOO)   -2/3  2/3  2/3  -2/3
     rollout 1 is drawn   0  -  1  0     advantages          -2/3   -   2/3  -2/3
@@ -99,9 +100,9 @@ class GroupSlice:
         declared: The declared columns of ``record``.
 
     Attributes:
-        serial: The number of rollouts that arrived before the slice.
-        environment, version: The numbers of the environment and the version.
-        arrival: The number of rollouts of the same environment that arrived before the slice.
+        serial: How many rollouts arrived before the slice.
+        environment, version: The indices of the environment and of the version.
+        arrival: How many rollouts of the same environment arrived before the slice.
         members: The scored group of the slice, if that group is kept.
     """
 
@@ -125,7 +126,7 @@ class GroupSlice:
         return 0 if self.group is None else len(self.group.given_up)
 
     def numbers(self, column: RolloutColumn) -> npt.NDArray[Any]:
-        """Return the rows' values of a column with one number per example."""
+        """Return the values of the slice's rows in a column with one number per example."""
         if column.name in self._numbers:
             return self._numbers[column.name]
         late = column.late and self.group is not None
@@ -180,10 +181,10 @@ class ScoredGroup:
 
     Args:
         version: The version.
-        number: The number of the group.
+        number: The index of the group.
         pieces: The slices that arrived.
         least, most: The smallest and the largest reward.
-        is_wanted: Whether the group is kept under ``older_groups``.
+        is_wanted: Whether the rule ``older_groups`` keeps the group.
     """
 
     version: str
@@ -377,7 +378,7 @@ def draw(
     """Draw a sample without replacement; return the positions of its elements in random order.
 
     Args:
-        seed, index: The sample is a function of the seed, the index and the other arguments.
+        seed, index: The sample depends only on the seed, the index and the other arguments.
         size: The number of drawn elements.
         count: The number of elements.
         weights: The weight of each element, ``[count]``; None: all are equally likely.
@@ -431,20 +432,20 @@ class GrpoBatchMaker:
         advantage: ``Rloo()`` (None), ``Grpo()``, ``DrGrpo()``, ``ReinforcePlusPlus()``, or a custom function; see
             ``Advantage``.
         filter_zero_variance: Whether to leave out groups in which all rewards are equal, up to rounding, because their
-            advantages are zero. With a custom ``advantage`` function, no group is left out unless the function has
-            ``compares``. Rollouts of other groups fill the batch, so its size does not change.
-        retention: The rule for which rollouts are kept, and with which weight each is drawn: a function, ``TopK(...)``,
-            or several, whose weights are multiplied; see ``Retention``.
+            advantages are zero. With a custom ``advantage`` function, no group is left out unless the function has an
+            attribute ``compares``. Rollouts of other groups fill the batch, so its size does not change.
+        retention: The rule that determines which rollouts are kept, and with which weight each rollout is drawn: a
+            function, ``TopK(...)``, or a list of several rules, whose weights are multiplied; see ``Retention``.
         older_groups: What happens to a problem's group of an older version when rollouts of a newer version arrive.
             "drop": the first newer rollout removes the older group. "keep": both may be drawn, each group is scored
             separately, and rollouts of older versions are accepted even after newer rollouts. None: "keep" if
             ``retention`` or ``max_staleness`` is given, else "drop". Versions compare as numbers if they are numbers.
         max_staleness: The largest staleness of a rollout: its distance in versions from the version of
             ``set_policy_version``, or without a call, from the latest version seen. The distance is the difference of
-            numeric versions, else the number of versions in between.
+            numeric versions, or for other versions the number of versions in between.
         max_uses: The largest number of batches that may contain a rollout.
-        pool_groups: Whether sealed groups of one environment, problem and policy version are scored as one. The
-            advantage of a rollout then depends on the groups that arrived before its batch was drawn.
+        pool_groups: Whether sealed groups of the same environment, problem and policy version are scored as one group.
+            The advantage of a rollout then depends on the groups that arrived before its batch was drawn.
 
     Raises:
         ConfigError: An argument is invalid.
@@ -728,7 +729,9 @@ class GrpoBatchMaker:
         )
 
     def _eligible(self) -> tuple[CandidateTable, npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-        """Return the table; the rows that may be drawn, in order of arrival; and the weights of these rows."""
+        """Return the table of candidates; the rows that may be drawn, in order of arrival; and the weights of these
+        rows.
+        """
         table = self._table()
         weights = np.ones(len(table.rows))
         held = self._held(table) if self._retention and len(weights) else None

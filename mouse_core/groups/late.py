@@ -157,7 +157,8 @@ def _read_uids(path: Path, column: RolloutColumn) -> list[str]:
 
 
 class LateColumns:
-    """Reads the late columns of a folder, in any process, as of the time of the first read.
+    """Reads the late columns of a folder, in any process. Values that another process adds after the first read are not
+    included.
 
     A value is read when it is needed. Several threads may read while one thread adds values.
 
@@ -227,7 +228,7 @@ class LateColumns:
         self._add(column.name, (column, path), uids)
 
     def add_chunk(self, chunk: Chunk) -> None:
-        """Add values in memory to the index, without values that are already in a file."""
+        """Add values in memory to the index, except values that are already in a file."""
         places = self._places[chunk.column.name]
         if not places.keys().isdisjoint(chunk.uids):
             chunk = chunk.take([row for row, uid in enumerate(chunk.uids) if uid not in places])
@@ -281,11 +282,11 @@ class LateColumns:
             return values[row]
 
     def fill(self, rollouts: Sequence[RolloutRecord]) -> list[RolloutRecord]:
-        """Return rollouts with the arrived values of late columns.
+        """Return the rollouts with those values of late columns that have arrived.
 
         Raises:
             DataError: A file is damaged; the message names it.
-            StorageError: It cannot be read.
+            StorageError: A file cannot be read.
         """
         names = [column.name for column in self.declared.late]
         return [self._filled(rollout, names) for rollout in rollouts] if names else list(rollouts)
@@ -343,7 +344,7 @@ class LateStore(LateColumns):
             self._list([])
 
     def add(self, chunks: Sequence[Chunk], arrived: Callable[[Chunk], None]) -> list[int]:
-        """Write values of one or several columns, without values that are already stored.
+        """Write values of one or several columns, except values that are already stored.
 
         Args:
             chunks: The values.
@@ -401,7 +402,9 @@ class LateStore(LateColumns):
         return chunk.take([row for row, there in enumerate(known) if not there])
 
     def _list(self, paths: Sequence[Path]) -> None:
-        """Record the names of files in the log; if writing fails, they are recorded with the next files."""
+        """Record the names of files in the log; if writing fails, these names are recorded together with the next
+        files.
+        """
         self.unlisted += paths
         if self.unlisted and self._log is not None:
             with contextlib.suppress(StorageError):
@@ -519,7 +522,7 @@ class Readiness:
         given_up: Uids of rollouts that were given up.
 
     Attributes:
-        waiting: The waiting groups, by their number in the order of sealing.
+        waiting: The waiting groups, by their index in the order of sealing.
         num_rollouts: The number of rollouts in the waiting groups.
     """
 
@@ -548,7 +551,7 @@ class Readiness:
         return bool(self.settle([place]))
 
     def settle(self, places: Iterable[int]) -> list[int]:
-        """Return the numbers of the given groups that now have all values, in the order of sealing."""
+        """Return the indices of the given groups that now have all values, in the order of sealing."""
         ready = []
         for place in sorted(self.waiting.keys() & set(places)):
             part = self.waiting[place]

@@ -88,7 +88,7 @@ def logprobs_of(values: Any, length: int, where: str) -> npt.NDArray[np.float32]
 
 
 def own_array(values: npt.NDArray[Any], dtype: Any, given: Any) -> npt.NDArray[Any]:
-    """Convert values to a read-only array of a dtype; memory is shared with ``given`` only if ``given`` is
+    """Convert values to a read-only array of a dtype; the array shares memory with ``given`` only if ``given`` is
     read-only.
     """
     shared = values.flags.writeable and not isinstance(given, list | tuple)
@@ -121,8 +121,8 @@ class RolloutColumn:
         shape: The shape of every value, such as () for a number or (64, 64, 3) for an image. Pad values of different
             sizes to the largest size, and store the size in a second column, such as ``shape=(2,)``.
         late: Whether values are written after the rollout was added; a group waits until all its rollouts have values.
-        fill: The value of missing values and of padding, which may be NaN; None: 0. A late column needs a fill if it is
-            declared for a folder with sealed groups, because sealed groups do not wait for it.
+        fill: The value that replaces missing values and fills padding, which may be NaN; None: 0. A late column needs a
+            fill if it is declared for a folder with sealed groups, because sealed groups do not wait for the column.
         finite: Whether NaN and infinite values raise DataError when they are added.
 
     Raises:
@@ -313,7 +313,7 @@ class Columns(Mapping[str, RolloutColumn]):
         return f"Columns({list(self._columns.values())!r})"
 
     def of(self, per: str) -> list[RolloutColumn]:
-        """Return the columns with a value per "token", "turn" or "example"."""
+        """Return the columns that have a value per "token", per "turn" or per "example"."""
         return [column for column in self._columns.values() if column.per == per]
 
     @property
@@ -322,7 +322,7 @@ class Columns(Mapping[str, RolloutColumn]):
         return [column for column in self._columns.values() if column.late]
 
     def refuse_others(self, names: Iterable[str], pers: Sequence[str], where: str, remedy: str = "") -> None:
-        """Raise DataError for a name that is not declared per one of ``pers``."""
+        """Raise DataError for a name that is not declared as a column whose ``per`` is one of ``pers``."""
         for name in names:
             if name not in self or self[name].per not in pers:
                 known = [one.name for one in self.values() if one.per in pers]
@@ -422,7 +422,7 @@ def version_number(version: str) -> Decimal | None:
 def version_order(version: str) -> tuple[Any, ...]:
     """Return the sort key of a version: numeric versions are sorted by value, after versions that are not numbers.
 
-    Digits inside other versions are also compared as numbers: "step-9" comes before "step-10".
+    Digits inside versions that are not numbers are compared by value, too: "step-9" comes before "step-10".
 
     Example:
         >>> sorted(["10", "9", "step-10", "step-9", "9.5"], key=version_order)
@@ -439,7 +439,8 @@ def version_order(version: str) -> tuple[Any, ...]:
 class Versions:
     """The versions seen so far, and the distance of each version from the newest version.
 
-    The newest version is the argument of the last ``set_latest``; without a call, the newest version seen.
+    The newest version is the argument of the last call of ``set_latest``; if ``set_latest`` was never called, the
+    newest version seen.
 
     Example:
         >>> versions = Versions(["3", "5", "7", "step-9", "step-10"])
@@ -488,7 +489,7 @@ class Versions:
 
     def behind(self, version: str) -> int:
         """Return how many versions ``version`` is behind the newest version: the difference of numeric versions,
-        rounded up, else the number of versions in between; 0 if it is not behind.
+        rounded up, or for other versions the number of versions in between; 0 if ``version`` is not behind.
         """
         return self._between(version, self._seen[-1][1] if self.latest is None else self.latest)
 
@@ -531,7 +532,7 @@ class Versions:
             )
 
     def place(self, version: str) -> int:
-        """Return the number of a version, from 0 in the order in which versions were added."""
+        """Return the index of a version in the order in which versions were added, from 0."""
         return self._places.setdefault(version, len(self._places))
 
     def all_behind(self) -> npt.NDArray[np.int64]:
@@ -620,8 +621,8 @@ class Turn(ByValue):
         reward: The reward of this turn; None without a reward.
         metadata: Additional values: None, bool, int, float, str, bytes, NumPy numbers and arrays, and lists, tuples and
             dicts (with str keys) of these. The metadata is copied.
-        columns: The values of declared columns by name: ``[n, *shape]`` for a column per token, ``shape`` for a column
-            per turn.
+        columns: The values of declared columns by name: an array ``[n, *shape]`` for a column per token, or one value
+            of the shape ``shape`` for a column per turn.
 
     Raises:
         DataError: A type is wrong; tokens or logprobs are out of range; the lengths of logprobs and tokens differ; a
@@ -670,10 +671,12 @@ class RolloutRecord(ByValue):
         created: The time of creation, in seconds since 1970; by default now.
         replica_id: The id of the worker that sampled the rollout.
         metadata: See ``Turn``.
-        columns: The values of declared columns per example by name, ``shape``.
+        columns: By name, the value of each declared column that has one value per rollout; a value has the column's
+            ``shape``.
         declared: The declarations of the columns of the rollout and its turns; set by the buffer that stores the
             rollout.
-        group_uid: The uid of the rollout's sealed group; set by the buffer at sealing, "" before.
+        group_uid: The uid of the rollout's sealed group; the buffer sets the uid when it seals the group, and it is ""
+            before.
 
     Raises:
         DataError: A type is wrong, a name is empty, ``turns`` is empty, or a value is NaN or infinite.
@@ -917,7 +920,7 @@ class RLExample(ByValue):
     Args:
         tokens: int32 ``[L]``.
         loss_mask: The mask of the tokens in the loss, bool ``[L]``: the tokens that the policy wrote, never the prompt.
-        advantage: float32 ``[L]``, 0 outside of the loss mask.
+        advantage: The advantage of each token, float32 ``[L]``, 0 outside of the loss mask.
         generator_log_probs: Log-probabilities under the policy that sampled the tokens, float32 ``[L]``, 0 outside of
             the loss mask.
         rollout_uid, environment, policy_version: The values of the example's rollout; "" without a rollout.

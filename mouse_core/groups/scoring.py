@@ -27,13 +27,13 @@ class HeldRollouts:
         environment: The position of each rollout's environment in ``environments``, int64 ``[n]``.
         environments: The names of the environments.
         staleness: The number of versions that each rollout is behind the newest version, int64 ``[n]``: the difference
-            of numeric versions, else the number of versions in between.
+            of numeric versions, or for other versions the number of versions in between.
         age: Seconds between the creation of each rollout and the creation of the newest rollout, float64 ``[n]``.
         newer: For each rollout, the number of rollouts of the same environment that arrived later, int64 ``[n]``.
         tokens: The number of tokens of each rollout, int64 ``[n]``.
         uses: The number of batches that contained each rollout, int64 ``[n]``.
         columns: The values of columns with one number per example, by name, ``[n]`` in the column's dtype; missing
-            values are the column's fill. Another name raises ``MissingFieldError``.
+            values are the column's fill. Access to another name raises ``MissingFieldError``.
     """
 
     present: npt.NDArray[np.bool_]
@@ -68,9 +68,10 @@ class TopK:
     the same rollouts as TorchRL's ``TopKRewardSelector(size of groups, k)``.
 
     Args:
-        k: 1 or more.
+        k: The number of rollouts to keep in each group, 1 or more.
         above_median: Whether to exclude rewards up to the group's median; for an even number, the lower of the two
-            middle rewards. Of the rewards 0, 1, 1, 2 only 2 is kept; of equal rewards none is kept.
+            middle rewards. Of the rewards 0, 1, 1, 2 only 2 is kept. If all rewards of a group are equal, no rollout is
+            kept.
 
     Raises:
         ConfigError: ``k`` is below 1.
@@ -116,7 +117,7 @@ def weights_of(retention: Retention, rows: HeldRollouts) -> npt.NDArray[np.float
 
 
 def name_of(retention: Retention) -> str:
-    """Return the name of a retention, under which its removed rollouts are counted."""
+    """Return the name of a retention; rollouts that the retention removes are counted under this name."""
     return getattr(retention, "__name__", type(retention).__name__)
 
 
@@ -150,7 +151,7 @@ def are_equal(least: float, most: float) -> bool:
     """Whether the smallest and the largest reward differ at most by the rounding of float32, the dtype of reward
     models.
 
-    Example: 0.3 and 0.1 + 0.2 count as equal, and 0.3 and float32(0.3), but not 0.3 and 0.30001.
+    Example: 0.3 and 0.1 + 0.2 count as equal; 0.3 and float32(0.3) also do; 0.3 and 0.30001 do not.
     """
     return most - least <= max(abs(least), abs(most)) * _UNITS * _FLOAT32 + _NOTHING
 
@@ -200,7 +201,7 @@ def advantages(
 
     Raises:
         ConfigError: An option is invalid.
-        DataError: A reward is not finite, or the numbers of groups and rewards differ.
+        DataError: A reward is not finite, or ``groups`` and ``rewards`` differ in length.
     """
     baseline, ddof, eps, std_floor = check_options(normalize_std, baseline, ddof, eps, std_floor)
     reward, group = _arrays(rewards, groups)
@@ -415,8 +416,7 @@ class ReinforcePlusPlus:
 
 
 def checked_worth(advantage: Advantage, rewards: Any, groups: Any) -> npt.NDArray[np.float64]:
-    """Return the advantages of an ``Advantage`` by one call for all groups, or for a plain function one call for each
-    group.
+    """Call an ``Advantage`` once for all groups, or a plain function once for each group; return the advantages.
 
     Raises:
         DataError: The result is not one finite number for each rollout.

@@ -28,7 +28,7 @@ def encode_rollouts(rollouts: Sequence[RolloutRecord], declared: Columns) -> mem
     """Convert rollouts with their columns to bytes.
 
     Raises:
-        DataError: Text that is not Unicode.
+        DataError: A text is not Unicode.
     """
     return memoryview(rollouts_to_table(rollouts, _at_once(declared)).serialize())
 
@@ -47,8 +47,8 @@ def decode_rollouts(body: memoryview, declared: Columns) -> list[RolloutRecord]:
 
 
 def _at_once(declared: Columns) -> Columns:
-    """Return the columns, without "reward", with all columns marked as not late, so that all values are sent with the
-    rollouts.
+    """Return the columns except "reward", each marked as not late; the values of all these columns are then sent with
+    the rollouts.
     """
     return Columns(replace(column, late=False) for column in declared.values() if column.name != "reward")
 
@@ -64,7 +64,7 @@ class RolloutClient(Client):
     Args:
         address: The server's ``address``, or the buffer's folder.
         name: The unique name of this client; None: a new unique name.
-        timeout_s: The longest wait for a server to start or restart, in seconds.
+        timeout_s: The largest number of seconds to wait until a server starts or restarts.
 
     Raises:
         ConfigError: Another client has the same name, or an argument is out of range.
@@ -191,7 +191,7 @@ class RolloutClient(Client):
         self._call({"call": "set_policy_version", "version": version_name(version)})
 
     def flush(self) -> int:
-        """Seal every waiting group; return their number."""
+        """Seal every waiting group; return how many groups were sealed."""
         return int(self._call({"call": "flush"})["result"])
 
     def summary(self) -> dict[str, float]:
@@ -262,7 +262,7 @@ class SharedBuffer:
         return dict(self._calls)
 
     def answer(self, call: Mapping[str, Any], body: memoryview) -> Answer:
-        """Answer a call with plain values, and bytes as "body". An error is also sent as an answer.
+        """Answer a call with plain values; bytes are under the key "body". An error is also sent as an answer.
 
         Args:
             call: The request: ``{"call": name, "client": name}`` with the arguments of the call.

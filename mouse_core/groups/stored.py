@@ -1,9 +1,9 @@
 """The stored content of a rollout buffer: the index, batches, and rollouts, which are read when needed.
 
-The index is a log of sealed groups, batches, and the rollouts that batches used, which is read when a folder is opened.
-With the index, not all files must be opened, the order of the files is known, and the used uids stay known when old
-batch files are deleted. Files that are missing in the index are read and added. Only the index contains the policy
-versions of ``set_policy_version`` and the rollouts that were given up.
+The index is a log of sealed groups, of batches, and of the rollouts that batches used. It is read when a folder is
+opened. The index makes it unnecessary to open all files. It also stores the order of the files, and the uids of used
+rollouts even after old batch files are deleted. Files that are missing in the index are read and added. Only the index
+contains the policy versions of ``set_policy_version`` and the rollouts that were given up.
 """
 
 from __future__ import annotations
@@ -328,7 +328,7 @@ class BatchFiles:
         Raises:
             MissingFieldError: The batch does not exist.
             DataError: The batch's file is damaged.
-            StorageError: It cannot be read.
+            StorageError: The batch's file cannot be read.
         """
         return _read_examples(self._find(batch_id)[1])
 
@@ -338,13 +338,13 @@ class BatchFiles:
         return found
 
     def batch_staleness(self, batch_id: str) -> npt.NDArray[np.float64]:
-        """Return how many versions each example was behind the newest version when its batch was created, ``[B]``; NaN:
-        unknown.
+        """Return how many versions each example was behind the newest version when its batch was created, ``[B]``; NaN
+        if unknown.
 
         The newest version is the newest version of all added rollouts. The distance is the difference of numeric
-        versions, else the number of versions in between. If the trainer went back to a version before the example's
-        version, the distance is the sum of the versions on both branches: for version 5, if ``set_policy_version`` set
-        3 and then 4, the distance is 2 + 1.
+        versions, or for other versions the number of versions in between. If the trainer went back to a version before
+        the example's version, the distance is the sum of the versions on both branches: for version 5, if
+        ``set_policy_version`` set 3 and then 4, the distance is 2 + 1.
 
         Raises:
             MissingFieldError, DataError, StorageError: See ``read_batch``.
@@ -361,7 +361,7 @@ class BatchFiles:
         return behind
 
     def _find(self, batch_id: str) -> tuple[int, Path]:
-        """Return the number of a batch, and the path of its file."""
+        """Return the index of a batch, and the path of its file."""
         stored = list(self._stored)
         for number in range(len(stored) - 1, -1, -1):
             if stored[number].batch_id == batch_id:
@@ -436,7 +436,7 @@ def write_batch(
         sync: Whether to wait for the disk.
 
     Raises:
-        StorageError: The batch cannot be written; it does not exist then.
+        StorageError: The batch cannot be written; the batch then does not exist.
     """
     noted = {_METADATA: json.dumps(dict(metadata), default=_plain).encode(), _TIME: str(time.time_ns()).encode()}
     noted[_STALENESS] = json.dumps(list(behind)).encode()
@@ -515,8 +515,8 @@ class StoredGroup:
 
     @property
     def group_uid(self) -> str:
-        """The group's uid, which is unique even among groups of one problem and version; its rollouts have it as
-        ``group_uid``.
+        """The group's uid, which is unique even among groups of one problem and version. The rollouts of the group have
+        this uid as ``group_uid``.
         """
         return self.part.place
 
@@ -530,7 +530,7 @@ class StoredGroup:
 
         Raises:
             DataError: The file is damaged; the message names it.
-            StorageError: It cannot be read.
+            StorageError: The file cannot be read.
         """
         return RolloutGroup(*self.part.key, rollouts=tuple(self.late.fill(read_groups([self.part], self.root)[0])))
 
@@ -540,7 +540,7 @@ def read_ahead(groups: Sequence[StoredGroup]) -> Iterator[list[RolloutRecord]]:
 
     Raises:
         DataError: A file is damaged; the message names it.
-        StorageError: It cannot be read.
+        StorageError: A file cannot be read.
     """
 
     def read(some: Sequence[StoredGroup]) -> list[list[RolloutRecord]]:
@@ -558,7 +558,7 @@ def read_wanted(
     """Return the requested rollouts of groups, from memory or from the groups' files.
 
     Args:
-        wanted: Groups, each with the positions of the rollouts to return, and the positions of rollouts to keep in
+        wanted: For each group, the positions of the rollouts to return, and the positions of the rollouts to keep in
             memory if the file is read.
 
     Raises:
@@ -635,7 +635,7 @@ class StoredRollouts(Sequence[RolloutRecord]):
         Raises:
             IndexError: The rollout does not exist.
             DataError: The rollout's file is damaged; the message names the file.
-            StorageError: It cannot be read.
+            StorageError: The file cannot be read.
         """
         if isinstance(index, slice):
             return [self[row] for row in range(*index.indices(len(self)))]
@@ -697,7 +697,7 @@ class StoredRollouts(Sequence[RolloutRecord]):
 
 
 Wanted = str | int | Collection[str | int] | None
-"""A value or several values; None: any."""
+"""A value or several values to select by; None: no selection."""
 
 
 def open_rollouts(
@@ -712,7 +712,8 @@ def open_rollouts(
     Args:
         root_path: The folder.
         environment: The environment of the rollouts; None: all environments.
-        policy_version, example_id: A value, or several, that the rollouts have; None: any.
+        policy_version, example_id: One value or several values; only rollouts with one of these values are included.
+            None: all rollouts.
 
     Returns:
         A sequence of ``RolloutRecord``; a file is read when one of its rollouts is accessed.

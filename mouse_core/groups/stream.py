@@ -77,7 +77,7 @@ class MicroBatch:
         return True  # their number and their tokens are known to
 
     def arrays(self, examples: Sequence[RLExample], empty: RLExample) -> Arrays:
-        """Return the arrays, of one shape for all micro-batches; an empty micro-batch gets an example without
+        """Return the arrays, whose shapes are equal for all micro-batches; an empty micro-batch gets an example without
         tokens.
         """
         wanted = 1 if self.collate == "pack" or self.most is None else self.most
@@ -101,11 +101,11 @@ def plan_micro_batches(
 ) -> list[list[list[int]]]:
     """Distribute examples to ranks: about equal numbers of tokens, and equal numbers of micro-batches.
 
-    The number of micro-batches is the smallest number that holds all examples. Each example, longest first, is added to
-    the micro-batch with the fewest tokens (longest processing time first, Graham 1969). The micro-batches, most tokens
-    first, are distributed to the ranks in rounds; in each round, the largest micro-batch is assigned to the rank with
-    the fewest tokens. So simultaneous micro-batches of ranks have similar sizes. The tokens of ranks differ by at most
-    the longest example, unless the number of examples is limited.
+    The number of micro-batches is the smallest number that is sufficient for all examples. Each example, longest first,
+    is added to the micro-batch with the fewest tokens (longest processing time first, Graham 1969). The micro-batches,
+    most tokens first, are distributed to the ranks in rounds; in each round, the largest micro-batch is assigned to the
+    rank with the fewest tokens. So simultaneous micro-batches of ranks have similar sizes. The token counts of two
+    ranks differ by at most the length of the longest example, unless the number of examples is limited.
 
     Args:
         lengths: Number of tokens of each example, ``[N]``.
@@ -117,12 +117,12 @@ def plan_micro_batches(
         max_examples: The largest number of examples in a micro-batch.
 
     Returns:
-        For each rank a list of micro-batches; a micro-batch is an ascending list of example numbers. With few examples,
-        some micro-batches are empty.
+        For each rank a list of micro-batches; a micro-batch is an ascending list of indices into ``lengths``. With few
+        examples, some micro-batches are empty.
 
     Raises:
         ConfigError: An argument is invalid.
-        DataError: ``lengths`` contains other values than numbers of tokens, or an example is longer than a row.
+        DataError: ``lengths`` contains a value that is not a number of tokens, or an example is longer than a row.
 
     Example:
         >>> plan_micro_batches([5, 3, 3, 2, 2, 1], 2, max_tokens=8)
@@ -157,8 +157,8 @@ def plan(lengths: npt.ArrayLike, count: int, kind: MicroBatch) -> list[list[list
 
 
 def _fill(sizes: Sequence[int], count: int, kind: MicroBatch) -> list[list[int]]:
-    """Return the examples of each micro-batch: the smallest number of micro-batches that holds all examples, equal for
-    all ranks.
+    """Return the examples of each micro-batch. The number of micro-batches is the smallest number that is sufficient
+    for all examples and is equal for all ranks.
     """
     turns = _fewest(sizes, count, kind)
     too_few = turns - 1
@@ -207,15 +207,15 @@ def _filled(sizes: Sequence[int], count: int, kind: MicroBatch) -> list[list[int
 class BatchShare:
     """One rank's share of a batch: a sequence of micro-batches, the same number on every rank.
 
-    A micro-batch is a dict of the arrays of ``pack``, ``pad`` or ``concatenate``, created on access; all have one
-    shape. With too few examples, a micro-batch may be empty: its arrays have the same shape, without any token in the
-    loss.
+    A micro-batch is a dict of the arrays of ``pack``, ``pad`` or ``concatenate``, created on access; the arrays of all
+    micro-batches have equal shapes. With too few examples, a micro-batch may be empty: its arrays have the same shape,
+    without any token in the loss.
 
     Attributes:
         index: The number of the batch.
         batch_id: The batch's id in the buffer.
         examples: The examples of this rank, in the order of micro-batches.
-        places: The numbers of these examples in the complete batch, int64 ``[k]``.
+        places: The indices of these examples in the complete batch, int64 ``[k]``.
         staleness: The number of versions that each example was behind the newest version when the batch was created,
             float64 ``[k]``; NaN if unknown.
         first: The first micro-batch of an iteration; 0, unless a state within the batch was loaded.
@@ -264,7 +264,7 @@ class BatchShare:
         return (self[number] for number in range(self.first, len(self)))
 
     def __getitem__(self, number: Any) -> Any:
-        """Return the arrays of a micro-batch, or for a slice a list of them."""
+        """Return the arrays of a micro-batch; for a slice, a list of the arrays of several micro-batches."""
         if isinstance(number, slice):
             return [self[one] for one in range(*number.indices(len(self)))]
         return self._deliver(self._kind.arrays(self._micro[number], self._empty), self._empty.declared)
@@ -325,9 +325,9 @@ class RolloutStream:
         max_tokens: The largest number of tokens of a micro-batch, including padding.
         shard: ``(rank, count)``; or "auto", which uses ``mouse_core.ranks.find_ranks``.
         batch_size: The number of examples in new batches, if ``batches`` is a buffer; None: create no batches.
-        collate, length, max_examples: See ``plan_micro_batches``. All micro-batches have one shape if ``max_turns`` is
-            given for columns per turn, and ``max_examples`` for concatenated examples and for packed columns per
-            example.
+        collate, length, max_examples: See ``plan_micro_batches``. All micro-batches have equal shapes if ``max_turns``
+            is given for columns per turn, and ``max_examples`` is given for concatenated examples and for packed
+            columns per example.
         pad_token: The token for padding.
         max_turns: Number of turns for which a row, or all concatenated examples, have values.
         skip_longer: Whether examples that are longer than a row are left out, on all ranks, and counted in a share's
@@ -385,9 +385,9 @@ class RolloutStream:
         Raises:
             TimedOutError: The batch was not created in time; the next call waits again.
             StateError: The previous batch differs from the batch in the loaded state.
-            DataError: The batch's file is damaged, or an example is longer than a row of a micro-batch; ``skip_longer``
-                passes over such examples.
-            StorageError: It cannot be read.
+            DataError: The batch's file is damaged, or an example is longer than a row of a micro-batch; with
+                ``skip_longer``, long examples are left out instead.
+            StorageError: The batch's file cannot be read.
         """
         index = self._next
         batch_id = self._wait(index)
@@ -427,7 +427,7 @@ class RolloutStream:
     # ------------------------------------------------------------------ state
 
     def state_dict(self, *, micro_batches: int | None = None) -> dict[str, Any]:
-        """Return the position of the stream as numbers and text, equal on every rank.
+        """Return the position of the stream as numbers and text; the result is equal on every rank.
 
         Args:
             micro_batches: The number of finished micro-batches of the last batch, if not all are finished. A position
@@ -483,7 +483,7 @@ def _is_count(value: Any) -> bool:
 
 
 def _feed(batches: Any, batch_size: int | None) -> tuple[StoredBatches, Callable[[int], str | None]]:
-    """Return the reader of batches, and the function from batch numbers to ids."""
+    """Return the reader of batches, and a function that returns the id of a batch for the batch's number."""
     size = None if batch_size is None else check_count("batch_size", batch_size)
     if isinstance(batches, RolloutBuffer):
         return batches, partial(batches.batch_at, batch_size=size)

@@ -157,7 +157,7 @@ class SealingRules:
         capacity: The largest number of waiting rollouts in all groups; above it, the oldest groups are sealed.
 
     Raises:
-        ConfigError: One of them cannot be used.
+        ConfigError: An argument is invalid.
     """
 
     group_size: int
@@ -197,7 +197,7 @@ class Waiting:
 
     Raises:
         DataError: The log is damaged.
-        StorageError: It cannot be read.
+        StorageError: The log cannot be read.
     """
 
     def __init__(
@@ -302,7 +302,7 @@ class Waiting:
 
         Raises:
             DataError: The log is damaged.
-            StorageError: It cannot be read.
+            StorageError: The log cannot be read.
         """
         found: dict[str, RolloutRecord] = {}
         missing: dict[str, int] = {}
@@ -318,7 +318,7 @@ class Waiting:
         return [[found[one.rollout_uid] for one in group] for group in groups]
 
     def rollout(self, uid: str) -> RolloutRecord:
-        """Return one of the waiting rollouts; raises the errors of ``load``."""
+        """Return a waiting rollout; raises the errors of ``load``."""
         return self.load([[self.by_uid[uid]]])[0][0]
 
     # ------------------------------------------------------------------ changes
@@ -328,7 +328,7 @@ class Waiting:
 
         Args:
             plan: The result of ``plan`` or of another method that returns a plan.
-            number: The number of groups that were sealed before.
+            number: How many groups were sealed before.
 
         Returns:
             The properties of the sealed groups, in the plan's order.
@@ -424,7 +424,7 @@ class Waiting:
     def _files(
         self, shared: Sequence[list[tuple[int, Sequence[Unsealed]]]], new: Mapping[str, RolloutRecord]
     ) -> Iterator[tuple[list[int], list[list[RolloutRecord]], pa.Table]]:
-        """Yield, for each file, the numbers of its groups, the groups' rollouts, and the rollouts as Arrow."""
+        """Yield, for each file, the indices of its groups, the groups' rollouts, and the rollouts as Arrow."""
         for together in (shared[at : at + _TOGETHER] for at in range(0, len(shared), _TOGETHER)):
             loaded = self.load([group for file in together for _, group in file], new)
             rows = rollouts_to_table(list(chain.from_iterable(loaded)), self._declared)
@@ -446,7 +446,7 @@ class Waiting:
 def _shared(
     groups: Sequence[tuple[GroupKey, Sequence[Unsealed]]], number: int
 ) -> list[list[tuple[int, Sequence[Unsealed]]]]:
-    """Return the groups of each file, with their numbers, which begin at ``number``."""
+    """Return the groups of each file, with their indices, which begin at ``number``."""
     files: list[list[tuple[int, Sequence[Unsealed]]]] = []
     last: dict[str, tuple[list[tuple[int, Sequence[Unsealed]]], int]] = {}
     for place, (key, group) in enumerate(groups, number):
@@ -461,7 +461,9 @@ def _shared(
 
 
 def _age(item: tuple[GroupKey, WaitingGroup]) -> tuple[float, GroupKey]:
-    """Return the sort key of a group: older groups first, groups of one call by name."""
+    """Return the sort key of a group: older groups are first, and groups that arrived in the same call are sorted by
+    name.
+    """
     return item[1].since, item[0]
 
 

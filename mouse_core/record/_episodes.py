@@ -395,7 +395,7 @@ class EpisodeSink:
         self._taken = 0  # rows that were written while later rows wait after an error
 
     def put(self, row: Row, first: Sequence[Row] = ()) -> None:
-        """Add a row, and rows that precede it."""
+        """Add a row, and before this row the rows ``first``."""
         for one in (*first, row):
             if self._running is not None:
                 self._running.add(one)
