@@ -327,7 +327,7 @@ def stream_of(store: Store, *, batch_rows: int = BATCH_ROWS) -> RowStream:
 
     Args:
         store: The store or view.
-        batch_rows: Most rows of a batch.
+        batch_rows: Largest number of rows of a batch.
 
     Raises:
         ConfigError: The store has no rows.
@@ -465,7 +465,7 @@ class ShardWriter:
 
     Args:
         folder: The folder.
-        number: Number of the file. The name also contains the process id, so that an earlier process that is still
+        number: Index of the file. The name also contains the process id, so that an earlier process that is still
             running writes to another file.
         kind: "arrow" or "parquet".
         schema: Schema of the file; batches are cast to it.
@@ -842,8 +842,8 @@ def embed(files: pa.Array, read: Callable[..., bytes], *, where: str, first_row:
     Args:
         files: The column.
         read: Returns the bytes of a file; called with its path, and with ``where`` for messages.
-        where: Name of the column for messages.
-        first_row: Number of the first row.
+        where: Name of the column for error messages.
+        first_row: Index of the first row.
     """
     rows = by_path(files)
     if not pc.any(rows).as_py():
@@ -887,7 +887,7 @@ def read_image(path: str, *, image: bool, roots: Sequence[str], where: str, whol
         path: The path in the row.
         image: Whether the column has images; any other file then raises a DataError.
         roots: Allowed folders (absolute, without links).
-        where: Name of the row for messages.
+        where: Name of the row for error messages.
         whole: Whether to decode the complete image, not only its header.
     """
     from mouse_core.images.pixels import decode_image, image_shape

@@ -309,7 +309,7 @@ def to_batch(columns: Mapping[str, npt.NDArray[Any]], schema: pa.Schema | None, 
     Args:
         columns: Values ``[n, ...]`` by name, all with the same ``n``.
         schema: Columns and types of the earlier rows; None allows any columns.
-        where: Prefix of messages, usually a file and an episode.
+        where: Prefix of error messages, usually a file and an episode.
 
     Raises:
         DataError: Columns have different lengths, or names or types differ from the schema.
@@ -423,7 +423,7 @@ class TransitionRows:
     Args:
         final: Treatment of the last transition of an episode whose last observation is not stored ("drop" or "mark").
             ``final`` is unused if ``add`` gets ``following``.
-        where: Prefix of messages.
+        where: Prefix of error messages.
     """
 
     def __init__(self, *, final: str | None, where: str) -> None:

@@ -64,7 +64,7 @@ class SegmentWriter:
 
     Args:
         folder: The folder of the store; segments lie in its folder ``segments``.
-        number: Number of the segment.
+        number: Index of the segment.
         schema: Schema of the rows; batches are cast to it.
         layout: See ``DatasetStore.open``.
     """

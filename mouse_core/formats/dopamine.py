@@ -54,7 +54,7 @@ def read_dopamine(
         path: The folder with ``$store$_observation_ckpt.<number>.gz`` and so on; a folder that contains this folder as
             ``replay_logs``; or one of the files, to read only the checkpoint with its number.
         final: Treatment of the last transition of every episode, whose next frame is not stored: "drop" or "mark".
-        batch_rows: Most transitions of a batch.
+        batch_rows: Largest number of transitions of a batch.
         stack_size: Number of frames of the agent's observation; ``stack_size - 1`` rows of zeros before an episode are
             padding. 1 keeps all rows.
 

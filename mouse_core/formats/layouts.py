@@ -812,7 +812,7 @@ def lengths_of(arrays: Sequence[Array], layout: TreeLayout, *, where: str) -> tu
     Args:
         arrays: All arrays of the episode.
         layout: The layout, which states the alignment of each role.
-        where: The file and episode, for messages.
+        where: The file and episode, for error messages.
 
     Raises:
         DataError: Two arrays have lengths that contradict each other.
@@ -855,7 +855,7 @@ def cast_like_first(values: dict[Array, npt.NDArray[Any]], types: Types, where: 
     Args:
         values: The values by array. Numbers are cast; flags and texts are not cast.
         types: The types of the first episode, by role and name. The function adds the types of new arrays.
-        where: The file and episode, for messages.
+        where: The file and episode, for error messages.
 
     Raises:
         DataError: The type of the first episode cannot represent a value.
@@ -912,7 +912,7 @@ class Stretch:
         steps: The number of transitions.
         closed: Whether the last observation is stored, in one more row.
         whole: Whether the rows are exactly one episode.
-        where: The file and episode, for messages.
+        where: The file and episode, for error messages.
         layout: The layout, with the alignment of these rows.
         constants: Metadata with a single value for all rows, by name: the task, and the numbers of the file and the
             episode.

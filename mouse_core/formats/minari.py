@@ -1,7 +1,7 @@
 """Reads and writes datasets of Minari, without the package Minari.
 
-Minari stores T+1 observations and T actions of an episode. An action is taken on the observation with the same number,
-so it moves to the next row; infos arrived with the observation of the same number, and stay in its row.
+Minari stores T+1 observations and T actions of an episode. Action t is taken on observation t, so the action moves to
+row t + 1. Infos t arrived with observation t, so they stay in row t.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ __all__ = ["read_minari", "write_minari"]
 
 
 def written_space(space: Any) -> dict[str, Any]:
-    """Return a space in the form of Minari, from a space of gymnasium or from mappings in that form.
+    """Convert a space of gymnasium to Minari's form of a space. A mapping that already has this form is copied.
 
     Raises:
         ConfigError: Minari does not support this kind of space.
@@ -84,7 +84,7 @@ def written_space(space: Any) -> dict[str, Any]:
 
 
 class SpaceOf:
-    """Finds the smallest space that holds all values of a column, piece by piece."""
+    """Computes the smallest space that contains all values of a column, which are added piece by piece."""
 
     def __init__(self) -> None:
         self._low: float | int | None = None
@@ -108,7 +108,7 @@ class SpaceOf:
             self._high = high if self._high is None else max(high, int(self._high))
 
     def written(self) -> dict[str, Any]:
-        """Return the space of the values in the form of Minari."""
+        """Return the space of the values, in Minari's form."""
         if self._first is None:
             raise DataError("space: expected values, found none")
         dtype, shape = self._first.dtype, self._first.shape[1:]
@@ -146,19 +146,19 @@ def write_minari(
     env_spec: Any = None,
     metadata: Mapping[str, Any] | None = None,
 ) -> str:
-    """Write rows as a Minari dataset in an HDF5 file, which ``minari.load_dataset`` loads, in bounded memory.
+    """Write rows as a Minari dataset in an HDF5 file, for ``minari.load_dataset``. The memory for this is bounded.
 
     Images are stored unchanged, without JPEG. ``info.<key>`` and ``metadata_<key>`` become ``infos[<key>]``;
     ``metadata_episode_seed`` is the episode's seed.
 
     Args:
         rows: A ``RowStream``, a ``DatasetStore``, a ``datasets.Dataset``, a ``pyarrow.Table``, or record batches.
-        path: The folder of the dataset; nothing may exist there. For ``minari.load_dataset("maze/random-v0")``, choose
-            ``maze/random-v0`` in the folder that the environment variable ``MINARI_DATASETS_PATH`` names.
-        dataset_id: Id of the dataset, ending in ``-v`` and a number; by default from ``path``.
-        observation_space, action_space: Spaces of gymnasium, or mappings in the form of Minari. By default the smallest
-            spaces that contain the values: ``Discrete`` for single integers, ``Box`` for vectors and images, ``Text``,
-            and ``Dict`` for columns ``observation.<key>``.
+        path: The folder of the dataset; nothing may exist there. ``minari.load_dataset("maze/random-v0")`` opens the
+            folder ``maze/random-v0`` in the folder that the environment variable ``MINARI_DATASETS_PATH`` names.
+        dataset_id: Id of the dataset, which ends in ``-v`` and a number; by default derived from ``path``.
+        observation_space, action_space: Spaces of gymnasium, or mappings in Minari's form of a space. By default the
+            smallest spaces that contain the values: ``Discrete`` for single integers, ``Box`` for vectors and images,
+            ``Text``, and ``Dict`` for columns ``observation.<key>``.
         env_spec: The ``gymnasium.envs.registration.EnvSpec`` of the environment, or its JSON.
         metadata: Further entries of ``metadata.json``: ``author``, ``description``, ``algorithm_name``.
 
@@ -231,7 +231,7 @@ def _space(given: Any, seen: dict[str, SpaceOf], prefix: str) -> dict[str, Any]:
 
 
 def _written(spaces: Any) -> dict[str, Any]:
-    """Return nested spaces of values in the form of Minari."""
+    """Return the nested spaces of values, in Minari's form."""
     if isinstance(spaces, SpaceOf):
         return spaces.written()
     return {"type": "Dict", "subspaces": {name: _written(space) for name, space in spaces.items()}}
@@ -296,7 +296,7 @@ BUDGET = 32 << 20
 """Largest number of bytes in a piece."""
 
 KNOWN = ("observations", "actions", "rewards", "terminations", "truncations")
-"""The datasets of every episode."""
+"""Names of the HDF5 datasets that every episode has."""
 
 
 @dataclass
@@ -305,13 +305,13 @@ class EpisodeSlice:
 
     Args:
         episode: Number of the episode.
-        begins: Number of the first row in its episode.
+        begins: Index of the first row in its episode.
         observations: Observations ``[n, ...]``, nested like the space.
         arriving: ``actions``, ``rewards``, ``terminations`` and ``truncations`` of the transitions that led to the
             rows: n values, or n - 1 if the piece begins the episode.
         beside: Infos and other values by path, ``[n, ...]``.
-        arriving_beside: Infos and other values with one value for each transition.
-        of_episode: Seed and options of the episode.
+        arriving_beside: Infos and other values by path, one for each transition.
+        of_episode: The seed and the options of the episode.
     """
 
     episode: int
@@ -324,14 +324,14 @@ class EpisodeSlice:
 
 
 def sampled(count: int, sample: int) -> list[int]:
-    """Return the numbers of ``sample`` evenly spaced episodes; for 0, the numbers of all episodes."""
+    """Return the indices of ``sample`` evenly spaced episodes; if ``sample`` is 0, the indices of all episodes."""
     if not sample or count <= sample:
         return list(range(count))
     return sorted({index * (count - 1) // (sample - 1) for index in range(sample)})
 
 
 def _spec_of(space: Any, where: str) -> Any:
-    """Return the spec of a space in the form of Minari; None for None; raise DataError for another form."""
+    """Convert a space in Minari's form to a spec, and None to None; raise DataError for another form."""
     try:
         return None if space is None else from_gymnasium(space, where=where)
     except ConfigError as error:
@@ -339,7 +339,7 @@ def _spec_of(space: Any, where: str) -> Any:
 
 
 def _part_of(spec: Any, name: str, where: str) -> Any:
-    """Return a part of the spec of a nested space; None if the spec is unknown."""
+    """Return one entry of the spec of a nested space; None if the spec is unknown."""
     entries = spec.entries if isinstance(spec, Composite) else {}
     if spec is not None and name not in entries:
         raise DataError(f"{where}: expected one of {list(entries)[:20]}, found {name!r}")
@@ -347,12 +347,12 @@ def _part_of(spec: Any, name: str, where: str) -> Any:
 
 
 def _is_picture(spec: Any) -> bool:
-    """Whether Minari may have encoded the values of a spec as images."""
+    """Whether Minari may have encoded values of this spec as images."""
     return isinstance(spec, Bounded) and spec.dtype == np.uint8 and len(spec.shape) in (2, 3)
 
 
 def shaped(values: npt.NDArray[Any], spec: Any, *, where: str) -> npt.NDArray[Any]:
-    """Return the stored values of a leaf in the form of its spec: with decoded images and the spec's shape.
+    """Return the stored values of a leaf in the shape of its spec; encoded images are decoded.
 
     Raises:
         DataError: The values do not belong to the space.
@@ -389,25 +389,25 @@ def _pictures(values: npt.NDArray[Any], shape: tuple[int, ...], where: str) -> n
 
 
 def plain_text(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return texts of fixed width as an array of objects, other values unchanged."""
+    """Convert texts of fixed width to an array of objects; return other values unchanged."""
     if values.dtype.kind == "S":
         return values.astype(object)
     return values
 
 
 def _leaves_of(specs: Mapping[str, Any]) -> list[Any]:
-    """Return the specs of all single arrays in the specs of spaces."""
+    """Return the specs of all leaves in the specs of spaces."""
     known = [spec for spec in specs.values() if spec is not None]
     return [leaf for spec in known for leaf in (spec.leaves().values() if isinstance(spec, Composite) else [spec])]
 
 
 def picture_bytes(specs: Mapping[str, Any]) -> int:
-    """Return the number of bytes of a step's decoded images."""
+    """Return the size of the decoded images of a step, in bytes."""
     return sum(math.prod(leaf.shape) for leaf in _leaves_of(specs) if _is_picture(leaf))
 
 
 def spec_of_columns(observations: Any, actions: Any, schema: pa.Schema) -> Any:
-    """Return the specs of columns of numbers by column; None if no space is known.
+    """Return the specs of the numeric columns, by column; None if no space is known.
 
     Args:
         observations, actions: Specs of the spaces; None if not known.
@@ -424,7 +424,7 @@ def spec_of_columns(observations: Any, actions: Any, schema: pa.Schema) -> Any:
 
 
 def _flat(spec: Any, kind: pa.DataType) -> Any:
-    """Return a spec with the shape of the rows of a column; None if the spec does not fit."""
+    """Return a spec with the shape of a column's rows; None if the spec does not fit the column."""
     if isinstance(spec, NonTensor) or column_type(kind).kind not in ("scalar", "list"):
         return None
     shape = fixed_shape(kind) or (() if column_type(kind).kind == "scalar" else (math.prod(spec.shape),))
@@ -436,7 +436,7 @@ def _flat(spec: Any, kind: pa.DataType) -> Any:
 def arrow_pieces(
     path: Path, metadata: Mapping[str, Any], specs: Mapping[str, Any], *, rows: int, infos: bool, sample: int = 0
 ) -> Iterator[EpisodeSlice]:
-    """Yield pieces of all episodes of a folder of Arrow or Parquet files; arguments as in ``h5_pieces``."""
+    """Yield pieces of all episodes in a folder of Arrow or Parquet files, with the arguments of ``h5_pieces``."""
     suffix = metadata["data_format"]
     for number in sampled(int(metadata.get("total_episodes", 0)), sample):
         folder = path / str(number)
@@ -474,7 +474,7 @@ def _of_episode(path: Path) -> dict[str, Any]:
 
 
 def _record_batches(file: Path, rows: int, decoded: int) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a file, in batches of at most ``BUDGET`` bytes, with ``decoded`` bytes for a row's images."""
+    """Yield the rows of a file in batches of at most ``BUDGET`` bytes. The images of a row take ``decoded`` bytes."""
     for batch in file_batches(file, rows_at_once(decoded + 64, most=rows, budget=BUDGET)):
         step = rows_at_once(bytes_a_row(batch) + decoded, most=rows, budget=BUDGET)
         for start in range(0, batch.num_rows, step):
@@ -484,7 +484,7 @@ def _record_batches(file: Path, rows: int, decoded: int) -> Iterator[pa.RecordBa
 def _arrow_piece(
     batch: pa.RecordBatch, number: int, begins: int, before: Any, specs: Mapping[str, Any], infos: bool
 ) -> tuple[EpisodeSlice, Any]:
-    """Return a piece, and the values of the transition that begins at its last row."""
+    """Return a piece, and the action and results of the transition that begins at the piece's last row."""
     missing = [name for name in KNOWN if name not in batch.schema.names]
     if missing:
         raise DataError(f"expected columns {list(KNOWN)}, found no {missing} among {batch.schema.names}")
@@ -539,7 +539,7 @@ def _infos(array: Any, path: str, found: dict[str, Any]) -> None:
 
 
 def _shift(before: Any, value: Any) -> Any:
-    """Move nested values one row later, with ``before`` as the first row."""
+    """Move nested values to the next row; ``before`` becomes the first row."""
     if isinstance(value, Mapping):
         return {name: _shift(before[name], item) for name, item in value.items()}
     if isinstance(value, tuple):
@@ -559,9 +559,10 @@ def h5_pieces(
         path: The file.
         metadata: The content of ``metadata.json``.
         specs: The specs of ``observations`` and ``actions``; None if unknown.
-        rows: Most rows of a piece.
+        rows: Largest number of rows of a piece.
         infos: Whether to read infos.
-        sample: Number of evenly spaced episodes whose first rows are read; 0: all rows of all episodes.
+        sample: Number of evenly spaced episodes, of which only the first rows are read. With 0, all rows of all
+            episodes are read.
     """
     with H5File(path) as file:
         numbers = sorted(int(match[1]) for name in file.names() if (match := re.fullmatch(r"episode_(\d{1,15})", name)))
@@ -661,7 +662,7 @@ class _H5Episode:
 
 
 def _nested(tree: Mapping[str, Any], values: Mapping[str, Any], path: str, spec: Any) -> Any:
-    """Return values of a subtree, nested like the spec; groups ``_index_<i>`` are parts of a tuple."""
+    """Return the values of a subtree, nested like the spec. Groups ``_index_<i>`` become the items of a tuple."""
     if tree["kind"] == "group":
         parts, entries = {}, spec.entries if isinstance(spec, Composite) else {}
         for name, item in tree["items"].items():
@@ -689,14 +690,14 @@ def read_minari(
 
     Columns are ``action``, ``reward``, ``done`` (1 where ``terminations`` is set, 2 where only ``truncations`` is),
     ``episode_step``, and ``observation``. Dict and Tuple spaces become ``observation.<key>`` and ``action.<key>``.
-    Infos become ``info.<key>``, null in episodes without them; seed and options of an episode become
+    Infos become ``info.<key>``, which is null in episodes without infos. The seed and the options of an episode become
     ``metadata_episode_seed`` and ``metadata_episode_options`` (as JSON).
 
     Args:
-        path: The folder of the dataset, the folder ``data`` in it, or an HDF5 file alone. Without ``metadata.json`` the
+        path: The folder of the dataset, the folder ``data`` in it, or a single HDF5 file. Without ``metadata.json`` the
             spaces are unknown, and values keep their stored form.
         final: Has no effect, because the last observations are stored.
-        batch_rows: Most rows of a batch.
+        batch_rows: Largest number of rows of a batch.
         infos: Whether to read infos.
 
     Returns:
@@ -755,7 +756,7 @@ def read_minari(
 
 
 def _environments(metadata: Mapping[str, Any]) -> list[str]:
-    """Return the id of the environment, from a JSON text inside of the JSON metadata."""
+    """Return the id of the environment, which is in a JSON text inside of the JSON metadata."""
     described = metadata.get("env_spec")
     try:
         described = json.loads(described) if isinstance(described, str) else described
@@ -798,7 +799,10 @@ def _notes(metadata: dict[str, Any], specs: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _schema(samples: Iterator[EpisodeSlice], where: str) -> pa.Schema:
-    """Return the columns of all rows, from the first rows of sampled episodes, which may have different metadata."""
+    """Return the schema of all rows.
+
+    It is derived from several sampled episodes, because episodes may have different metadata.
+    """
     found: dict[str, pa.DataType] = {}
     for piece in samples:
         batch = to_batch(_columns(piece), None, where=f"{where}, episode {piece.episode}")

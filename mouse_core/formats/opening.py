@@ -1,4 +1,4 @@
-"""Recognises the format of recorded data, and opens them by a path, an address, or the id of a library's dataset."""
+"""Recognises the format of recorded data, and opens data by a path, an address, or the id of a library's dataset."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ _NETWORK = ("google", "httpcore", "httpcore2", "httpx", "httpx2", "huggingface_h
 
 @contextmanager
 def _downloading(name: str, whom: str, *, where: str, by_hand: str, install: str) -> Iterator[Any]:
-    """Yield the library that downloads a dataset; its output goes to stderr, and its errors become a ConfigError.
+    """Yield the library that downloads a dataset; print its output to stderr, and raise its errors as a ConfigError.
 
     Args:
         name: Name of the module.
-        whom: Name of the library for messages.
-        where: The name of the dataset, and the folders that were searched for it.
+        whom: Name of the library for error messages.
+        where: A text with the name of the dataset and the folders that were searched.
         by_hand: The command with which a user downloads the dataset.
         install: Arguments of ``pip install`` for the library and its requirements.
 
@@ -83,7 +83,7 @@ def _hub_folder(name: str, *, scheme: str = "hf", cache: Path | None = None) -> 
     Args:
         name: Name of the dataset, with or without ``@revision``.
         scheme: Prefix of the id.
-        cache: Folder to search, and for downloads, unless the client's cache has the dataset.
+        cache: The folder that is searched and used for downloads, unless the cache of the Hub's client has the dataset.
     """
     repo_id, at, revision = name.partition("@")
     if repo_id.count("/") > 1 or ":" in name:
@@ -131,7 +131,7 @@ _VERSION = re.compile(r"\d+\.\d+\.\d+")
 
 
 def _tfds_folder(name: str) -> Path:
-    """Return the folder of a dataset of TFDS, in its newest version; see ``located``."""
+    """Return the folder of the newest version of a dataset of TFDS; see ``located``."""
     said = os.environ.get("TFDS_DATA_DIR")
     root = Path(said) if said else Path.home() / "tensorflow_datasets"
     plain, _, version = name.partition(":")
@@ -147,7 +147,7 @@ def _tfds_folder(name: str) -> Path:
 
 
 def _prepared(folder: Path) -> Path | None:
-    """Return the folder itself if it is a version of a dataset, else the newest version in it, or None."""
+    """Return the folder itself if it is a version of a dataset, else the newest version below the folder, or None."""
     if (folder / "features.json").is_file():
         return folder
     versions = [file.parent for file in folder.glob("*/features.json") if _VERSION.fullmatch(file.parent.name)]
@@ -162,7 +162,7 @@ ID_SCHEMES: Mapping[str, str] = MappingProxyType(
         "tfds": "tfds:name, tfds:name/config or tfds:name/config:1.0.0, an RLDS dataset of TFDS",
     }
 )
-"""Prefixes of ids; for each, an example and the kind of dataset."""
+"""Prefixes of dataset ids; for each prefix, an example and the kind of dataset."""
 
 _FOLDERS = {"minari": _minari_folder, "lerobot": _lerobot_folder, "hf": _hub_folder, "tfds": _tfds_folder}
 _NAME = re.compile(r"[A-Za-z0-9][\w.+-]*(/[A-Za-z0-9][\w.+-]*)*([:@][\w./+-]+)?")
@@ -171,7 +171,7 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.+-]*(/[A-Za-z0-9][\w.+-]*)*([:@][\w./+-]+)?"
 def is_id(source: Any) -> bool:
     """Whether a source is the id of a dataset: a text that begins with one of ``ID_SCHEMES`` and a colon.
 
-    A text with ``//`` behind the colon is an address, and a ``Path`` is always a path.
+    A text with ``//`` after the colon is an address and no id. A ``Path`` is never an id.
     """
     if not isinstance(source, str):
         return False
@@ -182,14 +182,15 @@ def is_id(source: Any) -> bool:
 def located(source: str) -> tuple[Path, str | None]:
     """Return the folder of a dataset, and the name of its format if the id determines the format.
 
-    The folder lies in the cache of the dataset's library; this library downloads a missing dataset.
+    The folder is in the cache of the dataset's library. If the dataset is missing there, the library downloads it.
 
     Args:
         source: An id, for which ``is_id`` is true.
 
     Raises:
-        ConfigError: The library does not know the dataset; a file or folder has the same name as the id; or the dataset
-            is not in the cache and was not downloaded, and the message states the searched folders and the reason.
+        ConfigError: The library does not know the dataset, or a file or folder has the same name as the id; or the
+            dataset is not in the cache and could not be downloaded. Then the message states the searched folders and
+            the reason.
         ImportError: The dataset is not in the cache, and the library is not installed; the message names the packages
             to install.
     """
@@ -217,7 +218,7 @@ _ARCHIVES = (".tar", ".gz", ".tgz", ".xz", ".txz")
 
 
 def contents(path: Path) -> str:
-    """Describe the contents of a path in a few words, for an error message."""
+    """Describe the file or folder at a path in a few words, for an error message."""
     names = hdf5_names(path)
     if names is None and not path.is_dir():
         return f"a file of {path.stat().st_size:,} bytes"
@@ -272,20 +273,20 @@ def is_memmap(path: Path) -> bool:
 
 
 def is_dopamine(path: Path) -> bool:
-    """Whether a path is a folder of checkpoints of Dopamine's replay buffer, or one of its files."""
+    """Whether a path is a folder of checkpoints of Dopamine's replay buffer, or a file of such a checkpoint."""
     folder = path / "replay_logs" if (path / "replay_logs").is_dir() else path
     names = [path.name] if path.is_file() else [file.name for file in folder.glob("*.gz")] if folder.is_dir() else []
     return any(re.fullmatch(r"(\$store\$_|add_count|invalid_range)\w*_ckpt\.\d+\.gz", name) for name in names)
 
 
 def is_dreamerv3(path: Path) -> bool:
-    """Whether a path is a folder of chunks of DreamerV3's replay, or one chunk; only names are checked."""
+    """Whether a path is a folder of chunks of DreamerV3's replay, or a chunk; only file names are checked."""
     names = (file.name for file in islice(path.glob("*.npz"), _MOST_NAMES)) if path.is_dir() else [path.name]
     return any(DREAMERV3.fullmatch(name) for name in names)
 
 
 def is_recording(path: Path) -> bool:
-    """Whether a path is an MCAP file, a file or bag of rosbag2, or a folder of these."""
+    """Whether a path is an MCAP file, a file or bag of rosbag2, or a folder of such files or bags."""
     if not path.is_dir():
         return path.suffix in (".mcap", ".db3") or _begins(path, MCAP)
     below = (one for one in islice(path.iterdir(), _MOST_FOLDERS) if not one.name.startswith("."))
@@ -302,7 +303,7 @@ def _is_bag(folder: Path) -> bool:
 
 
 def is_gen_dgrl(path: Path) -> bool:
-    """Whether a path is a folder or archive of Gen-DGRL's episodes, or one episode; only names are checked."""
+    """Whether a path is a folder, archive or file of Gen-DGRL's episodes; only file names are checked."""
     if path.is_dir():
         return any(_EPISODE.fullmatch(file.name) for file in islice(path.glob("*.np[yz]"), _MOST_NAMES))
     if path.suffix not in _ARCHIVES or not path.is_file():
@@ -366,7 +367,7 @@ def _begins(path: Path, magic: bytes) -> bool:
 
 
 def hdf5_names(path: Path) -> list[str] | None:
-    """Return the names in an HDF5 file and in the groups that identify its writer; None for another file.
+    """Return the names in an HDF5 file and in groups that identify its writer; None if the file is not HDF5.
 
     The list is empty if the file cannot be opened.
     """
@@ -384,15 +385,15 @@ def hdf5_names(path: Path) -> list[str] | None:
 
 @dataclass(frozen=True)
 class _Format:
-    """A format that can be recognised; ``mouse_core.formats.<name>.read_<name>`` reads it.
+    """A format that can be recognised; its reader is ``mouse_core.formats.<name>.read_<name>``.
 
     Args:
-        name: Name of the format for ``format=``.
+        name: Name of the format, for the argument ``format``.
         sign: Description of the mark that identifies the format.
-        is_there: Returns whether the data at a path have this format; None for a format that is recognised by names in
-            a tree of arrays.
-        names: Regular expressions, separated by blanks; each must match the beginning of a name in the tree.
-        lacks: Regular expression that must match no name in the tree.
+        is_there: A function that returns whether the data at a path have this format; None for a format that is
+            recognised by names in a tree of arrays.
+        names: Regular expressions, separated by spaces; each expression must match the beginning of a name in the tree.
+        lacks: A regular expression that must not match any name in the tree.
         hdf5: Whether the tree is an HDF5 file.
         layout: The layout for ``read_layouts``; None for a format with its own reader.
     """
@@ -406,7 +407,7 @@ class _Format:
     layout: Any = None
 
     def is_among(self, names: Sequence[str]) -> bool:
-        """Whether the names in a tree of arrays are names of this format."""
+        """Whether the names in a tree of arrays identify this format."""
         known = {*names, *(name.split("/")[0] for name in names)}
         lacking = not any(re.fullmatch(self.lacks, name) for name in known)
         return lacking and all(any(re.fullmatch(one, name) for name in known) for one in self.names.split())
@@ -458,23 +459,24 @@ def open(
 ) -> RowStream:
     """Read recorded data of any format that this library reads, as a stream of record batches.
 
-    ``DatasetStore.open`` opens the same data as a store, with the same options.
+    To open the same data as a store, call ``DatasetStore.open`` with the same options.
 
     Args:
-        path: A file or folder; an address, as ``DatasetStore.open`` takes it; or the id of a dataset of another
-            library, a text that begins with one of ``formats.ID_SCHEMES`` (``"minari:D4RL/door/human-v2"``). The
-            dataset is opened in the library's cache; the library downloads a missing dataset.
-        format: Name of the format, for data that are not recognised: "dopamine", "dreamerv3", "lerobot", "minari",
-            "openml", "rows" (datasets on disk, Arrow, Parquet), "store" (``DatasetStore.open``), "ted" or
+        path: A file or folder; an address, as for ``DatasetStore.open``; or the id of another library's dataset. An id
+            begins with one of ``formats.ID_SCHEMES``, for example ``"minari:D4RL/door/human-v2"``. The dataset is
+            opened in the library's cache; if the dataset is missing there, the library downloads it.
+        format: Name of the format, required if the format is not recognised: "dopamine", "dreamerv3", "lerobot",
+            "minari", "openml", "rows" (datasets on disk, Arrow, Parquet), "store" (``DatasetStore.open``), "ted" or
             "tfds"; one of ``layouts.LAYOUTS`` ("aloha", "d3rlpy", "d4rl", "diffusion_policy", "dreamer", "drqv2",
-            "gen_dgrl", "maniskill", "ogbench", "robomimic", "roboset"); or a ``layouts.TreeLayout``. For
-            recordings of robots (MCAP, bags of ROS 2), a ``robot_logs.TopicLayout``. Both layouts may also be given as
-            a mapping of their arguments, or as a YAML file with the arguments.
+            "gen_dgrl", "maniskill", "ogbench", "robomimic", "roboset"); or a ``layouts.TreeLayout``. For recordings of
+            robots (MCAP, bags of ROS 2), a ``robot_logs.TopicLayout``. A layout may also be given as a mapping of its
+            arguments, or as a YAML file with its arguments.
         final: Treatment of an episode's last transition, for formats that do not store the final observation: "drop" or
             "mark".
         splits: Names of the splits to read, if the format has splits.
-        alignment: The transition that a row's action, reward and done belong to: "arrived" or "outgoing". For rows
-            whose metadata do not state it; the value becomes part of the metadata.
+        alignment: Whether a row's action, reward and done belong to the transition before the row's observation
+            ("arrived") or after it ("outgoing"). Required only if the data do not state the alignment; the value
+            becomes part of the metadata.
         batch_rows: Largest number of rows of a batch.
         image_roots: Further folders in which images that rows name by path may lie, besides the folders of the data.
         **options: Options of the format's reader.
@@ -484,8 +486,8 @@ def open(
 
     Raises:
         ConfigError: The path does not exist; the format is unknown or not recognised (the message lists the marks of
-            formats); the reader has no such option; the dataset of an id is missing and was not downloaded; or the id
-            is also the name of a file or folder.
+            formats); the reader has no such option; the dataset of an id could not be downloaded; or the id is also the
+            name of a file or folder.
         ImportError: A library for downloading or reading is not installed.
         DataError: The data are damaged.
         SchemaError: The alignment contradicts the data or the format.
@@ -541,11 +543,11 @@ def save(rows: Any, path: str | os.PathLike[str], format: str | None = None, **o
 
     Args:
         rows: A ``RowStream``, a store or a view.
-        path: The folder, or the file.
-        format: "arrow", "parquet", "store", "lerobot", "minari", "ted" or "tfds"; None: "parquet" for a path that ends
-            in ``.parquet``, else "arrow".
-        **options: Options of ``formats.converting.convert`` for the first three, else of the format's writer, such as
-            ``lerobot.write_lerobot``.
+        path: The folder or file to write.
+        format: "arrow", "parquet", "store", "lerobot", "minari", "ted" or "tfds". The default is "parquet" for a path
+            that ends in ``.parquet``, else "arrow".
+        **options: For "arrow", "parquet" and "store", options of ``formats.converting.convert``. For other formats,
+            options of the format's writer, such as ``lerobot.write_lerobot``.
 
     Raises:
         ConfigError: The format is unknown, or has no such option.
@@ -568,7 +570,7 @@ _KINDS, _WRITTEN = ("arrow", "parquet", "store"), ("lerobot", "minari", "ted", "
 
 
 def place(path: str | os.PathLike[str], name: str | None) -> tuple[Any, str | None]:
-    """Return the location of data from a path, address or id, and the name of their format, if known."""
+    """Return the location of data, given a path, address or id, and the name of the format if it is known."""
     if not is_id(path):
         return (path if is_url(path) else Path(path)), name
     folder, known = located(str(path))
@@ -578,7 +580,7 @@ def place(path: str | os.PathLike[str], name: str | None) -> tuple[Any, str | No
 
 
 def _format_at(root: Any, name: str | None, options: Mapping[str, Any]) -> _Format:
-    """Return the format with the given name, or the recognised format."""
+    """Return the format with the given name, or without a name the format that is recognised."""
     if is_url(root):
         return _format_elsewhere(root, name, options)
     if not root.exists():
@@ -606,7 +608,7 @@ def _format_at(root: Any, name: str | None, options: Mapping[str, Any]) -> _Form
 
 
 def _format_elsewhere(url: str, name: str | None, options: Mapping[str, Any]) -> _Format:
-    """Return the format of remote data: a LeRobotDataset, or data that a store opens."""
+    """Return the format of remote data: LeRobot, or a format that ``DatasetStore.open`` opens."""
     known = {one.name: one for one in _FORMATS if one.name in ("store", "lerobot", "rows")}
     if name is not None:
         if name not in known:

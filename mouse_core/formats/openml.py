@@ -1,7 +1,7 @@
-"""Reads tables of OpenML as contextual bandits, from the caches of scikit-learn's ``fetch_openml`` and OpenML's client.
+"""Reads tables of OpenML as contextual bandits, from the cache of OpenML's client or of scikit-learn.
 
-An example is an episode of one step: its features are the observation, and its class is the action with reward 1. No
-step follows an example, so each example is one row, with the alignment "outgoing".
+An example of the table is an episode of one step: its features are the observation, and its class is the action with
+reward 1. No step follows, so each example is a single row with the alignment "outgoing".
 """
 
 from __future__ import annotations
@@ -54,17 +54,18 @@ def read_openml(
 ) -> RowStream:
     """Read a table of OpenML as a contextual bandit: a row for each example, with alignment "outgoing".
 
-    ``observation`` holds the features in the order of the table, float64. A categorical attribute is stored as the
-    index of its declared value. ``action`` is the index of the class, or, for a regression, the target value as a
-    vector of length 1. ``reward`` and ``done`` are 1 in every row. ``metadata`` holds the names of features and
-    classes. Features are not scaled; use a ``Normalizer`` for that.
+    ``observation`` holds the features in the order of the table, float64. For a categorical attribute, it holds the
+    index of the value among the declared values. ``action`` is the index of the class, or, for a regression, the target
+    value as a vector of length 1. ``reward`` and ``done`` are 1 in every row. ``metadata`` holds the names of features
+    and classes. Features are not scaled; use a ``Normalizer`` for that.
 
     Args:
-        path: An ARFF file, with or without gzip, or a Parquet file; or the folder of a dataset in the cache of OpenML's
-            client, which also has a description. In scikit-learn's cache, it is the file below ``data/v1/download``.
-        target: The attribute to predict; by default the target in the description, else the last attribute.
+        path: An ARFF file (gzip or not), a Parquet file, or the folder of a dataset in the cache of OpenML's client,
+            which also contains a description. For scikit-learn's cache, pass the file below ``data/v1/download``.
+        target: The attribute to predict. By default, it is the target in the description, or the last attribute if
+            there is no description.
         missing: "drop" omits examples that lack the value of an attribute; by default such examples raise a DataError.
-        batch_rows: Most rows of a batch.
+        batch_rows: Largest number of rows of a batch.
 
     Raises:
         ConfigError: No table is found, or no attribute has the name ``target``.
@@ -119,7 +120,10 @@ class _Attribute:
     values: tuple[str, ...] | None
 
     def array(self, texts: Sequence[str], lines: Sequence[int], where: str) -> npt.NDArray[Any]:
-        """Convert texts to numbers, or to indices of declared values; DataError names the line of any other text."""
+        """Convert texts to numbers, or to indices of declared values.
+
+        Raise DataError, naming the line, for any other text.
+        """
         places = {value: number for number, value in enumerate(self.values or ())}
         read: Callable[[str], float] = float if self.values is None else places.__getitem__
         found = np.empty(len(texts), np.float64 if self.values is None else np.int64)
@@ -169,7 +173,10 @@ def _file(root: Path) -> Path:
 
 
 def _said(file: Path) -> str | None:
-    """Return the target in the description, a file beside the data (OpenML's client) or in scikit-learn's cache."""
+    """Return the target that the description states.
+
+    The description is a file in the data's folder, or in scikit-learn's cache.
+    """
     with suppress(OSError, ValueError, EOFError):
         beside = file.parent / "description.xml"
         if beside.is_file():
@@ -189,7 +196,7 @@ def _said(file: Path) -> str | None:
 
 
 def _read_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield the line number and the values of each example as texts ("?" for a missing value)."""
+    """Yield the line number of each example, and its values as texts ("?" for a missing value)."""
     with _text(path) as file:
         count = len(_header(file, path))
         number = -1
@@ -301,7 +308,7 @@ def _parquet_attributes(path: Path) -> list[_Attribute]:
 
 
 def _parquet_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield the number and the values of each example, as ``_read_lines`` does."""
+    """Yield the number of each example, and its values as texts, like ``_read_lines``."""
     number = 0
     for batch in parquet_batches(path, 1 << 13):
         columns = [column.to_pylist() for column in batch.columns]

@@ -1,4 +1,4 @@
-"""Finds columns of images, reads them as pixels, and changes their storage form (pixels, PNG, JPEG, video frames)."""
+"""Finds columns of images, reads images as pixels, and changes their encoding (pixels, PNG, JPEG, video frames)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _COLUMN = re.compile(r"([^:=]+)=(.*)")
 
 @dataclass(frozen=True)
 class PictureEncoding:
-    """The storage form of images.
+    """An encoding of stored images.
 
     Args:
         way: "raw", "png", "jpeg" or "video".
@@ -58,10 +58,10 @@ class PictureEncoding:
 
     @classmethod
     def parse(cls, text: Any) -> PictureEncoding:
-        """Parse a text: "raw", "png", "jpeg:95", "video", or "video:" and a text for ``VideoCodec.parse``.
+        """Parse a text: "raw", "png", "jpeg:95", "video", or "video:" followed by a text for ``VideoCodec.parse``.
 
         Raises:
-            ConfigError: The text names no encoding.
+            ConfigError: The text is not an encoding.
         """
         way, _, rest = text.partition(":") if isinstance(text, str) else ("", "", "")
         if way == "video":
@@ -107,14 +107,15 @@ class Pictures:
 
 
 Changed = Mapping[str, tuple[Pictures, PictureEncoding]]
-"""Columns whose encoding changes: their images, and the new encoding."""
+"""Columns whose encoding changes: by name, the description of the images and the new encoding."""
 
 
 def by_column(given: str | Sequence[str] | Mapping[str, str]) -> dict[str, PictureEncoding]:
-    """Return the encoding by column; the key "" has the encoding of all columns without one of their own.
+    """Return the encoding by column. The key "" holds the encoding of all columns that are not named.
 
     Args:
-        given: A text for all columns, texts by column, or a list of texts, each of which may begin with COLUMN=.
+        given: A text for all columns, a mapping from columns to texts, or a list of texts. A text in the list may begin
+            with ``COLUMN=``.
 
     Raises:
         ConfigError: A text is invalid, or a column has two texts.
@@ -176,7 +177,7 @@ def pictures_of(stream: Any, wanted: Mapping[str, PictureEncoding]) -> dict[str,
 
 
 def _kind(column: pa.Field, stream: Any) -> str:
-    """Return the storage form of a column's images: "raw", "encoded" or "video"; an empty text if it has no images."""
+    """Return how a column stores images: "raw", "encoded" or "video"; an empty text for a column without images."""
     kind, name = column_type(column.type), column.name
     if kind.kind == "video":
         return "video"
@@ -193,7 +194,7 @@ def _kind(column: pa.Field, stream: Any) -> str:
 
 
 def field_of(name: str, metadata: DatasetMetadata) -> Field | None:
-    """Return the field that reads a column: from the metadata of the rows, or a standard field."""
+    """Return the field that reads a column: the field in the metadata of the rows, or a standard field."""
     return next((one for one in (*metadata.fields, *STANDARD_FIELDS) if one.column == name), None)
 
 
@@ -239,15 +240,15 @@ def _picture(
 
 
 def said_after(metadata: DatasetMetadata, changed: Changed, *, frames_stay: bool) -> DatasetMetadata:
-    """Return the metadata of rows with newly encoded images: each column has a field that reads it.
+    """Return the metadata of rows after their images were encoded anew, with a field for each column of images.
 
     Args:
-        metadata: The metadata before.
+        metadata: The metadata before the change.
         changed: New encodings by column.
         frames_stay: Whether other columns still refer to frames of the listed videos.
 
     Raises:
-        SchemaError: A field crops or resizes frames, but its column has no frames afterwards.
+        SchemaError: A field crops or resizes video frames, but its column has no video frames any more.
     """
     fields = {one.name: one for one in metadata.fields}
     for name, (picture, kept) in changed.items():
@@ -282,7 +283,7 @@ def _field_after(name: str, picture: Pictures, kept: PictureEncoding, read: Fiel
 def encoded_images(column: pa.Array) -> npt.NDArray[Any]:
     """Return the image files of a column, ``{bytes, path}`` or binary, as an array of bytes.
 
-    Paths are ignored, because a dataset must not read files outside of its folder.
+    Paths in the column are ignored, because a dataset must not read files outside of its folder.
     """
     return np.asarray(_files(column).to_numpy(zero_copy_only=False))
 
@@ -290,11 +291,11 @@ def encoded_images(column: pa.Array) -> npt.NDArray[Any]:
 def unreadable_images(
     column: pa.Array, name: str, shape: tuple[int, int, int], dtype: npt.DTypeLike
 ) -> Iterator[tuple[int, str]]:
-    """Yield each row whose image is missing, or has another shape in its header, with the reason.
+    """Yield each row whose image is missing or has a header with another shape, and the reason.
 
     Args:
         column: The images, ``{bytes, path}`` or binary.
-        name: Name for messages.
+        name: Name for error messages.
         shape: Shape ``(H, W, C)`` that each image must have.
         dtype: Type of the pixels, uint8 or uint16.
     """
@@ -318,11 +319,11 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def changed_stream(stream: Any, changed: Changed, *, fill: bool = False) -> Any:
-    """Return the same rows with the images of some columns as pixels, PNG or JPEG.
+    """Return the same rows, with the images of some columns converted to pixels, PNG or JPEG.
 
     Args:
         stream: A ``RowStream``.
-        changed: New encodings by column; columns that become videos stay unchanged.
+        changed: New encodings by column. Columns with the encoding "video" are not changed here.
         fill: Whether missing images become zeros; otherwise they are null.
     """
     changed = {name: one for name, one in changed.items() if one[1].way != "video"}
@@ -352,7 +353,7 @@ def _batches(stream: Any, changed: Changed, schema: pa.Schema, fill: bool) -> It
 
 
 def pieces(batches: Iterable[pa.RecordBatch], pictures: Sequence[Pictures]) -> Iterator[pa.RecordBatch]:
-    """Yield the same rows in batches whose images take a bounded number of bytes when decoded."""
+    """Yield the same rows in batches, so that the decoded images of a batch have a bounded size in bytes."""
     size = sum(picture.bytes for picture in pictures)
     for batch in batches:
         step = rows_at_once(size, most=max(1, batch.num_rows), budget=_PIECE_BYTES)
@@ -370,7 +371,7 @@ def _column(
     *,
     fill: bool,
 ) -> pa.Array:
-    """Return a column of images in another encoding."""
+    """Convert a column of images to another encoding."""
     ready = _png_already(values) if kept.way == "png" and picture.kind == "encoded" else None
     if ready is not None:
         return ready
@@ -409,12 +410,12 @@ class PixelReader:
         self._videos = VideoFiles(stream.metadata.videos)
 
     def read(self, picture: Pictures, values: pa.Array, first: int) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
-        """Return pixels ``[n, H, W, C]``, zeros for rows without an image, and a mask of the other rows, bool ``[n]``.
+        """Return pixels ``[n, H, W, C]``, and a mask of the rows with an image, bool ``[n]``; other rows have zeros.
 
         Args:
             picture: Description of the column.
             values: Rows of the column.
-            first: Number of the first row, for messages.
+            first: Index of the first row, for error messages.
 
         Raises:
             DataError: An image cannot be read, or differs from the first one in shape or type. The message names column
@@ -450,7 +451,10 @@ class PixelReader:
 
 
 def with_features(schema: pa.Schema, changed: Changed) -> pa.Schema:
-    """Return a schema whose metadata name the columns of image files, without metadata of changed columns."""
+    """Return a schema with metadata that name the columns of image files.
+
+    Metadata about changed columns are removed.
+    """
     metadata = dict(schema.metadata or {})
     features = {name: item for name, item in features_in(metadata).items() if name not in changed}
     features |= {name: {"_type": "Image"} for name, (_, kept) in changed.items() if kept.way in ("png", "jpeg")}
@@ -468,14 +472,14 @@ _MOST_BYTES = 200 * 10**6
 
 
 def encoded_stream(stream: Any, changed: Changed, folder: Path, *, most_bytes: int, progress: bool) -> Any:
-    """Return the same rows with images of some columns as frames of videos; the call writes the videos.
+    """Write the images of some columns to videos; return the same rows with references to the video frames.
 
-    Parts that an interrupted call wrote are kept.
+    Parts that an earlier, interrupted call wrote are kept.
 
     Args:
         stream: A ``RowStream``.
-        changed: New encodings by column; only columns that become videos count.
-        folder: Folder of the parts, rows and videos.
+        changed: New encodings by column; only columns with the encoding "video" are changed here.
+        folder: Folder for the rows and the videos.
         most_bytes: Approximate largest size of a video in bytes.
         progress: Whether to show a progress bar.
 
@@ -546,9 +550,9 @@ class _PartWriter:
         changed: Columns that become videos.
         schema: Schema of the rows with frames.
         base: Folder of the videos inside ``folder``.
-        number: Number of the part.
-        row: Number of the first row in the source.
-        first: Number of the first video of the part among all videos.
+        number: Index of the part.
+        row: Index of the first row in the source.
+        first: Index of the first video of the part among all videos.
     """
 
     def __init__(
@@ -588,7 +592,7 @@ class _PartWriter:
         self._row += batch.num_rows
 
     def _frames(self, name: str, picture: Pictures, codec: VideoCodec, pixels: Any, there: Any) -> pa.Array:
-        """Encode images; return the video number and frame number of each row."""
+        """Encode images; return the index of the video and of the frame for each row."""
         video, frame = np.zeros(len(there), np.int32), np.zeros(len(there), np.int32)
         if there.any():
             if name not in self._writers:
@@ -611,7 +615,10 @@ class _PartWriter:
         return f"{self._base}/{name}/chunk-{self._number // 1000:03d}/file-{self._number % 1000:03d}.mp4"
 
     def finish(self) -> tuple[list[str], list[list[str]]]:
-        """Close the files and count the frames; return the names of the files, and path and digest of each video."""
+        """Close the files and check the number of frames.
+
+        Return the file names, and the path and digest of each video.
+        """
         videos = []
         for writer in self._writers.values():
             writer.close()
@@ -632,6 +639,6 @@ class _PartWriter:
 
 
 def _rate(metadata: DatasetMetadata) -> float:
-    """Frames per second of the recording if it has one rate, else 30."""
+    """Frames per second of the recording, if its rate is constant, else 30."""
     known = metadata.frames_per_second
     return known[0] if len(known) == 1 and known[0] < 1e4 else _RATE

@@ -1,8 +1,9 @@
-"""Converts episodes of RLDS to rows and back, and to trajectories of TF-Agents (pairs of adjacent steps).
+"""Converts episodes of RLDS to rows, rows to RLDS, and RLDS to trajectories of TF-Agents (pairs of adjacent steps).
 
-A step holds an observation, the action that is taken on it, and the reward of the action; the last step of an episode
-holds only an observation. So N steps are N rows, and an action moves to the next row. In much of Open X, the last step
-also has an action and a reward, without the observation that they led to; for such data use ``last_step="transition"``.
+A step holds an observation, the action taken on it, and the reward of the action; the last step of an episode holds
+only an observation. So N steps become N rows, and each action moves to the next row. In many datasets of Open X, the
+last step has an action and a reward too, but the observation after them is missing. For such data, use
+``last_step="transition"``.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from mouse_core.spec import FieldSpec
 
 FLAGS = ("is_first", "is_last", "is_terminal")
 FEATURES = ("observation", "action", "reward", "discount", *FLAGS)
-"""The features of every RLDS step."""
+"""Names of the features that every RLDS step has."""
 
 # Prefix of columns with features of an episode, which are repeated in every row of the episode.
 _EPISODE = "metadata_episode_"
@@ -53,10 +54,10 @@ class Stack:
     Args:
         values: Features of the steps, each stacked to ``[n, ...]``; nested features are mappings.
         count: Number of steps.
-        episode: Number of the episode, from 0.
-        first: Number of the first of these steps in the episode.
-        last: Whether the episode ends with these steps.
-        of_episode: Features of the episode other than its steps.
+        episode: Index of the episode.
+        first: Index in the episode of the first of these steps.
+        last: Whether the last of these steps is the last step of the episode.
+        of_episode: Features of the episode, except its steps.
     """
 
     values: Mapping[str, Any]
@@ -68,11 +69,11 @@ class Stack:
 
 
 def episode_parts(episode: Any, where: str) -> tuple[Any, Mapping[str, Any]]:
-    """Split an episode into its steps and its other features.
+    """Split an episode into its steps and its further features.
 
     Args:
         episode: A mapping with ``steps``, a mapping of stacked features, or an iterable of steps.
-        where: Name of the episode for messages.
+        where: Name of the episode for error messages.
 
     Raises:
         DataError: The episode has another form.
@@ -122,7 +123,10 @@ def stacks(episodes: Iterable[Any], size: int, path: str) -> Iterator[Stack]:
 
 
 def stack(steps: list[Any], where: str, first: int) -> Any:
-    """Stack steps, or nested values of steps, leaf by leaf; ``first`` is the number of the first step, for errors."""
+    """Stack steps, or nested values of steps, leaf by leaf.
+
+    The index of the first step, ``first``, is for error messages.
+    """
     if isinstance(steps[0], Mapping):
         names = list(steps[0])
         for index, step in enumerate(steps, first):
@@ -158,7 +162,7 @@ def as_arrays(values: Any) -> Any:
 
 
 def at(stacked: Any, index: int | slice) -> Any:
-    """Return one step, or a slice of steps, of stacked values."""
+    """Return the stacked values of a step, or of a slice of steps."""
     return map_tree(lambda values: values[index], stacked)
 
 
@@ -166,7 +170,7 @@ def stacked_length(stacked: Any, where: str) -> int:
     """Return the number of steps of stacked features.
 
     Raises:
-        DataError: Features have different lengths, or belong to a single step.
+        DataError: Features have different lengths, or are not stacked.
     """
     lengths: set[int] = set()
     map_tree(lambda values: lengths.add(len(values) if values.ndim else -1), stacked)
@@ -203,7 +207,7 @@ def check_episodes(episodes: Any) -> None:
 
 
 def rlds_steps(columns: Columns, number: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Convert the rows of an episode to stacked RLDS steps and features of the episode; see ``write_rlds``."""
+    """Convert the rows of an episode to stacked RLDS steps, and to features of the episode; see ``write_rlds``."""
     rest = dict(columns)
     missing = rest.pop(MISSING, np.zeros(1, np.int64))
     observations = _pop_columns(rest, lambda name: belongs_to(name, "observation"))
@@ -236,12 +240,12 @@ def rlds_steps(columns: Columns, number: int) -> tuple[dict[str, Any], dict[str,
 
 
 def _pop_columns(columns: Columns, wanted: Callable[[str], bool]) -> Columns:
-    """Remove the columns whose names ``wanted`` accepts from ``columns``, and return them."""
+    """Remove from ``columns`` all columns whose names ``wanted`` accepts, and return the removed columns."""
     return {name: columns.pop(name) for name in [name for name in columns if wanted(name)]}
 
 
 def _is_of_episode(name: str, values: npt.NDArray[Any]) -> bool:
-    """Whether a column is a feature of an episode: its name has the prefix, and its value is the same in all rows."""
+    """Whether a column is a feature of an episode: its name has the prefix, and all rows have the same value."""
     if not name.startswith(_EPISODE) or name.removeprefix(_EPISODE) in ("", "steps", "observation", "is_first"):
         return False
     same = values[:1] == values
@@ -251,7 +255,7 @@ def _is_of_episode(name: str, values: npt.NDArray[Any]) -> bool:
 
 
 def _from_next_row(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return, for each row, the value of the next row; zeros for the last row: 1 2 3 becomes 2 3 0."""
+    """Return, for each row, the value of the next row, and zeros for the last row. For example, 1 2 3 becomes 2 3 0."""
     return np.concatenate([values[1:], placeholder(values)])
 
 
@@ -289,23 +293,25 @@ def read_rlds(
     ``done`` is 1 at a last step that is terminal, and 2 at other last steps. Observations become the column
     ``observation``, or ``observation.<key>`` if they are nested; actions likewise. ``discount`` becomes
     ``metadata_discount``, other features of steps become ``metadata_<key>``, and features of an episode become
-    ``metadata_episode_<key>`` in each of its rows. Features whose names begin with ``action``, ``policy`` or
+    ``metadata_episode_<key>`` in each row of the episode. Features whose names begin with ``action``, ``policy`` or
     ``log_prob`` move to the next row with the action, other features stay with their step.
 
     Args:
-        episodes: Episodes as in ``convert_rlds_to_trajectories``, in an iterable that can be iterated over repeatedly,
-            such as a list; or a function that returns an iterable of episodes, such as a generator function.
+        episodes: An iterable of episodes that can be iterated over repeatedly, such as a list; or a function that
+            returns an iterable of episodes, such as a generator function. Episodes have the form that
+            ``convert_rlds_to_trajectories`` accepts.
         final: How to store the last action of an episode whose steps end without ``is_last``, so that the observation
             after the action is missing: "drop" omits the action, "mark" adds a row of zeros. By default such an episode
             raises an error.
-        last_step: Content of the last step of an episode. "observation", as RLDS defines it: its action and reward have
-            no meaning and are omitted. "transition", as in many datasets of Open X and in DROID: its action and reward
-            are valid, and the observation after them is missing (see ``final``).
-        batch_rows: Most rows of a batch.
-        path: Name of the source for messages.
+        last_step: Content of the last step of an episode. "observation", as RLDS defines it: the action and reward of
+            the last step have no meaning and are omitted. "transition", as in many datasets of Open X and in DROID:
+            this action and reward are valid, and the observation after them is missing (see ``final``).
+        batch_rows: Largest number of rows of a batch.
+        path: Name of the source for error messages.
 
     Raises:
-        ConfigError: ``episodes`` is not iterable, ``final`` or ``last_step`` is unknown, or transitions lack ``final``.
+        ConfigError: ``episodes`` is not iterable, ``final`` or ``last_step`` is unknown, or ``last_step`` is
+            "transition" without ``final``.
         DataError: There are no steps, or values do not fit each other. Raised while iterating: EpisodeError if steps of
             an episode contradict each other, and ConfigError if its last observation is missing.
         MissingFieldError: Steps lack required features.
@@ -335,7 +341,7 @@ def read_rlds(
 
 
 def check_last_step(last_step: str, final: str | None, *, where: str) -> None:
-    """Raise ConfigError for an unknown ``last_step`` or ``final``, or for transitions without ``final``."""
+    """Raise ConfigError if an option is unknown, or if ``last_step`` is "transition" without ``final``."""
     check_choice("last_step", last_step, ("observation", "transition"))
     check_final(final, where=where, needed=last_step == "transition")
 
@@ -344,7 +350,7 @@ def last_step_notes(pieces: Iterator[Stack]) -> tuple[str, ...]:
     """Return a note if the first episode's last step has an action and a reward, which are undefined in RLDS.
 
     Args:
-        pieces: Pieces with flags, actions and rewards; only the first episode's pieces are used.
+        pieces: Pieces of episodes with flags, actions and rewards; only pieces of the first episode are used.
     """
     for piece in pieces:
         if piece.last:
@@ -362,7 +368,7 @@ def last_step_notes(pieces: Iterator[Stack]) -> tuple[str, ...]:
 
 
 def _again(episodes: Iterable[Any], path: str) -> Iterator[Any]:
-    """Yield episodes that can be read more than once; ConfigError for generators, of episodes or of steps."""
+    """Yield episodes. Raise ConfigError for generators, of episodes or of steps, because they can be read only once."""
     check_episodes(episodes)
     hint = "can be read once; pass lists, or a function that makes the episodes"
     if isinstance(episodes, Iterator):
@@ -376,7 +382,7 @@ def _again(episodes: Iterable[Any], path: str) -> Iterator[Any]:
 def first_batch(
     pieces: Iterator[Stack], *, final: str | None, path: str, last_step: str = "observation"
 ) -> pa.RecordBatch:
-    """Return the first rows, which determine the columns.
+    """Return the first rows, from which the schema of all rows is derived.
 
     Raises:
         DataError: There are no rows.
@@ -394,12 +400,12 @@ def first_batch(
 def stack_rows(
     pieces: Iterator[Stack], *, final: str | None, path: str, last_step: str = "observation"
 ) -> Iterator[tuple[Columns, str]]:
-    """Yield rows for pieces of episodes, and the name of each piece for messages.
+    """Yield, for each piece of an episode, its rows and its name for error messages.
 
     Args:
         pieces: The pieces, from ``stacks``.
         final, last_step: See ``read_rlds``.
-        path: Name of the source for messages.
+        path: Name of the source for error messages.
     """
     before: Columns = {}
     for piece in pieces:
@@ -429,7 +435,7 @@ def stack_rows(
 
 
 def _ended(columns: Columns, before: Columns, staying: Columns, final: str | None) -> Columns:
-    """Return the last rows of an episode whose last action has no stored next observation."""
+    """Return the last rows of an episode in which the observation after the last action is missing."""
     code = int(columns["done"][-1])  # done code of the last step; 0 if ``is_last`` is not set
     if final == "drop":
         columns["done"][-1] = 2 if len(columns["done"]) > 1 or columns["episode_step"][0] else 0
@@ -451,7 +457,11 @@ def _is_clock(name: str) -> bool:
 
 
 def _flags(piece: Stack, where: str) -> dict[str, npt.NDArray[np.bool_]]:
-    """Return the flags of a piece; ``is_first`` must be at the start, ``is_last`` and ``is_terminal`` at the end."""
+    """Return the flags of a piece.
+
+    Raise EpisodeError unless ``is_first`` is only at the start, and ``is_last`` and ``is_terminal`` are only at the
+    end.
+    """
     flags = {name: np.asarray(piece.values[name]).reshape(piece.count, -1) for name in FLAGS}
     for name, values in flags.items():
         if values.shape[1] != 1 or values.dtype.kind not in "biuf":
@@ -473,7 +483,7 @@ def _flags(piece: Stack, where: str) -> dict[str, npt.NDArray[np.bool_]]:
 
 
 def _split(piece: Stack) -> tuple[Columns, Columns]:
-    """Return the columns that stay in the row of their step, and the columns that move to the next row."""
+    """Return the columns that stay in the row of their step, and the columns whose values move to the next row."""
     staying: Columns = named("observation", piece.values["observation"])
     leaving: Columns = named("action", piece.values["action"])
     leaving |= {"reward": _one_each(piece.values["reward"], "reward")}
@@ -499,25 +509,24 @@ def _one_each(value: Any, name: str) -> npt.NDArray[Any]:
 
 
 def write_rlds(rows: Any) -> Iterator[dict[str, Any]]:
-    """Yield rows as episodes of RLDS, one in memory at a time.
+    """Yield rows as episodes of RLDS. One episode is in memory at a time.
 
-    ``metadata_discount`` becomes ``discount``; without that column, the discount is 0 at the action that led to a
-    terminal step, else 1. Rows have no action after the last step of an episode, so its action, its reward and all
-    values that move with the action are zeros. The discount of a last step is 0 if it is terminal; if it is truncated,
-    it equals the discount of the step before, or 1 without a step before. RLDS has no unfinished episodes: an episode
-    whose last row has ``done`` 0 is written as truncated.
+    ``metadata_discount`` becomes ``discount``. Without this column, the discount is 0 at the action before a terminal
+    step, else 1. Rows have no action after the last step of an episode, so the action, the reward and all values of the
+    action are zeros in the last step. The discount of a last step is 0 if it is terminal; if it is truncated, it equals
+    the discount of the step before, or 1 without a step before. RLDS has no unfinished episodes: an episode whose last
+    row has ``done`` 0 is written as truncated.
 
     Args:
         rows: A ``RowStream``, a ``DatasetStore``, a ``datasets.Dataset``, a ``pyarrow.Table``, or record batches.
 
     Yields:
-        Episodes ``{"steps": [...]}`` of steps that are mappings of NumPy values. Columns ``observation.<key>`` become a
-        mapping of ``<key>``. ``metadata_<key>`` becomes ``<key>``, and
-        ``metadata_episode_<key>`` becomes ``<key>`` of the episode if it is equal in all its rows.
+        Episodes ``{"steps": [...]}``. A step is a mapping of NumPy values. Columns ``observation.<key>`` become a
+            mapping with the keys ``<key>``. ``metadata_<key>`` becomes ``<key>``, and
+        ``metadata_episode_<key>`` becomes ``<key>`` of the episode if all rows of the episode have the same value.
 
     Raises:
-        ConfigError, SchemaError, DataError: An error of the source of the rows, or rows are marked as missing an
-            observation.
+        ConfigError, SchemaError, DataError: Reading ``rows`` failed, or rows are marked as having no observation.
     """
     for number, columns in enumerate(episodes_of(rows)):
         stacked, of_episode = rlds_steps(columns, number)
@@ -528,11 +537,11 @@ def write_rlds(rows: Any) -> Iterator[dict[str, Any]]:
 
 
 FIRST, MID, LAST = 0, 1, 2
-"""Types of steps."""
+"""Types of steps: first, middle and last step of an episode."""
 
 
 class Trajectory(NamedTuple):
-    """A step and the type of the next step; every field is an array, a scalar, or a mapping of these.
+    """A step and the type of the next step. Each field is an array, a scalar, or a mapping of arrays and scalars.
 
     The class has the fields and methods of TF-Agents' trajectories.
 
@@ -540,10 +549,10 @@ class Trajectory(NamedTuple):
         step_type: 0 at the beginning of an episode, 2 at the end, else 1.
         observation: The observation at the step.
         action: The action that follows the observation.
-        policy_info: Additional outputs of the policy for the action, or ``()``.
+        policy_info: Further outputs of the policy for the action, or ``()``.
         next_step_type: The type of the next step.
         reward: The reward of the action.
-        discount: Factor of later rewards; 0 at a terminal step.
+        discount: Factor by which later rewards are multiplied; 0 at a terminal step.
     """
 
     step_type: Any
@@ -559,7 +568,7 @@ class Trajectory(NamedTuple):
         return self.step_type == FIRST
 
     def is_mid(self) -> Any:
-        """Whether neither this step nor the next one begins or ends an episode."""
+        """Whether this step and the next step are both in the middle of an episode."""
         return (self.step_type == MID) & (self.next_step_type == MID)
 
     def is_last(self) -> Any:
@@ -581,12 +590,13 @@ def to_tensor_specs(spec: Trajectory, *, outer_dims: Sequence[int | None] = ()) 
     Args:
         spec: A trajectory of ``FieldSpec``, nested or not; ``replace(policy_info=...)`` adds the specs of a
             ``policy_info_fn``.
-        outer_dims: Axes in front of every shape: ``(None,)`` for ``reverb.Table(signature=...)``, whose items are
-            sequences; none for ``ReverbReplayBuffer(data_spec=...)``.
+        outer_dims: Sizes of axes that are put in front of every shape. Use ``(None,)`` for
+            ``reverb.Table(signature=...)``, whose items are sequences, and ``()`` for
+            ``ReverbReplayBuffer(data_spec=...)``.
 
     Returns:
-        A trajectory of ``tf.TensorSpec``. If TF-Agents is installed, the trajectory equals the result of TF-Agents' own
-        function for the same data, including names, and bounds of ``step_type`` and ``discount``.
+        A trajectory of ``tf.TensorSpec``. If TF-Agents is installed, the result equals the result of TF-Agents'
+            function for the same data, including names, and bounds of ``step_type`` and ``discount``.
 
     Raises:
         ImportError: TensorFlow is not installed.
@@ -615,7 +625,7 @@ def to_tensor_specs(spec: Trajectory, *, outer_dims: Sequence[int | None] = ()) 
 
 
 def _mapped(change: Callable[[str, Any], Any], tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the tree with every leaf replaced by ``change(path, leaf)``."""
+    """Replace every leaf of a tree by ``change(path, leaf)``, and return the new tree."""
     leaves = {key: change("/".join(map(str, path_of(key))), leaf) for key, leaf in flatten(tree).items()}
     return dict(unflatten(structure_of(tree), leaves))
 
@@ -656,8 +666,8 @@ def check_trajectory(expected: Any, found: Trajectory, *, outer: int, where: str
         expected: Nested specs: values with ``dtype`` and ``shape``; a size of None matches any size.
         found: The trajectory.
         outer: Number of leading axes of the specs.
-        where: Name of the trajectory for messages.
-        free_info: Whether ``policy_info`` may have any values if ``()`` is expected.
+        where: Name of the trajectory for error messages.
+        free_info: Whether any ``policy_info`` is accepted if ``()`` is expected.
     """
     wanted, has = _leaves(expected), _leaves(found)
     if free_info and not any(path.startswith("policy_info") for path in wanted):
@@ -678,7 +688,7 @@ def check_trajectory(expected: Any, found: Trajectory, *, outer: int, where: str
 
 
 def _shape(spec: Any, path: str, outer: int) -> tuple[int | None, ...] | None:
-    """Return the shape of one value; None: any shape."""
+    """Return the shape of a value without leading axes; None stands for any shape."""
     if getattr(spec.shape, "rank", 0) is None:
         return None
     shape = tuple(spec.shape)
@@ -716,24 +726,24 @@ def convert_rlds_to_trajectories(
 ) -> Iterator[Trajectory]:
     """Convert RLDS episodes to trajectories: pairs of adjacent steps, across the ends of episodes.
 
-    The steps of all episodes form one sequence, to which a step of zeros with type 0 (first) is appended, so there are
-    as many trajectories as steps. A step has type 0 if ``is_first`` is set, else 2 if ``is_last`` is set, else 1.
-    ``discount`` is 0.0 at a step that is last and terminal, else the given discount.
+    The steps of all episodes form one sequence. A step of zeros with type 0 (first) is appended, so there are as many
+    trajectories as steps. A step has type 0 if ``is_first`` is set, else 2 if ``is_last`` is set, else 1. ``discount``
+    is 0.0 at a step that is last and terminal, else the given discount.
 
     Args:
         rlds_data: An iterable of episodes. An episode is a mapping with ``steps``: an iterable of steps, or features
             stacked to ``[n, ...]``. A step has ``observation``, ``action``, ``reward``, ``discount``, ``is_first``,
             ``is_last`` and ``is_terminal``; observations and actions may be nested.
-        policy_info_fn: Returns ``policy_info`` for a step and the next step; by default ``()``.
+        policy_info_fn: A function that takes a step and the next step, and returns ``policy_info``; by default ``()``.
 
     Returns:
         An iterator, which reads episodes when their trajectories are requested.
 
     Raises:
-        DataError: There are no steps (at once).
-        MissingFieldError: A step lacks features (at once for the first step).
-        EpisodeError: A terminal step is not last, a step before a first one is not last, or a step after a last one is
-            not first. All trajectories before that pair were yielded.
+        DataError: There are no steps. Raised at the call.
+        MissingFieldError: A step lacks features. For the first step, the error is raised at the call.
+        EpisodeError: A terminal step is not a last step, the step before a first step is not a last step, or the step
+            after a last step is not a first step. All trajectories before the faulty pair were yielded.
 
     Examples:
         >>> step = {"observation": 0.5, "action": 1, "reward": 1.0, "discount": 1.0, "is_terminal": False}
@@ -751,13 +761,13 @@ def push_rlds_to_reverb(
     observer: Callable[[Trajectory], Any],
     policy_info_fn: PolicyInfo | None = None,
 ) -> int:
-    """Pass the trajectories of RLDS episodes to an observer, one by one.
+    """Convert RLDS episodes to trajectories, and call an observer with each trajectory.
 
     Args:
         rlds_data: An iterable of episodes, as in ``convert_rlds_to_trajectories``.
-        observer: Any callable with a trajectory as argument. The observer may declare a spec, by
-            ``get_table_signature()`` like Reverb observers of TF-Agents (with the axis of the sequence in front), or in
-            an attribute ``data_spec`` or ``spec``. Then structure, dtypes and shapes of every trajectory are compared
+        observer: Any callable that takes a trajectory. The observer may declare a spec: by a method
+            ``get_table_signature()``, like Reverb observers of TF-Agents (with the sequence axis in front), or by an
+            attribute ``data_spec`` or ``spec``. Then the structure, dtypes and shapes of every trajectory are compared
             with the spec before the call. A Reverb table without a signature accepts any trajectory.
         policy_info_fn: As in ``convert_rlds_to_trajectories``. An observer that expects ``()`` as ``policy_info`` still
             receives the result of the function, as with TF-Agents.
@@ -796,7 +806,7 @@ def _flattened(rlds_data: Iterable[Any]) -> Iterator[Step]:
 
 
 def _first_step(rlds_data: Iterable[Any]) -> tuple[Mapping[str, Any], Iterator[Step]]:
-    """Return the first step, and all steps."""
+    """Return the first step, and an iterator over all steps, including the first."""
     check_episodes(rlds_data)
     steps = _flattened(rlds_data)
     first = next(steps, None)

@@ -1,8 +1,8 @@
-"""Recordings of robots as rows, from MCAP files and bags: topics are columns, and ticks of a clock are steps.
+"""Reads robot recordings (MCAP files and bags) as rows: topics become columns, and ticks of a clock become steps.
 
 The messages of a recording are aligned to the ticks in two passes over its files. The first pass reads only times: it
-finds the message of each column for every tick, and raises an error for messages out of tolerance. The second pass
-decodes these messages, and keeps each value until its last tick.
+selects a message for each column and tick, and raises an error if no message is within the tolerance. The second pass
+decodes the selected messages, and keeps each value in memory until the last tick that uses it.
 
 The parts of this module in order: recordings and their messages, layouts, decoding of messages, alignment to ticks, and
 the reader.
@@ -60,10 +60,10 @@ class Channel(NamedTuple):
 
     Args:
         topic: Name of the topic.
-        type: Name of the messages' type.
+        type: Name of the type of the messages.
         encoding: Encoding of the messages: "cdr", "ros1", "json", "protobuf".
-        schema: Language of the definition.
-        definition: Definition of the type.
+        schema: Language in which the definition is written.
+        definition: Definition of the fields of the type.
     """
 
     topic: str
@@ -74,7 +74,7 @@ class Channel(NamedTuple):
 
 
 Messages = Iterator[tuple[Channel, int, memoryview]]
-"""Messages in the order of the file: for each, the channel, the time of recording in nanoseconds, and the bytes."""
+"""Messages in the order of the file. Each item is the channel, the time of recording in nanoseconds, and the bytes."""
 
 
 def mcap_messages(path: str | os.PathLike[str]) -> Messages:
@@ -118,7 +118,7 @@ def mcap_messages(path: str | os.PathLike[str]) -> Messages:
 
 
 def _chunk_records(chunk: Any) -> Iterator[Any]:
-    """Yield the records of a chunk; the package mcap takes eight times as long, without a limit on the size."""
+    """Yield the records of a chunk. This is 8 times as fast as the package mcap, and limits the decompressed size."""
     from mcap.data_stream import ReadDataStream
     from mcap.opcode import Opcode
     from mcap.records import Channel, Message, Schema
@@ -146,11 +146,11 @@ def _chunk_records(chunk: Any) -> Iterator[Any]:
 
 
 def unpacked(packed: memoryview, compression: str, most: int) -> memoryview:
-    """Return decompressed bytes, at most ``most + 1`` of them.
+    """Return decompressed bytes, at most ``most + 1`` bytes.
 
     Args:
         packed: Compressed bytes.
-        compression: "zstd", "lz4" (its frame format), or "" for none.
+        compression: "zstd", "lz4" (the frame format of LZ4), or "" for uncompressed bytes.
         most: Expected number of bytes.
     """
     if not compression:
@@ -172,8 +172,8 @@ class Recording:
     """The files of a recording.
 
     Args:
-        path: The file, or the folder, for messages.
-        files: The files in order.
+        path: The file or the folder, for error messages.
+        files: The files in the order of recording.
     """
 
     path: Path
@@ -217,7 +217,7 @@ class Topic:
 
 
 def topics_in(path: str | os.PathLike[str]) -> list[Topic]:
-    """Return the topics of an MCAP file or a bag of ROS 2, by name; for a folder, the topics of its first recording.
+    """Return the topics of an MCAP file or a bag of ROS 2, by name. For a folder of recordings, read the first one.
 
     Raises:
         ConfigError: The path has no recording.
@@ -234,11 +234,11 @@ def topics_in(path: str | os.PathLike[str]) -> list[Topic]:
 
 
 def recordings_of(root: Path, files: str | None = None) -> list[Recording]:
-    """Return all recordings at a path: a file, a bag, or all in a folder, ordered by the numbers in their names.
+    """Return all recordings at a path: a file, a bag, or a folder of them, in the order of the numbers in their names.
 
     Args:
         root: The path.
-        files: Pattern of the recordings of a folder.
+        files: File name pattern of the recordings in a folder.
 
     Raises:
         ConfigError: The path has no recordings.
@@ -281,7 +281,7 @@ def _bag(folder: Path) -> Recording:
 
 
 def _recording(path: Path, files: Sequence[Path], mode: str = "none") -> Recording:
-    """Return the recording of some files; ConfigError for files of SQLite and for files that rosbag2 compressed."""
+    """Return the recording of some files. Raise ConfigError for SQLite files, and for files that rosbag2 compressed."""
     if not files or mode != "none" or any(file.suffix in (".db3", ".zstd") for file in files):
         raise ConfigError(
             f"{path}: expected MCAP files that rosbag2 did not compress, found {[file.name for file in files[:4]]} "
@@ -297,7 +297,7 @@ _PART = re.compile(r"\.(\w+)|\[([^\[\]]+)\]")
 
 
 class Stretch(NamedTuple):
-    """A slice of values: from ``first`` up to ``stop``; None for the beginning or the end."""
+    """A slice of values, from index ``first`` up to ``stop``; None stands for the beginning or the end."""
 
     first: int | None
     stop: int | None
@@ -308,9 +308,9 @@ class Place:
     """The path of a value in the messages of a topic.
 
     Args:
-        text: The path as in the layout.
+        text: The path as written in the layout.
         topic: The topic.
-        parts: Names of fields, indices ``[3]``, slices ``[2:5]``, and tuples of names ``[a, b]``.
+        parts: The parsed path: names of fields, indices ``[3]``, slices ``[2:5]``, and tuples of names ``[a, b]``.
     """
 
     text: str
@@ -319,17 +319,17 @@ class Place:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of values that a message must have for this path."""
+        """Names that a message must contain so that the path can be read."""
         return next((part for part in self.parts if is_names(part)), ())
 
 
 @dataclass(frozen=True)
 class Column:
-    """A path of a layout, whose value at each tick becomes a column.
+    """A path of a layout; its values at all ticks become a column.
 
     Args:
         role: The layout's role: "observation", "action", ...
-        name: Name within the role; empty for the only path of a role.
+        name: Part of the column name after the role; empty if the role has a single path.
         place: The path.
         match: "nearest" or "hold".
         tolerance: Largest distance in time, in seconds.
@@ -343,23 +343,24 @@ class Column:
 
     @property
     def source(self) -> tuple[str, tuple[str, ...]]:
-        """The topic, and the names that its messages must have."""
+        """The topic, and the names that its messages must contain."""
         return self.place.topic, self.place.names
 
 
 @dataclass(frozen=True, kw_only=True)
 class TopicLayout(Aligned):
-    """The values of topics that become columns, and how messages become steps.
+    """Selects the values of topics that become columns, and the times that become steps.
 
     A path is a topic and fields of its messages: ``/joint_states.position``, ``/tf.transforms[0].transform``,
     ``/imu.orientation_covariance[0:3]``. ``/joint_states.position[shoulder, elbow]`` selects two values by the list
-    ``name`` in the message, from messages that have both names. The path of a message stands for all its numbers in
-    order, without the header; the path of an image stands for its pixels; a text stays a text. Several paths are given
-    as a list, or as a mapping from names to paths.
+    ``name`` in the message; messages that lack a name are skipped. The path of a message selects all numbers in it in
+    order, without the header. The path of an image selects its pixels. A text stays a text. Several paths are given as
+    a list, or as a mapping from names to paths.
 
-    Every recording is an episode with a step for each tick of a clock. At a tick, each topic has the message that is
-    nearest in time, or the last message before the tick (``match``), within ``tolerance``. If a topic has no such
-    message, an error is raised or the episode ends (``gaps``); older values never replace missing ones.
+    Every recording is an episode with a step for each tick of a clock. At each tick, the message of a topic is either
+    the nearest in time or the last before the tick (``match``), and at most ``tolerance`` seconds away. If a topic has
+    no such message, an error is raised or the episode ends (``gaps``). Missing values are never replaced by older
+    values.
 
     Args:
         observation: Observed values.
@@ -369,20 +370,23 @@ class TopicLayout(Aligned):
         truncated: A flag; its value in the last step states whether the episode was truncated.
         metadata: Values of additional columns, ``metadata_<name>``.
         rate: Ticks per second.
-        clock: Instead of ``rate``, a topic whose messages are the ticks.
-        tolerance: Largest distance of a message in seconds; or by role or topic, ``{"action": 0.1, "/task": inf}``.
-        match: "nearest", which may be a message up to ``tolerance`` later, or "hold", the last message before the tick;
-            or by role or topic.
-        stamps: The time of a message: "log" for the time of recording, "header" for the time in its header, if any.
-        gaps: The effect of a message out of tolerance: "refuse" raises an error, "cut" ends the episode and begins
-            another one behind the gap.
-        trim: With ``gaps="refuse"``, the largest number of seconds that are left out at each end of a recording because
-            a topic has not begun or has already ended. A longer gap raises an error.
-        episode: A number or flag: no episode while it is 0, and a new episode when it changes.
-        alignment: Whether the action and reward at a tick leave its observation ("outgoing") or led to it ("arrived");
-            or by ``action`` and ``reward``.
-        ending: End of an episode without a flag: "truncated" (done 2) or "terminal" (done 1).
-        files: Pattern of the recordings of a folder, such as ``"episode_*.mcap"``.
+        clock: A topic, given instead of ``rate``: the times of its messages are the ticks.
+        tolerance: Largest distance in seconds between a message and a tick; or a mapping by role or topic, such as
+            ``{"action": 0.1, "/task": inf}``.
+        match: "nearest" for the nearest message, which may be later than the tick, or "hold" for the last message
+            before the tick; or a mapping by role or topic.
+        stamps: Which time of a message is used: "log" for the time of recording, or "header" for the time in the
+            message's header, if any.
+        gaps: What happens at a tick without a message within the tolerance: "refuse" raises an error; "cut" ends the
+            episode and begins another episode after the gap.
+        trim: Used with ``gaps="refuse"``. Seconds that may be left out at each end of a recording, where a topic has no
+            messages yet or no messages any more. A longer gap raises an error.
+        episode: Path of a number or flag. While the value is 0, there is no episode; when the value changes, a new
+            episode begins.
+        alignment: Whether the action and reward at a tick belong to the transition after the tick's observation
+            ("outgoing") or before it ("arrived"); or a mapping with the keys ``action`` and ``reward``.
+        ending: Kind of end for an episode without a set flag: "truncated" (``done`` 2) or "terminal" (``done`` 1).
+        files: File name pattern of the recordings in a folder, such as ``"episode_*.mcap"``.
     """
 
     observation: Paths = None
@@ -421,7 +425,7 @@ class TopicLayout(Aligned):
         self.columns()
 
     def columns(self) -> list[Column]:
-        """Return all columns; the name of the only path of a role is empty.
+        """Return all columns of the layout; if a role has a single path, the name of its column is empty.
 
         Raises:
             ConfigError: A path, a tolerance or ``match`` is invalid.
@@ -448,7 +452,7 @@ class TopicLayout(Aligned):
         return columns
 
     def _of(self, name: str, role: str, place: Place) -> Any:
-        """Return ``tolerance`` or ``match`` for a path: the value for its topic, else for its role."""
+        """Return ``tolerance`` or ``match`` for a path: the value for the topic, else the value for the role."""
         value = getattr(self, name)
         if not isinstance(value, Mapping):
             return value
@@ -475,7 +479,7 @@ def _named(role: str, value: Any) -> dict[str, Any]:
 
 
 def _name(path: str) -> str:
-    """Return the column name of a path without a name: ``arm_state_position`` for ``/arm/state.position``."""
+    """Return the default name of a path: ``arm_state_position`` for ``/arm/state.position``."""
     return re.sub(r"\W+", "_", path).strip("_")
 
 
@@ -524,7 +528,7 @@ _ENCODINGS = {"cdr": "ros2msg", "ros1": "ros1msg", "json": None}
 
 
 Decode = Callable[[Any], dict[str, Any]]
-"""Decodes the bytes of a message to its fields by name: NumPy numbers and arrays, texts, messages, and lists of these.
+"""A function from a message's bytes to its fields by name: NumPy numbers and arrays, texts, messages, and lists.
 
 Numbers in JSON messages become Python numbers.
 """
@@ -583,9 +587,9 @@ class _MessageReader:
     """Reads a message, value by value.
 
     Args:
-        definitions: Definitions of the message and the messages in it.
+        definitions: Definitions of the message type and of the types it contains.
         data: Bytes of the message.
-        origin: Position of the first value; numbers are aligned relative to it.
+        origin: Position of the first value; alignment is relative to this position.
         order: Byte order, "<" or ">".
         aligned: Whether numbers begin at multiples of their size.
     """
@@ -597,7 +601,7 @@ class _MessageReader:
     def message(self, name: str) -> dict[str, Any]:
         """Read a message at the current position.
 
-        A message has at least one byte, which limits the length of a list of messages.
+        A message takes at least one byte, so the number of bytes limits the length of a list of messages.
         """
         return {field: self._value(kind) for field, kind in self._definitions[name]}
 
@@ -664,7 +668,7 @@ class Kind(NamedTuple):
 
     Args:
         name: "string", a number type such as "float64", or the type of a message.
-        many: Number of values: None for a single value, -1 for a list of any length.
+        many: Length of a list: None for a single value that is not in a list, -1 for a list of any length.
     """
 
     name: str
@@ -673,7 +677,7 @@ class Kind(NamedTuple):
 
 Fields = tuple[tuple[str, Kind], ...]
 Definitions = Mapping[str, Fields]
-"""Fields of messages by type, as ``package/Name``, beginning with the requested type."""
+"""Fields of messages by type, where the type has the form ``package/Name``; the requested type comes first."""
 # Types that ROS 1 has built in, and does not define.
 _TIMES = {f"builtin_interfaces/{name}": "int32 sec\nuint32 nanosec" for name in ("Time", "Duration")}
 
@@ -684,12 +688,12 @@ def plain_name(name: str) -> str:
 
 
 def parse_definitions(name: str, text: str) -> Definitions:
-    """Parse the definition of a type of messages, and of the types that it contains.
+    """Parse the definition of a message type, and of the types that the message type contains.
 
     Args:
         name: The type.
-        text: The definition as in MCAP: the fields, then other types, each behind a line of ``=`` and a line ``MSG:
-            type``.
+        text: The definition as stored in MCAP: the fields of the type, then other types. In front of each other type
+            are a line of ``=`` and a line ``MSG: type``.
 
     Raises:
         DataError: A definition is missing or invalid.
@@ -711,7 +715,7 @@ def parse_definitions(name: str, text: str) -> Definitions:
 def _add_definition(
     name: str, texts: Mapping[str, str], definitions: dict[str, Fields], above: tuple[str, ...]
 ) -> None:
-    """Add the fields of a type, and of the types in it, to ``definitions``; ``above`` has the types around it."""
+    """Add the fields of a type, and of all types in it, to ``definitions``; ``above`` has the types that contain it."""
     if name in above or len(above) > _MOST_DEPTH:
         raise DataError(
             f"{name}: expected message types nested at most {_MOST_DEPTH} deep and none that contains itself"
@@ -729,7 +733,10 @@ def _add_definition(
 
 
 def _parse_fields(name: str, texts: Mapping[str, str]) -> Fields:
-    """Parse the lines of a definition to fields; constants are left out, and an empty message gets one dummy byte."""
+    """Parse the lines of a definition to fields.
+
+    Constants are left out; an empty message has a dummy field of one byte.
+    """
     fields = []
     for line in texts[name].splitlines():
         declaration = line.partition("#")[0].strip()
@@ -747,7 +754,7 @@ def _parse_fields(name: str, texts: Mapping[str, str]) -> Fields:
 
 
 def _field_type(name: str, match: re.Match[str], texts: Mapping[str, str]) -> Kind:
-    """Return the type of a parsed field of message ``name``; types of messages have the full name ``package/Name``."""
+    """Return the type of a parsed field of message ``name``; the name of a message type is ``package/Name``."""
     count = None
     if match["many"]:
         fixed = match["count"] and not match["bound"]
@@ -778,7 +785,7 @@ _NAMES = ("name", "joint_names", "names")
 
 
 def is_of(message: Mapping[str, Any], names: tuple[str, ...], place: Place) -> bool:
-    """Whether a message has all names of a path."""
+    """Whether a message contains all names of a path."""
     if not names:
         return True
     value: Any = message
@@ -793,7 +800,7 @@ def is_of(message: Mapping[str, Any], names: tuple[str, ...], place: Place) -> b
 
 
 def names_beside(message: Any) -> list[str] | None:
-    """Return the names in a message for the items of its lists of numbers, or None."""
+    """Return the names that a message has for the items of its lists of numbers; None without names."""
     for key in _NAMES:
         names = message.get(key) if isinstance(message, Mapping) else None
         if isinstance(names, list) and all(isinstance(one, str) for one in names) and names:
@@ -802,7 +809,7 @@ def names_beside(message: Any) -> list[str] | None:
 
 
 def value_at(message: Mapping[str, Any], place: Place) -> tuple[Any, tuple[str, ...]]:
-    """Return the value at a path; and the message's names for its numbers, if the path has no names.
+    """Return the value at a path. If the path has no names, also return the names that the message has for the numbers.
 
     Raises:
         DataError: The path has no value, or its value cannot be a column.
@@ -829,7 +836,7 @@ def value_at(message: Mapping[str, Any], place: Place) -> tuple[Any, tuple[str, 
 
 
 def _step(value: Any, part: Any, place: Place) -> Any:
-    """Return a field of a message, or an element or a slice of a list."""
+    """Return a field of a message, or an element of a list, or a slice of a list."""
     if isinstance(part, str):
         if not isinstance(value, Mapping) or part not in value:
             present = list(value)[:20] if isinstance(value, Mapping) else "a value"
@@ -866,7 +873,7 @@ def _numbers(value: Any, place: Place) -> npt.NDArray[Any]:
 
 
 def _array(value: Any) -> npt.NDArray[Any]:
-    """Return numbers in their dtype and native byte order; numbers from JSON as 64-bit floats."""
+    """Return numbers in their dtype and in native byte order; convert numbers from JSON to 64-bit floats."""
     try:
         numbers = np.asarray(value)
     except ValueError:  # lists of different lengths
@@ -913,7 +920,7 @@ def _image(message: Mapping[str, Any], place: Place) -> npt.NDArray[Any]:
 
 
 def _octets(data: Any, place: Place) -> npt.NDArray[np.uint8]:
-    """Return bytes in a message; JSON messages have them in base64."""
+    """Return bytes in a message; in JSON messages, bytes are encoded as base64."""
     try:
         data = np.frombuffer(base64.b64decode(data, validate=True), np.uint8) if isinstance(data, str) else data
         return np.asarray(data, np.uint8)
@@ -952,7 +959,7 @@ def stamp_of(message: Mapping[str, Any]) -> int | None:
 
 Times = npt.NDArray[np.int64]
 Source = tuple[str, tuple[str, ...]]
-"""A topic, and the names that its messages must have."""
+"""A topic, and the names that its messages must contain."""
 
 # A damaged time would create endless ticks. The number of ticks is limited to this number, plus this number for each
 # message.
@@ -964,9 +971,9 @@ class StepBlock:
     """Consecutive steps of an episode.
 
     Args:
-        values: Values by column, one for each step.
+        values: Values by column, with a value for each step.
         seconds: Time of each step since the episode's first step.
-        begins, ends: Whether the piece has the episode's first step, and its last step.
+        begins, ends: Whether the block contains the first step of the episode, and whether it contains the last step.
     """
 
     values: Mapping[Column, list[Any]]
@@ -981,7 +988,7 @@ class AlignedRecording:
     Args:
         recording: The recording.
         layout: The layout.
-        names: Names of the numbers of each path in earlier recordings; this recording adds its own.
+        names: Names of the numbers at each path in earlier recordings; the names in this recording are added.
 
     Raises:
         DataError: A file is damaged, a topic has no messages, or a message is out of tolerance and ``gaps`` is
@@ -1011,7 +1018,7 @@ class AlignedRecording:
         return self._decoders[channel](data)
 
     def _read_times(self) -> tuple[dict[Source, Times], dict[Source, npt.NDArray[np.int64]], list[float]]:
-        """Return the times of each source's messages, their positions among all messages, and their episode numbers."""
+        """Return the times of each source's messages, the indices of these messages, and the values of ``episode``."""
         times: dict[Source, list[int]] = {source: [] for source in self._places}
         ordinals: dict[Source, list[int]] = {source: [] for source in self._places}
         episode = next((column for column in self.columns if column.role == "episode"), None)
@@ -1042,7 +1049,7 @@ class AlignedRecording:
         return as_arrays, {source: np.array(some, np.int64) for source, some in ordinals.items()}, numbers
 
     def _aligned_ticks(self, numbers: list[float]) -> tuple[Times, list[tuple[int, int]]]:
-        """Return the ticks; and for each episode its first tick and the tick behind its last."""
+        """Return the ticks, and for each episode the index of its first tick and of the tick after its last tick."""
         order = {source: np.argsort(times, kind="stable") for source, times in self._times.items()}
         ascending = {source: self._times[source][places] for source, places in order.items()}
         with reading(str(self.recording.path)):
@@ -1074,7 +1081,7 @@ class AlignedRecording:
     def _check_gaps(
         self, ticks: Times, whole: npt.NDArray[np.bool_], running: npt.NDArray[Any], away: Mapping[Column, Times]
     ) -> None:
-        """Raise DataError for a value out of tolerance, except between episodes and at the ends of the recording."""
+        """Raise DataError for a tick without a value, unless the tick is between episodes or can be trimmed."""
         lacking = np.flatnonzero(~whole & (running != 0))
         complete = np.flatnonzero(whole)
         if not len(lacking) or not len(complete):
@@ -1095,7 +1102,10 @@ class AlignedRecording:
     def _raise_missing(
         self, lacking: Column | None, ticks: Times, tick: int, away: Mapping[Column, Times], hint: str
     ) -> None:
-        """Raise DataError for the column ``lacking``; by default for the first column without a message at the tick."""
+        """Raise DataError for the column ``lacking``.
+
+        By default, it is the first column without a message at the tick.
+        """
         column = lacking or next(one for one in self.columns if self._indices[one][tick] < 0)
         seconds, since = away[column][tick] / 1e9, (ticks[tick] - ticks[0]) / 1e9
         which = "last one before" if column.match == "hold" else "nearest"
@@ -1111,7 +1121,8 @@ class AlignedRecording:
         """Yield all episodes in pieces.
 
         Args:
-            size: Returns the largest number of steps of a piece, given the values of the first step.
+            size: A function that takes the values of the first step, and returns the largest number of steps in a
+                piece.
         """
         steps = np.concatenate([np.arange(first, stop) for first, stop in self.runs])
         taken = {column: places[steps] for column, places in self._indices.items()}
@@ -1153,7 +1164,7 @@ class AlignedRecording:
     def _read_values(
         self, wanted: Mapping[Column, Mapping[int, int]], held: Mapping[Column, dict[int, Any]]
     ) -> Iterator[int]:
-        """Decode the selected values into ``held``; yield the number of each message that was read."""
+        """Decode the selected values into ``held``; yield the index of each message that was read."""
         seen = dict.fromkeys(self._places, 0)
         by_source: dict[Source, list[Column]] = {}
         for column in self.columns:
@@ -1190,7 +1201,9 @@ def _number(value: Any, place: Place) -> float:
 
 
 def ticks_of(times: Sequence[Times], rate: float) -> Times:
-    """Return ticks at a rate, from the first message to the last; one tick is at the first message of the latest topic.
+    """Return ticks at a rate, from the first message to the last.
+
+    A tick is at the first message of the topic that starts last.
 
     Example with 20 ticks per second: a topic has messages at 0 and 90 ms, and another topic starts at 40 ms. The ticks
     are at 40 and 90 ms. There is no tick at -10 ms, before the first message.
@@ -1200,7 +1213,7 @@ def ticks_of(times: Sequence[Times], rate: float) -> Times:
         rate: Ticks per second.
 
     Raises:
-        ValueError: There are far more ticks than messages, as after a damaged time.
+        ValueError: There are far more ticks than messages, for example because a time is damaged.
     """
     first, last = min(int(some.min()) for some in times), max(int(some.max()) for some in times)
     anchor = max(int(some.min()) for some in times)
@@ -1216,21 +1229,22 @@ def ticks_of(times: Sequence[Times], rate: float) -> Times:
 
 
 def matched(times: Times, ticks: Times, match: str, tolerance: float) -> tuple[Times, Times]:
-    """Return the index of a topic's message at each tick, and the distance in time, int64 ``[ticks]`` each.
+    """Return, for each tick, the index of a topic's message and its distance in time; both are int64 ``[ticks]``.
 
-    Example with messages at 10, 20 and 30: a tick at 19 has the second message by "nearest" and the first by "hold". A
-    tick at 15 has the first message, as "nearest" prefers the earlier one of two.
+    Example with messages at 10, 20 and 30: for a tick at 19, "nearest" selects the second message and "hold" selects
+    the first. For a tick at 15, "nearest" selects the first message, because it prefers the earlier of two equally near
+    messages.
 
     Args:
-        times: Times of the messages, ascending, at least one.
+        times: Times of the messages in nanoseconds, ascending, with at least one message.
         ticks: The ticks, in nanoseconds.
         match: "nearest" or "hold".
         tolerance: Largest distance, in seconds.
 
     Returns:
         The index of the message, or -1 for a tick without a message within the tolerance; and the distance in
-        nanoseconds to the nearest message. For "hold", it is the distance to the last message before the tick, or to
-        the first message if none is before.
+        nanoseconds to the nearest message. For "hold", the distance is to the last message before the tick, or to the
+            first message if no message is before the tick.
     """
     # The last message up to the tick: the last of several at one time, -1 before the first message.
     last = np.searchsorted(times, ticks, side="right") - 1
@@ -1247,11 +1261,11 @@ def matched(times: Times, ticks: Times, match: str, tolerance: float) -> tuple[T
 
 
 def runs_of(whole: npt.NDArray[np.bool_], numbers: npt.NDArray[np.float64]) -> list[tuple[int, int]]:
-    """Return the first tick of each episode and the tick behind its last; episodes have at least two ticks.
+    """Return, for each episode, the first tick and the tick after the last tick; episodes have at least two ticks.
 
     Args:
         whole: Whether all columns have a value at each tick.
-        numbers: Number of the episode at each tick, 0 for none.
+        numbers: Number of the episode at each tick; 0 for a tick outside of episodes.
     """
     running = np.where(whole, numbers, 0)
     edges = np.flatnonzero(np.diff(running, prepend=0, append=0))
@@ -1269,20 +1283,20 @@ def read_robot_logs(
 ) -> RowStream:
     """Read MCAP files and bags of ROS 2 as rows, with a step for every tick of a clock.
 
-    Messages are encoded as CDR, in the layout of ROS 1, or as JSON. An episode of T ticks is T rows: the observation at
-    a tick, and the action and reward of the tick before. The action and reward of the last tick are left out, as no
-    observation follows. ``metadata_timestamp`` has seconds since the episode's first step. ``done`` of the last row is
-    1 if ``terminated`` is set there, 2 if ``truncated`` is set there, else the layout's ``ending``. Images are pixels,
-    depth images in the recorded unit.
+    Messages are encoded as CDR, in the layout of ROS 1, or as JSON. An episode of T ticks has T rows. A row holds the
+    observation at a tick, and the action and reward of the tick before. The action and reward of the last tick are left
+    out, because no observation follows. ``metadata_timestamp`` holds the seconds since the episode's first step.
+    ``done`` of the last row is 1 if ``terminated`` is set there, 2 if ``truncated`` is set there, else the layout's
+    ``ending``. Images are decoded to pixels; depth images keep the recorded unit.
 
     Args:
-        path: An MCAP file, a folder of rosbag2 with MCAP files and its ``metadata.yaml``, or a folder of these, ordered
-            by the numbers in their names.
+        path: An MCAP file, a bag (a folder of rosbag2 with MCAP files and ``metadata.yaml``), or a folder of files or
+            bags, which are read in the order of the numbers in their names.
         layout: A ``TopicLayout``, its arguments as a mapping, or a YAML file with them.
-        batch_rows: Most rows of a batch.
+        batch_rows: Largest number of rows of a batch.
 
     Returns:
-        The rows. ``metadata["files"]`` has the recordings.
+        The rows. ``metadata["files"]`` lists the recordings.
 
     Raises:
         ConfigError: The layout is missing or invalid, or the path has no recordings.
@@ -1369,7 +1383,7 @@ def _rows(recording: AlignedRecording, layout: TopicLayout, batch_rows: int) -> 
 
 
 def _columns(piece: StepBlock, layout: TopicLayout) -> tuple[Columns, Columns, Columns]:
-    """Return the columns of observations at ticks, of actions that leave these, and of actions that led to them."""
+    """Return the columns of observations, of actions and results after them, and of actions and results before them."""
     by_role: dict[str, dict[str, npt.NDArray[Any]]] = {}
     for column, values in piece.values.items():
         by_role.setdefault(column.role, {})[column.name] = _stacked(column, values)

@@ -1,4 +1,4 @@
-"""Reads datasets on disk, Arrow and Parquet files as rows, and validates every byte."""
+"""Reads datasets on disk, Arrow files and Parquet files as rows, and validates every batch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _DECODED_BYTES = 4 << 20
 
 
 def open_parquet(file: Path) -> pq.ParquetFile:
-    """Open a Parquet file, or a remote object with a method ``open``; limit the sizes in its footer."""
+    """Open a Parquet file, or a remote object with a method ``open``; limit the sizes of items in its footer."""
     return pq.ParquetFile(
         str(file) if isinstance(file, Path) else pa.PythonFile(file.open("rb"), mode="r"),
         page_checksum_verification=True,
@@ -45,10 +45,10 @@ def open_parquet(file: Path) -> pq.ParquetFile:
 
 
 def has_checksums(file: Path) -> bool:
-    """Whether pages carry checksums, judged by the first page of every column.
+    """Whether the pages of a Parquet file have checksums, judged by the first page of every column.
 
-    The header of a page begins with its kind and its two sizes, each a byte and a number of variable length. The
-    optional checksum comes next, and begins with the same byte (Thrift's compact protocol).
+    The header of a page begins with three fields: the kind and two sizes. Each field is a byte and a number of variable
+    length. The optional checksum is the next field and begins with the same byte (Thrift's compact protocol).
     """
     with reading(file), open_parquet(file) as opened, file.open("rb") as stream:
         if not opened.metadata.num_row_groups:
@@ -74,7 +74,7 @@ def parquet_batches(file: Path, batch_rows: int, *, columns: Sequence[str] | Non
 
     Args:
         file: The file.
-        batch_rows: Most rows of a batch; batches of large rows have fewer.
+        batch_rows: Largest number of rows of a batch; if rows are large, batches have fewer rows.
         columns: Names of the columns to read; by default all.
 
     Raises:
@@ -106,7 +106,10 @@ def parquet_batches(file: Path, batch_rows: int, *, columns: Sequence[str] | Non
 
 
 def _least_bytes(schema: pa.Schema) -> int:
-    """Return the smallest memory of a row in bytes, from the types; rows in Parquet may be far smaller."""
+    """Return the smallest possible size of a row in memory in bytes, from the types.
+
+    In Parquet, a row may be far smaller.
+    """
     known = ((fixed_shape(data_type), column_type(data_type)) for data_type in schema.types)
     return sum(
         math.prod(shape) * kind.dtype.itemsize
@@ -127,19 +130,20 @@ def read_rows(
 ) -> RowStream:
     """Read a folder that ``save_to_disk`` wrote, an Arrow or Parquet file, or a folder of such files.
 
-    Every record batch is validated before use. For Parquet files, page checksums are verified if they exist, and so is
-    the checksum of the footer that this library writes. The schema of an Arrow file is compared with the recorded
-    schema beside it. Arrow files have no checksums of values, so damage that leaves valid values is not detected.
+    Every record batch is validated before use. For Parquet files, page checksums are verified if they exist. The
+    checksum of the footer, which this library writes, is also verified. The schema of an Arrow file is compared with
+    the recorded schema beside it. Arrow files have no checksums of values, so a damaged value that is still valid is
+    not detected.
 
     Args:
-        path: The file or folder. A folder of files with names such as ``train-00000-of-00002.parquet``, also in a
-            folder ``data`` below it, has splits.
+        path: The file or folder. A folder has splits if its files, or the files in its folder ``data``, have names such
+            as ``train-00000-of-00002.parquet``.
         splits: Names of the splits to read, in this order; by default all.
-        batch_rows: Most rows of a batch.
+        batch_rows: Largest number of rows of a batch.
 
     Raises:
         ConfigError: The path or a split does not exist, the path has no such data, or a folder has other data besides
-            one dataset (so that no data are left out silently).
+            one dataset, which would otherwise be left out silently.
         DataError: A file is damaged, or its rows differ from the recorded checksums; shards are missing; or a dataset
             refers to files outside of its folder.
         SchemaError: The columns or the metadata of files contradict each other.
@@ -172,7 +176,7 @@ def read_rows(
 
 
 def _noted(files: Sequence[Path], *, whole: bool) -> str | None:
-    """Return the recorded digest of all rows if ``files`` are all files of one folder, else None."""
+    """Return the recorded digest of all rows if ``files`` are all data files of a folder, else None."""
     folder, *others = {file.parent for file in files}
     metadata = None if others or not whole else read_manifest(folder)
     return None if metadata is None else metadata.digest
@@ -191,7 +195,7 @@ def _files_of(found: Mapping[str, Sequence[Path]], splits: Sequence[str] | None,
 
 
 def _mapped(files: Sequence[Path]) -> Any:
-    """Return the mapped files as a ``datasets.Dataset``, equal to the result of ``load_from_disk``."""
+    """Return the memory-mapped files as a ``datasets.Dataset``, which equals the result of ``load_from_disk``."""
     import datasets
 
     folder = files[0].parent
@@ -222,7 +226,7 @@ def _schema_of(file: Path) -> pa.Schema:
 
 
 def _description_of(file: Path) -> DatasetMetadata:
-    """Return the metadata in the description of the dataset that an Arrow file belongs to."""
+    """Return the metadata of the dataset that an Arrow file belongs to, from the dataset's JSON description."""
     info = file.parent / _INFO
     described = read_json_object(info) if file.suffix == ".arrow" and info.is_file() else {}
     return read_metadata(str(described.get("description", "")), label=str(info))
@@ -244,10 +248,10 @@ def file_batches(file: Path, batch_rows: int) -> Iterator[pa.RecordBatch]:
 
     Args:
         file: The file.
-        batch_rows: Most rows of a Parquet batch; batches of Arrow files are the stored ones.
+        batch_rows: Largest number of rows of a Parquet batch; batches of Arrow files are yielded as they are stored.
 
     Raises:
-        DataError: The file is damaged or truncated, or continues behind its end mark.
+        DataError: The file is damaged or truncated, or has bytes after its end mark.
     """
     if file.suffix == ".parquet":
         yield from parquet_batches(file, batch_rows)

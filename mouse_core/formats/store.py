@@ -21,13 +21,13 @@ _ROWS = 1 << 16
 
 
 def read_store(path: str | os.PathLike[str], *, batch_rows: int = BATCH_ROWS, **reaching: Any) -> RowStream:
-    """Read the rows of a store that its writer has flushed, in a folder or at an address; see ``DatasetStore.open``.
+    """Read the flushed rows of a store in a folder or at an address; see ``DatasetStore.open``.
 
     Each file is compared with its digest before it is opened. Every batch is validated.
 
     Args:
         path: The folder, or the address.
-        batch_rows: Most rows of a batch.
+        batch_rows: Largest number of rows of a batch.
         **reaching: Arguments of ``mouse_core.remote.Reaching``, for an address.
 
     Raises:
@@ -48,9 +48,9 @@ def stream_of(store: DatasetStore, path: str, batch_rows: int, opened: Callable[
 
     Args:
         store: The store.
-        path: The name of the store in messages.
-        batch_rows: Most rows of a batch.
-        opened: Function that opens the store again, with options of ``DatasetStore.open``.
+        path: The name of the store in error messages.
+        batch_rows: Largest number of rows of a batch.
+        opened: A function that opens the store again; it takes the options of ``DatasetStore.open``.
     """
     snapshot = store.snapshot()
     schema = pa.schema([pa.field(name, data_type) for name, data_type in store.columns.items()])
@@ -78,7 +78,7 @@ def _batches(snapshot: Snapshot, schema: pa.Schema, path: str, batch_rows: int) 
 
 
 def as_schema(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return rows with the columns and types of a schema; missing columns become null."""
+    """Convert rows to the columns and types of a schema; missing columns become null."""
     columns = []
     for field in schema:
         there = field.name in table.schema.names

@@ -1,4 +1,4 @@
-"""Reads and writes TED, the layout of TorchRL, without torch: memory-mapped folders, HDF5 files and checkpoints."""
+"""Reads and writes TED, the data layout of TorchRL, without torch: memory-mapped folders, HDF5 files, checkpoints."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ from mouse_core.spec import check_choice, check_list
 
 
 def _partial_without_data(change: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a conversion: called without data, it returns itself with the options bound, as TorchRL's hooks need."""
+    """Decorate a conversion.
+
+    If it is called without data, it returns itself with the options bound, for TorchRL's hooks.
+    """
 
     @wraps(change)
     def convert(data: Mapping[str, Any] | None = None, **options: Any) -> Any:
@@ -49,15 +52,15 @@ def _partial_without_data(change: Callable[..., Any]) -> Callable[..., Any]:
 # The names are those that users of TorchRL know.
 @_partial_without_data
 def H5Split(data: Mapping[str, Any]) -> Any:
-    """Convert the nested layout to one dict for each trajectory, the groups of an HDF5 file.
+    """Convert the nested layout to a dict for each trajectory; each dict becomes a group of an HDF5 file.
 
     Args:
-        data: The result of ``TED2Nested``: lists with an array for each trajectory. Called without data, the function
+        data: The result of ``TED2Nested``: lists with an array for each trajectory. Without ``data``, the function
             returns itself, as TorchRL's hooks need.
 
     Returns:
-        The nested dict of each trajectory by name: ``traj_0``, ``traj_1`` and so on; with 11 trajectories ``traj_00``.
-        Entries that are not lists, such as the shift, stay unchanged.
+        A nested dict for each trajectory, by name: ``traj_0``, ``traj_1`` and so on. With more than 10 trajectories,
+            the first name is ``traj_00``. Entries that are not lists, such as the shift, stay unchanged.
 
     Raises:
         SchemaError: The lists have different lengths, or there is no list.
@@ -75,10 +78,10 @@ def H5Split(data: Mapping[str, Any]) -> Any:
 
 @_partial_without_data
 def H5Combine(data: Mapping[str, Any]) -> Any:
-    """Convert the result of ``H5Split`` back to the nested layout, trajectories in the order of their numbers.
+    """Convert the result of ``H5Split`` back to the nested layout, with trajectories in the order of their numbers.
 
     Args:
-        data: The result of ``H5Split``. Called without data, the function returns itself.
+        data: The result of ``H5Split``. Without ``data``, the function returns itself.
 
     Returns:
         The nested layout, as ``TED2Nested`` returns it.
@@ -120,16 +123,17 @@ def TED2Flat(
     done_keys: Sequence[str] = DONE_KEYS,
     reward_keys: Sequence[str] = REWARD_KEYS,
 ) -> Any:
-    """Convert TED steps to the flat layout, with every observation once: T + 1 observations for T steps.
+    """Convert TED steps to the flat layout, which stores every observation once: T + 1 observations for T steps.
 
-    An entry that is both at the root and in ``next`` becomes one array: trajectory after trajectory, each followed by
-    the ``next`` of its last step. Other entries keep one value for each step: rewards and done flags, which are only in
-    ``next``, and entries that are only at the root. A full ring is written from its oldest step on.
+    An entry that is both at the root and in ``next`` becomes one array: the values at the root of a trajectory, then
+    ``next`` of its last step, then the next trajectory. Other entries keep one value for each step: rewards and done
+    flags, which are only in ``next``, and entries that are only at the root. A full ring is written from its oldest
+    step on.
 
     Args:
         data: Nested dicts of arrays ``[n, ...]``, with ``done`` of shape ``[n]`` or ``[n, 1]``; or arrays
-            ``[n, environments, ...]``, with ``done`` of shape ``[n, environments, 1]``. Called without data, the
-            function returns itself with these options, as TorchRL's hooks need.
+            ``[n, environments, ...]``, with ``done`` of shape ``[n, environments, 1]``. Without ``data``, the function
+            returns itself with these options bound, as TorchRL's hooks need.
         shift: The position of the ring's cursor: the oldest step of a full ring, else the first unused position.
         is_full: Whether all ``n`` positions are used.
         done_key: The flag in ``next`` that ends a trajectory.
@@ -142,8 +146,8 @@ def TED2Flat(
 
     Raises:
         SchemaError: An entry is only in ``next`` and not in ``reward_keys``, or arrays have different lengths.
-        DataError: The flat layout cannot represent the data: a done flag is set at the root, or inside a trajectory a
-            step's ``next`` differs from the following root.
+        DataError: The flat layout cannot represent the data: a done flag is set at the root, or, inside a trajectory,
+            ``next`` of a step differs from the root of the following step.
     """
     root, following = _root_and_next(data)
     done = _done_flags(following, done_key, "next")
@@ -186,11 +190,11 @@ def Flat2TED(
     """Convert the flat layout back to TED steps, each at its position in the ring.
 
     Args:
-        data: The result of ``TED2Flat``. Without data the function itself is returned with these options.
+        data: The result of ``TED2Flat``. Without ``data``, the function returns itself with these options bound.
         done_key: The flag that ends a trajectory.
-        shift_key, is_full_key: Names of ``shift`` and ``is_full``; without these entries the ring is full and begins at
-            0.
-        done_keys: Names of done flags; at the root they become False.
+        shift_key, is_full_key: Names of ``shift`` and ``is_full``. Without these entries, the ring is full and its
+            oldest step is at position 0.
+        done_keys: Names of done flags; the flags at the root become False.
         reward_keys: Names of the other entries that belong only in ``next``.
 
     Returns:
@@ -234,15 +238,15 @@ def Flat2TED(
 
 @_partial_without_data
 def TED2Nested(data: Mapping[str, Any], **options: Any) -> Any:
-    """Convert TED steps to the nested layout: lists with one array for each trajectory.
+    """Convert TED steps to the nested layout: each entry becomes a list with an array for each trajectory.
 
     Args:
-        data: TED steps, as for ``TED2Flat``. Without data the function itself is returned with these options.
+        data: TED steps, as for ``TED2Flat``. Without ``data``, the function returns itself with these options bound.
         **options: The options of ``TED2Flat``.
 
     Returns:
         A nested dict of lists: arrays ``[T + 1, ...]`` for entries that are both at the root and in ``next``, ``[T,
-        ...]`` for all others. It also has ``shift``, ``is_full`` and ``_storage_shape``.
+        ...]`` for all others. The dict also has ``shift``, ``is_full`` and ``_storage_shape``.
 
     Raises:
         SchemaError, DataError: An error of ``TED2Flat``.
@@ -274,7 +278,7 @@ def Nested2TED(data: Mapping[str, Any], **options: Any) -> Any:
     """Convert the nested layout back to TED steps, each at its position in the ring.
 
     Args:
-        data: The result of ``TED2Nested``. Without data the function itself is returned with these options.
+        data: The result of ``TED2Nested``. Without ``data``, the function returns itself with these options bound.
         **options: The options of ``Flat2TED``.
 
     Returns:
@@ -294,10 +298,10 @@ def Nested2TED(data: Mapping[str, Any], **options: Any) -> Any:
 
 
 def observation_rows(ends: Bools) -> Int64s:
-    """Return the row of the flat layout with the observation of each step of an environment, int64 ``[n]``.
+    """Return, for each step of an environment, the index of its observation in the flat layout, int64 ``[n]``.
 
-    Behind the last step of a trajectory, one more row has its final observation. For end flags of 0 1 0 0, the
-    observations of the steps are rows 0 1 3 4, and row 2 is the final observation of the first trajectory.
+    After the last step of a trajectory, one more row holds the final observation. With the end flags 0 1 0 0, the
+    observations of the steps are in rows 0 1 3 4, and row 2 is the final observation of the first trajectory.
     """
     ended_before = np.concatenate([np.zeros(1, np.int64), np.cumsum(ends)[:-1]])
     rows: Int64s = np.arange(len(ends)) + ended_before
@@ -305,10 +309,10 @@ def observation_rows(ends: Bools) -> Int64s:
 
 
 def _used_places(is_full: Any, shift: Any, n: int, name: str) -> tuple[int, Int64s]:
-    """Return the number of used positions of a ring, and for each position the number of its step in flat order.
+    """Return how many positions of a ring are used, and for each position the index of its step in flat order.
 
-    Example: a full ring of 4 with the cursor at 1 was written in the order 1 2 3 0, so its positions have the steps 3 0
-    1 2.
+    Example: a full ring of 4 positions with the cursor at 1 was written in the order 1 2 3 0. So positions 0 1 2 3 hold
+    the steps 3 0 1 2.
     """
     shift = int(shift)
     used = n if is_full else shift
@@ -318,7 +322,7 @@ def _used_places(is_full: Any, shift: Any, n: int, name: str) -> tuple[int, Int6
 
 
 def _deinterleave(values: npt.NDArray[Any], ends: Bools) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Split flat observations into the observation of each step and the next one (or 0), ``[lanes, n, ...]``."""
+    """Split flat observations into each step's observation and its next observation (or 0), ``[lanes, n, ...]``."""
     current, next_values = [], []
     first = 0
     for lane in ends:
@@ -335,7 +339,7 @@ def _deinterleave(values: npt.NDArray[Any], ends: Bools) -> tuple[npt.NDArray[An
 def _interleave(
     root: npt.NDArray[Any], following: npt.NDArray[Any], ends: Bools, places: Int64s, key: Key
 ) -> npt.NDArray[Any]:
-    """Return the flat observations: the roots of each trajectory, followed by the ``next`` of its last step.
+    """Return the flat observations: for each trajectory, the values at the root, then ``next`` of the last step.
 
     ``places`` has the position in the ring of each used step, oldest first, for the error message.
     """
@@ -360,7 +364,7 @@ def _interleave(
 
 
 def key_of(name: str | Sequence[str]) -> Key:
-    """Convert the name of an entry to a path of one name; return a path unchanged."""
+    """Convert the name of an entry to a path, a tuple with this name; return a path unchanged."""
     return (name,) if isinstance(name, str) else tuple(name)
 
 
@@ -382,7 +386,7 @@ def by_path(data: Mapping[str, Any], path: Key = ()) -> dict[Key, Any]:
 
 
 def _arrays_by_path(data: Mapping[str, Any]) -> Arrays:
-    """Return the arrays of nested mappings by path; lists stay lists."""
+    """Return the arrays of nested mappings by path; lists are returned as lists."""
     found: dict[Key, Any] = by_path(data)
     return found | {path: np.asarray(value) for path, value in found.items() if not isinstance(value, list)}
 
@@ -404,12 +408,12 @@ def _done_flags(arrays: Arrays, name: str | Sequence[str], where: str) -> Bools:
 
 
 def _by_lane(values: npt.NDArray[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    """Reshape to ``[n, environments, ...]``; without a dimension of environments there is one."""
+    """Reshape to ``[n, environments, ...]``; an array without a dimension of environments gets one of size 1."""
     return values.reshape(shape[0], int(np.prod(shape[1:], dtype=np.int64)), *values.shape[len(shape) :])
 
 
 def _check_ted(root: Arrays, following: Arrays, next_only: set[Key], shape: tuple[int, ...]) -> None:
-    """Raise SchemaError if arrays are not of ``shape``, or an entry of ``next`` lacks its root."""
+    """Raise SchemaError if arrays do not begin with ``shape``, or an entry in ``next`` is missing at the root."""
     for key, values in (root | {("next", *key): values for key, values in following.items()}).items():
         if values.shape[: len(shape)] != shape:
             raise SchemaError(f"{'.'.join(key)}: expected {list(shape)} steps, found shape {list(values.shape)}")
@@ -429,7 +433,7 @@ _DTYPES = {
 _KINDS = ("tensordict._td.TensorDict", "tensordict.tensordict.TensorDict", "tensordict._tensordict.TensorDict")
 
 Lane = tuple[int, int]
-"""Number of leading dimensions for time and environments, and the number of one environment among all."""
+"""How many leading dimensions are for time and environments, and the index of an environment."""
 
 
 def _of_lane(values: Any, lane: Lane | None) -> Any:
@@ -442,7 +446,7 @@ def _of_lane(values: Any, lane: Lane | None) -> Any:
 
 @dataclass(frozen=True)
 class MemmapArray:
-    """One entry of a memory-mapped folder: rows in a file.
+    """An entry of a memory-mapped folder: a file of rows.
 
     Args:
         file: The file.
@@ -480,7 +484,7 @@ class MemmapArray:
 
 
 def read_folder(folder: Path) -> tuple[dict[Key, MemmapArray], dict[str, Any]]:
-    """Return the arrays of a folder by path (nested tensors as joined rows), and the other values in it.
+    """Return the arrays of a folder by path, and its other values by path. The rows of a nested tensor are joined.
 
     Raises:
         DataError: A description or file is damaged or missing, or the size of a file differs from its description.
@@ -532,7 +536,10 @@ def _array(folder: Path, name: str, entry: Mapping[str, Any]) -> MemmapArray:
 
 
 def _joined_shape(folder: Path, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of the joined rows of a nested tensor: rows ``[2, 3]`` and ``[5, 3]`` give ``[7, 3]``."""
+    """Return the shape of the joined rows of a nested tensor.
+
+    For example, rows ``[2, 3]`` and ``[5, 3]`` give ``[7, 3]``.
+    """
     rows, dimensions = (*shape, 0)[:2]
     if not rows or not dimensions:
         raise damaged(folder / "meta.json", f"{name}: expected the shape of its shapes, found {list(shape)}")
@@ -560,7 +567,7 @@ def _noted_shape(value: Any, file: Path) -> tuple[int, ...]:
 
 
 class FolderEntries:
-    """A memory-mapped folder, or a TorchRL buffer's checkpoint that contains one.
+    """A memory-mapped folder, or a TorchRL buffer's checkpoint that contains such a folder.
 
     Args:
         path: The folder.
@@ -613,7 +620,10 @@ class FileEntries:
                 )
 
     def read(self, keys: Sequence[Key], first: int, end: int, lane: Lane | None = None) -> list[npt.NDArray[Any]]:
-        """See ``FolderEntries``; all environments are read, because they share the chunks of the file."""
+        """Read rows of entries, as in ``FolderEntries``.
+
+        Always all environments are read, because they share chunks of the file.
+        """
         found = self._file.read([("/".join((self._place, *key)), first, end) for key in keys])
         return [_of_lane(values, lane) for values in found]
 
@@ -626,12 +636,12 @@ class Trajectories:
 
     Args:
         file: The open file.
-        names: The names in the file.
+        names: The names of groups and arrays in the file.
 
     Attributes:
         names: Names of the groups, in order.
-        shapes: Empty, since each group has its own shapes.
-        numbers: Numbers that the file has beside the groups: ``shift``, ``is_full``, ``_storage_shape`` and ``_len``.
+        shapes: An empty mapping, because each group has different shapes.
+        numbers: The numbers ``shift``, ``is_full``, ``_storage_shape`` and ``_len`` of the file.
     """
 
     def __init__(self, file: H5File, names: Sequence[str]) -> None:
@@ -646,7 +656,7 @@ class Trajectories:
 
 @contextmanager
 def opened(root: Path) -> Iterator[Entries | Trajectories]:
-    """Open a path, and close it at the end.
+    """Context manager that opens a folder or file, and closes it at the end.
 
     Args:
         root: A folder of TensorDict, the checkpoint of a TorchRL buffer, or an HDF5 file.
@@ -702,7 +712,7 @@ class StepBlock:
     """Consecutive steps of one environment.
 
     Args:
-        root, following: Values at the root, and values in ``next``, both with the same keys.
+        root, following: Values at the root and values in ``next``; both have the same keys.
         other: Values that are only at the root or only in ``next``, by full key, and all done flags.
         begins: Whether a trajectory is known to begin at each step.
     """
@@ -740,7 +750,7 @@ def steps_of(
 
 
 def environments(found: Entries | Trajectories) -> tuple[int, ...]:
-    """Return the shape of the dimensions for environments; empty for one environment."""
+    """Return the sizes of the dimensions for environments; empty if there is no such dimension."""
     if has_next(found):
         return _steps_shape(found.shapes, found.name)[1:]
     shape = found.numbers.get("_storage_shape") or [0]
@@ -748,7 +758,7 @@ def environments(found: Entries | Trajectories) -> tuple[int, ...]:
 
 
 def _trajectories(found: Trajectories, batch_rows: int) -> Iterator[StepBlock]:
-    """Yield the steps of a file of the nested layout; the last trajectory ends at the last used position."""
+    """Yield the steps of a file of the nested layout, up to the last used position of the ring."""
     places, used = None, found.numbers.get("_len")
     if "_storage_shape" in found.numbers:
         steps = math.prod(environments(found)) * int(found.numbers["_storage_shape"][0])
@@ -764,7 +774,7 @@ def _trajectories(found: Trajectories, batch_rows: int) -> Iterator[StepBlock]:
 
 
 def has_next(entries: Entries | Trajectories) -> bool:
-    """Whether each step is stored with its ``next``; otherwise each observation is stored once."""
+    """Whether ``next`` of each step is stored; otherwise each observation is stored once."""
     return any(key[0] == "next" for key in entries.shapes)
 
 
@@ -790,7 +800,7 @@ def _steps(entries: Entries, batch_rows: int) -> Iterator[StepBlock]:
 
 
 def _steps_shape(shapes: Mapping[Key, Sequence[int]], where: str) -> tuple[int, ...]:
-    """Return ``[n]``, or ``[n, environments]``: the shape of a done flag in ``next`` without the trailing 1."""
+    """Return the shape of steps, ``[n]`` or ``[n, environments]``. It is a done flag's shape without the trailing 1."""
     flag = next((("next", *key) for key in _DONE if ("next", *key) in shapes), None)
     if flag is None:
         raise SchemaError(f"{where}: expected next.done, found {_shown(shapes)}")
@@ -803,9 +813,11 @@ def _steps_shape(shapes: Mapping[Key, Sequence[int]], where: str) -> tuple[int, 
 
 
 def _in_order(entries: Entries, n: int, lanes: int, size: int) -> list[tuple[int, int]]:
-    """Return ranges of at most ``size`` positions, from the oldest step on; a full ring begins at its cursor.
+    """Return ranges of at most ``size`` positions, from the oldest step on.
 
-    For 10 used positions with the cursor at 4, in ranges of 3: 4..7, 7..10, 0..3, 3..4.
+    In a full ring, the oldest step is at the cursor.
+
+    For example, a full ring of 10 positions with the cursor at 4 and ``size`` 3 gives 4..7, 7..10, 0..3, 3..4.
     """
     numbers = entries.numbers
     # TorchRL counts the positions of all environments.
@@ -864,9 +876,10 @@ def _lane(
     Args:
         entries: The entries.
         both, other: Keys with a value for each observation, and keys with a value for each step.
-        ends: Mask mask of steps that end a trajectory.
-        rows: Row of the observation that each step leaves; the step leads to the next row.
-        first_step: Number of the first step of the environment.
+        ends: Mask of steps that end a trajectory.
+        rows: For each step, the row of the observation before it; the row after this row holds the observation after
+            it.
+        first_step: Index of the first step of the environment.
         batch_rows: Largest number of steps in a block.
     """
     begins = step_begins(ends, True)
@@ -885,7 +898,7 @@ def _lane(
 
 
 def _ring(entries: Entries | Trajectories, steps: int) -> tuple[int, int, int, bool]:
-    """Return positions per environment, number of environments, used positions, and whether the ring is full."""
+    """Return a ring's positions per environment, environments, used positions, and whether the ring is full."""
     numbers = entries.numbers
     shape = numbers.get("_storage_shape") or [steps]
     shape = [shape] if isinstance(shape, int) else list(shape)
@@ -936,17 +949,18 @@ _LOOKED_AT = 1024
 def read_ted(path: str | os.PathLike[str], *, one_hot: bool | None = None, batch_rows: int = BATCH_ROWS) -> RowStream:
     """Read steps of TED: a folder that ``TensorDict.memmap`` wrote, a checkpoint of a TorchRL buffer, or an HDF5 file.
 
-    All layouts are recognised: plain steps, flat (``TED2Flat``) and nested (``TED2Nested``, ``H5Split``). A full ring
-    is read from its oldest step on, and unused positions are left out. Environments are read one after another.
+    All layouts are recognised: plain steps, the flat layout (``TED2Flat``) and the nested layout (``TED2Nested``,
+    ``H5Split``). A full ring is read from its oldest step on, and unused positions are left out. Environments are read
+    one after another.
 
     A key that is both at the root and in ``next`` belongs to the observation: ``observation`` keeps its name, and a key
     such as ``pixels`` becomes ``observation.pixels``. Other keys become ``metadata_<key>``. ``done`` is 1 where
-    ``terminated`` is set, else 2 where ``truncated`` is set. Pickled values are never opened.
+    ``terminated`` is set, else 2 where ``truncated`` is set. Pickled values are never loaded.
 
     Args:
         path: The folder or file.
-        one_hot: Whether to convert actions from one-hot vectors to numbers; by default if the first 1,024 actions are
-            one-hot.
+        one_hot: Whether to convert actions from one-hot vectors to numbers. By default, this is done if the first 1,024
+            actions are one-hot.
         batch_rows: Approximate number of rows of a batch.
 
     Raises:
@@ -989,7 +1003,7 @@ def _rows(root: Path, naming: _Naming, batch_rows: int) -> Iterator[Columns]:
 
 
 class _Naming:
-    """The column for each key.
+    """The column name for each key of the data.
 
     Args:
         root: The path of the data, for error messages.
@@ -1010,7 +1024,7 @@ class _Naming:
         self.one_hot = _is_one_hot(others.get(("action",))) if one_hot is None else one_hot
 
     def columns(self, piece: StepBlock) -> tuple[Columns, Columns, Columns]:
-        """Return three groups of columns: the observation before each step, the one after it, and the other results."""
+        """Return columns of the observations before steps, columns of the observations after steps, and all others."""
         arriving: Columns = {}
         for key, values in _beside(piece).items():
             if key in _DONE:
@@ -1034,7 +1048,7 @@ class _Naming:
         return self._seen(piece.root), self._seen(piece.following), order
 
     def ends(self, piece: StepBlock) -> npt.NDArray[np.bool_]:
-        """Return a mask mask of steps that end a trajectory."""
+        """Return a mask of steps that end a trajectory."""
         ended: npt.NDArray[np.bool_] = np.logical_or.reduce(list(self._flags(piece).values()))
         return ended
 
@@ -1073,7 +1087,7 @@ def _is_one_hot(values: npt.NDArray[Any] | None) -> bool:
 
 
 def _beside(piece: StepBlock) -> dict[Key, npt.NDArray[Any]]:
-    """Return ``other`` of a block with ``next`` removed from keys, and without the done flags at the root."""
+    """Return ``other`` of a block without done flags at the root; ``next`` is removed from the keys."""
     return {key[1:] if key[0] == "next" else key: values for key, values in piece.other.items() if key not in _DONE}
 
 
@@ -1089,12 +1103,12 @@ def read_checkpoint(
     """Read the steps of a TorchRL buffer's checkpoint, oldest first, for ``ReplayBuffer.extend``.
 
     Args:
-        path: The folder that ``dumps`` wrote, with any checkpointer, or its storage; or an HDF5 file.
+        path: The folder that ``dumps`` wrote with any checkpointer, the folder of the storage in it, or an HDF5 file.
         done_keys, reward_keys: The options of the checkpointer.
 
     Returns:
-        Nested dicts of arrays ``[n, ...]``, or ``[n, environments, ...]``, in the form of TED, in memory. Unused
-            positions are left out.
+        Nested dicts of arrays ``[n, ...]``, or ``[n, environments, ...]``, in the form of TED. Unused positions are
+            left out.
 
     Raises:
         ConfigError: The path does not exist, or has no checkpoint.
@@ -1138,16 +1152,17 @@ def write_ted(
     layout: str = "ted",
     columns: Sequence[str] | None = None,
 ) -> int:
-    """Write rows as steps of TED, for TorchRL and TensorDict, in memory that does not grow with the number of rows.
+    """Write rows as steps of TED, for TorchRL and TensorDict.
 
-    Observations, ``metadata_*`` and ``info.*`` are written at the root and in ``next``; the action at the root; reward,
-    done, terminated and truncated in ``next``; ``step_count`` is the row's number in its episode. Encoded images are
-    decoded.
+    Observations, ``metadata_*`` and ``info.*`` are written at the root and in ``next``. The action is written at the
+    root. Reward, done, terminated and truncated are written in ``next``. ``step_count`` is the index of the row in its
+    episode. Encoded images are decoded. The memory that this needs does not grow with the number of rows.
 
     Args:
         stream: The rows, with alignment "arrived".
         path: A folder, or an HDF5 file if the name ends in ``.h5`` or ``.hdf5``. Nothing may exist there.
-        layout: "ted" (plain steps), "flat" (every observation once) or "nested" (an array for each trajectory).
+        layout: "ted" (plain steps), "flat" (every observation is stored once) or "nested" (an array for each
+            trajectory).
         columns: The columns to write in addition to action, reward and done; by default all.
 
     Returns:
@@ -1157,8 +1172,8 @@ def write_ted(
         ConfigError: Something is at ``path``, another process is writing it, or the layout is unknown.
         StorageError: Files cannot be written; no part of them remains.
         SchemaError: The rows have the alignment "outgoing", or a column has texts.
-        DataError: Values are null, rows differ in length, or an episode continues after a done code; the layout cannot
-            store these.
+        DataError: Values are null, rows differ in length, or an episode continues after a done code. TED cannot store
+            such rows.
     """
     target = Path(path)
     check_choice("layout", layout, _ROW_LAYOUTS)
@@ -1197,10 +1212,11 @@ def _write(stream: RowStream, writer: FolderWriter | _FileWriter, layout: str, c
 
 
 def _entries(rows: Columns, flags: Columns, layout: str, begins: bool) -> Iterator[tuple[Key, npt.NDArray[Any]]]:
-    """Yield the entries to which rows add values, with these values.
+    """Yield the keys of entries, with the values that are appended to each entry for some rows.
 
     For example, rows 0 1 2 3 give three steps, from rows 0 1 2 to rows 1 2 3. The layouts "flat" and "nested" store
-    each observation once: of all four rows if they begin an episode; otherwise row 0 was written before.
+    each observation once. If row 0 begins an episode, the observations of all four rows are stored; otherwise row 0 was
+    stored before.
     """
     for name, values in rows.items():
         if name.startswith(_SEEN):
@@ -1219,7 +1235,7 @@ def _entries(rows: Columns, flags: Columns, layout: str, begins: bool) -> Iterat
 
 
 def _shaped(key: Key, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return values in TorchRL's shape, with a trailing dimension of 1 if a step has one number."""
+    """Return values in TorchRL's shape, with a trailing dimension of 1 if the value of a step is a single number."""
     return values.reshape(len(values), 1) if key[-1] in _SINGLE and values.ndim == 1 else values
 
 
@@ -1383,25 +1399,26 @@ def write_checkpoint(
     done_keys: Sequence[str] = DONE_KEYS,
     reward_keys: Sequence[str] = REWARD_KEYS,
 ) -> int:
-    """Write steps as the checkpoint of a TorchRL buffer, which the buffer's ``loads`` reads.
+    """Write steps as a checkpoint for the method ``loads`` of a TorchRL buffer.
 
     "flat" (``FlatStorageCheckpointer``), "nested" (``NestedStorageCheckpointer``) and "h5" (``H5StorageCheckpointer``)
     store each observation once; "ted" (``TensorStorageCheckpointer``) stores plain steps. The TorchRL buffer that loads
-    it must have the same checkpointer and ``capacity`` positions. The state of samplers and transforms is not written.
+    the checkpoint must have the same checkpointer and ``capacity`` positions. The state of samplers and transforms is
+    not written.
 
     Args:
-        steps: A replay buffer with rows in the form of TED, to which nothing may be added meanwhile; or nested dicts of
-            arrays ``[n, ...]`` or ``[n, environments, ...]``, with observations at the root and in ``next``.
+        steps: A replay buffer with rows in the form of TED, to which no rows may be added during the call; or nested
+            dicts of arrays ``[n, ...]`` or ``[n, environments, ...]``, with observations at the root and in ``next``.
         path: A new folder.
         layout: "ted", "flat", "nested" or "h5".
-        capacity: Number of positions along time; by default ``n``. For a replay buffer, its own capacity.
-        cursor: If there are ``capacity`` steps, the position to write next, where the oldest step is. For a replay
-            buffer, its own cursor.
-        batch_size: The batch size that ``loads`` sets in the buffer; for a replay buffer, by default its own.
+        capacity: Number of positions along time; by default ``n``, or the capacity of the replay buffer.
+        cursor: The position of the oldest step, which is overwritten next, if there are ``capacity`` steps. For a
+            replay buffer, the default is its cursor.
+        batch_size: The batch size that ``loads`` sets in the buffer; by default the batch size of the replay buffer.
         done_keys, reward_keys: The same options as for ``TED2Flat`` and TorchRL's checkpointer.
 
     Returns:
-        The number of steps that were written, over all environments.
+        The number of steps that were written, summed over environments.
 
     Raises:
         ConfigError: Something is at ``path``, the layout is unknown, or the capacity or cursor is out of range.

@@ -1,8 +1,8 @@
-"""RLDS datasets in the form of TensorFlow Datasets, read without TensorFlow.
+"""Reads RLDS datasets in the form of TensorFlow Datasets (TFDS), without TensorFlow.
 
-A folder holds ``dataset_info.json`` and ``features.json``, and files of records: TFRecord or ArrayRecord. A record is
-an episode: a tf.train.Example with the concatenated values of all its steps. The parts of this module in order:
-Examples, metadata and features, and the reader and the writer.
+A folder holds ``dataset_info.json``, ``features.json``, and files of records (TFRecord or ArrayRecord). A record is an
+episode: a tf.train.Example that contains the concatenated values of all steps. The parts of this module in order:
+Examples, metadata and features, reader, writer.
 """
 
 from __future__ import annotations
@@ -61,13 +61,14 @@ def masked_crc32c(data: Any) -> int:
 
 
 NamedRecords = Iterator[tuple[bytes, str]]
-"""Records, each with the name that messages use."""
+"""Records; each record comes with its name for error messages."""
 
 
 def tfrecords(path: str | os.PathLike[str]) -> NamedRecords:
     """Yield the records of a TFRecord file.
 
-    The length of the data (8 bytes) and its CRC (4 bytes) precede the data; the CRC of the data (4 bytes) follows.
+    A record in the file consists of the length of the data (8 bytes), the CRC of the length (4 bytes), the data, and
+    the CRC of the data (4 bytes).
 
     Raises:
         DataError: A CRC does not match, or the file ends within a record.
@@ -122,7 +123,7 @@ def _check_array_record(path: Path) -> None:
 
 
 READERS: dict[str, Callable[[Any], NamedRecords]] = {"tfrecord": tfrecords, "array_record": array_records}
-"""The reader of a file, by TFDS's name for the format."""
+"""Functions that read the records of a file, by TFDS's name for the file format."""
 
 
 __all__ = ["read_tfds", "write_tfds"]
@@ -132,10 +133,10 @@ Feature = npt.NDArray[Any] | list[bytes]
 
 
 def parse_example(data: bytes) -> dict[str, Feature]:
-    """Return all features of an Example, by name.
+    """Return all features of a tf.train.Example, by name.
 
     Raises:
-        DataError: The bytes are no Example.
+        DataError: The bytes are not a tf.train.Example.
     """
     found: dict[str, Feature] = {}
     for number, start, stop in _messages(data, 0, len(data)):
@@ -154,7 +155,7 @@ def parse_example(data: bytes) -> dict[str, Feature]:
 
 
 def _feature(data: bytes, start: int, stop: int) -> Feature:
-    """Return the values of a feature, from its bytes ``start..stop - 1`` in ``data``."""
+    """Return the values of a feature, which is encoded in the bytes ``start..stop - 1`` of ``data``."""
     for number, first, last in _messages(data, start, stop):
         if number == 1:
             return [data[begin:end] for inner, begin, end in _messages(data, first, last) if inner == 1]
@@ -169,7 +170,7 @@ def _feature(data: bytes, start: int, stop: int) -> Feature:
 
 
 def _fields(data: bytes, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
-    """Yield number, wire type, and first byte and end of the value, of each field of a message."""
+    """Yield, for each field of a message: its number, wire type, and the first byte and end of its value."""
     place = start
     while place < stop:
         tag, begin = _varint(data, place)
@@ -189,7 +190,10 @@ def _fields(data: bytes, start: int, stop: int) -> Iterator[tuple[int, int, int,
 
 
 def _messages(data: bytes, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-    """Yield number, first byte and end of each field of a message, if all fields are messages, texts or bytes."""
+    """Yield number, first byte and end of each field.
+
+    All fields must be messages, texts or bytes, else DataError is raised.
+    """
     for number, kind, begin, end in _fields(data, start, stop):
         if kind != 2:
             raise DataError(f"expected a message at byte {begin}, found a field of kind {kind}")
@@ -197,7 +201,7 @@ def _messages(data: bytes, start: int, stop: int) -> Iterator[tuple[int, int, in
 
 
 def _varint(data: bytes, place: int) -> tuple[int, int]:
-    """Return the number in base 128 at a place, and the place behind it."""
+    """Decode the number in base 128 at a position; return the number and the position after it."""
     value = shift = 0
     while place < len(data) and shift <= 63:
         octet = data[place]
@@ -223,7 +227,7 @@ def _floats(octets: bytes) -> npt.NDArray[np.float32]:
 
 
 def _varints(octets: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
-    """Decode numbers in base 128 together, with one pass for each digit of the longest number."""
+    """Decode many numbers in base 128 at once, in as many passes as the longest number has digits."""
     ends = np.flatnonzero(octets < 0x80)
     if len(ends) == len(octets):
         return octets.astype(np.int64)
@@ -258,9 +262,9 @@ class Leaf:
         name: Path of the feature, joined by "/".
         kind: "tensor", "image", "text", or "other" for videos and sounds, which cannot be columns.
         dtype: Type of the values; empty for text.
-        shape: Shape of one value; None for a size that varies.
+        shape: Shape of one value; a size is None if it varies.
         encoding: "none", "bytes" or "zlib" for tensors.
-        ragged: Number of nested levels of variable-length sequences around the values.
+        ragged: How many nested sequences of variable length contain the values.
     """
 
     name: str
@@ -275,7 +279,7 @@ def parse_features(path: Path) -> dict[str, Leaf]:
     """Return the leaves of ``features.json`` by path.
 
     Raises:
-        DataError: The file does not have TFDS's form.
+        DataError: The file does not have the form that TFDS writes.
     """
     with reading(path):
         described = read_json_object(path, most_bytes=_MOST_JSON)
@@ -316,7 +320,7 @@ def _shape(node: Mapping[str, Any]) -> tuple[int | None, ...]:
 
 @dataclass(frozen=True)
 class Split:
-    """The files of a split in order, and the number of records of each, if the metadata state it."""
+    """The files of a split in order, and the number of records in each file, if the metadata state it."""
 
     name: str
     files: tuple[Path, ...]
@@ -324,11 +328,11 @@ class Split:
 
 
 def parse_info(folder: Path) -> tuple[dict[str, Any], str, list[Split]]:
-    """Return the content of ``dataset_info.json``, the format of the files, and the splits.
+    """Parse ``dataset_info.json``; return its content, the format of the data files, and the splits.
 
     Raises:
         ConfigError: The files have a format that cannot be read.
-        DataError: The file does not have TFDS's form, or files are missing.
+        DataError: The file does not have the form that TFDS writes, or data files are missing.
     """
     path = folder / "dataset_info.json"
     info = dict(read_json_object(path, most_bytes=_MOST_JSON))
@@ -366,11 +370,11 @@ def decode_leaf(leaf: Leaf, features: Mapping[str, Feature], count: int | None, 
     Args:
         leaf: The leaf.
         features: The features of the record.
-        count: Number of steps of the record, for a leaf of steps; None for a leaf of the episode.
+        count: Number of steps in the record if the leaf has a value for each step; None for a leaf of the episode.
         part: The steps to decode; by default all.
 
     Returns:
-        Values ``[n, ...]``; texts, and values of different lengths, as an array of objects.
+        Values ``[n, ...]``. Texts, and values of different lengths, are in an array of objects.
 
     Raises:
         DataError: The record does not match the features.
@@ -433,9 +437,9 @@ def _numbers(leaf: Leaf, raw: Feature, n: int, where: str) -> npt.NDArray[Any]:
 
 
 def _whole_shape(shape: tuple[int | None, ...], n: int, numbers: int) -> tuple[int, ...] | None:
-    """Return the common shape of ``n`` values with ``numbers`` numbers in total; None if no shape fits.
+    """Return the common shape of ``n`` values that have ``numbers`` elements in total; None if no shape fits.
 
-    One size may be unknown: two values of shape ``(None, 3)`` with 12 numbers have the shape ``(2, 3)``.
+    One size may be unknown: if two values of shape ``(None, 3)`` have 12 elements, each has the shape ``(2, 3)``.
     """
     known = n * math.prod(size for size in shape if size is not None)
     if None not in shape:
@@ -482,7 +486,7 @@ def _image(leaf: Leaf, data: bytes, where: str) -> npt.NDArray[Any]:
 
 
 def _ragged(leaf: Leaf, features: Mapping[str, Feature], n: int, levels: int) -> npt.NDArray[Any]:
-    """Return sequences of values as ``[n, length, ...]`` if all have one length, else as an array of objects."""
+    """Return sequences of values as ``[n, length, ...]`` if all have equal length, else as an array of objects."""
     where = f"feature {leaf.name!r}"
     if leaf.name in features:
         # The record has no separate lengths for an outermost sequence.
@@ -518,7 +522,7 @@ def episode_pieces(
 
     Args:
         features: The features of the record.
-        number: Number of the episode.
+        number: Index of the episode.
         leaves: The leaves to read.
         batch_rows: See ``read_tfds``.
     """
@@ -545,7 +549,7 @@ def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_encoded(leaf: Leaf) -> bool:
-    """Whether the values of a leaf must be decoded one by one."""
+    """Whether each value of a leaf must be decoded separately."""
     return leaf.kind == "image" or leaf.encoding != "none"
 
 
@@ -555,7 +559,7 @@ def is_of_step(leaf: Leaf) -> bool:
 
 
 def is_column(leaf: Leaf) -> bool:
-    """Whether a feature can be a column: one value for each step, or one sequence of values."""
+    """Whether a feature can be a column: each step has one value, or one sequence of values."""
     return leaf.kind != "other" and leaf.ragged - is_of_step(leaf) <= 1
 
 
@@ -566,7 +570,7 @@ def repeatable(leaf: Leaf) -> bool:
 
 
 def _picture_columns(leaves: Mapping[str, Leaf]) -> list[tuple[str, Leaf]]:
-    """Return the names of the columns with an image a step, and their features."""
+    """Return the features with an image for each step, by column name."""
     found = []
     for leaf in leaves.values():
         first, *rest = leaf.name.removeprefix(STEPS).split("/")
@@ -608,7 +612,7 @@ def read_tfds(
     Raises:
         ConfigError: The folder holds no RLDS dataset of TFDS, a split is unknown, or files have another format.
         DataError: A file is damaged; the message names file and record.
-        ImportError: The files are ArrayRecord and its package is not installed.
+        ImportError: The files are ArrayRecord files, and the package array_record is not installed.
     """
     check_last_step(last_step, final, where=os.fspath(path))
     check_batch_rows(batch_rows)
@@ -654,7 +658,7 @@ def read_tfds(
 
 
 def _folder(path: Path) -> Path:
-    """Return the folder of the dataset at or below ``path``: a version, or a configuration with a version."""
+    """Return the folder of a version of the dataset, which is ``path`` or a folder below it."""
     found: list[Path] = []
     for depth in ("", "*/", "*/*/", "*/*/*/"):
         files = sorted(path.glob(f"{depth}features.json"))
@@ -716,15 +720,15 @@ def write_tfds(
     split: str = "train",
     episodes_per_file: int = 1000,
 ) -> None:
-    """Write rows as an RLDS dataset in ArrayRecord files, by TFDS; ``tfds.builder_from_directory`` opens it.
+    """Write rows as an RLDS dataset in ArrayRecord files with TFDS; ``tfds.builder_from_directory`` opens the dataset.
 
-    Images are written as PNG, and float64 values are encoded, so that no value is rounded.
+    Images are written as PNG, and float64 values in an encoding that does not round them.
 
     Args:
         rows: A ``RowStream``, a ``DatasetStore``, a ``datasets.Dataset``, a ``pyarrow.Table``, or record batches.
         path: The folder of the dataset; nothing may exist there.
         name: Name of the dataset.
-        version: Version of the dataset, three numbers.
+        version: Version of the dataset, three numbers such as "1.0.0".
         split: Name of the split.
         episodes_per_file: Number of episodes in a file.
 
@@ -781,7 +785,7 @@ def _finish(folder: Path) -> None:
 
 
 def _features(library: Any, steps: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the features of TFDS for the steps of the first episode."""
+    """Return the TFDS features for steps like the steps of the first episode."""
     found: dict[str, Any] = {}
     for name, value in steps.items():
         if isinstance(value, Mapping):
@@ -798,7 +802,7 @@ def _features(library: Any, steps: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _encoded(steps: Mapping[str, Any]) -> dict[str, Any]:
-    """Return steps in the form that TFDS accepts without TensorFlow, with images as encoded files."""
+    """Convert steps to the form that TFDS accepts without TensorFlow; images become encoded files."""
     found: dict[str, Any] = {}
     for name, value in steps.items():
         if isinstance(value, Mapping):

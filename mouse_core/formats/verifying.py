@@ -1,4 +1,4 @@
-"""Verifies recorded data: compares all files and rows with the checksums that were recorded when they were written."""
+"""Verifies recorded data: compares files and rows with the checksums that were recorded at the time of writing."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class Verified:
     Args:
         path: The path that was verified.
         rows: Number of rows.
-        digest: Digest of all rows; see ``rows_digest``. None for several datasets that were verified by their files, as
-            each has its own digest.
-        compared: Description of the checksums that were compared. The text is empty if there were no checksums; then a
-            changed value stays undetected.
-        left: Description of the parts without checksums; empty for none.
-        not_flushed: Number of further rows in the folder of a store. Readers see them after the next ``flush()`` of the
-            writer, or after the folder was opened with mode "a".
+        digest: Digest of all rows; see ``rows_digest``. None if several datasets were verified by the checksums of
+            their files, because each dataset has a separate digest.
+        compared: Description of the checksums that were compared. If the text is empty, there were no checksums, and a
+            changed value is not detected.
+        left: Description of the parts without checksums; empty if all parts have checksums.
+        not_flushed: Number of further rows in the folder of a store. Readers see these rows after the next ``flush()``
+            of the writer, or after the folder was opened with mode "a".
     """
 
     path: str
@@ -61,20 +61,20 @@ def verify(
 ) -> Verified:
     """Read recorded data of any format completely, and compare them with recorded checksums.
 
-    ``convert`` and ``RowStream.save`` record the checksum of every file; a Parquet file contains its own checksum. Such
-    files are compared byte by byte. Other data are read completely, so that the reader compares the checksums of the
-    format. Images that rows name by path are read too, and are part of the digest as in ``convert``. In the folder of a
-    store, which another process may be writing, every file is compared with its checksums.
+    ``convert`` and ``RowStream.save`` record the checksum of every file; a Parquet file contains its own checksum. All
+    bytes of such files are compared with the checksums. Other data are read completely, and the reader compares the
+    checksums of the format. Images that rows name by path are also read, and are part of the digest as in ``convert``.
+    In the folder of a store, which another process may be writing, every file is compared with its checksums.
 
     Args:
-        path: A file or folder, or any other source that ``open`` takes.
+        path: A file or folder, or any other source that ``formats.open`` accepts.
         digest: The expected digest of the rows, from ``convert``, ``rows_digest`` or an earlier ``verify``.
         progress: Whether to show progress bars.
         **options: Options of ``open``.
 
     Raises:
         ConfigError: An error of ``open``.
-        DataError: Files or rows have changed since they were written; the message names all such files.
+        DataError: Files or rows have changed since they were written; the message names all changed files.
     """
     root, options["format"] = opening.place(path, options.get("format"))
     if is_url(root) or looks_like_store(root):
@@ -125,7 +125,7 @@ def _verify_store(root: Any, digest: str | None, progress: bool, options: dict[s
 
 
 def _check_digest(path: Any, digest: str | None, found: str | None) -> None:
-    """Raise DataError if a digest was given and the rows have another one."""
+    """Raise DataError if a digest was given and differs from the digest of the rows."""
     if digest is not None and found != digest.strip().lower():
         raise DataError(f"{path}: expected rows with the digest {digest}, found {found}")
 
@@ -162,7 +162,7 @@ def _check_files(root: Path, known: dict[Path, FilesManifest], progress: bool) -
 
 
 def _read_through(stream: RowStream, progress: bool) -> tuple[int, str]:
-    """Return the number of rows, and their digest."""
+    """Read all rows; return how many rows there are, and the digest of the rows."""
     rows = 0
 
     def count(batch: pa.RecordBatch) -> None:

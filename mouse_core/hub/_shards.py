@@ -155,7 +155,7 @@ class SplitPiece:
     Args:
         where: Name of the rows in messages: the split, and the store if there are several.
         dataset: The rows.
-        first_row: Number of the first row in its store.
+        first_row: Index of the first row in its store.
         image_roots: Folders in which images that rows name by path may lie.
     """
 

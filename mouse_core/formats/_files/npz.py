@@ -39,7 +39,7 @@ def pickled_arrays(data: bytes, *, where: str) -> dict[str, npt.NDArray[Any]]:
 
     Args:
         data: The pickle: an array of objects without dimensions, whose value is the dict.
-        where: Prefix of messages.
+        where: Prefix of error messages.
 
     Raises:
         DataError: The pickle is not only a dict of numeric arrays.
@@ -168,7 +168,7 @@ class NpyRows:
 
     Args:
         file: A stream of bytes at the beginning of the array.
-        where: Name of the array for messages.
+        where: Name of the array for error messages.
 
     Raises:
         DataError: The stream holds no array of numbers.

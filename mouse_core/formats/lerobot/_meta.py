@@ -446,7 +446,7 @@ class Frames:
         Args:
             batch: Rows of a file.
             pictures: Images by feature, which are added to the result.
-            file: The file, for messages.
+            file: The file, for error messages.
             keys: The features; None stands for all features that are stored in files of frames.
             called: A function that returns the name of a row, for error messages.
         """
@@ -844,7 +844,7 @@ def _ordered(
     """Return episodes in the order of their numbers.
 
     Args:
-        where: Name of the metadata for messages.
+        where: Name of the metadata for error messages.
         index, lengths: Number of each episode, and its number of frames.
         data: For each episode, the file with its frames.
         videos: See ``Episodes``.
