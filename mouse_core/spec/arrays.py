@@ -1,7 +1,7 @@
 """Specs of one array: numbers, categories as codes or one-hot vectors, objects, and unions of several specs.
 
-``Leaf`` is the base class of these specs. A subclass defines which values are outside of its domain, which value is the
-nearest, how values are drawn, and the allowed values of each element.
+``Leaf`` is the base class of these specs. A subclass defines four things: which values are outside of its domain, the
+nearest value in the domain, how values are drawn, and the allowed values of each element.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class Leaf(Domain):
     # --- defined by every kind of leaf ------------------------------------------------------------------------------
 
     def _outside(self, array: Array) -> Array:
-        """Return a mask of the values outside the domain, ``[*batch, *shape]``, or without some of the last axes."""
+        """Return a mask of the values outside the domain, ``[*batch, *shape]``; the mask may lack some of the last
+        axes."""
         raise NotImplementedError
 
     def _expected(self, place: tuple[int, ...]) -> str:
@@ -121,7 +122,8 @@ class Leaf(Domain):
         return self._fits_by_row(self._as_array(values, any_numbers=True))
 
     def why_not_numbers(self, values: Any) -> str | None:
-        """Return the reason why a number is not in the domain, or None; as ``why_not``, for numbers of any dtype."""
+        """Return the reason why a number is not in the domain, or None; like ``why_not``, but for numbers of any
+        dtype."""
         try:
             return self._why_not(self._as_array(values, any_numbers=True))
         except DataError as error:
@@ -139,7 +141,7 @@ class Leaf(Domain):
         """Convert numbers of any dtype to the dtype of the domain.
 
         Raises:
-            DataError: A value is outside the domain, or does not fit its dtype.
+            DataError: A value is outside the domain, or the domain's dtype cannot represent it.
         """
         array = self._converted(self._as_array(values, any_numbers=True))
         self.check(array)
@@ -272,7 +274,7 @@ def spread(values: Any, shape: Shape, *, where: str) -> Array:
 
 
 def as_array(values: Any) -> Array:
-    """Return values as an array, lists of large integers as uint64.
+    """Return values as an array; lists of large integers become uint64.
 
     NumPy would convert ``[0, 2**64 - 1]`` to float64, which cannot represent the second number.
 
@@ -302,7 +304,7 @@ def value_at(array: Array, place: tuple[int, ...]) -> Any:
 
 
 def check_most(spec: Domain, most: int) -> int:
-    """Return the number of values of a domain; raise ConfigError for more than ``most``."""
+    """Return the number of values in a domain; raise ConfigError for more than ``most`` values."""
     number = spec.cardinality
     if isinstance(number, float) or number > most:
         raise ConfigError(f"enumerate: expected at most {most} values, found {number} of {spec!r:.200}")
@@ -310,7 +312,7 @@ def check_most(spec: Domain, most: int) -> int:
 
 
 def count_product(counts: Array, shape: Shape) -> int | float:
-    """Return the product of the numbers of values of all elements of a step."""
+    """Return the number of different values of a step: the product over its elements."""
     if is_dynamic(shape):
         return math.inf
     uniform = uniform_value(counts)
@@ -693,7 +695,7 @@ def _as_bound(array: Array, dtype: np.dtype[Any], where: str) -> Array:
 
 
 class _Categories(Leaf):
-    """Base class of specs of categories; a mask may allow only some categories."""
+    """Base class of specs of categories; a mask can exclude categories."""
 
     mask: Any
     nvec: Any
@@ -799,7 +801,8 @@ class MultiCategorical(_Codes):
     """The spec of several codes with different numbers of codes, as in gymnasium's ``MultiDiscrete``.
 
     Args:
-        nvec: Number of codes of each element; repeated along further dimensions at the front of ``shape``.
+        nvec: Number of codes of each element. If ``shape`` has more leading dimensions than ``nvec``, ``nvec`` is
+            repeated along them.
         shape: Shape of a step; by default the shape of ``nvec``. A size of -1 is dynamic.
         dtype: Dtype of codes: an integer dtype.
         mask: Mask of allowed codes, bool ``[*shape[:-1], sum(nvec)]``, concatenated over the last axis of ``shape``; or
@@ -848,7 +851,7 @@ class MultiCategorical(_Codes):
 
 
 class _Hot(_Categories):
-    """Base class of specs of concatenated one-hot vectors of ``nvec`` values."""
+    """Base class of specs of concatenated one-hot vectors; vector k has ``nvec[k]`` values."""
 
     def categorical(self) -> Any:
         """Return the spec of the same categories as codes."""
@@ -935,7 +938,7 @@ class _Hot(_Categories):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class OneHot(_Hot):
-    """The spec of one-hot vectors: one of ``n`` values is 1, the others are 0.
+    """The spec of one-hot vectors: one of ``n`` values is 1, and all others are 0.
 
     Args:
         n: Number of values of a vector.
@@ -1034,12 +1037,13 @@ def _allowed(mask: Array, codes: Array) -> Array:
 
 
 def _code_of_rank(mask: Array, ranks: Array) -> Array:
-    """Return the allowed code of a rank from 0: with the mask ``[False, True, True]``, rank 1 is code 2."""
+    """Return the allowed code with a given rank (from 0) among the allowed codes: with the mask ``[False, True,
+    True]``, rank 1 is code 2."""
     return np.asarray((mask.cumsum(-1) > ranks[..., None]).argmax(-1))
 
 
 def _nearest_code(mask: Array, codes: Array) -> Array:
-    """Return the nearest allowed code for each code; if two are equally near, the lower one."""
+    """Return the nearest allowed code for each code; if two allowed codes are equally near, return the lower code."""
     n = mask.shape[-1]
     numbers = np.arange(n)
     before = np.maximum.accumulate(np.where(mask, numbers, -2 * n), -1)
@@ -1121,12 +1125,12 @@ def _check_mask(mask: Any, shape: Shape, where: str) -> Array | None:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Choice(Leaf):
-    """The union of several specs: each row has a value of one of them.
+    """The union of several specs: the value of each row is in at least one of the specs.
 
     A ``NonTensor`` in ``choices`` has its example as its only value.
 
     Args:
-        choices: The specs, at least one, each of one array, with one common shape and dtype.
+        choices: The specs of one array each, at least one spec; all have the same shape and dtype.
         device: A label for adapters.
 
     Raises:
@@ -1162,7 +1166,7 @@ class Choice(Leaf):
 
     @property
     def cardinality(self) -> int | float:
-        """Number of values of all choices; a value of several choices counts for each."""
+        """Number of values of all choices; a value that several choices contain is counted once for each of them."""
         return sum(1 if isinstance(one, NonTensor) else one.cardinality for one in self.choices)
 
     def astype(self, dtype: Any) -> Self:
@@ -1193,14 +1197,14 @@ class Choice(Leaf):
         return self._picked(np.nan_to_num(distances).argmin(0), nearest)
 
     def encode(self, values: Any) -> Any:
-        """Convert numbers of choices, from 0, to values. Each choice must have one value.
+        """Convert indices of choices to values. Each choice must have exactly one value.
 
         Args:
-            values: Numbers of choices, ``[*batch]``.
+            values: Indices of choices, from 0, ``[*batch]``.
 
         Raises:
             ConfigError: A choice has several values.
-            DataError: A number is out of range.
+            DataError: An index is out of range.
         """
         numbers = to_numpy(values)
         if numbers.dtype.kind not in "iu" or bool(((numbers < 0) | (numbers >= len(self.choices))).any()):
@@ -1213,7 +1217,7 @@ class Choice(Leaf):
         return self._picked(numbers, [self._only_value(one, numbers.shape) for one in self.choices])
 
     def decode(self, values: Any) -> Any:
-        """Convert values to the number of the first choice that contains each row, int64 ``[*batch]``.
+        """Convert the value of each row to the index of the first choice that contains the value, int64 ``[*batch]``.
 
         Raises:
             DataError: A value is in no choice.
@@ -1244,7 +1248,7 @@ class Choice(Leaf):
         return np.broadcast_to(choice.enumerate()[0], (*batch, *self.shape))
 
     def _numbers(self, values: Any) -> Array:
-        """Return the number of each row's choice; raise DataError for a row in no choice."""
+        """Return the index of each row's choice; raise DataError for a row that no choice contains."""
         if self._is_of_objects:
             numbers = self._numbers_of_objects(values)
         else:
@@ -1293,7 +1297,7 @@ class Choice(Leaf):
         return projected
 
     def _picked(self, numbers: Array, alternatives: list[Array]) -> Array:
-        """Return the row of ``alternatives[number]`` for each row's number."""
+        """Return, for each row with the index ``number``, the row of ``alternatives[number]``."""
         picked = np.zeros_like(alternatives[0])
         for number, values in enumerate(alternatives):
             chosen = (numbers == number).reshape(numbers.shape + (1,) * (picked.ndim - numbers.ndim))

@@ -1,8 +1,8 @@
 """Specs of nested fields by name, stacks of specs, and the specs of batches.
 
 Equal specs stack to a spec of the same kind, which is expanded. Different specs stack to ``Stacked``, which keeps each
-spec. For an index, ``reshape`` or another operation on axes, ``Stacked`` applies the operation to an array of the
-specs' numbers; the resulting array shows the position of each spec.
+spec. For indexing, ``reshape`` and other operations on axes, ``Stacked`` applies the operation to an array of the
+specs' indices; the resulting array contains the new position of each spec.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ class Composite(Domain, Mapping[str, Any]):
     # --- entries ------------------------------------------------------------------------------------------------------
 
     def __getitem__(self, index: Any) -> Any:
-        """Return an entry by its name, or the spec of values that are indexed along the axes of ``shape``."""
+        """Return the entry with a given name; or, for another index, the spec of values that are indexed along the axes
+        of ``shape``."""
         if not is_name(index):
             return super().__getitem__(index)
         found: Any = self
@@ -93,7 +94,7 @@ class Composite(Domain, Mapping[str, Any]):
         return found
 
     def __contains__(self, key: object) -> bool:
-        """Whether an entry has this name; for values, whether the domain contains them."""
+        """Whether an entry has the name ``key``; if ``key`` is not a name, whether the domain contains these values."""
         if not is_name(key):
             return self.contains(key)
         found: Any = self
@@ -328,10 +329,10 @@ def from_batch(batch: Any, *, batch_dims: int = 2) -> Composite:
 
 
 def of_fields(fields: Iterable[Any], columns: Mapping[str, Any]) -> Composite:
-    """Return the spec of one step of a batch with these fields, except fields with one value per sequence.
+    """Return the spec of a step of a batch with these fields; fields with a value per sequence are left out.
 
-    A field has the spec of its column, if this spec has the same number of values and they fit the field's dtype. Any
-    other field is ``Unbounded``.
+    A field has the spec of its column, if this spec has the same number of elements, and the field's dtype can
+    represent the spec's values. Any other field is ``Unbounded``.
 
     Args:
         fields: A ``FieldSpec`` for each field.
@@ -352,7 +353,7 @@ def of_fields(fields: Iterable[Any], columns: Mapping[str, Any]) -> Composite:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Stacked(Domain):
-    """Different specs, one for each index along a dimension, from ``stack_specs``.
+    """Different specs along a dimension, one for each index; the result of ``stack_specs``.
 
     A stack is *dense* if its specs have the same names, shapes and dtypes: values are then arrays with one more
     dimension. Values of any other stack are a tuple with the values of each spec.
@@ -392,7 +393,7 @@ class Stacked(Domain):
 
     @property
     def device(self) -> str | None:  # type: ignore[override]
-        """The common device of all specs."""
+        """The device that all specs have."""
         device: str | None = self.specs[0].device
         return device
 
@@ -408,7 +409,7 @@ class Stacked(Domain):
         return self._by_number().cardinality
 
     def __getitem__(self, index: Any) -> Any:
-        """Return the spec of indexed values; for a field's name, the stack of that field's specs."""
+        """Return the spec of indexed values; for the name of a field, return the stack of the field's specs."""
         if is_name(index):
             for one in self.specs:
                 if not _is_nested(one) or index not in one:
@@ -456,7 +457,8 @@ class Stacked(Domain):
         return self._joined(list(self._by_number().enumerate(most=most).values()))
 
     def expand(self, shape: int | Shape) -> Self:
-        """Return the stack repeated to a shape that ends with ``self.shape``, where -1 stands for sizes that differ.
+        """Return the stack repeated to a shape that ends with ``self.shape``. Sizes that differ between the specs are
+        -1.
 
         Raises:
             ConfigError: The shape ends with other sizes.
@@ -555,9 +557,10 @@ class Stacked(Domain):
 
 
 def stack_specs(specs: Sequence[Any], axis: int = 0) -> Any:
-    """Stack specs along a new dimension: equal specs become a spec of the same kind, others ``Stacked``.
+    """Stack specs along a new dimension: equal specs become a spec of the same kind, and different specs become a
+    ``Stacked``.
 
-    ``unbind`` reverses this.
+    ``unbind`` returns the specs.
 
     Args:
         specs: The specs, at least one: all specs of one array with one dtype and number of dimensions, or all
@@ -592,11 +595,11 @@ def check_no_exclusive_keys(spec: Domain) -> bool:
 
 
 def consolidate(spec: Any) -> Any:
-    """Give the specs of every ``Stacked`` in a spec the same fields, by adding empty fields.
+    """Add empty fields to the specs of every ``Stacked`` in a spec, so that all specs of a stack have the same fields.
 
     An added field is a ``NonTensor``, or an ``Unbounded`` with the field's dtype in another spec. Added fields are
-    empty: their size is 0 in each dimension behind the shape of their ``Composite``. (Without such dimensions, a field
-    is not empty.)
+    empty: their size is 0 in each dimension behind the dimensions of their ``Composite``. (A field that has no further
+    dimensions is not empty.)
     """
     if isinstance(spec, Composite):
         return replace(spec, entries={name: consolidate(one) for name, one in spec.entries.items()})
@@ -690,7 +693,7 @@ def _layout(spec: Any) -> Any:
 
 
 def _stacked_layout(layout: Any, axis: int, n: int) -> Any:
-    """Return the layout of ``n`` values of a layout, stacked along ``axis``."""
+    """Return the layout of ``n`` values with a given layout after they are stacked along ``axis``."""
     if isinstance(layout, dict):
         return {name: _stacked_layout(one, axis, n) for name, one in layout.items()}
     shape, dtype = layout
@@ -698,7 +701,7 @@ def _stacked_layout(layout: Any, axis: int, n: int) -> Any:
 
 
 def _part(layout: Any, values: Any, axis: int, number: int, n: int) -> Any:
-    """Return the values of spec ``number`` of a dense stack of ``n`` specs."""
+    """Return the values of the spec with index ``number`` in a dense stack of ``n`` specs."""
     if isinstance(layout, dict):
         record = as_record(values)
         if record is None:
@@ -744,7 +747,7 @@ def from_json(content: Any) -> Any:
         content: The JSON object, or its text.
 
     Raises:
-        DataError: The content was not written by ``to_json``, or by a newer version of it.
+        DataError: The content was not written by ``to_json``, or was written by a newer version of ``to_json``.
     """
     return _spec(without_version(content, VERSION, "spec"), 0)
 

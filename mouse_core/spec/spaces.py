@@ -81,7 +81,8 @@ def _box(low: Any, high: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> D
 
 
 def to_gymnasium(spec: Any) -> Any:
-    """Convert a spec to a gymnasium space: integers of shape ``()`` to ``Discrete``, a ``Composite`` to ``Dict``.
+    """Convert a spec to a gymnasium space: integers of shape ``()`` become ``Discrete``, and a ``Composite`` becomes a
+    ``Dict``.
 
     Raises:
         ConfigError: A spec has no corresponding space: specs with a mask or dynamic dimensions, ``NonTensor``,
@@ -149,14 +150,14 @@ def from_dm_env(spec: Any, *, where: str = "spec") -> Any:
     """Convert a dm_env spec to a spec.
 
     ``Array`` is ``Unbounded``, ``BoundedArray`` is ``Bounded``, ``DiscreteArray`` is ``Categorical``, ``StringArray``
-    is ``NonTensor``. A mapping or list is a ``Composite``; a list has the names "0", "1", ...
+    is ``NonTensor``. A mapping or list becomes a ``Composite``; the entries of a list get the names "0", "1", ...
 
     Args:
         spec: The dm_env spec, or nested mappings and lists of dm_env specs.
         where: Prefix of messages.
 
     Raises:
-        ConfigError: The object is none of these.
+        ConfigError: The object is none of the above.
     """
     if isinstance(spec, Mapping | list | tuple):
         items = spec.items() if isinstance(spec, Mapping) else enumerate(spec)
@@ -175,7 +176,7 @@ def from_dm_env(spec: Any, *, where: str = "spec") -> Any:
 
 
 def to_dm_env(spec: Any, *, name: str | None = None) -> Any:
-    """Convert a spec to a dm_env spec, a ``Composite`` to a dict of dm_env specs.
+    """Convert a spec to a dm_env spec; a ``Composite`` becomes a dict of dm_env specs.
 
     Args:
         spec: The spec.

@@ -234,8 +234,8 @@ class Normalizer(Mapping[str, Scaling]):
         return Normalizer(self._scalings)
 
     def over(self, snapshot: Snapshot, *, grown: bool = False) -> Normalizer:
-        """Return the normaliser for a snapshot: this normaliser if it is fixed, or a new one with scalings from the
-        snapshot's rows.
+        """Return the normaliser for a snapshot: this normaliser, if it is fixed or counted the same rows; otherwise a
+        new one with scalings from the snapshot's rows.
 
         Args:
             snapshot: The rows.

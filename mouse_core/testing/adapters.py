@@ -51,8 +51,8 @@ _FIELDS: Mapping[str, Any] = {
 class RolloutAdapterConformance(InArrays):
     """Tests that a framework's ``RolloutStorage`` stores, computes and delivers the same values as the core's.
 
-    Subclass it in a test file, under a name that begins with ``Test``, and set the class to test. For an adapter of
-    pure functions, write a small class that stores their state and has the methods of ``RolloutStorage``.
+    Subclass it in a test file, under a name that begins with ``Test``, and set the class to test. For an adapter that
+    consists of pure functions, write a small class that stores the state and has the methods of ``RolloutStorage``.
 
         class TestMyRollouts(RolloutAdapterConformance):
             storage_class = my_adapter.RolloutStorage
@@ -131,7 +131,8 @@ class RolloutAdapterConformance(InArrays):
         self._alike(mine, core, "mini_batch_generator", 2, 1)
 
     def test_truncated_episodes_need_the_values_of_their_ends(self) -> None:
-        """Code 2 in ``dones`` never counts as termination: without time-out flag and final value it raises an error."""
+        """Code 2 in ``dones`` never counts as termination: without a time-out flag and a final value, it raises an
+        error."""
         mine, _ = self._empty()
         for step in _steps(0):
             mine.add_transitions(self.given({**step, "dones": np.full_like(step["dones"], 2)}))
@@ -243,7 +244,7 @@ class ReplayAdapterConformance(InArrays):
             assert _counts(mine) == _counts(core)
 
     def test_environments_lie_side_by_side(self) -> None:
-        """Rows have the form ``[time, env]`` for any number of time steps; the number of environments never changes."""
+        """Rows are ``[time, env, ...]`` for any number of time steps; the number of environments never changes."""
         mine, core = self._pair(
             ndim=2, sampler=lambda: replay.SliceSampler(sequence_length=3, end_key=("next", "done"))
         )
@@ -268,7 +269,7 @@ class ReplayAdapterConformance(InArrays):
                 self.same(found, expected, "an epoch")
 
     def test_priorities_come_in_its_arrays(self) -> None:
-        """Priorities are set by index and value, by a batch, and together with the rows."""
+        """Priorities can be set in three ways: by index and value, by a batch, and together with new rows."""
         mine, core = self._pair(sampler=lambda: replay.PrioritizedSampler(0.7, 0.5))
         rows = _rows(30) | {"td_error": np.arange(30, dtype=np.float32)}
         mine.extend(self.given(rows))
@@ -311,7 +312,8 @@ class ReplayAdapterConformance(InArrays):
             self.same(found, wanted, f"batch {number}")
 
     def test_a_state_is_that_of_the_core(self, tmp_path: Path) -> None:
-        """A state moves between core and framework in both directions, as a dict and as a file."""
+        """The core loads states of the framework's buffer, and the framework's buffer loads states of the core, as a
+        dict and as a file."""
         parts: dict[str, Any] = {"sampler": lambda: replay.PrioritizedSampler(0.7, 0.5), "transform": _frames}
         mine, core = self._pair(**parts)
         mine.extend(self.given(_rows(50)))
@@ -369,7 +371,7 @@ class ReplayAdapterConformance(InArrays):
         self.same(mine.sample(), core.sample(), "after what was refused")
 
     def test_ensembles_are_those_of_the_core(self) -> None:
-        """Ensembles draw with the core's shares and priorities."""
+        """Ensembles draw with the same shares and priorities as the core's ensembles."""
         if self.ensemble_class is None:
             return
         pairs = [self._pair(sampler=lambda: replay.PrioritizedSampler(0.7, 0.5)) for _ in range(2)]
@@ -393,7 +395,8 @@ class ReplayAdapterConformance(InArrays):
         ndim: int = 1,
         **options: Any,
     ) -> tuple[Any, replay.ReplayBuffer]:
-        """Return the adapter's buffer and the core's with equal options; each has its own sampler and transform."""
+        """Return a buffer of the adapter and a buffer of the core with equal options; each buffer has a separate
+        sampler and transform."""
         given: dict[str, Any] = {"batch_size": 8, "seed": 5, **options}
         make, change = sampler or replay.RandomSampler, transform or list
         mine = self.storage(_SIZE, ndim)
@@ -483,7 +486,7 @@ class AdapterConformance(InArrays):
                 self._same(loader, self._source(store, **within), 3)
 
     def test_fields_at_offsets_of_an_anchor(self) -> None:
-        """Windows by field equal the core's, from a store, from a custom source, and after a state was restored."""
+        """Fields at offsets equal the core's, from a store, from a custom source, and after a state was restored."""
         store = example_store()
         windows = {"action": range(5), "obs_continuous": [-1, 0], "obs_image": [-2, 0]}
         for options in (
@@ -519,7 +522,8 @@ class AdapterConformance(InArrays):
         refused(ConfigError, lambda: self._loader(source), "sequence_length")
 
     def test_the_spec_says_what_comes(self) -> None:
-        """The spec states names in their order, dtypes and shapes, before the first batch."""
+        """Before the first batch, the spec already has the names of the fields in order, their dtypes and their
+        shapes."""
         for dtypes in ({}, {"obs_image": "uint8", "obs_continuous": "float32", "reward": "float16"}):
             with self._loader(example_store(), dtypes=dtypes) as loader:
                 spec = loader.spec
@@ -547,7 +551,7 @@ class AdapterConformance(InArrays):
             refused(ConfigError, partial(self._loader, store, **options), "expected")
 
     def test_shards_put_together_are_the_whole(self) -> None:
-        """The shards of every count that divides the batch add up to the batch."""
+        """For every number of shards that divides the batch, the shards together are the batch."""
         store = example_store()
         whole = [self._source(store)[index] for index in range(5)]
         for count in (1, 2, 4):
@@ -566,7 +570,8 @@ class AdapterConformance(InArrays):
             assert isinstance(loader.next_batch(), tuple)
 
     def test_a_batch_never_changes(self) -> None:
-        """A hundred batches stay unchanged while others are computed; small ones, and a few above one megabyte."""
+        """A hundred batches, most of them small and a few above one megabyte, stay unchanged while other batches are
+        computed."""
         for options, count in (({}, 100), ({"batch_size": 128, "sequence_length": 64}, 8)):
             source = self._source(example_store(), **options)
             with self._loader(example_store(), **options) as loader:
@@ -579,7 +584,7 @@ class AdapterConformance(InArrays):
     # ------------------------------------------------------------------ epochs and rows
 
     def test_a_loop_is_an_epoch(self) -> None:
-        """Each loop delivers the rest of an epoch, also after batches that were taken singly."""
+        """Each loop delivers the rest of an epoch, also after single calls of ``next_batch``."""
         with self._loader(example_store(), sampling="sequential") as loader:
             loader.next_batch()
             batches = [*loader, *loader]
@@ -601,7 +606,8 @@ class AdapterConformance(InArrays):
     # ------------------------------------------------------------------ state
 
     def test_the_state_is_that_of_the_core(self) -> None:
-        """The state has plain numbers and strings that describe delivered batches, independent of prefetched ones."""
+        """The state has plain numbers and strings that depend only on the delivered batches, not on prefetched
+        batches."""
         store = example_store()
         with self._loader(store) as loader, PrefetchBatchifier(store, **SMALL) as core:
             for _ in range(3):
@@ -632,7 +638,8 @@ class AdapterConformance(InArrays):
                     self._same(loader, (self._arrays(first.next_batch()) for _ in range(5)), 5)
 
     def test_other_numbers_of_processes_go_on_with_the_stream(self) -> None:
-        """A stream continues with 3 instead of 4 processes (padding some batches) and with 1, also past an epoch."""
+        """After a restart with 3 processes (which pads some batches) or 1 process instead of 4, the stream continues,
+        also past the end of an epoch."""
         store, state = example_store(), dict[str, Any]()
         options: Any = {"sampling": "sequential", "drop_last": False, "batch_size": 8}
         for count, begin, end in ((4, 0, 2), (3, 2, 6), (1, 6, 8)):
@@ -667,7 +674,8 @@ class AdapterConformance(InArrays):
     # ------------------------------------------------------------------ failure and end
 
     def test_a_failure_comes_at_its_index_and_stays(self) -> None:
-        """Earlier batches are delivered, nothing is skipped, and the state stays at the failing index."""
+        """Batches before the failing index are delivered, no batch is skipped, and the state stays at the failing
+        index."""
         columns = {name: example_columns(120)[name] for name in ("action", "reward", "done")}
         columns["reward"][101] = 0  # the value at the begin of an episode
         columns["done"][100] = 7  # an invalid code; Arrow tables are read unchanged
@@ -715,7 +723,7 @@ class AdapterConformance(InArrays):
         return self.loader_class(store, **{**SMALL, **self.options, **options})
 
     def _goes_on(self, make: Callable[[], Any], expected: BatchSource) -> None:
-        """Assert that a loader delivers the first batches, and that another one continues from its state."""
+        """Assert that a loader delivers the first batches, and that another loader continues from its state."""
         said = [(name, field.dtype, field.shape) for name, field in expected.spec.items()]
         with make() as loader:
             assert [(name, field.dtype, field.shape) for name, field in loader.spec.items()] == said
@@ -740,7 +748,7 @@ class AdapterConformance(InArrays):
 
 
 class _Own:
-    """A source with the required members and no others."""
+    """A source with only the required members."""
 
     def __init__(self, source: BatchSource) -> None:
         self._source, self.spec, self.fingerprint = source, source.spec, source.fingerprint

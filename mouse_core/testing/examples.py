@@ -22,8 +22,8 @@ def example_columns(rows: int, *, first: int = 0) -> dict[str, npt.NDArray[Any]]
 
     Args:
         rows: Number of steps.
-        first: The number of the first step; the steps of ``example_columns(50)`` and of ``example_columns(30,
-            first=20)`` agree where they overlap.
+        first: The index of the first step. Steps with the same index are equal: ``example_columns(30, first=20)``
+            returns the last 30 steps of ``example_columns(50)``.
 
     Returns:
         Arrays ``[rows, ...]`` by column.

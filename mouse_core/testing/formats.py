@@ -42,7 +42,7 @@ class SourceConformance:
         raise NotImplementedError
 
     def test_it_has_what_the_protocol_names(self) -> None:
-        """A source has a spec, a constant fingerprint, batches by number, and at least one batch per epoch."""
+        """A source has a spec, a constant fingerprint, batches by index, and at least one batch per epoch."""
         source = self.make()
         assert isinstance(source, Source), f"expected spec, fingerprint, a length and batches by number: {source}"
         assert isinstance(source.spec, Spec), f"expected a mouse_core.Spec, found {source.spec!r}"
@@ -51,7 +51,8 @@ class SourceConformance:
         assert len(source) >= 1, f"expected batches in an epoch, found {len(source)}"
 
     def test_the_spec_says_what_comes(self) -> None:
-        """The spec states names in order, dtypes, and the shape of a step behind ``[B, S]``, or behind ``[B]``."""
+        """The spec has the names of fields in order, their dtypes, and the shape of each field behind the axes ``[B,
+        S]`` or ``[B]``."""
         source = self.make()
         for view in _views(source[0]):
             assert list(view) == list(source.spec), f"expected the fields {list(source.spec)}, found {list(view)}"
@@ -115,7 +116,7 @@ class SourceConformance:
             assert _digest(source[number]) == expected[number], f"batch {number} is in memory that the caller has"
 
     def test_a_loader_delivers_it(self) -> None:
-        """A loader delivers the source's batches with any number of workers, and restores only its states."""
+        """A loader delivers the source's batches with any number of workers, and accepts only states of this source."""
         source = self.make()
         for workers in (0, 4):
             with PrefetchBatchifier(self.make(), num_workers=workers) as loader:
@@ -132,7 +133,8 @@ class SourceConformance:
                 refused(StateError, partial(loader.load_state_dict, {**state, "fingerprint": "another"}))
 
     def test_other_numbers_of_processes_go_on_with_it(self) -> None:
-        """A stream continues with 1 and 4 processes instead of 3; their parts together are the complete batches."""
+        """After a restart with 1 or 4 processes instead of 3, the stream continues; the parts of all processes together
+        are the complete batches."""
         source = self.make()
         if source.spec.is_packed or getattr(source, "shard", (0, 1)) != (0, 1):
             return  # if rows are not windows, the author decides whether the source has shards
@@ -190,8 +192,8 @@ class FormatConformance:
 
     Attributes:
         episodes: The episodes that ``write`` writes and ``read`` returns: for each episode its number of rows and its
-            last ``done``, 1 for terminal, 2 for truncated, 0 for neither. Take these numbers from the recording, not
-            from the reader.
+            last ``done``, 1 for terminal, 2 for truncated, 0 for neither. Determine these numbers from the recording,
+            not from the reader's output.
         cut: Whether the reader detects that the end of a file is missing.
     """
 
@@ -207,7 +209,7 @@ class FormatConformance:
         raise NotImplementedError
 
     def test_columns_are_those_of_stores(self, tmp_path: Path) -> None:
-        """The columns are known before reading, and equal in every batch."""
+        """The columns are known before reading, and every batch has the same columns."""
         stream = self.read(self.write(tmp_path))
         names = stream.schema.names
         check_alignment(stream.alignment)
@@ -223,7 +225,8 @@ class FormatConformance:
             batch.validate(full=True)
 
     def test_episodes_are_whole(self, tmp_path: Path) -> None:
-        """Episodes keep their length and last done code; steps count from 0, and row 0 has no action or reward."""
+        """Episodes have the recorded length and last done code; ``episode_step`` begins at 0 in each episode, and the
+        first row has no action or reward."""
         assert self.episodes, "episodes: expected (rows, last done) for each of the episodes that write writes"
         stream = self.read(self.write(tmp_path))
         table = stream.to_table()
@@ -284,7 +287,7 @@ class FormatConformance:
     def test_what_is_not_there_or_damaged_is_refused(self, tmp_path: Path) -> None:
         """Missing and damaged files raise MouseError; only a file that no row needs may lack its end.
 
-        If a missing end cannot be detected, the reader may return rows, and no other error is allowed.
+        If the reader cannot detect a missing end, it may return rows instead, but must not raise any other error.
         """
         assert self._digest(tmp_path / "nothing" / "there") is None, "expected an error where there is nothing"
         path = self.write(tmp_path)
@@ -303,7 +306,8 @@ class FormatConformance:
         assert self._digest(path) is None, "every byte of every file changed: expected an error, found rows"
 
     def test_no_file_outside_of_a_folder_is_read(self, tmp_path: Path) -> None:
-        """A link to outside of the folder, or a pipe, raises an error, unless the rows are the same without it."""
+        """A link to a file outside of the folder, or a pipe, raises an error, unless the rows are the same without this
+        file."""
         (tmp_path / "source").mkdir()
         path = self.write(tmp_path / "source")
         outside = tmp_path / "outside"

@@ -61,8 +61,8 @@ class WindowSamplerConformance:
     def test_windows_lie_in_the_snapshot(self) -> None:
         """Starts are integers ``[b]``, with b up to the batch size, for every index, also for the smallest snapshot.
 
-        In 300 rows, a start that is too late by one step is rare; the smallest snapshot has only one valid start and
-        reveals it.
+        In 300 rows, a sampler rarely draws a start that is too late by one step. In the smallest snapshot, only one
+        start is valid, so this error shows.
         """
         sampler = self.make()
         for rows in self._row_counts(sampler):
@@ -129,7 +129,7 @@ class WindowSamplerConformance:
             refused(ConfigError, lambda: sampler.batches_per_epoch(snapshot))
 
     def test_checkpoints_know_it_again(self) -> None:
-        """Two equal samplers have one fingerprint, which names the class and its sizes."""
+        """Two equal samplers have the same fingerprint, which contains the name of the class and its sizes."""
         identity = sampler_identity(self.make())
         assert identity == sampler_identity(self.make()), "expected the same fingerprint for the same sampler"
         assert type(self.make()).__name__ in identity, f"expected a repr with the name of the class, found {identity}"
@@ -168,7 +168,7 @@ class ReplaySamplerConformance:
                 return MySampler()
 
     Attributes:
-        batch_size: Windows (rows, or slices) in each batch of the tests; at most 6.
+        batch_size: Number of rows or slices in each batch of the tests; at most 6.
         draws: Whether batches depend on the seed.
     """
 
@@ -212,7 +212,7 @@ class ReplaySamplerConformance:
         assert not self.draws or len(streams) > 1, "expected other batches for other seeds"
 
     def test_it_goes_on_from_its_state(self) -> None:
-        """A fresh copy continues from a saved state like the original."""
+        """A new sampler that loads a saved state draws the same batches as the original sampler."""
         for number, buffer in enumerate(self._after_each_write(self._buffer())):
             self._draw(buffer)
             again = self._buffer(seed=99)
@@ -250,7 +250,7 @@ class ReplaySamplerConformance:
         _assert_same_draw(self._draw(buffer), self._draw(other), "expected what was refused to change nothing")
 
     def test_priorities_that_cannot_be_are_refused(self) -> None:
-        """A sampler with priorities rejects invalid ones and stays unchanged."""
+        """A sampler with priorities rejects invalid priorities and stays unchanged."""
         buffer, other = self._buffer(), self._buffer()
         if not buffer.prioritized:
             return
@@ -291,7 +291,8 @@ class ReplaySamplerConformance:
         return ReplayBuffer(ArrayStorage(40), self.make(), batch_size=self.batch_size, seed=seed)
 
     def _after_each_write(self, buffer: ReplayBuffer) -> Any:
-        """Yield the buffer after each of several writes: until the ring is overwritten, and after it was emptied."""
+        """Yield the buffer after each of several writes: rows are added until the ring overwrites rows, and after the
+        buffer was emptied."""
         written = 0
         for n in (27, 1, 8, 30, 1, 40, 55):
             buffer.extend(self.rows(written, n))

@@ -1,8 +1,8 @@
 """Conformance tests for pytest: replay buffers in device memory.
 
 A program is a random sequence of writes, draws, new priorities and files. Three replays execute each program: the
-tested one, a ``mouse_core.replay.ReplayBuffer`` on the host, and ``ReplayOracle``, which computes slices and rows in
-plain Python. The batches of all three must be equal bit by bit, and importance weights up to ``1e-5``.
+replay under test, a ``mouse_core.replay.ReplayBuffer`` on the host, and a ``ReplayOracle``, which computes slices and
+rows in plain Python. The batches of all three must be equal bit by bit, and importance weights up to ``1e-5``.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Setup:
     Attributes:
         steps: The capacity in time steps.
         several: Number of time steps of a large write; other writes have one time step.
-        ids: The name of the field with the trajectory number of a row. If no field is set for slices, "episode" ends
-            episodes, and "run" does not.
+        ids: The name of the field with the trajectory id of a row. If the options of slices name no field, a field
+            named "episode" defines where episodes end, and a field named "run" does not.
     """
 
     steps: int = 20
@@ -121,7 +121,7 @@ PADDED_BY_PRIORITY = Setup(
 
 
 class Slice(NamedTuple):
-    """The time steps ``start .. end - 1`` of an environment, and their trajectory number."""
+    """The time steps ``start .. end - 1`` of an environment, and the id of their trajectory."""
 
     env: int
     start: int
@@ -130,7 +130,7 @@ class Slice(NamedTuple):
 
 
 class ReplayOracle:
-    """A replay that keeps all rows that were ever written, and searches all of them for each batch.
+    """A replay that keeps all rows that were ever written, and searches all rows for each batch.
 
     Time step t of environment e lies in slot ``t % steps * envs + e``; the newest ``steps`` time steps are present.
 
@@ -160,7 +160,7 @@ class ReplayOracle:
         return step % self.setup.steps * self.setup.envs + env
 
     def write(self, time_steps: Sequence[Sequence[dict[str, Any]]]) -> None:
-        """Write time steps, each a row for every environment."""
+        """Write time steps; each has a row for every environment."""
         for rows in time_steps:
             for env, row in enumerate(rows):
                 slot = self.slot(env, len(self.streams[env]))
@@ -171,7 +171,8 @@ class ReplayOracle:
             self.epoch_size = 0  # a write ends an epoch of slices
 
     def weight(self, priority: float) -> int:
-        """Return ``(priority + eps) ** alpha`` in units of ``2**-24``; a number above 0 weighs at least one."""
+        """Return ``(priority + eps) ** alpha`` as an integer in units of ``2**-24``; for numbers above 0, the result is
+        at least 1."""
         exponents = self.setup.priorities or replay.Priorities(alpha=0)
         if exponents.alpha not in (0, 1):
             capacity, priorities = self.setup.steps * self.setup.envs, np.array([priority], np.float32)
@@ -180,7 +181,7 @@ class ReplayOracle:
         return 1 << 24 if exponents.alpha == 0 else max(int(number * (1 << 24) + 0.5), number > 0)
 
     def set_priorities(self, slots: Sequence[int], priorities: Sequence[float]) -> None:
-        """Set priorities one after another; a negative slot stands for no row."""
+        """Set priorities one after another; negative slots are ignored."""
         for slot, priority in zip(slots, priorities, strict=True):
             if slot >= 0:
                 self.largest = max(self.largest, priority)
@@ -198,7 +199,7 @@ class ReplayOracle:
         return [range(begin, end) for begin, end in zip(begins, [*begins[1:], len(rows)], strict=True)]
 
     def slices(self) -> list[Slice]:
-        """Return the existing slices, in the order in which draws count them."""
+        """Return the existing slices, in the order of their indices in draws."""
         found = []
         length, pad, period = self.slice["sequence_length"], self.slice["pad"], self.slice.get("period", 1)
         for env in range(self.setup.envs):
@@ -230,12 +231,13 @@ class ReplayOracle:
         return total if setup.order == "random" or total >= setup.batch_size else 0
 
     def shares(self) -> dict[int, int]:
-        """Return the weight of each slot that can be drawn by priority; for slices, of the slots where slices begin."""
+        """Return the weight of each slot that can be drawn by priority; for slices, these are the slots of their first
+        rows."""
         slots = {self.slot(one.env, one.start) for one in self.slices()} if self.slice else self.weights
         return {slot: self.weights[slot] for slot in sorted(slots) if self.weights[slot] > 0}
 
     def draw(self, index: int) -> dict[str, Any]:
-        """Return batch number ``index``; ``count`` must be above 0."""
+        """Return the batch with index ``index``; ``count`` must be above 0."""
         setup, total, size = self.setup, self.count(), self.setup.batch_size
         weights, words = None, self.words(index, size)
         places = [int((word >> 11) * (total * 2.0**-53)) for word in words]
@@ -309,7 +311,7 @@ class DeviceReplayConformance(InArrays):
 
     Random programs cover every order, slices, priorities and transforms, writes beyond the ring's capacity, and files
     in both directions. Subclass it in a test file, under a name that begins with ``Test``, and define the functions of
-    a replay. A state may be changed in place or created anew; the returned state is used from then on.
+    a replay. The functions may change a state in place or create a new one; later calls get the returned state.
 
         class TestMine(DeviceReplayConformance):
             def init(self, example, capacity, **options):
@@ -362,7 +364,7 @@ class DeviceReplayConformance(InArrays):
         raise NotImplementedError
 
     def sample(self, state: Any, index: int) -> tuple[Any, Any]:
-        """Draw batch number ``index``; return the replay, and the batch in arrays of the framework."""
+        """Draw the batch with index ``index``; return the replay, and the batch in arrays of the framework."""
         raise NotImplementedError
 
     def set_priorities(self, state: Any, indices: Any, priorities: Any) -> Any:
@@ -392,7 +394,7 @@ class DeviceReplayConformance(InArrays):
         self._programs("slices", tmp_path)
 
     def test_rows_by_priority(self, tmp_path: Path) -> None:
-        """Rows are drawn by priority, after any updates, also with repeated rows in an update."""
+        """Rows are drawn by priority, after any priority updates, including updates with repeated rows."""
         self._programs("rows by priority", tmp_path)
 
     def test_slices_by_priority(self, tmp_path: Path) -> None:
@@ -441,7 +443,7 @@ class DeviceReplayConformance(InArrays):
     # ------------------------------------------------------------------ guarantees
 
     def test_a_sample_is_a_function_of_its_number(self) -> None:
-        """A sample depends only on its number and the seed, in any order and after repetition."""
+        """A sample depends only on its index and the seed, for any order of samples, and when it is repeated."""
         state, other = (self.add(self._init(_PLAIN, seed), _arrays(Rows().next(20), None)) for seed in (2**64 - 1, 5))
         drawn: dict[int, list[Any]] = {}
         for index in (5, 2, 5, 2**32 - 1, 2):
@@ -464,7 +466,8 @@ class DeviceReplayConformance(InArrays):
             np.testing.assert_array_equal(self.to_numpy(leaf), expected, ".".join(path))
 
     def test_what_is_refused_changes_nothing(self) -> None:
-        """Rows of another form, masked values, unexpected priorities and empty batches raise errors only."""
+        """Rows of another form, masked values, unexpected priorities and empty batches raise errors and change
+        nothing."""
         state, oracle, rows = self._init(_PLAIN, 5), ReplayOracle(_PLAIN, 5), Rows().next(20)
         assert not bool(self.can_sample(state)), "expected nothing to draw"
         refused(MouseError, lambda: self.sample(state, 0))
@@ -508,7 +511,7 @@ class DeviceReplayConformance(InArrays):
 
         Args:
             setup: The options of the replay.
-            program: The number of the program.
+            program: The index of the program.
             folder: A folder for files.
         """
         choose = random.Random(program)
@@ -588,7 +591,7 @@ class Rows:
         self._first, self._runs = 0, [0] * envs
 
     def next(self, count: int) -> list[list[dict[str, Any]]]:
-        """Return ``count`` time steps, each a row for every environment."""
+        """Return ``count`` time steps; each has a row for every environment."""
         return [[self._row(env) for env in range(len(self._runs))] for _ in range(count)]
 
     def _row(self, env: int) -> dict[str, Any]:

@@ -79,7 +79,8 @@ class StorageConformance:
             states[alignment] = copy.deepcopy(storage.state())
 
     def test_rows_lie_where_a_ring_puts_them(self, tmp_path: Path) -> None:
-        """Single rows and several rows are written in every order, up to more rows than the capacity."""
+        """Single rows and several rows are written in different orders, until more rows than the capacity were
+        written."""
         storage = self._new(7, 1, tmp_path)
         kept: dict[int, int] = {}
         written = 0
@@ -214,7 +215,7 @@ class StorageConformance:
         self._holds(storage, {0: 5, 1: 71, 2: 7, 3: 8, 4: 70})
 
     def test_it_can_be_emptied(self, tmp_path: Path) -> None:
-        """After the storage is emptied, the next row has number 0."""
+        """After the storage is emptied, the next row has the index 0."""
         storage = self._new(5, 1, tmp_path)
         storage.append(rows_from(0, 8))
         changes = storage.changes
@@ -329,7 +330,8 @@ class StorageConformance:
         np.testing.assert_array_equal(self.to_numpy(other.sample()["reward"]), rewards)
 
     def test_what_follows_a_row_is_of_its_episode(self, tmp_path: Path) -> None:
-        """The row behind an episode's last row never counts as its next row, also after the ring wraps."""
+        """The row behind the last row of an episode never counts as the next row of this episode, also after the ring
+        wraps."""
         for ndim in self.ndims:
             storage = self._new(10 * ndim, ndim, _folder(tmp_path, str(ndim)))
             takes: Any = {"takes": storage.alignment}
@@ -354,7 +356,7 @@ class StorageConformance:
         return self.make(capacity, ndim, folder, self.alignments[0])
 
     def _holds(self, storage: Any, kept: dict[int, int]) -> None:
-        """Assert that the storage has exactly the rows with these numbers, slot by slot."""
+        """Assert that the storage has exactly the rows with the given indices, slot by slot."""
         assert len(storage) == len(kept)
         slots = np.array(sorted(kept), np.int64)
         assert slots.tolist() == list(range(len(kept)))
@@ -377,7 +379,8 @@ class StorageConformance:
 
 
 def rows_at(numbers: npt.NDArray[np.int64]) -> Rows:
-    """Return rows whose values identify their numbers, with the axes of ``numbers`` in front."""
+    """Return rows with the indices ``numbers``; their values depend on their index, and each leaf has the axes of
+    ``numbers`` in front."""
     reward = numbers.astype(np.float32)
     pixels = np.empty((*numbers.shape, 40, 30), np.uint8)
     pixels[...] = (numbers % 251)[..., None, None]
@@ -390,12 +393,12 @@ def rows_at(numbers: npt.NDArray[np.int64]) -> Rows:
 
 
 def rows_from(first: int, n: int) -> Rows:
-    """Return ``n`` rows from number ``first`` on."""
+    """Return the ``n`` rows with the indices ``first .. first + n - 1``."""
     return rows_at(np.arange(first, first + n))
 
 
 def row_of(number: int) -> Rows:
-    """Return a single row."""
+    """Return the row with a given index."""
     return rows_at(np.array(number))
 
 

@@ -32,7 +32,7 @@ class TransformConformance:
                 return MyTransform()
 
     Attributes:
-        sequence_length: Steps of the slices in the tests; None: single rows.
+        sequence_length: Number of steps in a slice of the tests; None: the tests use single rows.
         batch_size: Number of rows, or slices, of a batch.
         alignment: The alignment of the rows.
     """
@@ -64,7 +64,8 @@ class TransformConformance:
             _same(buffer.batch_of(drawn), buffer.batch_of(drawn), "expected the same batch of the same rows")
 
     def test_a_batch_that_was_drawn_stays(self) -> None:
-        """Writes between draw and transform, as a prefetching thread allows, do not change the batch."""
+        """Writes between a draw and its transform do not change the batch. (With a prefetching thread, such writes can
+        occur.)"""
         for buffer in self._history():
             drawn = buffer.draw()
             before = buffer.batch_of(drawn)
@@ -73,7 +74,7 @@ class TransformConformance:
             _same(before, buffer.batch_of(drawn), "expected writes to change no batch that was drawn")
 
     def test_threads_change_nothing(self) -> None:
-        """Batches and their order are the same without threads and with some."""
+        """Batches and their order are the same with and without threads."""
         streams = []
         for workers in (0, 2):
             buffer = next(self._history())
@@ -102,7 +103,8 @@ class TransformConformance:
                 _same(batch, loader.next_batch(), "expected the batches that followed the state")
 
     def test_it_goes_on_from_its_state(self) -> None:
-        """A new buffer continues from a saved state like the original, also after more writes."""
+        """A new buffer that loads a saved state draws the same batches as the original buffer, also after more
+        writes."""
         for buffer in self._history():
             again = self._buffer(seed=99)
             again.load_state_dict(copy.deepcopy(buffer.state_dict()))
@@ -177,7 +179,7 @@ class TransformConformance:
         return ReplayBuffer(storage, sampler, transform=self.make(), batch_size=self.batch_size, seed=seed)
 
     def _history(self) -> Iterator[ReplayBuffer]:
-        """Yield a buffer after each of several writes, beyond the ring's capacity."""
+        """Yield a buffer after each of several writes, until rows are overwritten."""
         buffer, written = self._buffer(), 0
         for n in (27, 9, 45):
             buffer.extend(self.rows(written, n))
@@ -186,7 +188,7 @@ class TransformConformance:
 
 
 class _Recorded(ArrayStorage):
-    """A storage with episodes of 6 rows that no field of the rows shows."""
+    """A storage with episodes of 6 rows; no field of the rows marks their ends."""
 
     def read(self, key: Any, slots: Any) -> Any:
         if key == EPISODE:
