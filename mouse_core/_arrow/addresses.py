@@ -257,10 +257,10 @@ def list_offsets(array: pa.Array) -> Iterator[tuple[int, int, np.dtype[Any]]]:
 
 
 def ranges_in(rows: Sequence[tuple[pa.Array, int, int]]) -> Iterator[list[tuple[int, int]]]:
-    """Yield the byte ranges of rows, level by level, as begin and end addresses.
+    """Yield the byte ranges of rows, one nested level after another, as begin and end addresses.
 
-    The ranges of a level follow from types, or from the bytes of the previous level: the ranges of lists, strings and
-    bytes are computed from offsets, which are read when the next level is requested.
+    The ranges of a level are computed from types, or, for lists, strings and bytes, from the offsets in the previous
+    level. These offsets are read when the next level is requested.
 
     Args:
         rows: Arrays, each with the first row and the number of rows.
@@ -346,7 +346,7 @@ def _offsets(array: pa.Array, first: int, count: int) -> npt.NDArray[Any]:
     """Return a view of ``count`` offsets of lists, maps, strings or bytes, from offset ``first`` on.
 
     Raises:
-        ValueError: The array is damaged: it has too few offsets.
+        ValueError: The array is damaged, because it has too few offsets.
     """
     width = _offset_bytes(array.type) or 4  # maps also have offsets
     return np.frombuffer(array.buffers()[1], f"i{width}", count, first * width)

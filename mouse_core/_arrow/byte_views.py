@@ -5,10 +5,10 @@ index of a buffer and an offset. Values of up to 12 bytes are stored in the view
 ``binary`` copies the values one after another to contiguous memory: a loop of memcpy over runs of any length, without
 the GIL.
 
-So for any number of columns, files and record batches, copying a batch needs one array of views (``ByteViews``), which
-is created when the batch's windows are located, and one cast. ``FieldChunks`` knows the addresses of the chunks of all
-columns and creates the views. Example: 32 windows of 64 steps in two fields of 4 and 8 bytes are 64 views, of 256 and
-512 bytes.
+So for any number of columns, files and record batches, copying a batch needs only one array of views (``ByteViews``)
+and one cast. The array is created when the batch's windows are located. ``FieldChunks`` knows the addresses of the
+chunks of all columns and creates the views. Example: 32 windows of 64 steps in two fields of 4 and 8 bytes are 64
+views, of 256 and 512 bytes.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class ByteViews:
         heads: The position of the first byte of every value, as an index in ``flat_view``, int64
             ``[batches, fields, values]``; None if reading ahead brings no advantage.
         padded: Number of values at the end that are zeros.
-        inline: A function that writes the bytes of short values into the views, int64 ``[count, fields, values, 2]``,
-            of the batches from ``first`` on, if writing these bytes is deferred until the copy.
+        inline: If short values are written to the views only when batches are copied: a function that writes these
+            values to the views, int64 ``[count, fields, values, 2]``, of the batches from ``first`` on.
     """
 
     def __init__(
@@ -205,7 +205,7 @@ class ByteViews:
         return values.reshape(count, n, self.length, *field.shape)
 
     def _layout(self, n: int) -> BatchLayout:
-        """Return the memory layout of the fields with views, for ``n`` windows."""
+        """Return the memory layout of the copied fields that have views, for ``n`` windows."""
         layout = self._layouts.get(n)
         if layout is None:
             fields = [(field.name, (n, self.length, *field.shape), field.dtype) for field in self.long]
@@ -277,13 +277,14 @@ _ZEROS = pa.py_buffer(bytes(ALIGNMENT))
 
 @dataclass
 class _Table:
-    """A table of the known properties of chunks, a row for each chunk; snapshots with equal chunks share the table.
+    """A table of the known properties of chunks, with a row for each chunk; snapshots with equal chunks share the
+    table.
 
     Args:
         begins: The address at which each column begins, ``UNKNOWN`` or ``IRREGULAR``, int64 ``[chunks, fields]``.
-        words: ``begins`` in the form of a view, and last the chunk's state, so that a lookup touches memory once, int64
-            ``[chunks, fields + 1]``. The state is 1 if all columns are regular and all values allowed, else
-            ``UNKNOWN``, ``IRREGULAR`` or ``_UNSEEN``.
+        words: ``begins`` in the form of a view, followed by the chunk's state, int64 ``[chunks, fields + 1]``; with
+            both in one row, a lookup touches memory once. The state is 1 if all columns are regular and all values
+            allowed, else ``UNKNOWN``, ``IRREGULAR`` or ``_UNSEEN``.
         exceeds: Whether a column may have values above its maximum in the chunk, bool ``[chunks, fields]``.
         owners: The memory of appended rows, by chunk number.
     """
@@ -512,7 +513,7 @@ class FieldChunks:
             pieces: The begin and the number of steps of each value.
             numbers: The fields with views.
             words: The views of the batches from ``first`` on.
-            first: The number of the first batch.
+            first: The index of the first batch.
         """
         wide, (chunks, rows, sizes) = self.row_bytes[numbers], (part[first : first + len(words)] for part in pieces)
         # Fields with the same number of bytes per step have the same short values.

@@ -135,7 +135,9 @@ class Alike:
         return None if not len(marked) else words[int(marked[-1]) :].astype(np.int64)
 
     def _find_body(self) -> pa.Buffer | None:
-        """Return the template's body, and record the column and buffer by which other bodies are found."""
+        """Return the template's body, and record the column and the buffer from which the bodies of other batches are
+        found.
+        """
         for column in self._table.columns:
             if not pa.types.is_dictionary(column.type):
                 for number, buffer in enumerate(column.chunk(self.template).buffers()):
@@ -431,7 +433,7 @@ class Column:
         copy.
 
         Args:
-            chunks: The chunk numbers, ascending, int64 ``[n]``.
+            chunks: The indices of the chunks, ascending, int64 ``[n]``.
             rows: Number of rows that may be made dense.
         """
         first, width = self.addresses(chunks)
@@ -456,7 +458,7 @@ class Column:
         rows of a batch.
 
         Args:
-            chunks: The chunk numbers, ascending, int64 ``[n]``.
+            chunks: The indices of the chunks, ascending, int64 ``[n]``.
         """
         found = np.empty(len(chunks), np.int64)
         for part, among, local in self._by_part(chunks):

@@ -101,7 +101,7 @@ class DenseCopies:
         """Return the addresses of the copies of chunks; missing copies are created if ``rows`` and ``budget`` allow it.
 
         Args:
-            chunks: The numbers of the chunks.
+            chunks: The indices of the chunks.
             rows: Number of further rows that may be made dense. The numbers of several calls are added until the sum
                 suffices for a chunk.
             budget: The limit for dense copies.

@@ -52,8 +52,8 @@ class Stretches:
 
     Args:
         starts: The first row of every stretch, and the number of rows, int64 ``[stretches + 1]``.
-        chunk, row: The chunk of each stretch, and its first row in that chunk, int64 ``[stretches]``; by default the
-            stretches are the chunks.
+        chunk, row: The chunk of each stretch, and the position in that chunk of the stretch's first row, int64
+            ``[stretches]``; by default the stretches are the chunks.
         longest: Number of rows of the longest chunk; by default, of the longest stretch.
     """
 
@@ -95,7 +95,7 @@ class Stretches:
         return found
 
     def located(self, stretch: Int64s, row: Int64s) -> tuple[Int64s, Int64s]:
-        """Return the chunk and the row in the chunk of each row, given its stretch."""
+        """Return, for each row, the chunk and the row in the chunk, given the stretch of each row."""
         if self.chunk is None or self.row is None:
             return stretch, row
         return self.chunk[stretch], self.row[stretch] + row

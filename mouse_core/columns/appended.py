@@ -612,8 +612,8 @@ class NumbersExtent:
         column: The storage form of values.
         values: The memory of the values, ``[rows * width]``, row after row.
         nulls: Whether a row is null, bool ``[rows]``; None: allocated for the first null, since most columns have none.
-        ends: For rows that may differ in length: bounds of the rows in ``values``, int32 ``[rows + 1]``; None:
-            allocated when it is needed.
+        ends: For rows that may differ in length: bounds of the rows in ``values``, int32 ``[rows + 1]``; None: ``ends``
+            is allocated when it is needed.
         since: int64 ``[1]``, only with ``ends``: 0 while all rows have equal length; else the index of the first row
             with another length, plus 1.
         count: Number of existing rows.
@@ -650,7 +650,9 @@ class NumbersExtent:
 
     @property
     def takes_runs(self) -> bool:
-        """Whether ``cells`` accept exactly the arrays with the dtype and shape of a row."""
+        """Whether writing to ``cells`` needs no check, because exactly the arrays with the dtype and shape of a row are
+        accepted.
+        """
         return self._is_flat and self.is_regular and not self.column.is_checked
 
     @property
@@ -760,7 +762,7 @@ ColumnExtent = NumbersExtent | ObjectExtent
 
 
 class Extent:
-    """Memory for a number of rows of all columns; ``allocate`` creates a writable extent.
+    """Memory for a fixed number of rows of all columns; ``allocate`` creates a writable extent.
 
     Args:
         columns: The storage form of each column, by name.

@@ -44,7 +44,7 @@ def agent_codes(
     """Return the ``done_code`` of each agent in each transition, and ``GONE`` after an agent's end.
 
     Example: in three transitions of two agents, the first agent terminates in the second transition, and the second
-    agent is truncated in the last: the codes are ``[[0, 0], [1, 0], [3, 2]]``. Flags after the end of an agent are
+    agent is truncated in the third. The codes are ``[[0, 0], [1, 0], [3, 2]]``. Flags after the end of an agent are
     ignored.
 
     Args:

@@ -42,7 +42,8 @@ def mapped(file: Path, *, whole: bool = False) -> Iterator[tuple[Any, Callable[[
 
     Args:
         file: The file.
-        whole: Whether all bytes are read, so that the system should read ahead, or only heads of record batches.
+        whole: Whether all bytes are read, so the system should read ahead; if False, only heads of record batches are
+            read.
     """
     with file.open("rb") as stream:
         memory = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)

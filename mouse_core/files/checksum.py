@@ -90,7 +90,7 @@ def page_checksums(contents: Sequence[Any], firsts: Sequence[int] = (0,)) -> Pag
 
     Args:
         contents: The bytes of each run; the last page of a run may be shorter.
-        firsts: The number of the first page of each run, counted from the beginning of the file.
+        firsts: The index in the file of the first page of each run.
     """
     found: list[int] = []
     for content, first in zip(contents, firsts, strict=True):
@@ -135,7 +135,7 @@ def check_json(path: str | os.PathLike[str], text: bytes, remedy: str = "") -> N
     Args:
         path: The file, for the message.
         text: The content of the file.
-        remedy: The remedy for damage, for the message; may be empty.
+        remedy: A text for the message that says how to repair the damage; may be empty.
     """
     begin, end = len(_HEAD), len(_HEAD) + DIGEST_DIGITS
     rest, found = text[end + len(_HEAD_END) :], text[begin:end].decode(errors="replace")

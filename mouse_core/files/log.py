@@ -305,8 +305,8 @@ class MappedLog(Descriptor):
 
     The records follow a header of 24 bytes, and a length of 0 follows the last record. The header has the magic, the
     origin of the file (see ``origin``), and the number of times that the log was cleared. That number is the seed of
-    the checksums, so a record from before a ``clear`` never counts as a new record, even if a power cut preserves only
-    some pages.
+    the checksums, so a record that was written before a ``clear`` is never read as a new record, even if only some
+    pages survive a power cut.
 
     Args:
         path: The file.

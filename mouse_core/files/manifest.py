@@ -86,7 +86,7 @@ def add_manifest(folder: Path, rows: Mapping[str, int], digest: str | None) -> N
     Args:
         folder: The folder, which is complete except for the manifest.
         rows: Number of rows of each file, by name.
-        digest: Digest of all rows; None: not known.
+        digest: Digest of all rows; None if the digest is not known.
     """
     sizes: dict[str, int | None] = {**rows, _INFO: None}
     files = {name: asdict(_measured(folder / name, count)) for name, count in sizes.items()}

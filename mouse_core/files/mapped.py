@@ -38,8 +38,8 @@ def set_aside(file: int, size: int, *, begin: int = 0, written: bool = False) ->
         size: The new length of the file.
         begin: The present length of the file.
         written: Whether to write all bytes once. If so, the file system updates no metadata when a page is first
-            written, and syncing a few pages takes half as long; but creating the file takes as long as writing all
-            bytes of the file.
+            written, and syncing a few pages takes half as long. Creating the file takes as long as writing all its
+            bytes.
 
     Raises:
         OSError: The disk is full, or the file would exceed the largest allowed length.

@@ -303,8 +303,8 @@ def make_folder(path: StrPath, *, sync: bool = True) -> None:
 def sync_files(paths: Sequence[StrPath]) -> None:
     """Sync the contents of files on one file system.
 
-    Linux can sync a complete file system at once, which is far faster for many files. Syncing a file system also waits
-    for the writes of other programs, so a few files are synced separately.
+    Linux can sync a complete file system at once, which is far faster than syncing many files. Syncing a file system
+    also waits for the writes of other programs, so a few files are synced separately.
     """
     whole = _syncfs() if len(paths) > _MANY else None
     if whole is not None:

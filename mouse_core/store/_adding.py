@@ -85,7 +85,7 @@ def episode_columns(
 
     Raises:
         DataError: Parts contradict each other, or values are neither numbers nor texts.
-        SchemaError: Two values have the same column name.
+        SchemaError: Two parts of the episode have the same column name.
     """
     rewards = _rewards(parts["rewards"], declared.get("reward"))
     count = len(rewards)

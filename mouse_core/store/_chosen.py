@@ -485,8 +485,9 @@ class ChosenSegment(SegmentView):
         """Return whether one of two selections begins with all rows of the other; the last common range may differ in
         size.
 
-        Example with ranges as pairs (first row, size): for (0, 5), (9, 3), the result is True with (0, 5), (9, 1) and
-        with (0, 5), (9, 3), (20, 4), and False with (0, 4), (9, 3).
+        Example with ranges as pairs (first row, size): let one selection be (0, 5), (9, 3). The result is True if the
+        other selection is (0, 5), (9, 1), or (0, 5), (9, 3), (20, 4). The result is False if the other selection is (0,
+        4), (9, 3).
         """
         if self is other or not isinstance(other, ChosenSegment):
             return self is other
@@ -584,7 +585,7 @@ class ChosenSnapshot(Snapshot):
 
     @memo
     def fingerprint(self) -> str:
-        """A digest of the original rows, of the selection, and of the derived columns."""
+        """A digest of the store's rows, of the selection, and of the derived columns."""
         made = sorted(self.config.made.items())
         sizes = np.diff(self.episode_starts, append=self.num_rows)
         chosen = hashlib.sha256(self.root.encode() + self.of_root.tobytes() + sizes.tobytes()).hexdigest()[:32]

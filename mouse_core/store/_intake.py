@@ -397,7 +397,7 @@ class StoreBackend:
 
     Args:
         schema: The store's schema; the first row adds its columns.
-        budget: The limit of dense copies.
+        budget: The limit of memory for dense copies.
         error: Returns the error that every append to a read-only store raises; None: appends are allowed.
         path: The folder or address of the rows; None: the rows are in memory.
     """
@@ -671,7 +671,7 @@ class StoreBackend:
             self.schema.learn(name, column)
 
     def _spec(self) -> Mapping[str, FieldSpec]:
-        """The fields' specs, from the earlier rows."""
+        """The specs of the fields, determined from the earlier rows."""
         return Snapshot(self._all_segments(), self.schema.config()).spec if self.segments else {}
 
     def _refused(self, name: str, error: BaseException | None, row: int = 0) -> DataError:

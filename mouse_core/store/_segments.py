@@ -279,7 +279,7 @@ class Segment:
 
     def row_numbers(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the row index in the table for each of ``rows``, which are row indices in this segment (int64
-        ``[n]``). Only for segments that have ``indices``.
+        ``[n]``). Call this method only for segments that have ``indices``.
         """
         if self._indices_column is None:
             return rows
@@ -453,7 +453,7 @@ class SegmentView(Segment):
 
 
 def no_column() -> None:
-    """Return an empty column that stands for a column that a segment lacks."""
+    """Return an empty column, which represents a column that a segment lacks."""
 
 
 def _to_column(extent: ColumnExtent, rows: int) -> pa.ChunkedArray:

@@ -1,6 +1,6 @@
 """Stores with derived fields: returns, times, the previous action, ends of episodes.
 
-A derived field is computed once per snapshot, when it is first read, a few episodes at a time. All derived fields
+A derived field is computed when it is first read, once per snapshot, for a few episodes at a time. All derived fields
 except ``Terminated`` and ``Truncated`` belong to the row's observation, so their values do not depend on the alignment.
 """
 
@@ -50,8 +50,8 @@ _PIECE = 32
 def discounted_sums(values: Floats, lengths: npt.NDArray[np.int64], discount: float) -> Floats:
     """Return x_t = values_t + discount x_{t+1} within each episode, where x is 0 after the episode's last row.
 
-    Episodes are independent of each other. Each episode is cut into pieces of 32 rows, and all pieces are summed
-    backward in parallel, in 31 steps. The result of each piece then lacks the discounted sum of the later pieces. The
+    Episodes are independent of each other. Each episode is cut into pieces of 32 rows. All pieces are summed backward
+    at the same time, in 31 steps. The result of each piece then lacks the discounted sum of the later pieces. The
     missing sums follow the same recursion over the first rows of the pieces, with the discount of 32 steps, and are
     computed in the same way.
 
@@ -65,7 +65,7 @@ def discounted_sums(values: Floats, lengths: npt.NDArray[np.int64], discount: fl
 
     Args:
         values: float64 ``[n]``, episode after episode.
-        lengths: Number of rows of each episode, from 1, int64 ``[e]``; their sum is ``n``.
+        lengths: Number of rows of each episode, at least 1, int64 ``[e]``; the sum of all lengths is ``n``.
         discount: The discount per step.
 
     Returns:
@@ -105,9 +105,9 @@ def discounted_sums(values: Floats, lengths: npt.NDArray[np.int64], discount: fl
 def sums_of_next(values: Floats, behind: npt.NDArray[np.int64], n: int, discount: float) -> Floats:
     """Return the sum of ``discount**k * values[t + k]`` over the next ``n`` rows, ``k`` from 0, within each episode.
 
-    Sums of 2 rows are computed from sums of 1 row, sums of 4 rows from sums of 2 rows, and so on; the sum of 5 rows is
-    the sum of 1 row plus the sum of the next 4. So sums of 1,000 rows take 10 steps. No value is subtracted, so values
-    after the next ``n`` rows have no effect, even if they are infinite.
+    Sums of 2 rows are computed from sums of 1 row, sums of 4 rows from sums of 2 rows, and so on. The sum of 5 rows is
+    the sum of 1 row plus the sum of the next 4 rows. So sums of 1,000 rows take 10 steps. No value is subtracted, so
+    values after the next ``n`` rows have no effect, even if they are infinite.
 
     Example: values 1, 2, 4, 8, 16 of one episode, ``n`` of 3, a discount of 1. Sums of 2 rows are 3, 6, 12, 24, 16.
     Sums of 3 rows are 1 + 6, 2 + 12, 4 + 24, 8 + 16, 16.
@@ -160,7 +160,7 @@ class Derivation(Protocol):
 
     Fingerprints contain the derivation's ``repr``, such as the ``repr`` of a frozen dataclass. If the class defines no
     ``repr``, or if the ``repr`` abbreviates arrays, fingerprints contain the class and its attributes. The values of an
-    episode must not depend on other episodes: ``compute`` gets a few episodes at a time, and when a store grows, only
+    episode must not depend on other episodes: ``compute`` gets a few episodes at a time. When a store grows, only
     episodes that may have changed are computed again. If the field belongs to transitions, like ``done``, the attribute
     ``transition`` is True; sources use this attribute for their argument ``windows``.
     """
@@ -377,9 +377,9 @@ def _sums(rewards: Array, sums: Callable[[Floats], Floats]) -> Array:
 class Return:
     """The discounted sum of the future rewards of the episode, float32: the return-to-go.
 
-    ``G[t] = r + discount * G[t + 1]``, where ``r`` is the reward of the transition that leaves observation t, up to the
-    end of its episode; 0 if no transition leaves the observation (Sutton and Barto, "Reinforcement learning", 2nd
-    edition, section 3.3). With a discount of 1, the sum is the return-to-go of D4RL's evaluations and of decision
+    ``G[t] = r + discount * G[t + 1]``, where ``r`` is the reward of the transition that leaves observation t. The sum
+    ends with the episode; it is 0 if no transition leaves the observation (Sutton and Barto, "Reinforcement learning",
+    2nd edition, section 3.3). With a discount of 1, the sum is the return-to-go of D4RL's evaluations and of decision
     transformers. Sums are computed in float64. In an unfinished episode, the sum runs over the existing rows. If
     rewards are vectors, the sums are vectors. If the store has the field ``agent_done``, an agent's sum contains no
     rewards after the end of that agent.
@@ -428,8 +428,9 @@ class NStepReturn:
 
     ``G[t] = sum(discount**k * r[t + k] for k in range(m))``, where ``r`` is defined as in ``Return``, and ``m`` is
     ``n``, or less if the episode ends earlier. The target is ``G[t] + d[t] * V(observation t + m)``, where ``d`` is
-    ``NStepDiscount(n, discount)``; the bootstrap observation is ``n`` rows later, or the last row of the episode
-    (Sutton and Barto, section 7.1; Pardo et al., "Time limits in reinforcement learning", ICML 2018).
+    ``NStepDiscount(n, discount)``. The bootstrap observation is the observation ``n`` rows later, or the observation in
+    the last row of the episode (Sutton and Barto, section 7.1; Pardo et al., "Time limits in reinforcement learning",
+    ICML 2018).
 
     Args:
         n: Steps, at least 1.
@@ -774,8 +775,8 @@ def load(file: Path, said: Mapping[str, Any], digest: Callable[[str], str]) -> A
     """Map the derived values of a file, ``[rows, *shape]``; return None if the file does not exist or its metadata
     differ.
 
-    ``digest`` returns the digest of a field's values; the file contains the names and digests of the fields that its
-    values were computed from. A damaged or truncated file counts as missing, because the derived values can be computed
+    ``digest`` returns the digest of a field's values; the file contains the names and digests of the fields from which
+    its values were computed. A damaged or truncated file counts as missing, because the derived values can be computed
     again.
     """
     try:
@@ -802,8 +803,8 @@ def _checksum_of(values: Array) -> str:
 
 
 def write(file: Path, values: Array, said: Mapping[str, Any], read: Mapping[str, str]) -> None:
-    """Write a file of derived values, replacing an existing file; ``read`` has the digests of the fields that the
-    values were computed from.
+    """Write a file of derived values, replacing an existing file; ``read`` has the digests of the fields from which the
+    values were computed.
 
     Raises:
         StorageError: The file cannot be written; an existing file is unchanged.

@@ -202,8 +202,8 @@ class FieldReader:
                 )
 
     def stored_dtype(self, dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
-        """Return the dtype for transferring values that are converted to ``dtype`` later: the column's dtype if that is
-        lossless.
+        """Return the dtype for transferring values that are converted to ``dtype`` later: the column's dtype if the
+        later conversion is lossless, else ``dtype``.
         """
         stored = self.column.kind.dtype
         lossless = self.holds_fills and is_lossless(stored, dtype) and stored.itemsize <= dtype.itemsize

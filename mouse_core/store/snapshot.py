@@ -63,7 +63,7 @@ def episode_starts(
     """Return the rows at which episodes begin, int64 ``[n]``, ascending, 0 first.
 
     An episode begins after a row whose ``done`` ends an episode. If times are known, an episode also begins at a row
-    whose time is 0 or not larger than the time of the previous row, so an interrupted episode ends where the next
+    whose time is 0 or not larger than the time of the previous row. So an interrupted episode ends where the next
     episode begins. An episode also begins at the first row of a separately loaded dataset, and at the first row after
     the dataset, unless the time continues. If rows have neither ``done`` nor ``time``, such as prompts and images, each
     row is an episode.
@@ -131,7 +131,7 @@ def _look(
 
 
 def _rows_at_a_time(segment: Segment) -> int:
-    """Return the number of rows to read together: for example 838 rows of 20 KB; at most 262,144 rows."""
+    """Return how many rows to read together, at most 262,144: for example 838 rows if a row has 20 KB."""
     each = segment.sealed_bytes // max(1, segment.num_rows)
     return min(_WINDOWS * _LENGTH, max(1, _BYTES // each)) if each else _WINDOWS * _LENGTH
 
@@ -256,7 +256,8 @@ class Snapshot:
         return self._bound(self.config.fields)
 
     def grown_from(self, before: Snapshot) -> Growth | None:
-        """Return the rows appended since an earlier snapshot; None if this snapshot does not extend the earlier one.
+        """Return the rows appended since an earlier snapshot; None if this snapshot does not extend the earlier
+        snapshot.
 
         The field readers of the earlier snapshot are then reused, in constant time.
         """

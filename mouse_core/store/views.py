@@ -172,10 +172,10 @@ class Store(ABC):
         """Return the episodes that meet all conditions, as a store; copies no steps.
 
         Args:
-            *conditions: A function of an episode, given as a dict of the columns of ``episodes``, that returns True or
-                False and is called once for each episode; or a dict of conditions as in ``columns``.
-            **columns: For a column the requested value, a list of values (or a ``range``, a set, an array), or the ends
-                ``(lowest, highest)`` of a range, both inclusive; None means no limit.
+            *conditions: Functions, or dicts of conditions as in ``columns``. A function gets an episode, a dict of the
+                columns of ``episodes``, and returns True or False; it is called once for each episode.
+            **columns: For each column, a condition: the requested value; a list (or ``range``, set, array) of allowed
+                values; or a tuple ``(lowest, highest)``, both inclusive, where None means no limit.
 
         Raises:
             ConfigError: No condition is given, or a condition is invalid. When the view is read: a column does not

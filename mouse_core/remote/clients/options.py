@@ -35,9 +35,9 @@ class ObjectInfo:
 class ObjectClient(Protocol):
     """Reads byte ranges of objects. Several threads may use a client concurrently.
 
-    A client may have a third method, ``get_all(wanted, versions)``, which reads ranges of several objects together;
-    ``wanted`` has the path, first byte and end of each range, and ``versions`` the versions by path. A mirror calls
-    this method instead of ``get_ranges`` for each object.
+    A client may have a third method, ``get_all(wanted, versions)``, which reads ranges of several objects together.
+    ``wanted`` has the path, first byte and end of each range; ``versions`` has the version of each object by path. A
+    mirror calls this method instead of ``get_ranges`` for each object.
 
     The class of an error shows whether another attempt may succeed:
 
@@ -50,7 +50,9 @@ class ObjectClient(Protocol):
 
     @property
     def url(self) -> str:
-        """The address of the objects, without credentials and equal for all readers: ``s3://bucket/runs``."""
+        """The address of the objects, without credentials, such as ``s3://bucket/runs``; the address is equal for all
+        readers.
+        """
         ...
 
     def head(self, path: str) -> ObjectInfo:
@@ -71,7 +73,8 @@ class ObjectClient(Protocol):
             path: Name of the object.
             begins: The first byte of each range.
             ends: The end (one past the last byte) of each range.
-            version: The version that the object must have; "": any version, because the caller compares checksums.
+            version: The version that the object must have; "" allows any version, because the caller compares
+                checksums.
 
         Returns:
             All bytes of each range, in memory that never changes.
@@ -112,7 +115,7 @@ def without_secrets(text: str) -> str:
 
 
 def public_url(url: str) -> str:
-    """Return the address without a query and a last slash.
+    """Return the address without a query and without a slash at the end.
 
     Raises:
         ConfigError: The address has a user or a password, which messages would reveal.
@@ -184,8 +187,8 @@ class Reaching:
 
     Args:
         storage_options: Options of the client, in addition to the environment or a profile:
-            ``{"aws_endpoint": ..., "client_options": {"timeout": "10s"}}``. Options have obstore's names; for the Hub
-            they are "token" and "endpoint". Messages, states and fingerprints never contain the options; pickles
+            ``{"aws_endpoint": ..., "client_options": {"timeout": "10s"}}``. Options have obstore's names; for the Hub,
+            the options are "token" and "endpoint". Messages, states and fingerprints never contain the options; pickles
             contain all options only for processes that ``multiprocessing`` starts.
         cache: The folder of the cache, which all processes of a machine and later runs share; None: the folder in
             ``MOUSE_CACHE``, or a folder in the user's cache directory.

@@ -531,7 +531,7 @@ class Fetcher:
                 self.errors.pop(block, None)
 
     def _got(self, wanted: Runs) -> tuple[list[memoryview], PageChecksums]:
-        """Return the bytes of runs of pages, and the digests of the pages, after comparing them with the known digests.
+        """Fetch runs of pages and compare their digests with the known digests; return the bytes and the digests.
 
         Raises:
             ChangedError: The version of an object has changed.
@@ -710,9 +710,9 @@ class Mirror:
         cache_bytes: Largest size in bytes, at least 4 MB; None: half of the free space on the disk. The first pages to
             be evicted are the pages that requested batches need latest. All pages of one batch are kept, even if these
             pages exceed ``cache_bytes``.
-        fail: How long a request is repeated after a temporary failure, with growing pauses: with "raise", for
-            ``patience`` seconds, and then the reader gets the error; with "retry", without end. On a full disk, fewer
-            pages are kept.
+        fail: How long a request is repeated after a temporary failure, with growing pauses. With "raise", the request
+            is repeated for ``patience`` seconds, and then the reader gets the error; with "retry", it is repeated
+            without end. On a full disk, fewer pages are kept.
         patience: The time in seconds for ``fail="raise"``.
 
     Raises:

@@ -301,8 +301,8 @@ class SparseFile(Descriptor):
                 parts.append((content[written:], begin + written))
 
     def empty(self, pages: Int64s) -> None:
-        """Release the disk space of ``pages`` (ascending, int64 ``[n]``), which then read as zeros, if the system
-        supports holes.
+        """If the system supports holes in files, release the disk space of ``pages`` (ascending, int64 ``[n]``); these
+        pages then read as zeros.
         """
         if not len(pages):
             return
@@ -541,7 +541,7 @@ class Table(Descriptor):
     def _until(self, blocks: Int64s) -> npt.NDArray[np.int32]:
         """Return the number of batches until the next use of each page, int32 ``[n, 16]``.
 
-        The number is negative for an overdue use, and at most -512 some time after the last use.
+        The number is negative if the expected use is overdue; some time after the last use, the number is -512 or less.
         """
         until: npt.NDArray[np.int32] = self.when[blocks] - _low(self.clock)  # correct across wrap-around
         return until
@@ -551,9 +551,9 @@ class Table(Descriptor):
     def needed_last(self, me: int, pages: int, before: int, lives: Callable[[int], bool]) -> tuple[Int64s, Int64s]:
         """Return up to ``pages`` pages to evict, the least needed pages first; the caller holds the lock.
 
-        The order is: pages with unknown next use, longest unused first; then pages by their next use, latest first;
-        last, pages whose next use was expected recently, because their reader may be late. In addition, pages of blocks
-        that a dead process had claimed are returned.
+        First come pages with unknown next use, longest unused first; then pages with known next use, latest use first.
+        The last are pages whose next use was expected recently, because their reader may be late. In addition, pages of
+        blocks that a dead process had claimed are returned.
 
         Example, at time 100: three pages of unknown next use were last used at 40, 70 and 95, and three pages have the
         next use 109, 112 and 130. The order is 40, 70, 130, 112, 109, 95: the page of time 95 is last, because its
@@ -1203,8 +1203,9 @@ def _together(
 ) -> list[tuple[memoryview, int]]:
     """Return consecutive received pages that are held, joined to pieces: the bytes and the begin of each piece.
 
-    Example: five pages are received, four in one run and one in another, and the third is not held (1, 1, 0, 1, 1). The
-    result is the first two pages, the fourth page of the first run, and the page of the second run.
+    Example: five pages are received, four in one run and one in another run; all pages but the third are held (1, 1, 0,
+    1, 1). The result has three pieces: the first two pages, the fourth page of the first run, and the page of the
+    second run.
     """
     if is_held.all():
         return list(zip(contents, (came.firsts * PAGE).tolist(), strict=True))

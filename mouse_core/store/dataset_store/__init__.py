@@ -36,19 +36,20 @@ class DatasetStore(Store):
         max_obs_continuous_dim: Width C of observations; by default from the data.
         fields: Fields that replace standard fields of the same name, or are added after the standard fields.
         alignment: The transition that a row's action, reward and done belong to: "arrived" (it led to the row's
-            observation) or "outgoing" (it leaves the observation); None: "arrived", unless added rows in the layout
-            "stored" have another alignment.
-        dense_bytes: Memory that the store's readers may use, in total and in each process, for dense copies of columns
-            that cannot be copied as stored: columns with nulls, with rows of differing length or of another width than
-            declared, and booleans. Columns beyond the limit are read without a dense copy: slower, with the same
+            observation) or "outgoing" (it leaves the observation). With None, the alignment is "arrived", unless added
+            rows in the layout "stored" have another alignment.
+        dense_bytes: Memory that the store's readers may use, in total and in each process, for dense copies of columns.
+            A dense copy is needed for columns of booleans, columns with nulls, and columns whose rows differ in length
+            or are shorter than declared. Columns beyond the limit are read without a dense copy: slower, with the same
             result.
         image_roots: Folders for images that rows name by path, in addition to the dataset's own folder. No other file
             is opened.
         spec: The allowed values of columns: specs of ``mouse_core.spec`` by name. Appended rows are checked by value,
             for any dtype; with alignment "arrived", columns of transitions may also have zeros.
         columns: Types of columns, declared instead of inferred from the first value: a ``pyarrow.Schema``, a
-            ``datasets.Features``, or by column an Arrow type or field, a dtype, or ``(dtype, shape)``, where a size of
-            -1 is any length. ``str`` and ``bytes`` are dtypes, too. Undeclared columns are still allowed.
+            ``datasets.Features``, or a dict with a type for each column: an Arrow type or field, a dtype, or
+            ``(dtype, shape)``. A size of -1 in a shape allows any length. ``str`` and ``bytes`` are dtypes, too.
+            Undeclared columns are still allowed.
 
     Raises:
         ConfigError: A dimension is below 1, the alignment, ``spec`` or ``columns`` are invalid, ``dense_bytes`` is
@@ -105,26 +106,27 @@ class DatasetStore(Store):
         readers see the flushed rows. When the writing process ends, for any reason, every row whose ``append`` or
         ``extend`` returned is kept. After a power cut, ``sync`` determines which rows are kept:
 
-        - "none": the rows in sealed files; the last 64 MB of rows may be lost.
-        - "flush": the rows before the last ``flush()``.
-        - "append": every row whose ``append`` or ``extend`` returned.
+        - "none": rows in sealed files are kept; the last 64 MB of rows may be lost.
+        - "flush": rows before the last ``flush()`` are kept.
+        - "append": every row whose ``append`` or ``extend`` returned is kept.
 
         Args:
             path: A store, a saved dataset, or a file or folder of any format that ``mouse_core.formats`` reads; the id
-                of a dataset, such as ``minari:D4RL/door/human-v2``; or an address, ``s3://bucket/runs``, ``gs://``,
-                ``az://``, ``https://`` or ``hf://datasets/name/of/it``, of a store, Parquet files or a
-                LeRobotDataset.
+                of a dataset, such as ``minari:D4RL/door/human-v2``; or the address of a store, of Parquet files or of a
+                LeRobotDataset. Examples of addresses are ``s3://bucket/runs``, ``gs://bucket``, ``az://container``,
+                ``https://`` URLs and ``hf://datasets/name/of/it``.
             mode: "r" reads an existing store and writes nothing; "a" writes a store and creates it if necessary.
             sync: The durability that a writer waits for: "none", "flush" or "append", as above.
             verify: Whether to compare a file with its digest when its rows are first read, for which the whole file is
-                read once. At an address, pages are compared one by one if ``mouse upload`` sent their digests. With
-                None, files are compared if digests exist; with True, missing digests also raise ConfigError.
+                read once. In a remote store, each page is compared separately if ``mouse upload`` sent the digests of
+                pages. With None, files are compared if digests exist; with True, missing digests also raise
+                ConfigError.
             max_rows: Largest number of rows that a writer keeps, at least 8; None: all. The oldest rows are dropped,
                 about an eighth at a time; stores and snapshots that other processes have open keep the dropped rows.
             max_bytes: Largest size in bytes of the files that a writer keeps, at least 65,536; the oldest rows are
-                dropped in the same way.
-            layout: Layout of sealed files: "columns", one record batch per file; "windows", a record batch for each 128
-                to 256 rows; None: the layout of the newest file.
+                dropped in the same way as for ``max_rows``.
+            layout: Layout of sealed files: with "columns", each file has one record batch; with "windows", a record
+                batch for each 128 to 256 rows. None means the layout of the newest file.
             **options: The options of the class; ``alignment`` defaults to the alignment of the stored rows. If ``path``
                 is an address, also the options of ``mouse_core.remote.Reaching``, such as ``storage_options`` and
                 ``cache``; if it has another format, also the options of ``mouse_core.formats.open``, such as ``format``
@@ -195,7 +197,7 @@ class DatasetStore(Store):
         return self._rows.path
 
     def flush(self) -> None:
-        """Make the present rows visible to readers; unless ``sync`` is "none", wait until they are on disk. See
+        """Make the present rows visible to readers; unless ``sync`` is "none", wait until the rows are on disk. See
         ``open``.
 
         Raises:
@@ -308,8 +310,8 @@ class DatasetStore(Store):
         Raises:
             ConfigError: ``dataset`` is not a dataset, a split is unknown, or a pattern matches no split.
             DataError: A mapped file was truncated, or has grown since its reader opened the file. The metadata cannot
-                be read, or a newer version wrote the metadata. Done codes contradict the flags in the same row, such as
-                ``done`` 1 where only ``truncated`` is set.
+                be read, or a newer version wrote the metadata. Done codes contradict the flags in the same row, for
+                example ``done`` 1 in a row in which only ``truncated`` is set.
             MissingFieldError: A required column is missing.
             SchemaError: A field cannot be read from its column, columns differ from the store's columns, or the
                 alignment or other metadata contradict the store or its rows.
@@ -368,8 +370,8 @@ class DatasetStore(Store):
         Raises:
             MissingFieldError: A column is missing.
             SchemaError: The row has a column that the store lacks.
-            DataError: A value has the wrong type or shape, is out of bounds, or is None where nulls are not allowed; a
-                done code contradicts the flags in the row, such as 1 where only ``truncated`` is set.
+            DataError: A value has the wrong type or shape, is out of bounds, or is None where nulls are not allowed. Or
+                a done code contradicts the flags in the row, for example 1 in a row in which only ``truncated`` is set.
             StorageError: The disk has no room for the row, or syncing the row to the disk failed.
 
         The store is unchanged after an error. Exception: if syncing failed (``sync="append"``), the row is in the
@@ -425,8 +427,8 @@ class DatasetStore(Store):
         Rows, alignment, done codes and episode steps follow from the arrays:
 
         - With T + 1 observations the rows have the alignment "arrived"; with T observations, where the final
-          observation of the episode is missing, "outgoing". The first episode of an empty store decides, unless
-          ``alignment`` was given.
+          observation of the episode is missing, "outgoing". The first episode of an empty store determines the
+          alignment of the store, unless ``alignment`` was given.
         - In a store of alignment "outgoing", the last of T + 1 observations is dropped.
         - An episode that neither terminated nor was truncated is unfinished: its last ``done`` is 0.
         - With a flag for each agent, the episode ends when all agents have ended: ``done`` is 1 if all terminated, else

@@ -150,9 +150,9 @@ def _table(folder: Path, manifest: Manifest, number: int, *, verify: bool = Fals
 def repair(path: str | os.PathLike[str], *, dry_run: bool = False, progress: bool = False) -> Repaired:
     """Restore a store from the undamaged files of a folder.
 
-    Damaged files are moved to the subfolder ``damaged``. After a gap, rows are kept from the first row of the next
-    episode on, so that no window crosses the gap; the rest of the broken episode is dropped. A lost or damaged manifest
-    is restored from its copy.
+    Damaged files are moved to the subfolder ``damaged``. After a gap, the rest of the incomplete episode is dropped, so
+    no window crosses the gap; rows from the next episode on are kept. A lost or damaged manifest is restored from its
+    copy.
 
     Args:
         path: The folder; no other process may be writing to it.
@@ -292,7 +292,7 @@ class _Repair:
             self.after_gap = True
 
     def _add(self, table: pa.Table, sealed: Sealed | None, path: Path) -> None:
-        """Add the rows of a file; after a gap, only the rows from the first row of an episode on."""
+        """Add the rows of a file. After a gap, the rows before the first begin of an episode are left out."""
         first = _first_episode(table, self.before) if self.after_gap else 0
         if first:
             self.said.append(f"{path}: its first {first:,} rows, the rest of a broken episode, are dropped")

@@ -164,8 +164,8 @@ class Manifest:
         return "windows" if self.segments and self.segments[-1].batch_rows else "columns"
 
     def firsts(self) -> list[int]:
-        """Return the number of rows before each segment, including dropped rows: segments of 40, 30 and 30 rows give 0,
-        40 and 70.
+        """Return, for each segment, the number of rows before the segment, including dropped rows. Example: segments of
+        40, 30 and 30 rows give 0, 40 and 70.
         """
         rows = (one.rows for one in self.segments[:-1])
         return list(accumulate(rows, initial=self.dropped)) if self.segments else []
@@ -325,7 +325,7 @@ def check_identity(folder: str | Path, known: str, found: str) -> None:
 def _check_files(segments: Sequence[Sealed], tails: Sequence[Tail], next_number: int, schemas: int) -> None:
     """Raise DataError unless the entries of files are consistent.
 
-    Each attribute of all segments is checked at once, because there may be ten thousand segments.
+    Each check handles all segments at once, because there may be ten thousand segments.
     """
     columns = zip(*segments, strict=True) if segments else ((),) * len(Sealed._fields)
     lists: dict[str, Sequence[Any]] = dict(zip(Sealed._fields, columns, strict=True))
@@ -556,7 +556,7 @@ class WrittenFolder:
         path: The folder; created if it is missing.
 
     Raises:
-        ConfigError: Another writer has the folder, or it holds other files.
+        ConfigError: Another writer has opened the folder, or the folder holds files that are not of a store.
         DataError: The manifest is damaged, or is missing although files of rows exist.
         StorageError: The folder cannot be written.
     """
@@ -698,7 +698,7 @@ class WrittenFolder:
         """Record in the log of clients how many rows had ever been written when the folder was opened.
 
         Example: a crash preserved only 60 of a client's 100 rows, and the owner appends a 61st row before the client
-        reconnects. The record shows that the 61st row is not the client's row.
+        reconnects; the record shows that the 61st row does not come from the client.
 
         Raises:
             StorageError: The number cannot be written; the folder is released.

@@ -325,7 +325,7 @@ def small_run(
         segments: The sealed segments.
         most_bytes: The largest size of a segment in bytes.
         most_rows: The largest number of rows of a segment; None: any number.
-        damaged: The numbers of segments that are never merged.
+        damaged: The file numbers of damaged segments, which are never merged.
     """
     found, size, rows, largest = range(0), 0, 0, 0
     for first in range(len(segments) - 1, -1, -1):
@@ -691,7 +691,7 @@ class WrittenRows(FolderRows):
         self._refuse(partial(_closed, self.folder_path))
 
     def _is_sealed(self) -> bool:
-        """Whether all rows are in sealed segments; another thread may append rows meanwhile."""
+        """Whether all rows are in sealed segments; another thread may append rows during this call."""
         return not self._waiting and self.tail is None
 
     def take(self, segments: Sequence[Segment], said: Sequence[tuple[str, DatasetMetadata]]) -> None:
@@ -732,8 +732,8 @@ class WrittenRows(FolderRows):
         Args:
             sealed: The segments.
             manifest: The manifest with the segments' schemas. If this manifest counts more dropped rows than the
-                present manifest, the limit is exceeded: all earlier rows are dropped, and of the new rows as many as
-                the difference of both counts.
+                present manifest, all rows before the new segments are dropped, because the new rows alone exceed the
+                limit. The difference of both counts is the number of new rows that were already dropped.
             schema: The schema of all rows.
         """
         now, places = self._folder.manifest.with_schemas(sealed, manifest.schemas)
@@ -768,7 +768,7 @@ class WrittenRows(FolderRows):
         return None if self.tail is None or not self.open_count else self.tail_segment(self.tail, self._first)
 
     def seal_open(self) -> None:
-        """Close the open file, which is sealed in the background; later rows go into a new file."""
+        """Close the open file, which is then sealed in the background; later rows are appended to a new file."""
         if self.tail is not None and self.open_count:
             segment = self.tail_segment(self.tail, self._first)
             self._waiting.append((self.tail, segment))

@@ -336,7 +336,7 @@ def rows_of(folder: Path, first: int, count: int, identity: str = "", *, but: in
 
 
 FEWEST = 64
-"""Least number of sealed files that are joined to one segment.
+"""Smallest number of sealed files that are joined to one segment.
 
 If there are fewer files, each file is a segment. Exception: files with many record batches are joined if there are at
 least two, so that the chunks of both files are recorded once.
@@ -553,7 +553,8 @@ def together(segments: Sequence[Segment], before: Sequence[Segment] = ()) -> lis
     """Join consecutive sealed files to larger segments, and return all segments.
 
     A new file stays a separate segment until enough new files exist for a joined segment. A new joined segment includes
-    the preceding joined segments that are not larger. So there are few segments, and each row is joined few times.
+    the preceding joined segments that are not larger than the new segment. So there are few segments, and each row is
+    joined few times.
 
     Args:
         segments: A segment for each file.

@@ -97,7 +97,7 @@ class TailLayout:
         rows: Capacity of the file in rows.
         identity: 16 digits that are unique to this file; they determine the seed of the file's checksums.
         block_rows: Number of rows that share a checksum.
-        waits: Whether each commit waits for the disk.
+        waits: Whether each commit waits until its rows are on disk.
     """
 
     columns: Mapping[str, TailColumn]
@@ -316,8 +316,8 @@ def _column(said: Mapping[str, Any]) -> TailColumn:
 # commit that a crash cut off from a commit that is lost.
 
 UNIT = 4294967291
-"""A number in the live page is stored as its product with this prime, so damage can be detected. If the number is
-smaller than the prime, the product fits int64.
+"""A number in the live page is stored as its product with this prime, so damage can be detected. Products with numbers
+below 2**31 fit int64.
 """
 
 
@@ -358,7 +358,7 @@ class Commit:
 
 
 def write_commit(place: npt.NDArray[np.uint64], layout: TailLayout, commit: Commit) -> None:
-    """Write a commit to a place."""
+    """Write a commit to one of the file's two places for commits."""
     words = np.empty(layout.place_words, np.uint64)
     words[0] = commit.rows
     words[1 : 1 + len(commit.since)] = commit.since.view(np.uint64)
@@ -423,7 +423,7 @@ class Sums:
         return [RunningChecksum(seed=self._layout.seed) for _ in range(self._layout.sums)]
 
     def copy(self) -> Sums:
-        """Return a copy, which is extended independently."""
+        """Return a copy; extending the copy does not change this object."""
         copied = Sums.__new__(Sums)
         copied.__dict__.update(self.__dict__, _states=[state.copy() for state in self._states])
         return copied
@@ -461,7 +461,9 @@ class Sums:
                 self._states = self._new_states()
 
     def skip(self, rows: int) -> None:
-        """Continue at row ``rows`` without checksums of the earlier rows; raises DataError for impossible sizes."""
+        """Continue at row ``rows`` without checksums of the earlier rows; raises DataError if the stored sizes are
+        impossible.
+        """
         sizes = [sizes[self.rows : rows] for sizes in self._sizes]
         if any(some.size and not -1 <= int(some.min()) <= int(some.max()) < 1 << 40 for some in sizes):
             raise DataError("expected sizes of objects, found other values")
@@ -579,7 +581,7 @@ def objects_path(path: Path) -> Path:
 
 
 class ObjectsFile(Descriptor):
-    """An open objects file: the bytes of all values in sequence. The caller stores the offset of the end.
+    """An open objects file: the bytes of all values in sequence. The caller stores the offset at which the values end.
 
     Args:
         path: The file.
@@ -998,7 +1000,7 @@ class TailFile(_TailMemory, Descriptor):
                 the file takes longer, and each sync takes less time.
 
         Raises:
-            ConfigError: No file has room for ``rows`` rows.
+            ConfigError: ``rows`` rows do not fit into one file.
             StorageError: The file cannot be created, because the disk is full or the file exists; no partial file
                 remains.
         """

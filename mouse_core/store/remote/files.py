@@ -1,7 +1,7 @@
 """Remote Arrow files: their objects, the positions of record batches and columns, and segments of such files.
 
 The bytes of an object are copied to a local mirror page by page. ``upload`` sends the digests of a segment's pages as a
-second object: 64 KB for a segment of 64 MB. So each page is compared with its digest when the page arrives. If no
+second object, of 64 KB for a segment of 64 MB. So each page is compared with its digest when the page arrives. If no
 digests were uploaded, as for a copied folder, the complete segment is read once and compared with the manifest, and the
 page digests are cached.
 
@@ -146,7 +146,9 @@ class KnownSums:
     def __init__(self, client: FolderClient, folder: Path) -> None:
         self.client, self.folder = client, folder
         self.one_at_a_time = ProcessLock()
-        """Lock for reading a complete segment, because this needs memory of the segment's size."""
+        """Lock that allows one thread at a time to read a complete segment, because this needs memory of the segment's
+        size.
+        """
         self._lock, self._known = ProcessLock(), OrderedDict[tuple[str, str], PageChecksums]()
 
     def known(self, sealed: Sealed, sums: PageChecksums | None = None) -> PageChecksums | None:
@@ -220,7 +222,7 @@ class FileSums:
 
     @memo
     def _file(self) -> Path:
-        """Return the path of the digests' cache file."""
+        """Return the path of the cache file of the digests."""
         said = [self._known.client.url, self._info.path, self._info.version, str(self._info.size)]
         return self._known.folder / "sums-1" / digest("\0".join(said).encode())
 
@@ -856,8 +858,8 @@ class ElsewhereSegment(FileSegment):
         return tables[0] if len(tables) == 1 else pa.concat_tables(tables)
 
     def _pieces(self, row: int, count: int) -> Iterator[tuple[int, int, int]]:
-        """Return the chunks that hold a range of rows; for each chunk, the first row of the range in the chunk, and how
-        many rows of the range the chunk holds.
+        """Return the chunks that hold a range of rows; for each chunk, also return the position of the first row of the
+        range in the chunk, and how many rows of the range are in the chunk.
         """
         chunk = int(np.searchsorted(self.chunk_starts, row, side="right")) - 1
         while count > 0 and chunk < len(self.chunk_starts) - 1:

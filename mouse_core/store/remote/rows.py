@@ -372,7 +372,7 @@ class DecodedFiles(Files):
 
     @property
     def fetched_by(self) -> RemoteMemory | None:
-        """Return the remote memory whose fetches decoding waits for; None if files are local."""
+        """Return the remote memory that fetches the bytes for decoding; None if files are local."""
         return self.objects.backing
 
     def decode(self, chunk: int, name: str) -> pa.Array:
@@ -483,7 +483,8 @@ def open_remote(url: str, reaching: Reaching, told: StoreBackend, verify: bool |
         url: The address of a folder, or of one Parquet file.
         reaching: The options for reaching remote objects.
         told: An empty backend with the schema and the budget from the store's arguments.
-        verify: Whether to compare read bytes with the store's checksums; None: compare if checksums exist.
+        verify: Whether to compare read bytes with the store's checksums; with None, bytes are compared if checksums
+            exist.
 
     Raises:
         ConfigError: The address holds no readable rows, or `verify` is True for rows without checksums.
