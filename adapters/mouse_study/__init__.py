@@ -1,6 +1,6 @@
 """Studies: a training in several frameworks, variants and seeds, recorded and compared, with a proof of equal batches.
 
-Only runs that use a framework import it.
+A framework is imported only by the runs that use it.
 """
 
 from importlib.util import find_spec as _find_spec

@@ -1,8 +1,8 @@
-"""Writes the page of a study: one HTML file that shows the records of its runs, and loads nothing.
+"""Writes the page of a study: one HTML file that shows the records of its runs, and loads no other files.
 
-The parts of this module in order: the style; the numbers of groups of runs; plots, drawn by matplotlib as SVG in the
-colours of the page; texts and tables; and the sections of the page. Numbers are the only text in plots; names are
-escaped text around the plots.
+The parts of this module are, in order: the style; the numbers of groups of runs; plots, drawn by matplotlib as SVG in
+the colours of the page; texts and tables; and the sections of the page. The only text in plots is numbers; names are
+shown as escaped text around the plots.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class Group:
 
 
 def groups(results: Results) -> list[Group]:
-    """Return the runs by variant and framework, sorted by name, for any order of the runs."""
+    """Return the runs grouped by variant and framework, sorted by name, whatever the order of ``runs`` is."""
     frameworks = sorted({run.framework for run in results.runs})
     found = groupby(sorted(results.runs, key=attrgetter("variant", "framework", "seed")), attrgetter(*_NAMES_OF_GROUP))
     return [Group(variant, name, frameworks.index(name), tuple(runs)) for (variant, name), runs in found]
@@ -138,7 +138,7 @@ def by_variant(members: Iterable[Group]) -> list[tuple[str, list[Group]]]:
 
 
 def trained_names(results: Results) -> list[str]:
-    """Return the names of the training's values: the loss, then evaluations, then all others."""
+    """Return the names of the values that the training recorded: the loss, then evaluations, then all other names."""
     names = [name for name in results.names if name not in COSTS]
     return sorted(names, key=lambda name: (name != "loss", not name.startswith("eval"), name))
 
@@ -155,10 +155,11 @@ def curve(group: Group, series: Series) -> tuple[NDArray[np.int64], Floats] | No
 
 
 def final_values(runs: Sequence[Run], series: Series) -> Floats:
-    """Return the final value of each run: the mean of the last tenth of its recorded values, or of the last value.
+    """Return the final value of each run: the mean of the last tenth of its recorded values, at least of the last
+    value.
 
-    For 300 losses it is the mean of the last 30, for 5 evaluations it is the last one. Runs without values are left
-    out.
+    For 300 losses, the final value is the mean of the last 30 losses; for 5 evaluations, it is the last evaluation.
+    Runs without values are left out.
     """
     found = [series[run.run][1] for run in runs if run.run in series]
     with np.errstate(over="ignore", invalid="ignore"):
@@ -243,7 +244,7 @@ class Line:
     Attributes:
         x: the positions of its points, ``[n]``.
         y: their values.
-        colour: the number of its colour.
+        colour: the index of its colour.
         low: the lower edge of the band.
         high: the upper edge.
         style: "line", "dashed" for a run that did not finish, or "dots".
@@ -268,7 +269,8 @@ def picture(
     """Return a plot of curves with their bands as an ``svg`` element.
 
     Args:
-        lines: the curves; the first one is drawn lowest and widest, so that two equal curves are both visible.
+        lines: the curves; the first curve is drawn below the others and widest, so that two equal curves are both
+            visible.
         label: the description of the plot for screen readers, plain text.
         across: the label of the horizontal axis.
         logarithmic: whether the value axis is logarithmic.
@@ -324,7 +326,7 @@ def picture(
 
 
 def with_unique_ids(page: str) -> str:
-    """Return a page in which the ids of each plot begin with the plot's number."""
+    """Return a page in which the ids of each plot begin with the plot's index."""
     numbers = count(1)
 
     def renamed(svg: re.Match[str]) -> str:
@@ -385,7 +387,7 @@ def interval(found: Band) -> str:
 
 
 def _more(count: int, most: int, what: str) -> str:
-    """Return a note on elements that are not shown, if there are more than ``most``."""
+    """Return a note about the elements that are not shown, if there are more than ``most`` elements."""
     return f'<p class="dim small">{count - most:,} more {what} are not shown.</p>' if count > most else ""
 
 
@@ -395,7 +397,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, texts: int, cla
     Args:
         head: plain texts for the first row.
         rows: cells of HTML.
-        texts: the number of columns with text, from the left; the other columns have numbers.
+        texts: how many columns, from the left, contain text; the other columns contain numbers.
         classes: additional classes of the columns, in their order.
     """
     kinds = [("text " * (place < texts) + "".join(classes[place : place + 1])).strip() for place in range(len(head))]
@@ -423,7 +425,7 @@ def grid(cards: Iterable[Card | None]) -> str:
 
 
 def legend(names: Iterable[tuple[str, int]]) -> str:
-    """Return the legend of pairs of a name and a colour number."""
+    """Return the legend for pairs of a name and the index of a colour."""
     items = "".join(
         f'<li><i style="background:var(--c{place % COLOURS})"></i>{text(name)}</li>' for name, place in names
     )
@@ -436,7 +438,7 @@ def _frameworks(members: Iterable[Group]) -> Iterable[tuple[str, int]]:
 
 
 def section(name: str, title: str, lead: str, *parts: str) -> str:
-    """Return a section of the page; ``lead`` is HTML of a paragraph."""
+    """Return a section of the page; ``lead`` is the HTML of its first paragraph."""
     return f'<section id="{name}"><h2>{title}</h2><p class="dim">{lead}</p>{"".join(parts)}</section>'
 
 
@@ -448,7 +450,7 @@ _TIE = 1e-6
 
 
 def learning(results: Results, members: Sequence[Group]) -> str:
-    """Return the curves of all recorded values of the training."""
+    """Return the section with the curves of all recorded values of the training."""
     parts = []
     for name in trained_names(results):
         series = results.series(name)
@@ -486,14 +488,15 @@ def _curves_card(name: str, variant: str, members: Sequence[Group], series: Seri
 
 
 def _spans_decades(lines: Sequence[Line]) -> bool:
-    """Whether all values are above 0 and differ so much that the axis must be logarithmic."""
+    """Whether the axis must be logarithmic: all values are above 0, and the largest value is more than 100 times the
+    smallest."""
     values = np.concatenate([part for line in lines for part in (line.y, line.low, line.high) if part is not None])
     values = values[np.isfinite(values)]
     return bool(len(values)) and bool(values.min() > 0.0) and bool(values.max() > 100.0 * values.min())
 
 
 def ends(results: Results, members: Sequence[Group]) -> str:
-    """Return the final values: tables for each recorded name."""
+    """Return the section of final values, with tables for each recorded name."""
     parts = []
     for name in trained_names(results):
         series = results.series(name)
@@ -517,7 +520,7 @@ def ends(results: Results, members: Sequence[Group]) -> str:
 
 
 def _end_row(variant: str, framework: str, strata: Sequence[Group], series: Series) -> tuple[str, ...]:
-    """Return the row of final values of some groups of one framework."""
+    """Return the table row of final values for some groups of one framework."""
     found = [final_values(group.done, series) for group in strata]
     values, total = np.concatenate(found), sum(len(group.runs) for group in strata)
     single = len(strata) == 1 and len(values) < total
@@ -554,7 +557,7 @@ _ROUNDING = float(np.finfo(np.float32).eps)
 
 
 def divergence(found: Sequence[Pair], members: Sequence[Group], name: str) -> str:
-    """Return the distance between paired runs by step, and the step at which they diverge."""
+    """Return the section of the distance between paired runs at each step, and the step at which they diverge."""
     compared = [pair for pair in found if len(pair.steps)]
     if not compared:
         return ""
@@ -590,7 +593,7 @@ def divergence(found: Sequence[Pair], members: Sequence[Group], name: str) -> st
 
 
 def _distance_card(variant: str, own: Sequence[Pair], name: str) -> Card | None:
-    """Return the distance between a variant's paired runs by step; None if all pairs agree."""
+    """Return a plot of the distance between a variant's paired runs at each step; None if all pairs agree."""
     # With too many pairs, colours cannot be distinguished.
     several = len(own) <= COLOURS
     found = [thinned(pair.steps, pair.difference, _MOST_DOTS, largest=True) for pair in own]
@@ -611,7 +614,7 @@ def _names_of(pair: Pair) -> str:
 
 
 def same_data(found: Sequence[Pair]) -> str:
-    """Return, for each pair, whether both runs received the same data, with the reason."""
+    """Return the section that states, for each pair, whether both runs received the same data, and the reason."""
     if not found:
         return ""
     answers = {True: '<b class="yes">proven</b>', False: '<b class="no">not proven</b>'}
@@ -634,7 +637,7 @@ def same_data(found: Sequence[Pair]) -> str:
 
 
 def costs(results: Results, members: Sequence[Group]) -> str:
-    """Return time and memory of each group; "" if no run took a step."""
+    """Return the section with the time and memory of each group; "" if no run took a step."""
     wait, compute = results.series("wait"), results.series("compute")
     rows = []
     for group in members:
@@ -673,7 +676,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def runs(results: Results) -> str:
-    """Return all runs: their status, data and costs; errors; versions and machines."""
+    """Return the section of all runs: their status, data and costs; errors; versions and machines."""
     failed = [run for run in results.runs if run.status == "failed"]
     errors = ""
     if failed:
@@ -699,7 +702,8 @@ def runs(results: Results) -> str:
 
 
 def _machines(every: Sequence[Run]) -> str:
-    """Return a row for each version and each property of machines, with its values in the runs of each framework."""
+    """Return a table row for each version and each property of machines, with the values in the runs of each
+    framework."""
     frameworks = sorted({run.framework for run in every})
     found: dict[tuple[str, str], dict[str, dict[str, None]]] = {}
     for run in every:
@@ -720,7 +724,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 def to_html(results: Results) -> str:
-    """Return a study as one web page that loads nothing.
+    """Return a study as a single web page that loads no other files.
 
     The page is a pure function of the results: with one version of matplotlib, the same results give the same page,
     byte for byte. Texts are escaped, and the page forbids the browser to load anything or to run a script.

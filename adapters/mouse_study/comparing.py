@@ -20,10 +20,10 @@ _NAMED = 4
 
 @dataclass(frozen=True)
 class Evidence:
-    """Whether a record proves that two runs received the same data.
+    """The result of a check whether the records prove that two runs received the same data.
 
     Attributes:
-        proven: Whether the digests of both runs are equal, over the same number of steps.
+        proven: Whether the digests of both runs exist and are equal, over the same number of steps.
         reason: The proof, or the reason why there is no proof.
     """
 
@@ -40,7 +40,7 @@ class Pair:
         right: The other run.
         same_data: Whether both runs received the same data.
         steps: The steps at which both runs recorded a value, int64 ``[n]``, ascending.
-        difference: The difference of both values at each step, relative to the larger value, float64 ``[n]``.
+        difference: The difference of the two runs' values at each step, relative to the larger value, float64 ``[n]``.
     """
 
     left: Run
@@ -50,7 +50,8 @@ class Pair:
     difference: NDArray[np.float64]
 
     def parts(self, tolerance: float) -> int | None:
-        """Return the first step at which both runs differ by more than the tolerance; None if there is no such step."""
+        """Return the first step at which the two runs differ by more than the tolerance; None if there is no such
+        step."""
         place = parting(self.difference, tolerance)
         return None if place is None else int(self.steps[place])
 
@@ -60,7 +61,7 @@ def pairs(results: Results, name: str = "loss") -> tuple[Pair, ...]:
 
     Args:
         results: the results of a study.
-        name: the name of the compared values.
+        name: the name of the values to compare, such as "loss".
 
     Returns:
         The pairs in the order of variants, seeds and frameworks. Variants and seeds that ran in only one framework are
@@ -89,12 +90,12 @@ def _alike(runs: Iterable[Run]) -> list[list[Run]]:
 
 
 def same_data(left: Run, right: Run) -> Evidence:
-    """Return whether the record proves that the study gave two runs the same batches.
+    """Return whether the records prove that the study delivered the same batches to two runs.
 
     The proof requires that both runs have a digest of all received batches, that the digests are equal, and that both
-    took the same number of steps. A digest covers the names, shapes and values of batches, bit by bit, and the number
-    of each batch in its stream. Fingerprints, names and seeds are no proof. The digest does not cover data that a
-    training reads by itself, from its store or another source.
+    runs took the same number of steps. A digest covers the names, shapes and values of batches, bit by bit, and the
+    index of each batch in its stream. Equal fingerprints, names and seeds are no proof. The digest does not cover data
+    that a training reads without the study's loaders, from the store or another source.
 
     Args:
         left: One run.
@@ -143,14 +144,16 @@ def _origin(left: Run, right: Run) -> str:
 
 
 def verdict(found: Iterable[Pair], missing: Iterable[str] = ()) -> Evidence:
-    """Return one line about all pairs: *same data: proven*, or the number of pairs without proof.
+    """Return whether all pairs have a proof, with one line for the reason: *same data: proven*, or the number of pairs
+    without proof.
 
     Args:
         found: the pairs that ``pairs`` returned.
-        missing: declared runs that have not begun, ``Results.missing``; their pairs also count.
+        missing: the declared runs that have not begun, ``Results.missing``; pairs with such runs lack a proof.
 
     Returns:
-        The line; it states a proof only if there is a pair, and every pair has a proof.
+        The evidence for all pairs together. It is proven only if there is at least one pair, and every pair has a
+        proof.
     """
     all_pairs = list(found)
     absent = sorted(missing)

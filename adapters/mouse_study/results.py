@@ -1,4 +1,5 @@
-"""The recorded results of a study: a long table of values, and facts of every run, in one Parquet file."""
+"""The recorded results of a study: a table with one row per value, and facts about every run, in a single Parquet
+file."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ SCHEMA = pa.schema(
         ("value", pa.float64()),
     ]
 )
-"""The columns of ``Results.table``; each row is the value that a run recorded under a name at a step."""
+"""The columns of ``Results.table``; each row has the value that a run recorded under a name at a step."""
 
 Status = Literal["done", "failed", "partial"]
 
@@ -88,9 +89,10 @@ class Results:
         name: The study's name.
         steps: Number of training steps of a finished run.
         runs: Facts of every run.
-        table: One row per value, with the columns of ``SCHEMA``, sorted by run and step. Every step has a ``loss``, its
-            waiting time for a batch (``wait``) and its duration (``compute``), both in seconds; ``memory`` is the
-            process's memory in bytes, recorded from time to time. Other names are values that the training reported.
+        table: One row per value, with the columns of ``SCHEMA``, sorted by run and step. Every step has a ``loss``, the
+            time that it waited for a batch (``wait``) and the time of its computation (``compute``), both in seconds;
+            ``memory`` is the process's memory in bytes, recorded from time to time. Other names are values that the
+            training reported.
         missing: Names of declared runs that have not started.
 
     Raises:

@@ -2,7 +2,8 @@
 
 The statistics follow Agarwal et al., "Deep Reinforcement Learning at the Edge of the Statistical Precipice", NeurIPS
 2021, as rliable computes them. Unlike in rliable, draws are a pure function of a seed, groups may have different
-numbers of runs, and complete curves are resampled at once. The tests compare each statistic with rliable.
+numbers of runs, and complete curves are resampled together. The tests compare each statistic with the result of
+rliable.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ class Band:
     """The interquartile mean of several runs, and its uncertainty over seeds.
 
     Attributes:
-        value: the mean of all runs, float64 ``[...]``.
+        value: the interquartile mean of all runs, float64 ``[...]``.
         low: the lower edge of the band, shaped like ``value``; None without a band.
         high: the upper edge.
-        runs: the number of runs of each stratum.
+        runs: the number of runs in each stratum.
     """
 
     value: Floats
@@ -45,10 +46,11 @@ class Band:
 
 
 def iqm(values: ArrayLike, *, axis: int = 0) -> Floats:
-    """Return the interquartile mean, the mean of the values without the lowest and the highest quarter.
+    """Return the interquartile mean: the mean of the values after the lowest and the highest quarter of the values were
+    removed.
 
-    Of n values, ``n // 4`` are left out at each end: 2 and 2 of 8 values, and none of 3 values. So the result for up to
-    3 values is their mean.
+    Of n sorted values, the first ``n // 4`` and the last ``n // 4`` are left out: 2 + 2 of 8 values, and none of 3
+    values. So the result for up to 3 values is their mean.
 
     Args:
         values: the numbers, at least one along the axis.
@@ -75,16 +77,16 @@ def band(
     confidence: float = CONFIDENCE,
     seed: int = 0,
 ) -> Band:
-    """Return the interquartile mean of runs with a stratified bootstrap interval (percentiles).
+    """Return the interquartile mean of runs, and its interval by the percentiles of a stratified bootstrap.
 
-    A stratum is a group of runs that differ only in their seeds, for example a variant. Each resample draws as many
-    runs from a stratum as it has, with replacement: for example 2, 0, 2 from the runs 0, 1, 2. Complete curves are
-    drawn.
+    A stratum is a group of runs that differ only in their seeds, for example a variant. Each resample draws, with
+    replacement, as many runs from a stratum as the stratum has: for example 2, 0, 2 from the runs 0, 1, 2. For each
+    drawn run, its complete curve is used.
 
     Args:
-        strata: for each stratum its runs ``[runs, ...]``; only the number of runs may differ.
+        strata: an array ``[runs, ...]`` for each stratum; only the number of runs may differ between strata.
         repetitions: the number of resamples.
-        confidence: the share of the resamples inside the band.
+        confidence: the share of the resamples that lie inside the band.
         seed: the seed of the resamples. Equal arguments give equal bands, bit by bit.
 
     Returns:
@@ -126,7 +128,8 @@ def band(
 
 
 def probability_above(left: ArrayLike, right: ArrayLike, *, tie: float = 0.0) -> float:
-    """Return the share of pairs in which a run of ``left`` lies above a run of ``right``; ties count half.
+    """Return the share of pairs in which the value of a run of ``left`` is above the value of a run of ``right``; ties
+    count half.
 
     The result is rliable's probability of improvement for one task (the Mann-Whitney statistic divided by the number of
     pairs). The caller decides whether a larger or a smaller value is an improvement.
@@ -175,8 +178,8 @@ def meaning(runs: int) -> str:
 def relative_difference(left: ArrayLike, right: ArrayLike) -> Floats:
     """Return the difference of two curves at each step, relative to the larger of the two absolute values.
 
-    The relative difference of 2.0 and 1.5 is 0.25, that of two zeros is 0. It is infinite if a value is not finite,
-    even if both are equal.
+    The relative difference of 2.0 and 1.5 is 0.25, and the relative difference of two zeros is 0. The result is
+    infinite if a value is not finite, even if both values are equal.
 
     Args:
         left: values of one run, ``[n]``.
@@ -198,7 +201,7 @@ def relative_difference(left: ArrayLike, right: ArrayLike) -> Floats:
 
 
 def parting(difference: ArrayLike, tolerance: float) -> int | None:
-    """Return the first index at which two curves differ by more than the tolerance; None if there is none.
+    """Return the first index at which two curves differ by more than the tolerance; None if there is no such index.
 
     Args:
         difference: the result of ``relative_difference``, ``[n]``.

@@ -1,4 +1,5 @@
-"""Studies of variants x frameworks x seeds of a training function, declared in Python; and its arguments."""
+"""Studies, which run a training function for all combinations of variants, frameworks and seeds, declared in Python;
+and the arguments of training functions."""
 
 from __future__ import annotations
 
@@ -126,14 +127,14 @@ def load_file(path: Path) -> ModuleType:
 
 
 KINDS = ("torch", "jax", "numpy")
-"""Kinds of batches. The name of a framework is one of these, or begins with one of these and a hyphen."""
+"""Kinds of batches. The name of a framework is one of these kinds, or a kind followed by a hyphen and a suffix."""
 
 
 def kind_of(framework: str) -> str:
-    """Return the kind of batches of a framework with this name.
+    """Return the kind of batches that a framework with a given name gets.
 
     Raises:
-        ConfigError: The name begins with none of ``KINDS``.
+        ConfigError: The name does not begin with one of ``KINDS``.
     """
     kind = framework.split("-")[0]
     if kind not in KINDS:
@@ -145,7 +146,7 @@ def kind_of(framework: str) -> str:
 
 @dataclass(frozen=True)
 class Context:
-    """The run for which a training function is called; the function's argument.
+    """The run for which a training function is called; the argument of the function.
 
     Args:
         variant: The name of the variant.
@@ -190,11 +191,11 @@ class Context:
     def loader(self, **options: Any) -> Any:
         """Return a loader of the study's store for the framework of this run, with the study's options.
 
-        A ``Training`` without ``batches`` uses this loader. The run's digest includes the batches of loaders that are
-        created here before the first step, and its checkpoints include their states.
+        A ``Training`` without ``batches`` uses such a loader. If a loader is created by this method before the first
+        step, the run's digest includes its batches, and the run's checkpoints include its state.
 
         Args:
-            options: Options that override the study's, for example ``seed``, by default the run's seed.
+            options: Options that override the study's options, and ``seed``, which is the run's seed by default.
 
         Raises:
             ConfigError: The study has no store.
@@ -215,23 +216,24 @@ class Context:
 
 @dataclass(frozen=True)
 class Training:
-    """The result of a training function: the function of a step, and the state that a resumed run needs.
+    """The result of a training function: the function that takes a training step, and the state that a resumed run
+    needs.
 
     Args:
-        step: Takes one step on a batch and returns the loss, a number or an array of one number; or a mapping of names
-            to such values, with the name "loss". Without a store and without ``batches``, the function is called
-            without arguments. The time of a step ends when the loss is available as a number, so it includes
-            asynchronous work.
+        step: A function that takes one training step on a batch and returns the loss, as a number or an array of one
+            number; or a mapping of names to such values, with the name "loss". Without a store and without ``batches``,
+            the function is called without arguments. The time of a step ends when the loss is available as a number, so
+            it includes asynchronous work.
         state: All objects that a step changes, except the batches: objects with ``state_dict`` and ``load_state_dict``
             (modules and optimizers of torch, buffers), objects of ``flax.nnx``, random generators, and dicts, whose
-            values are replaced (parameters of JAX, counters); or a list, tuple or dict of these. Global generators are
-            always saved. Without a state, a killed run starts again.
+            values are replaced (parameters of JAX, counters); or a list, tuple or dict of such objects. Global
+            generators are always saved. Without a state, a killed run starts again from the first step.
         batches: The source of batches instead of ``Context.loader()``: a loader, whose state is saved, or a function
             without arguments, for example ``buffer.sample``.
-        evaluate: Called without arguments every ``Study.evaluate_every`` steps and after the last step. Returns a
-            number, which is recorded as "evaluation", or a mapping of names to numbers.
-        digest: Called without arguments at the end, if there are no batches; returns a digest of the data that the run
-            received.
+        evaluate: A function that is called without arguments every ``Study.evaluate_every`` steps and after the last
+            step. It returns a number, which is recorded as "evaluation", or a mapping of names to numbers.
+        digest: A function that is called without arguments at the end, if there are no batches. It returns a digest of
+            the data that the run received.
     """
 
     step: Callable[..., Any]
@@ -254,9 +256,9 @@ class Study:
 
     Args:
         name: The name of the study.
-        frameworks: The training function of each framework, which takes a ``Context`` and returns a ``Training``. A
-            name is "torch", "jax" or "numpy", or one of them with a suffix after a hyphen ("torch-compiled"); it
-            determines the kind of batches.
+        frameworks: The training function of each framework, which takes a ``Context`` and returns a ``Training``. The
+            name of a framework is "torch", "jax" or "numpy", or such a name with a suffix after a hyphen
+            ("torch-compiled"); the name determines the kind of batches.
         steps: The number of steps of every run.
         seeds: The seeds. The seed of a run determines its data, and its draws from global generators.
         variants: Options for ``Context.options``, by the name of the variant. Loader options under ``batches`` override
@@ -269,10 +271,11 @@ class Study:
             variant's options. The function's results need not be plain values.
         evaluate_every: The number of steps between two evaluations; None: only after the last step.
         checkpoint_every: The number of steps between two checkpoints, from which a killed run continues.
-        threads: The number of threads for computations of a run. With another number, sums may be rounded differently.
+        threads: The number of threads for computations of a run. With another number of threads, sums may be rounded
+            differently.
         environment: Environment variables of the runs.
-        digest: Whether to compute a digest of the batches of each run, which takes a few percent of the loading time,
-            and no time of ``wait`` or ``compute``.
+        digest: Whether to compute a digest of the batches of each run. The digest takes a few percent of the loading
+            time; this time is not included in ``wait`` or ``compute``.
 
     Raises:
         ConfigError: A name cannot be the name of a folder, an option is not plain, another process could not import a
@@ -378,7 +381,7 @@ class Study:
     def run(
         self, folder: str | os.PathLike[str], *, jobs: int = 1, only: Sequence[str] = (), progress: bool | None = None
     ) -> Results:
-        """Execute all runs to their end, each in a separate process; runs that began before continue.
+        """Execute all runs to their end, each in a separate process; runs that began in an earlier call continue.
 
         A script must call this method under ``if __name__ == "__main__":``, as the runs import the script.
 
@@ -394,7 +397,8 @@ class Study:
             The results of all runs so far, which are also written to ``results.parquet`` in the folder.
 
         Raises:
-            ConfigError: The folder has another study, or this study with other options, or another process runs it.
+            ConfigError: The folder has another study, or this study with other options, or another process is running
+                the study in this folder.
             KeyboardInterrupt: Ctrl-C was pressed; raised after the active runs have saved their states.
         """
         from mouse_study._running.jobs import run_study
@@ -409,7 +413,7 @@ def load_study(path: str | os.PathLike[str]) -> Study:
         path: A Python file with one ``Study`` at its top level; if it has several, append ``:name`` to the path.
 
     Raises:
-        ConfigError: The file declares no study, or the study is invalid.
+        ConfigError: The file does not declare a study, or the study is invalid.
     """
     file, name = _split(os.fspath(path))
     module = load_file(file)

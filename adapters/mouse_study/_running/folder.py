@@ -34,7 +34,8 @@ _MAY_CHANGE = ("checkpoint_every",)
 
 
 def settle(study: Study, folder: Path) -> dict[str, Any]:
-    """Write the declaration of a study to its folder, which must not have a different one; return the declaration.
+    """Write the declaration of a study to its folder, and return the declaration; the folder must not have a different
+    declaration.
 
     Raises:
         ConfigError: The folder has another declaration; the message names the difference.
@@ -71,7 +72,8 @@ def _check_same(before: dict[str, Any], said: dict[str, Any], folder: Path) -> N
 
 
 def _comparable(value: Any) -> Any:
-    """Return a value without the files of functions, which may move; the code of functions is not compared either."""
+    """Return a declaration without the files of functions, because files may be moved; the code of functions is not
+    compared either."""
     if isinstance(value, dict):
         where = ("file", "module") if set(value) == _FUNCTION else ()
         return {key: _comparable(child) for key, child in value.items() if key not in where}

@@ -1,4 +1,5 @@
-"""Executes runs concurrently, each in a process that is restarted after a kill, and that ends with this process."""
+"""Executes runs concurrently, each in a process. A killed process is restarted, and all processes end when this process
+ends."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ def shown(runs: int, steps: int, bar: bool | None) -> Iterator[Callable[[Mapping
 
     Args:
         runs: The number of runs.
-        steps: The steps of each run.
+        steps: The number of steps of each run.
         bar: Whether to show the bar; None: if stderr is a terminal.
     """
     from mouse_core.bench import progress_bar
@@ -216,7 +217,8 @@ class _Pool:
 
 
 def start(declared: dict[str, Any], folder: Path, run: str | None, log: Path) -> subprocess.Popen[bytes]:
-    """Start the process of a run, or (None) of the function that creates the store; the process ends with this one."""
+    """Start the process of a run, or if ``run`` is None, of the function that creates the store. The process ends when
+    this process ends."""
     variant, framework, seed = run.split("/") if run else ("", "", "0")
     request = {
         "study": declared,

@@ -2,7 +2,8 @@
 
 A *part* of the state is an object that can be restored in place: an object with ``state_dict`` and ``load_state_dict``
 (modules and optimizers of torch, loaders, buffers), an object of ``flax.nnx``, a random generator, or a dict or list,
-whose values are replaced. This module imports no framework; a state that needs one has imported it already.
+whose values are replaced. This module imports no framework; if a state needs a framework, the program has already
+imported it.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def _of_framework(kind: str, held: Any) -> Any:
 
 
 def _weak(array: Any) -> Any:
-    """Return the JAX array with a weak type, like that of a Python number, which does not widen other dtypes."""
+    """Return a JAX array with a weak type, which, like the type of a Python number, does not widen other dtypes."""
     import jax.numpy as jnp
 
     # An array filled with a Python number has a weak type and keeps it when its values are set.
@@ -168,8 +169,8 @@ def seed_global_generators(seed: int) -> None:
 class InitialState:
     """The objects and arrays that a state held before the first step, by path.
 
-    An optimizer, a function or another variable may also refer to a tensor or array of this state, so such an array is
-    filled in place on resume. An array that a step has replaced is created anew.
+    An optimizer, a function or another variable may refer to a tensor or array of this state. So such an array is
+    overwritten in place when the run resumes. An array that a step has replaced is created anew.
 
     Args:
         part: The training's state before the first step.
@@ -231,7 +232,8 @@ def taken(part: Any, where: str = "state", begun: InitialState | None = None) ->
 
 
 def _taken(part: Any, where: str, begun: InitialState | None, numbers: dict[int, int]) -> Plain:
-    """Return the state of a part; ``numbers`` identify arrays, which may occur at several paths."""
+    """Return the state of a part; ``numbers`` gives each array an index, because an array may occur at several
+    paths."""
     if hasattr(part, "state_dict") and hasattr(part, "load_state_dict"):
         return {"part": plain(part.state_dict(), where), "modes": _modes(part)}
     if _is_nnx(part):
@@ -278,7 +280,7 @@ def _taken_child(child: Any, where: str, fixed: bool, begun: InitialState | None
 
 
 def give(part: Any, state: Plain, where: str = "state") -> None:
-    """Restore a part, or an equal one, from a state of ``taken``.
+    """Restore a part, or an equal part, from a state that ``taken`` returned.
 
     Raises:
         StateError: The state belongs to another part.
@@ -287,7 +289,7 @@ def give(part: Any, state: Plain, where: str = "state") -> None:
 
 
 def _give(part: Any, state: Plain, where: str, made: dict[int, Any]) -> None:
-    """Restore a part; ``made`` has the restored arrays, by the numbers under which they were saved."""
+    """Restore a part; ``made`` has the restored arrays by the indices under which they were saved."""
     if _is_container(part):
         form = next((name for name in ("dict", "list", "tuple") if name in state), None)
         if form is None:
@@ -323,7 +325,7 @@ def _give_children(part: Any, saved: Plain, where: str, made: dict[int, Any]) ->
 
 
 def _child(before: Any, entry: Plain, where: str, made: dict[int, Any]) -> Any:
-    """Return the restored value for one entry of a dict or list whose current value is ``before``."""
+    """Return the restored value of a dict's or list's entry, whose current value is ``before``."""
     if "whole" in entry:
         number = entry.get("memory")
         if number is None or number not in made:
@@ -386,7 +388,7 @@ def _is_part(value: Any) -> bool:
 
 
 def _is_container(value: Any) -> bool:
-    """Whether a value is a dict, list or tuple without a state of its own."""
+    """Whether a value is a dict, list or tuple without methods for its state."""
     if hasattr(value, "state_dict") or _is_nnx(value):
         return False
     return isinstance(value, Mapping | list) or (isinstance(value, tuple) and _is_part(value))
@@ -461,7 +463,8 @@ def _with_leaves(tree: Any, state: Plain, where: str) -> Any:
 
 
 def _leaf_like(before: Any, saved: Any, *, stays: bool = False) -> Any:
-    """Return a saved value on the device of ``before``; in its memory, if ``stays`` and shape and dtype match."""
+    """Return a saved value on the device of ``before``. If ``stays``, and shape and dtype match, the value is written
+    to the memory of ``before``."""
     torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
     if torch is not None and isinstance(before, torch.Tensor) and isinstance(saved, torch.Tensor):
         if stays and (before.shape, before.dtype) == (saved.shape, saved.dtype):

@@ -74,7 +74,8 @@ def peak_memory() -> int | None:
 
 
 def versions(before: Mapping[str, str]) -> dict[str, str]:
-    """Return the versions of Python and of imported packages; two versions, if a run had another version ``before``."""
+    """Return the versions of Python and of imported packages; if the version in ``before`` was different, the text
+    contains both versions."""
     found = {"python": platform.python_version()}
     for module, package in _NOTED.items():
         if module in sys.modules:
@@ -355,7 +356,7 @@ class _Loaders:
     """The loaders of ``Context.loader()`` that a training created, except the loader of the run's batches.
 
     Args:
-        made: The list of all created loaders, which grows when more are created.
+        made: The list of all created loaders; loaders that are created later are appended.
         batches: The source of the run's batches: a loader, or its ``next_batch``.
     """
 
@@ -374,7 +375,8 @@ class _Loaders:
         return None
 
     def with_theirs(self, digest: StreamDigest) -> str | None:
-        """Return the digest of all delivered batches; only ``digest``, if these loaders delivered none."""
+        """Return the text of ``digest``; if these loaders delivered batches, return a hash of ``digest`` and the
+        loaders' digests; None without any batch."""
         theirs = [loader.digest for loader in self.more if _digests(loader)]
         if not any(one.windows for one in theirs):
             return digest.hexdigest() if digest.windows else None
@@ -397,7 +399,8 @@ def _digests(loader: Any) -> bool:
 
 @contextmanager
 def _batches(training: Training, context: Context) -> Iterator[Any]:
-    """Yield the loader of the training, or None if it has none; close a loader that was created here."""
+    """Yield the loader of the training, or None if the training has no loader; afterwards, close the loader if this
+    function created it."""
     if training.batches is not None or context.opened is None:
         yield _loader_of(training.batches)
         return
@@ -406,7 +409,7 @@ def _batches(training: Training, context: Context) -> Iterator[Any]:
 
 
 def _next_batch(batches: Any) -> Callable[[], tuple[Any, ...]]:
-    """Return the function that returns the arguments of the next step."""
+    """Return a function that returns the arguments of the next step: the batch, or no arguments."""
     if batches is None:
         return lambda: ()
     following = batches.next_batch if hasattr(batches, "next_batch") else batches

@@ -1,4 +1,5 @@
-"""Finds where two implementations diverge: copies weights between PyTorch and Flax NNX, compares both in float64."""
+"""Finds where two implementations diverge: copies weights between PyTorch and Flax NNX, and compares both models in
+float64."""
 
 from mouse_study.divergence.comparing import where_they_part
 from mouse_study.divergence.models import Cause, Comparison, Difference, Layer

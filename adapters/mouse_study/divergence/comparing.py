@@ -1,4 +1,5 @@
-"""Compares two implementations of a model: finds the first divergence, and known causes, each confirmed by a check."""
+"""Compares two implementations of a model, and finds the first divergence and its known causes; each cause is confirmed
+by a check."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ from mouse_study.divergence.weights import Twins, transfer, twins
 
 
 def of_weights(found: Sequence[Difference]) -> list[Cause]:
-    """Find initial weights with different distributions, or from different random numbers."""
+    """Find initial weights that have different distributions, or that were drawn with different random numbers."""
     drawn = [
         one for one in found if one.stage == "initial weights" and one.beyond and not one.tensor.startswith("loss of")
     ]
@@ -160,7 +161,8 @@ def _convolution(ours: Any, theirs: Any) -> list[tuple[str, Any, Any]]:
 
 
 def of_forward(run: Run, found: Sequence[Difference]) -> list[Cause]:
-    """Find causes in the forward pass: changes to Flax that remove a difference, and different functions."""
+    """Find causes in the forward pass: changes to Flax layers that remove a difference, and functions between layers
+    that differ between the models."""
     causes = []
     if any(one.stage == "forward" and one.beyond for one in found):
         causes += _functions_between(run)
@@ -231,7 +233,8 @@ def _functions_between(run: Run) -> list[Cause]:
 
 
 def _flattened(run: Run) -> list[Cause]:
-    """Find images that are flattened before a linear layer: channels are first in PyTorch, and last in Flax.
+    """Find images that are flattened before a linear layer. The flattened orders differ, because channels are first in
+    PyTorch and last in Flax.
 
     For 2 channels a and b of 3 values, PyTorch has the order a1 a2 a3 b1 b2 b3, and Flax has a1 b1 a2 b2 a3 b3.
     """
@@ -250,7 +253,7 @@ def _flattened(run: Run) -> list[Cause]:
 
 
 def _function(given: Array, made: Array) -> str | None:
-    """Return the known function that maps one tensor to another; None if there is none."""
+    """Return the known function that maps one tensor to the other; None if no known function does."""
     # A few rows exclude most functions; the remaining function is confirmed on all rows.
     rows, found = torch.from_numpy(given.reshape(-1, given.shape[-1])), made.reshape(-1, made.shape[-1])
     scale = float(np.abs(made).max(initial=0)) or 1.0
@@ -307,7 +310,7 @@ def _attention(bound: inspect.BoundArguments) -> Any:
 
 
 def of_loss(run: Run, found: Sequence[Difference]) -> list[Cause]:
-    """Find a mean on one side and a sum on the other, if all layers agree."""
+    """If all layers agree, check whether one loss is a mean and the other loss is a sum."""
     parted = {one.stage for one in found if one.beyond}
     if "forward" in parted or "loss" not in parted:
         return []
@@ -326,7 +329,7 @@ def of_loss(run: Run, found: Sequence[Difference]) -> list[Cause]:
 
 
 def _reduction(size: int, sizes: set[int]) -> tuple[str, str, str]:
-    """Return the name of the factor between two losses, and a description of the smaller and of the larger loss."""
+    """Return a name for the factor between two losses, and descriptions of the smaller loss and of the larger loss."""
     if size > 2:
         return "reduction of the loss", "a mean", f"sum over {size}"
     # A factor of 2 or 1/2 may also be part of the loss's formula, as in half a squared error.
@@ -334,7 +337,8 @@ def _reduction(size: int, sizes: set[int]) -> tuple[str, str, str]:
 
 
 def of_statistics(run: Run, found: Sequence[Difference]) -> list[Cause]:
-    """Find different running variances: PyTorch uses n/(n-1) times the batch's variance, Flax the variance itself."""
+    """Find different running variances: PyTorch updates them with n/(n-1) times the batch's variance, and Flax with the
+    variance itself."""
     parted = {one.tensor for one in found if one.stage == "statistics" and one.beyond}
     causes = []
     events = run.ours.by_key()
@@ -372,24 +376,24 @@ def where_they_part(
 ) -> Comparison:
     """Train two implementations of a model for a step in float64, and find the first tensor that differs.
 
-    First the initial weights are compared: whether they are equal, or have equal spreads. Then both models get the
-    weights of the PyTorch model and one batch, and are compared in the order of a training step: the inputs and outputs
-    of each layer, each layer alone on PyTorch's input, the loss, all gradients, running statistics, and the first
-    updates of the optimizers from equal gradients. Equal gradients are the gradients of the batch, and the same times
-    1/2, 0, -1, a million and so on. If a difference is larger than rounding, the function searches for known causes,
-    and confirms each by a check. If updates differ, both optimizers receive gradients that reveal their settings. The
-    two models are not changed.
+    First, the function compares the initial weights: whether they are equal, or have equal spreads. Then both models
+    get the weights of the PyTorch model and the same batch. They are compared in the order of a training step: the
+    inputs and outputs of each layer, each layer alone on PyTorch's input, the loss, all gradients, running statistics,
+    and the first updates of the optimizers from equal gradients. The gradients for these updates are the gradients of
+    the batch, and multiples of them (times 1/2, 0, -1, a million and so on). If a difference is larger than rounding
+    explains, the function searches for known causes, and confirms each cause by a check. If updates differ, both
+    optimizers receive other gradients that reveal their settings. The two models are not changed.
 
     Args:
         torch_module: A PyTorch model in the mode in which it is trained.
         flax_module: The Flax model.
-        batch: Arrays, nested as batches are. Floats are converted to float64, and integers to int64.
-        torch_loss: Called with the PyTorch model and the batch as tensors; returns a scalar.
-        flax_loss: Called with the Flax model and the batch as JAX arrays; returns a scalar. The function should not
-            call compiled functions, in which layers cannot be observed.
-        torch_optimizer: Creates an optimizer for a list of parameters. Without both optimizers, updates are not
-            compared. Add actions of the training before or after each step, such as clipping or a schedule, as hooks of
-            the optimizer (``register_step_pre_hook``, ``register_step_post_hook``).
+        batch: Arrays, in any nesting of a batch. Floats are converted to float64, and integers to int64.
+        torch_loss: A function of the PyTorch model and the batch as tensors that returns a scalar.
+        flax_loss: A function of the Flax model and the batch as JAX arrays that returns a scalar. It should not call
+            compiled functions, because layers cannot be observed inside compiled functions.
+        torch_optimizer: A function that creates an optimizer for a list of parameters. If an optimizer is missing,
+            updates are not compared. If the training does something before or after each step, such as clipping or a
+            schedule, add it as a hook of the optimizer (``register_step_pre_hook``, ``register_step_post_hook``).
         flax_optimizer: An ``optax.GradientTransformation``, which is compiled.
         names: Paths in the PyTorch model, mapped to paths in the Flax model; see ``transfer``.
         updates: The number of compared updates, at least 1. A schedule of the learning rate is found only if it changes

@@ -30,9 +30,9 @@ class Difference:
     Args:
         stage: The stage that was compared: "layer alone" runs Flax's layer on the input of PyTorch's layer, "update" is
             the optimizers' first step from the same gradients, "later updates" are the steps after it.
-        tensor: The tensor, by the layer's path in PyTorch; for later updates with the number of the update.
+        tensor: The name of the tensor, by the layer's path in PyTorch; for later updates with the index of the update.
         absolute: The largest difference of two values.
-        scale: The largest absolute value; for gradients at least a thousandth of the largest gradient of all tensors.
+        scale: The largest absolute value; for gradients, at least a thousandth of the largest gradient of all tensors.
         tolerance: The largest difference that rounding explains, relative to ``scale``.
     """
 
@@ -81,14 +81,14 @@ def largest(values: Array) -> float:
 
 @dataclass(frozen=True)
 class Cause:
-    """A known cause of differences that a check of the two implementations found.
+    """A known cause of differences, which a check of the two implementations confirmed.
 
     Args:
         name: The name of the cause.
-        where: The layer, tensor or part.
+        where: The layer, tensor or other part of the model.
         torch: The behaviour of the PyTorch implementation.
         flax: The behaviour of the Flax implementation.
-        size: The measured relative difference that the cause makes in a tensor; None if it was not measured.
+        size: The relative difference that the cause makes in a tensor; None if the difference was not measured.
     """
 
     name: str
@@ -148,7 +148,8 @@ class Comparison:
         return agreed if self.of("forward") else "no layer was seen; of what was compared " + agreed
 
     def _line(self, stage: Stage) -> str:
-        """Return a line with the number of differing tensors of a stage, and the worst one; empty without tensors."""
+        """Return a line with the number of differing tensors of a stage, and the tensor with the largest difference;
+        empty without tensors."""
         found = self.of(stage)
         if not found:
             unseen = "forward: no layer could be looked at; does the loss call a compiled function?"
@@ -160,7 +161,7 @@ class Comparison:
         return f"{stage}: {len(parted)} of {len(found)} tensors part{since}; {most}"
 
     def _too_small(self, cause: Cause) -> bool:
-        """Whether a cause explains less than a tenth of the first difference of the forward pass."""
+        """Whether a cause explains less than a tenth of the first difference in the forward pass."""
         first = next((one for one in self.of("forward") if one.beyond), None)
         return first is not None and cause.size is not None and cause.size < 0.1 * first.relative
 
@@ -187,8 +188,8 @@ class Kind:
         name: The name in messages.
         torch: The PyTorch classes.
         flax: The Flax classes.
-        to_flax: Converts PyTorch arrays of the role ``What`` to Flax arrays of the wanted shapes.
-        to_torch: Converts Flax weights to PyTorch arrays of the wanted shapes.
+        to_flax: Function that converts PyTorch arrays of the role ``What`` to Flax arrays of the requested shapes.
+        to_torch: Function that converts Flax weights to PyTorch arrays of the requested shapes.
     """
 
     name: str
@@ -199,7 +200,8 @@ class Kind:
 
 
 def _renamed(names: Mapping[str, str], convert: Callable[[Array], Array], back: Callable[[Array], Array]) -> Any:
-    """Return both conversions for a kind whose arrays are renamed, and of which only the first has another layout."""
+    """Return the conversions in both directions for a kind whose arrays have other names; only the first array also has
+    another layout."""
     first = next(iter(names))
 
     def to_flax(arrays: Arrays, wanted: Shapes, what: What) -> Arrays:
@@ -267,7 +269,7 @@ def _reshaped(values: Array, shape: tuple[int, ...] | None) -> Array:
 
 
 def _rest(arrays: Arrays, *prefixes: str) -> Arrays:
-    """Return the arrays without a counterpart under their own names, so that an error reports them as missing."""
+    """Return the arrays without a counterpart under their own names; an error then reports them as missing."""
     return {name: values for name, values in arrays.items() if name.startswith(prefixes)}
 
 
@@ -403,7 +405,7 @@ class Layer:
         path: The names from the model to the layer, joined by dots, without containers that only one framework has.
         kind: The kind of layer.
         module: The layer, or the module that has the parameter.
-        arrays: PyTorch tensors or Flax variables by the names of the kind.
+        arrays: PyTorch tensors or Flax variables, by the names that the kind defines.
     """
 
     path: str

@@ -44,7 +44,7 @@ class Event:
     Args:
         path: The path of the layer in the PyTorch model.
         role: "input" or "output".
-        number: The number of the call of the layer, from 0.
+        number: The index of the call of the layer, from 0.
         values: The tensor.
         module: The layer.
         alone: Whether this is the layer's only input, so that the layer can run by itself.
@@ -59,7 +59,7 @@ class Event:
 
     @property
     def key(self) -> tuple[str, str, int]:
-        """The event's identity in its forward pass: path, role and number."""
+        """The event's identity in its forward pass: path, role and index of the call."""
         return self.path, self.role, self.number
 
     def __str__(self) -> str:
@@ -73,11 +73,11 @@ class Recording:
 
     events: list[Event] = field(default_factory=list)
     summands: dict[str, float] = field(default_factory=dict)
-    """By the path of a layer, the sum of absolute terms in the gradient of its bias."""
+    """By the path of a layer, the sum of the absolute values of the terms in the gradient of the layer's bias."""
     _calls: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def add(self, path: str, role: str, values: Any, module: Any, *, alone: bool = True) -> None:
-        """Record a tensor, unless it is None, or is traced and so has no values."""
+        """Record a tensor, unless it is None, or is traced and thus has no values."""
         if values is None or isinstance(values, jax.core.Tracer) or not hasattr(values, "dtype"):
             return
         number = self._calls[path, role]
@@ -124,8 +124,8 @@ def _record_input(recording: Recording, path: str, module: Any, args: Any, kwarg
 
 
 def _record_output(recording: Recording, path: str, module: Any, args: Any, output: Any) -> None:
-    """Record the output of a PyTorch layer (the first item of a tuple, as from LSTM and attention), and later its
-    gradient.
+    """Record the output of a PyTorch layer (the first item of a tuple, as from LSTM and attention), and register a hook
+    that records the output's gradient.
     """
     tensor = output[0] if isinstance(output, tuple) else output
     recording.add(path, "output", tensor, module)
@@ -184,15 +184,15 @@ _SPATIAL = torch.nn.modules.conv._ConvNd | torch.nn.modules.batchnorm._BatchNorm
 
 
 def is_spatial(event: Event) -> bool:
-    """Whether a tensor of PyTorch has channels before spatial axes."""
+    """Whether a tensor of PyTorch has an axis of channels before spatial axes."""
     return event.values.ndim > 2 and isinstance(event.module, _SPATIAL)
 
 
 def as_flax_has_it(event: Event, shape: tuple[int, ...]) -> Array | None:
     """Return a tensor of PyTorch in the layout of Flax; None if it does not fit the shape.
 
-    Channels are last in Flax: [batch, channels, height, width] becomes [batch, height, width, channels]. For recurrent
-    layers of PyTorch, time may come before the batch; these axes are swapped.
+    Channels are last in Flax: [batch, channels, height, width] becomes [batch, height, width, channels]. In recurrent
+    layers of PyTorch, the axis of time may precede the axis of the batch; these axes are swapped.
     """
     values = event.values
     if is_spatial(event):
@@ -261,9 +261,9 @@ class Run:
     def tolerance(self, depth: int) -> float:
         """Return the difference that rounding explains in a tensor after ``depth`` layers.
 
-        Another order of n products changes their sum by about sqrt(n) * eps, and almost never by more than 8 times
-        this. The errors of layers add up. For 1,024 products after 9 layers, the tolerance is 8 * 32 * 10 * 2.2e-16 =
-        5.7e-13.
+        If n products are added in another order, their sum changes by about sqrt(n) * eps, and almost never by more
+        than 8 times this number. The errors of layers add up. For 1,024 products after 9 layers, the tolerance is 8 *
+        32 * 10 * 2.2e-16 = 5.7e-13.
         """
         return 8 * EPS * float(np.sqrt(self.longest)) * (1 + depth)
 
@@ -347,7 +347,8 @@ class Run:
         return found
 
     def calls(self) -> Iterator[tuple[Twins, Event, Array, Event]]:
-        """Yield the first call of each layer with one input: layers, event, input in the layout of Flax, output."""
+        """Yield the first call of each layer that has a single input: the pair of layers, the event, the input in the
+        layout of Flax, and the output."""
         ours = self.ours.by_key()
         # The layers before the pass, because the pass changed the running statistics of batch norms.
         pairs = {pair.torch.path: pair for pair in twins(*self.before, names=self.names)}
@@ -379,10 +380,11 @@ class Run:
         return found
 
     def _summands(self, path: str, name: str) -> float:
-        """Return the sum of absolute terms of a gradient; rounding is relative to this sum, even if the terms cancel.
+        """Return the sum of the absolute values of a gradient's terms; rounding errors are relative to this sum, even
+        if the terms cancel.
 
-        For example, the bias before a batch norm has a gradient of 0: with the terms 0.5, -0.2 and -0.3, rounding is
-        relative to 1.0. The gradient of a weight is a sum of products with the layer's input.
+        For example, the bias before a batch norm has a gradient of 0: with the terms 0.5, -0.2 and -0.3, rounding
+        errors are relative to 1.0. The terms in the gradient of a weight are products with the layer's input.
         """
         summed, given = self.ours.summands.get(path, 0.0), self.ours.by_key().get((path, "input", 0))
         if name.endswith("bias") or given is None or given.values.dtype.kind != "f":
@@ -455,10 +457,10 @@ def _channels_last(event: Event) -> Array:
 
 
 def _spreads(tensor: str, ours: Array, theirs: Array) -> Difference:
-    """Compare two draws of initial weights: equal values, or values of an equal spread.
+    """Compare two draws of initial weights: whether values are equal, or have equal spreads.
 
-    The spread of n drawn values has a relative error of 1/sqrt(2 n); the spreads of two draws differ by 5/sqrt(n) once
-    in millions. Constants are not drawn, so they are either equal or not.
+    The spread of n drawn values has a relative error of 1/sqrt(2 n); the spreads of two draws differ by 5/sqrt(n) about
+    once in millions of draws. Constants are not drawn, so they are compared exactly.
     """
     # Weights that were copied in float32 are equal in float32.
     if ours.shape == theirs.shape and np.allclose(ours, theirs, rtol=1e-6, atol=0):

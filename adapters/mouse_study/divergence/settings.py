@@ -1,8 +1,9 @@
 """Compares the updates of two optimizers from the same gradients, and infers their settings from updates of small
 tensors.
 
-All settings are inferred from one weight of a tensor, with gradients that are chosen to distinguish the settings. The
-weight is reset to 0 before each update, so that decay has no effect; to measure decay, it is reset to 1 or 2.
+All settings are inferred from the updates of one weight of a tensor, with gradients that are chosen to distinguish the
+settings. The weight is reset to 0 before each update, so that decay has no effect. To measure decay, the weight is
+reset to 1 or 2 instead.
 """
 
 from __future__ import annotations
@@ -40,8 +41,9 @@ Array = npt.NDArray[np.float64]
 class Rule:
     """The update rule ``weight -= rate * m / (sqrt(v) + epsilon)``, and its settings.
 
-    In each update, ``m`` is multiplied by ``first`` and the gradient is added; ``v`` is multiplied by ``second`` and
-    the squared gradient is added. SGD has no ``v``. In RMSprop with momentum, ``m`` adds up normalized gradients.
+    In each update, ``m`` is multiplied by ``first``, and the gradient is added to ``m``; ``v`` is multiplied by
+    ``second``, and the squared gradient is added to ``v``. SGD has no ``v``. In RMSprop with momentum, ``m`` adds up
+    normalized gradients.
 
     Args:
         adaptive: Whether the rule has ``v``.
@@ -52,14 +54,15 @@ class Rule:
         corrected: Whether the moments have bias correction.
         dampening: The share by which all gradients after the first are reduced.
         largest: Whether the largest second moment so far is used, as in AMSGrad.
-        epsilon: The number added to the root, or added under the root.
-        within: Whether epsilon is added under the root.
+        epsilon: The number that is added to the square root of ``v``, or to ``v`` under the root.
+        within: Whether epsilon is added to ``v`` under the root.
         rates: The learning rate of each update.
-        decay: The weight decay: the fraction of a weight that is added to its gradient, or, times the learning rate,
-            subtracted from the weight.
-        coupled: Whether decay is added to the gradient, and so affects the moments; None if both forms are equal.
-        taken: The fraction of a weight that a step with gradient 0 subtracts.
-        explained: Whether the rule also predicts updates from gradients that were not used to infer it.
+        decay: The weight decay: the fraction of a weight that is added to its gradient; or the fraction that, times the
+            learning rate, is subtracted from the weight.
+        coupled: Whether decay is added to the gradient, and thus affects the moments; None if both forms of decay give
+            the same updates.
+        taken: The fraction of a weight that an update with gradient 0 subtracts.
+        explained: Whether the rule also predicts the updates from gradients that were not used to infer the rule.
     """
 
     adaptive: bool
@@ -100,7 +103,8 @@ class Rule:
 
     @property
     def _share(self) -> float:
-        """Return the share of a gradient that is added to the first moment: 0.1 if ``first`` is 0.9; 1 for momentum."""
+        """Return the share of a gradient that is added to the first moment: 0.1 for moments with ``first`` 0.9, and 1
+        for momentum."""
         moments = self.corrected or (self.adaptive and not self.of_updates)
         return 1 - self.first if moments else 1.0
 
@@ -135,7 +139,7 @@ Said = tuple[str, str, str]
 
 
 def differing(ours: Rule, theirs: Rule, exact: float) -> list[Said]:
-    """Return the settings that differ: name, PyTorch's value, Flax's value.
+    """Return the settings that differ; for each, the name, PyTorch's value and Flax's value.
 
     Args:
         ours: The rule of PyTorch.
@@ -164,8 +168,8 @@ def near(one: float, other: float) -> bool:
 
 
 def _rates(ours: Sequence[float], theirs: Sequence[float], exact: float) -> list[Said]:
-    """Compare learning rates: 1, 2, 3 and 2, 4, 6 have a constant ratio, so the rates differ; 1, 2, 3 and 1, 2, 4 are
-    different schedules.
+    """Compare learning rates. Rates 1, 2, 3 and 2, 4, 6 have a constant ratio, so the base rates differ. Rates 1, 2, 3
+    and 1, 2, 4 have no constant ratio, so the schedules differ.
     """
     most = max(ours, key=abs), max(theirs, key=abs)
     apart = [abs(one / most[0] - other / most[1]) > exact for one, other in zip(ours, theirs, strict=True)]
@@ -249,7 +253,8 @@ def _probe_states(*values: float) -> list[ProbeState]:
 
 
 def probes(updates: int) -> dict[str, list[ProbeState]]:
-    """Return sequences of gradients by name. Many begin with 0, because optimizers treat the first update specially."""
+    """Return sequences of gradients by name. Many sequences begin with 0, because optimizers treat the first update
+    specially."""
     big, many = LARGE, max(updates, 5)
     return {
         "large": _probe_states(*[big] * many),
@@ -290,9 +295,9 @@ def read(given: Responses) -> Rule:
     """Infer the rule of an optimizer from its updates.
 
     For the gradients ``a`` and then ``x``, Adam's second update is ``(first * a + x) / sqrt(second * a**2 + x**2)``,
-    times a factor that depends on the number of the update. For the gradients 1, 1 and 1, -1, the sum of the second
-    updates is proportional to ``2 * first``, and their difference to 2, so the quotient is ``first``: (1.9 + -0.1) /
-    (1.9 - -0.1) = 0.9.
+    times a factor that depends on the index of the update. For the gradients 1, 1 and 1, -1, the sum of the two second
+    updates is proportional to ``2 * first``, and their difference is proportional to 2. So the quotient is ``first``:
+    (1.9 + -0.1) / (1.9 - -0.1) = 0.9.
     """
     if not given["large"].any():
         return Rule(adaptive=False, first=0.0, second=0.0, rates=(0.0,) * len(given["large"]), explained=True)
@@ -344,7 +349,7 @@ def _with_momentum(rule: Rule, kept: float, after_pause: float, silent: tuple[fl
 def _with_correction(rule: Rule, given: Responses) -> Rule:
     """Infer bias correction: with it, constant gradients give constant updates from the first update on.
 
-    A schedule hides this; in that case the usual setting is assumed.
+    With a schedule of the learning rate, this check is not possible; the usual setting is then assumed.
     """
     found = given["large"] if rule.adaptive else given["smaller"]
     usual = rule.adaptive and rule.first > 0 and not rule.of_updates
@@ -371,7 +376,7 @@ def _with_rates(rule: Rule, given: Responses) -> Rule:
 
 
 def _clipped(given: Responses) -> bool:
-    """Whether ten times a large gradient gives the same update."""
+    """Whether a large gradient and ten times this gradient give the same update."""
     return _close(given["ten times"][1], given["large"][1])
 
 
@@ -380,8 +385,8 @@ def _steady(values: Array) -> bool:
 
 
 def _with_epsilon(rule: Rule, given: Responses) -> Rule:
-    """Infer epsilon, which shrinks small updates: with 1e-8 added to the root, the update from a gradient of 1e-9 is
-    1/11.
+    """Infer epsilon, which makes updates from small gradients smaller: with 1e-8 added to the root, the update from a
+    gradient of 1e-9 is 1/11 of the learning rate.
     """
     if not rule.adaptive:
         return rule
@@ -399,7 +404,7 @@ def _with_epsilon(rule: Rule, given: Responses) -> Rule:
 
 
 def _with_decay(rule: Rule, given: Responses) -> Rule:
-    """Infer weight decay, and whether it is added to the gradient, so that momentum accumulates it."""
+    """Infer weight decay, and whether decay is added to the gradient, in which case momentum accumulates it."""
     taken = -float(given["weight"][1])
     if not taken:
         return rule
@@ -430,7 +435,7 @@ class Clipping:
 
     Args:
         by: "no clipping", "value", "norm of a tensor" or "norm of all".
-        at: The threshold: the size to which clipping reduces larger gradients.
+        at: The threshold: the norm or absolute value to which clipping reduces larger gradients.
         slack: The number added to a norm before division; 1e-6 in ``torch.nn.utils.clip_grad_norm_``.
     """
 
@@ -486,7 +491,7 @@ _FACTORS = (1.0, 1.0, 0.5, 1e-6, 0.0, -1.0, 1e6, 1.0, 1.0, 1.0)
 
 
 class Stepping:
-    """Computes the updates of both optimizers from any gradients.
+    """Computes the updates of both optimizers from given gradients.
 
     Args:
         run: The run with both models.
@@ -513,10 +518,10 @@ class Stepping:
         self.places = _places(run)
 
     def owners(self) -> dict[str, int]:
-        """Return, by the full name of each trained Flax tensor, the number of the corresponding PyTorch parameter.
+        """Return, by the full name of each trained Flax tensor, the index of the corresponding PyTorch parameter.
 
-        Each parameter is filled with its number and converted to Flax's layout. The query, key and value of an
-        attention then all carry the number of one parameter.
+        Each parameter is filled with its index and converted to Flax's layout. The query, key and value of an attention
+        layer then all contain the index of the same parameter.
         """
         numbers = {id(parameter): number for number, parameter in enumerate(self.module.parameters(), start=1)}
         marked = {
@@ -532,8 +537,8 @@ class Stepping:
         return {tensor: number - 1 for tensor, number in found.items() if number and tensor in self.places}
 
     def compare(self) -> list[Difference]:
-        """Compare the first update of both optimizers from PyTorch's gradients, and later updates if the first ones
-        agree.
+        """Compare the first update of both optimizers from PyTorch's gradients; if the first updates agree, compare
+        later updates.
 
         The gradients of later updates are the first gradients times factors.
         """
@@ -613,7 +618,7 @@ def _learns(tensor: Any) -> bool:
 
 
 def _worse(one: Difference | None, other: Difference) -> Difference:
-    """Return the first difference beyond rounding, or else the largest difference."""
+    """Return the first difference beyond rounding; if there is none, return the largest difference."""
     if one is None or (not one.beyond and (other.beyond or other.relative > one.relative)):
         return other
     return one
@@ -639,7 +644,8 @@ def _named(arrays: ByLayer) -> Arrays:
 
 
 def with_wide_counts(optimizer: Any, params: Any) -> Any:
-    """Return a new state of a Flax optimizer with int64 for int32, as schedules that divide int32 get float32."""
+    """Return a new state of a Flax optimizer with int64 in place of int32, because schedules that divide int32 numbers
+    compute in float32."""
     state = optimizer.init(params)
     wide = jax.tree.map(
         lambda leaf: leaf.astype(jnp.int64) if getattr(leaf, "dtype", None) == jnp.int32 else leaf, state
@@ -652,7 +658,7 @@ def with_wide_counts(optimizer: Any, params: Any) -> Any:
 
 
 def _places(run: Run) -> list[str]:
-    """Return the full names of Flax parameters in JAX's order; each parameter is set to a number that identifies it."""
+    """Return the full names of Flax parameters in JAX's order; each parameter is set to an index that identifies it."""
     merged = nnx.clone(nnx.merge(run.flax_graph, run.flax_params, run.flax_rest))
     paths = {pair.flax.path: pair.torch.path for pair in run.pairs}
     names: list[str] = []
@@ -689,7 +695,8 @@ def of_update(stepping: Stepping, found: Sequence[Difference]) -> list[Cause]:
 
 
 def _two_biases(run: Run, parted: Iterable[str]) -> list[Cause]:
-    """Find recurrent layers of PyTorch, which add two biases, so that a step changes their sum by twice as much."""
+    """Find recurrent layers of PyTorch. They add two biases, so an optimizer step changes the sum of the biases by
+    twice as much as in Flax."""
     recurrent = {pair.torch.path for pair in run.pairs if pair.torch.kind.name in ("GRU", "LSTM")}
     found = []
     for tensor in parted:
@@ -741,7 +748,7 @@ def readings(small: StandIns) -> tuple[Read, Read]:
 
 
 class StandIns:
-    """Both optimizers on small copies of the models' tensors, of at most 2 values along each axis.
+    """Both optimizers, applied to small copies of the models' tensors with at most 2 values along each axis.
 
     Optimizers may depend on the number of axes of a tensor and on its path, but rarely on its size. With millions of
     weights, the probes would take minutes.

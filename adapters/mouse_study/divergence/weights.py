@@ -1,4 +1,4 @@
-"""Copies weights from PyTorch to Flax NNX and back, by pairs of corresponding layers (twins)."""
+"""Copies weights from PyTorch to Flax NNX and back, for each pair of corresponding layers (twins)."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ def transfer(source: Any, destination: Any, *, names: Mapping[str, str] | None =
 
     The supported layers are Linear, Embedding, LayerNorm, RMSNorm, GroupNorm, BatchNorm with its running statistics,
     convolutions, MultiheadAttention, GRU and LSTM with any number of layers and their cells, and single parameters,
-    nested in any way. The destination gets the dtypes of the source. A round trip changes no bit, except that the two
-    biases of a recurrent layer become their sum and zeros.
+    nested in any way. The destination gets the dtypes of the source. A copy to Flax and back changes no bit, except in
+    recurrent layers, whose two biases become their sum and zeros.
 
     Layers correspond if their paths are equal, such as ``blocks.0.linear`` for ``blocks[0].linear``. ``layers`` of an
     ``nnx.Sequential`` and ``cell`` of an ``nnx.RNN`` are not part of paths, and layer 2 of a GRU with several layers is
-    ``gru.2``. Numbers in paths count only layers with weights: the second linear layer of a ``Sequential`` of linear,
-    ReLU, linear corresponds to the second layer of a list of two. Remaining layers correspond if each is the only layer
-    of its kind and shape in its model, and if this keeps the order of both models. A PyTorch layer that shares all
-    weights with another layer needs no twin.
+    ``gru.2``. Numbers in paths count only layers with weights: in a ``Sequential`` of linear, ReLU and linear, the
+    second linear layer corresponds to the second layer of a list of two. Remaining layers correspond if each is the
+    only layer of its kind and shape in its model, and if the pairs have the same order in both models. A PyTorch layer
+    that shares all weights with another layer needs no twin.
 
     Args:
         source: A ``torch.nn.Module`` or a ``flax.nnx.Module``.
@@ -69,7 +69,7 @@ def transfer(source: Any, destination: Any, *, names: Mapping[str, str] | None =
     Raises:
         SchemaError: A layer has no twin, or a twin of another kind or shape (the message names path, kind and shapes);
             a layer is supported only in one framework, such as a transposed convolution; or two layers have different
-            weights for one tensor that the other model ties. Nothing was copied.
+            weights for a tensor that the other model shares between these layers. Nothing was copied.
         ConfigError: The arguments are not models of both frameworks, or float64 cannot be copied to JAX without x64.
     """
     if isinstance(source, torch.nn.Module) and isinstance(destination, nnx.Module):
@@ -142,7 +142,7 @@ def _tied(ours: Mapping[str, Layer], pairs: Mapping[str, Layer]) -> set[str]:
 
 
 def _by_path(ours: Mapping[str, Layer], theirs: dict[str, Layer], names: Mapping[str, str]) -> dict[str, Layer]:
-    """Pair layers by ``names``, then by equal paths with counted numbers; remove paired layers from ``theirs``."""
+    """Pair layers by ``names``, then by equal paths after ``_counted``; remove paired layers from ``theirs``."""
     wanted, fixed = _renamed(ours, names)
     pairs = {path: theirs.pop(wanted[path]) for path in fixed if wanted[path] in theirs}
     by_number = {path: other for path, other in wanted.items() if path not in pairs}
@@ -185,7 +185,7 @@ def _containers(paths: Iterable[str]) -> dict[str, set[str]]:
 def _by_shape(
     ours: Mapping[str, Layer], in_flax: list[Layer], theirs: dict[str, Layer], pairs: dict[str, Layer]
 ) -> None:
-    """Add pairs of unpaired layers that fit only each other, if this keeps the order of both models."""
+    """Add pairs of unpaired layers that fit only each other, if the pairs have the same order in both models."""
     found = _only_fits(ours, in_flax, theirs, pairs)
     place = {path: at for at, path in enumerate(ours)}
     there = {layer.path: at for at, layer in enumerate(in_flax)}
@@ -204,10 +204,11 @@ def _by_shape(
 def _only_fits(
     ours: Mapping[str, Layer], in_flax: list[Layer], theirs: Mapping[str, Layer], pairs: Mapping[str, Layer]
 ) -> dict[str, Layer]:
-    """Return, by PyTorch's path, the only Flax layer that fits each unpaired PyTorch layer, if it fits no other.
+    """Return, by PyTorch's path, the only Flax layer that fits each unpaired PyTorch layer, if the Flax layer fits no
+    other layer.
 
     Unpaired layers of a container that is numbered in both models are left out: the containers differ in length, and
-    the missing layer cannot be determined.
+    nothing shows which layer is missing.
     """
     own, other = _containers(ours), _containers(layer.path for layer in in_flax)
     both = set().union(*own.values()) & set().union(*other.values())
@@ -230,7 +231,8 @@ def _in_order(ours: list[Layer], theirs: list[Layer], pairs: Mapping[str, Layer]
 
 
 def _renamed(layers: Mapping[str, Layer], names: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """Return the Flax path for each PyTorch path, and the paths that ``names`` maps including their last number.
+    """Return the Flax path for each PyTorch path, and the PyTorch paths whose last number is also determined by
+    ``names``.
 
     The longest matching prefix in ``names`` is used.
     """
