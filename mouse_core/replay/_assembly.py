@@ -78,15 +78,15 @@ def rows_behind(
 ) -> tuple[Slots, npt.NDArray[np.bool_]]:
     """Return the slots of drawn rows, and of the ``steps`` rows that follow each drawn row in its stream.
 
-    The slot after the newest row holds the oldest row, which does not follow it. Example: after 11 rows were written to
-    a ring of 8 slots, the newest row, row 10, lies in slot 2, and row 9 in slot 1. For slot 1 and 2 steps, the result
-    is the slots 1, 2, 2 with the mask True, True, False.
+    In a ring, the slot after the newest row holds the oldest row, which is not a following row. Example: after 11 rows
+    were written to a ring of 8 slots, the newest row, row 10, lies in slot 2, and row 9 in slot 1. For slot 1 and 2
+    steps, the result is the slots 1, 2, 2 with the mask True, True, False.
 
     Args:
         index: Drawn slots, int64 ``[batch]``.
         storage: The storage of the rows.
         steps: The number of following rows for each drawn row.
-        episodes: Episode indexes; a following row is valid only if both rows lie in one episode of every index.
+        episodes: Episode indexes; a following row is valid only if, in every index, both rows lie in the same episode.
 
     Returns:
         Slots, int64 ``[batch, 1 + steps]``, and a mask of the valid slots, bool of the same shape. The slot of the
@@ -158,7 +158,7 @@ def row_of(rows: Any, number: int) -> Any:
 
 
 def count_steps(rows: Any) -> int:
-    """Return the number of rows (for ``ndim=2``: time steps) in ``rows``, or an upper limit of it.
+    """Return how many rows (with ``ndim=2``: time steps) ``rows`` contains, or an upper limit.
 
     A list inside ``rows`` can be a field with one value for each row, or a node of several fields; the larger of both
     counts is returned.

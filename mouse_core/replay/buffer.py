@@ -2,7 +2,7 @@
 
 A ``ReplayBuffer`` joins four parts behind one lock: a storage holds the rows, a writer chooses the slot of each row, a
 sampler chooses the rows of a batch, and transforms change the batch. ``BaseBuffer`` is the base class of buffers and
-ensembles of buffers; it has their numbered batches, digest and state.
+ensembles of buffers. It implements numbered batches, the digest and the state.
 
 The sampler, transforms with running statistics, and the episode index keep data about every row. The buffer reports
 writes to these objects for many rows at a time: before a draw, and before an unreported row is overwritten.
@@ -171,7 +171,7 @@ def query(
     Args:
         buffer: A ``ReplayBuffer`` of any package, with its rows in memory, in files, or in a store.
         predicate: Called with the stored rows of each episode, ``{field: [T, ...]}``, as ``buffer[index]`` returns
-            them; its result is converted to a bool. None: all episodes.
+            them; the result of the predicate is converted to a bool. None: all episodes.
         fields: The fields that ``predicate`` receives; by default all fields. Other fields are not read.
         traj_key, end_key: The fields that mark where episodes end; see ``SliceSampler``.
 
@@ -249,7 +249,7 @@ class Drawn:
         updates: The number of priority updates before the draw.
         settled: The statistics of each transform with running statistics, at the time of the draw; None without such
             transforms.
-        last: Whether the batch is the last batch of its epoch; set only for loaders that need it.
+        last: Whether the batch is the last batch of its epoch; set only for loaders that need this information.
     """
 
     rows: Any
@@ -394,8 +394,8 @@ class BaseBuffer:
         """Include new rows of the buffer's ``DatasetStore``: the next sample can draw these rows.
 
         Earlier rows keep their ``index`` and their priorities; new rows get the largest priority, like written rows. A
-        sampler without replacement starts a new epoch. If the store dropped its oldest rows, the others keep their
-        priorities, and their ``index`` is smaller by the number of dropped rows. So call ``update_priority`` for
+        sampler without replacement starts a new epoch. If the store dropped its oldest rows, the remaining rows keep
+        their priorities, and their ``index`` decreases by the number of dropped rows. So call ``update_priority`` for
         batches drawn earlier before you call ``refresh``. If the store was cleared (``clear()``), all priorities start
         again. The numbers of samples continue. Like a write, the call changes only later batches.
 
@@ -436,7 +436,8 @@ class BaseBuffer:
         raise NotImplementedError
 
     def finish(self, drawn: Drawn) -> Any:
-        """Convert a draw to a batch: the second half of ``sample``. Any thread may call it, also repeatedly."""
+        """Convert a draw to a batch: the second half of ``sample``. Any thread may call this method, also repeatedly.
+        """
         return self._deliver(self.batch_of(drawn))
 
     def _counted_batch(self, drawn: Drawn) -> Any:
@@ -569,8 +570,8 @@ class ReplayBuffer(BaseBuffer):
             ``Snapshot``, a dataset or a table becomes a read-only storage.
         sampler: Chooses the rows of a batch; by default a ``RandomSampler``.
         writer: Chooses the slots of rows; by default a ring, or an ``ImmutableWriter`` for a read-only storage.
-        transform: A callable from batch to batch, or a list of them, applied in order. If a transform has a method
-            ``inverse``, written rows pass through ``inverse`` first. See ``Transform``.
+        transform: A function from batch to batch, or a list of functions, which are applied in order. If a transform
+            has a method ``inverse``, written rows pass through ``inverse`` first. See ``Transform``.
         batch_size: The number of windows (single rows, or slices) in a batch, B, if ``sample`` is called without
             ``batch_size``.
         seed: In ``[0, 2**64)``.
@@ -623,7 +624,8 @@ class ReplayBuffer(BaseBuffer):
         self._take_parts(rows, sampler, writer)
 
     def _as_storage(self, storage: Any) -> Storage:
-        """Convert the argument ``storage`` to a storage; a subclass that holds rows on a device overrides it."""
+        """Convert the argument ``storage`` to a storage; a subclass that holds rows on a device overrides this method.
+        """
         return ListStorage() if storage is None else as_storage(storage)
 
     def _take_parts(self, storage: Storage, sampler: Sampler | None, writer: Writer | None) -> None:
@@ -790,7 +792,7 @@ class ReplayBuffer(BaseBuffer):
 
         Raises:
             SchemaError: The structure, a dtype or a shape differs from the first write.
-            DataError: A number does not fit the dtype of its field.
+            DataError: The dtype of a field cannot represent a value.
             ConfigError: The buffer is read-only.
 
         After an error the buffer is unchanged.
@@ -971,7 +973,7 @@ class ReplayBuffer(BaseBuffer):
             self._overwrite(slots.reshape(-1), rows if slots.ndim else [rows])
 
     def _overwrite(self, slots: Slots, rows: Any) -> None:
-        """Overwrite the rows in ``slots``, and report them."""
+        """Overwrite the rows in ``slots``, and report the change."""
         self._check_process()
         check_names(rows, self._reserved, one=False)
         self._sync()

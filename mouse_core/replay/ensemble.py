@@ -242,14 +242,15 @@ class ReplayBufferEnsemble(BaseBuffer):
 
         Args:
             rows: See ``extend`` of a buffer with ``ndim=1``.
-            buffer_ids: The member number of each row, integers ``[n]``; or the name of the field with the member
-                numbers.
+            buffer_ids: The index of the member of each row, integers ``[n]``; or the name of the field with these
+                indices.
 
         Returns:
             The index of each row within its member, int64 ``[n]``.
 
         Raises:
-            ConfigError: A number in ``buffer_ids`` has no member, or its member is an ensemble or has ``ndim=2``.
+            ConfigError: An index in ``buffer_ids`` is out of range, or names a member that is an ensemble or has
+                ``ndim=2``.
             SchemaError, DataError: See ``ReplayBuffer.extend``.
 
         After an error no member has changed, because all rows are checked before any row is written (a ``ListStorage``
@@ -280,8 +281,8 @@ class ReplayBufferEnsemble(BaseBuffer):
             index: The ``index`` of a batch; or the batch, whose fields ``priority_key`` (of each member) have the
                 priorities. Rows that the batch's ``mask`` excludes keep their priorities.
             priority: A number of at least 0 for every index.
-            buffer_ids: The member number of each index; see the batch's field ``buffer_ids``. Members whose samplers
-                have no priorities are skipped.
+            buffer_ids: The member of each element of ``index``, as in the batch's field ``buffer_ids``. Members whose
+                samplers have no priorities are skipped.
             generation: The ``generation`` of the batch, for members that count generations. If ``index`` is a batch,
                 the batch's field is used.
 
@@ -325,8 +326,8 @@ class ReplayBufferEnsemble(BaseBuffer):
         return {"kind": "ensemble", **numbers, **self._shares(), "buffers": members}
 
     def _shares(self) -> dict[str, Any]:
-        """The weights of the members as saved in a state: for each stage of the schedule, by the number of the stage's
-        first sample.
+        """The weights of the members as saved in a state, for each stage of the schedule. The number of its first
+        sample identifies a stage.
         """
         shares = {str(first): tuple(weights.tolist()) for first, weights in self._schedule.weights.items()}
         return {"p": shares, "num_buffer_sampled": self._num_buffer_sampled or 0}
@@ -375,7 +376,7 @@ def join_batches(
 
     Args:
         batches: The batches, trees with the field ``index``.
-        numbers: The member number of each batch.
+        numbers: The index of the member of each batch.
         fill: Returns the values of a field in ``_WITHOUT`` for a batch without the field, given the shape of the
             batch's index.
         join: A function that joins the parts of a field.
@@ -411,7 +412,7 @@ def check_alike(key: FieldKey, parts: Sequence[Any], numbers: Sequence[int]) -> 
 
 
 def check_weights(p: Any, n: int) -> Floats:
-    """Check the weights of ``n`` members, and scale them to a sum of 1."""
+    """Check the weights of ``n`` members, and scale the weights to a sum of 1."""
     if p is None:
         return np.full(n, 1 / n)
     try:
@@ -451,10 +452,10 @@ def routes_of(rows: Any, buffer_ids: Any) -> tuple[int, list[tuple[int, Slots]]]
 
     Args:
         rows: A tree of arrays ``[n, ...]``, or a list of rows.
-        buffer_ids: The number of the member of each row, or the field that holds it.
+        buffer_ids: The index of the member of each row, or the name of the field with these indices.
 
     Raises:
-        ConfigError: ``buffer_ids`` is not one integer for each row.
+        ConfigError: ``buffer_ids`` does not have one integer for each row.
         MissingFieldError: The rows lack the field ``buffer_ids``.
     """
     if isinstance(buffer_ids, str | tuple):

@@ -80,8 +80,8 @@ class Arrays:
     """The array functions, implemented in NumPy.
 
     "Array" means the framework's array type, including arrays ``[]`` of one number, for which the host may pass an int.
-    Random words have a form that depends on the framework: only the functions of random numbers read them. Arrays also
-    need operators, slices, ``sum`` and ``reshape``.
+    The form of random words depends on the framework: only the methods ``integers``, ``scaled`` and ``upper_bits`` read
+    random words. Arrays also need operators, slices, ``sum`` and ``reshape``.
 
     - ``where(condition, one, other)``, where ``one`` or ``other`` may be a number.
     - ``minimum(one, other)`` and ``maximum(one, other)`` of an array and an array or int.
@@ -200,7 +200,7 @@ class Arrays:
 
         Each round reads ``parts - 1`` rows and keeps one of ``parts`` parts, because a round costs more than reading
         its rows. Example: with 32 parts, 1,000 rows and ``first`` 0, the first round reads the rows 31, 63, ... If row
-        511 is the first of them with a larger count, the second round reads the rows 480, 481, ..., 510.
+        511 is the first of these rows with a larger count, the second round reads the rows 480, 481, ..., 510.
 
         Args:
             ring: The time steps of the ring.
@@ -251,8 +251,9 @@ class Arrays:
         """Convert words to indices in ``[0, high)``, like ``Key.integers``.
 
         Args:
-            words: All words of one call of ``words``, ``[n]``.
-            high: An int, an array ``[]``, or an array ``[n]`` with a number for each word; at least 0, where 0 gives 0.
+            words: The complete result of one call of ``words``, ``[n]``.
+            high: An int, an array ``[]``, or an array ``[n]`` with a number for each word; at least 0; for 0 the result
+                is 0.
         """
         drawn = (words >> _ELEVEN).astype(np.float64)
         # A product with an int is faster than with a number of NumPy. Of less than 2**53 none is rounded up to high.

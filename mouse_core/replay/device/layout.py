@@ -203,8 +203,8 @@ def _streams(num_envs: Any, slices: Slices | None, transform: Compose | None) ->
     """Return the number of environments; None for one stream.
 
     Raises:
-        ConfigError: ``num_envs`` is not given although batches pair rows of one environment. Otherwise one step of
-            eight environments, ``[8, ...]``, would count as eight steps of one environment.
+        ConfigError: ``num_envs`` is not given although batches pair rows of one environment. Without ``num_envs``, one
+            step of eight environments, ``[8, ...]``, would count as eight steps of one environment.
     """
     if num_envs is not ...:
         return num_envs  # type: ignore[no-any-return]

@@ -42,7 +42,7 @@ class DeviceSampler:
     their indices, ``0 <= index < left``.
 
     Args:
-        units: The drawn units: rows or slices. A replay on a device sets them.
+        units: The drawn units: rows or slices. A replay on a device sets ``units``.
     """
 
     units: Units = field(default_factory=RowUnits)
@@ -294,8 +294,8 @@ class ByPriority(DeviceSampler):
     def _begun(self, xp: Arrays, rule: SliceUnits, state: State, ring: Ring, count: int) -> tuple[State, Any]:
         """Mark the rows at which slices begin; return the state, and the changed rows of leaves.
 
-        After ``count`` more steps, slices of S may begin up to S - 1 steps before them. With padding, a slice may also
-        begin at one of the oldest steps, with the remaining steps of its episode.
+        After ``count`` new steps, slices of S steps may also begin at the S - 1 steps before the new steps. With
+        padding, a slice may also begin at one of the oldest steps, with the remaining steps of its episode.
         """
         envs, steps, length = ring.envs, ring.steps, rule.slices.sequence_length
         env = xp.range(envs)
@@ -412,7 +412,7 @@ def priorities_of(xp: Arrays, sampler: DeviceSampler, indices: Any, priorities: 
 
 
 def checked_sampler(given: Any) -> DeviceSampler:
-    """Return a user's sampler; raise ConfigError for anything else, such as a class."""
+    """Return a user's sampler; raise ConfigError for any other object, such as a class."""
     if not isinstance(given, DeviceSampler):
         raise ConfigError(f"sampler: expected an instance of a subclass of DeviceSampler, found {given!r:.80}")
     return given

@@ -3,7 +3,7 @@
 Rows are numbered in the order of writing: row 0, 1, 2, ...; a number is never reused. A *slot* is the position of a
 row, ``0 <= slot < capacity``. Slots fill up from 0, so the slots in use are always ``0 .. len(storage) - 1``. In a
 ring, row ``n`` lies in slot ``n % capacity``. With ``ndim=2`` a storage is ``[time, env]``: slot ``time * num_envs +
-env``, so the rows of one stream lie ``num_envs`` apart.
+env``, so consecutive rows of one stream lie ``num_envs`` slots apart.
 
 A field at the root of a row is identified by its name, a nested field by a tuple of names: ``"reward"``, ``("next",
 "reward")``. A row that is a tuple has the fields ``(0,)``, ``(1,)``; a row that is one array has the field ``()``.
@@ -78,7 +78,7 @@ class Write(NamedTuple):
 
 @runtime_checkable
 class Storage(Protocol):
-    """The storage of rows. It is not thread-safe: the buffer holds its lock around every call.
+    """The storage of rows. A storage need not be thread-safe: the buffer holds its lock around every call.
 
     A storage may have two optional attributes, for windows that are counted from an episode's first step even if that
     step was overwritten. ``indexes`` is a set of the episode indexes of the rows: a new index copies first steps from
@@ -152,8 +152,8 @@ class Storage(Protocol):
         """Remove all rows; the next row has number 0. The schema of the rows stays."""
 
     def lock(self) -> AbstractContextManager[Any] | None:
-        """Return the lock to hold during a draw and its gather, if other processes also write; None: no lock is
-        needed.
+        """If other processes also write, return the lock that the buffer holds while it draws and gathers a batch; None
+        if no lock is needed.
         """
 
     def state(self) -> dict[str, Any]:
@@ -197,8 +197,8 @@ class Sampler(Protocol):
     A draw depends only on its key and on the earlier writes and draws. After an error in a method the sampler is
     unchanged. A sampler without state has empty methods, and ``{}`` as its state.
 
-    A sampler may have ``adds``: the names of the fields of its draws, without ``index`` and ``traj_id``. Rows with a
-    field of such a name then raise an error at the write; without ``adds``, at the draw.
+    A sampler may have ``adds``: the names of the fields of its draws, without ``index`` and ``traj_id``. With ``adds``,
+    writing rows with a field of such a name raises an error. Without ``adds``, the error is raised at the draw.
 
     A sampler may have ``grew(storage)``. A buffer over a store calls ``grew`` when the storage's capacity has
     increased, before it reports the new rows with ``wrote``. No row was overwritten before the call. For a sampler
@@ -238,8 +238,8 @@ class Sampler(Protocol):
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state on which draws depend, without rows: plain values and NumPy arrays, which may have a number
-        for each row.
+        """Return the state on which draws depend, without rows: plain values and NumPy arrays, which may have one
+        element for each row.
         """
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

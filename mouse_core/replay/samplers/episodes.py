@@ -27,8 +27,8 @@ class EpisodeFields(NamedTuple):
         ids: The field that numbers trajectories; None without such a field.
         numbers: Whether ``ids`` are delivered as episode numbers; otherwise a change of ``ids`` only marks the end of
             an episode.
-        other_ends, other_ids: Known fields that the caller did not name. They are only compared: a warning names a row
-            where they end an episode but the named fields do not.
+        other_ends, other_ids: Known fields that the caller did not name. These fields are only compared: a warning
+            names a row where they end an episode but the named fields do not.
     """
 
     ends: tuple[FieldKey, ...]
@@ -155,7 +155,7 @@ def marks_of(fields: EpisodeFields, read: Read, num_envs: int) -> Marks:
 
 
 def _numbers_trajectories(values: npt.NDArray[Any]) -> bool:
-    """Whether a field that the caller did not name can number trajectories: it has one integer or text for every
+    """Whether a field that the caller did not name can number trajectories: the field has one integer or text for every
     row.
     """
     values = as_text(np.asarray(values))
@@ -444,7 +444,7 @@ class StorageEpisodes:
         return nothing if episodes is None else nothing | {"next_ids": episodes.next_ids.copy()}
 
     def load(self, state: Mapping[str, Int64s]) -> None:
-        """Restore ``state``; if it is empty, the next draw reads the rows.
+        """Restore ``state``; if the state is empty, the next draw reads the rows.
 
         Raises:
             StateError: The state is damaged; the index is unchanged.

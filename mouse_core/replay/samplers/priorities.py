@@ -253,7 +253,8 @@ class PrioritizedSampler(BaseSampler):
             samples=100_000)``. The attribute can be set at any time.
         eps: The number that is added to every priority: 0, or in ``[2**-100, 2**100]``.
         max_priority_within_buffer: Whether new rows get the largest current priority instead of the largest priority
-            ever set, so that an outlier has no effect after its correction. Every update then reads all priorities.
+            ever set, so that a very large priority has no effect after it was corrected. Every update then reads all
+            priorities.
 
     Raises:
         ConfigError: A number is out of range.

@@ -139,8 +139,8 @@ def check_state(
     Args:
         state: The state to check.
         fixed: The configuration of the sampler, whose values the state must equal.
-        kinds: The types of the other values: ``int`` (at least 0), ``float``, ``object`` (not checked), or for an array
-            ``[n]`` its dtype kinds, such as "iu".
+        kinds: The types of the other values: ``int`` (at least 0), ``float``, ``object`` (not checked), or, for an
+            array ``[n]``, the kinds of dtype that are allowed, such as "iu".
         sampler: The name of the sampler in the error message.
 
     Raises:
@@ -258,9 +258,9 @@ class ConsumingSampler(BaseSampler):
     less often are drawn first, so rows that were written together are drawn in passes. For example, 256 rows with
     ``times=4`` give 16 batches of 64 rows, 4 batches for each pass. If a pass ends within a batch, rows of the next
     pass fill the batch. With ``times=1`` and ``shuffle=False`` a buffer is a queue: each row is drawn once, in the
-    order of writing. A row may be a whole trajectory. Consumed rows stay readable by their index until a ring
-    overwrites them. Rows that a ring overwrites before they were drawn are never drawn. Each draw reads the counts of
-    all rows.
+    order of writing. A row may be a whole trajectory. Consumed rows can be read by their index until a ring overwrites
+    the rows. If a ring overwrites a row before it was drawn, the row is never drawn. Each draw reads the counts of all
+    rows.
 
     Args:
         times: The number of times that each row is drawn.
@@ -482,8 +482,8 @@ class StalenessSampler(BaseSampler):
 
         Raises:
             ConfigError: The storage is empty, all rows are too old, or all weights are 0.
-            MissingFieldError, SchemaError: The rows lack the field ``version_key``, or it is not one integer for each
-                row.
+            MissingFieldError, SchemaError: The rows lack the field ``version_key``, or this field does not have one
+                integer for each row.
             DataError: A weight is negative, NaN or infinite.
         """
         rows_in(storage)
@@ -520,7 +520,7 @@ class StalenessSampler(BaseSampler):
         return staleness, slots, self._sums(staleness[slots])
 
     def _sums(self, staleness: Int64s) -> Floats:
-        """Return the cumulative weights of rows with the given staleness; empty if all weights are equal."""
+        """Return the cumulative weights of rows with the given staleness; an empty array if all weights are equal."""
         if self._weight is None:
             return np.zeros(0)
         weights = np.asarray(self._weight(staleness), np.float64)

@@ -230,9 +230,9 @@ class SliceSampler(SliceSampling):
             ``"traj_id"``, ``"traj_ids"`` and ``"traj"`` that holds a number or a text for each row. Over a store, an
             episode also begins where an episode of the store begins. One warning is raised if these fields contradict
             each other, or if the named fields do not mark an end that another field marks.
-        strict_length: With ``pad=False``: whether episodes shorter than a slice are left out. If False, such an episode
-            is a short slice, and a batch is flat, ``[steps]``: the slices are concatenated, and the field ``slice_id``
-            has the slice number of each row.
+        strict_length: With ``pad=False``: whether episodes shorter than a slice are left out. If False, an episode that
+            is shorter than a slice is a short slice, and a batch is flat, ``[steps]``: the slices are concatenated, and
+            the field ``slice_id`` has the slice number of each row.
         pad: Whether episodes shorter than a slice are padded to ``sequence_length``; ``mask`` then marks the existing
             steps. With True, the nearest existing step is repeated; a number is the value of all fields in padded
             steps. The default is True, so that no episode is left out silently.
@@ -247,12 +247,12 @@ class SliceSampler(SliceSampling):
             sampler of these rows with the same fields has indexed that step. This also holds for a buffer that
             ``with_parts`` returned. A sampler of a mapped storage that is opened again finds the first step if it is
             among the latest 1,024 overwritten rows in the files. Otherwise positions are counted from the oldest
-            existing step. An episode may have lost its first steps and have no whole slice left: its remaining steps
-            after the next begin are then a short slice, unless short episodes are left out.
+            existing step. If an episode has lost its first steps and has no complete slice left, its remaining steps
+            from the next begin on are a short slice, unless short episodes are left out.
         dilation: The distance between consecutive steps of a slice, in rows. With 4 steps and a dilation of 2, a slice
-            has the rows 0, 2, 4 and 6, and a complete slice needs an episode of 7 rows. The rows in between, with their
-            rewards, are left out. So a buffer with ``NextView``, ``NStep``, ``HindsightRelabel`` or ``ReturnsToGo`` of
-            slices ``[B, S]`` raises ConfigError.
+            has the rows 0, 2, 4 and 6, and a complete slice needs an episode of 7 rows. The rows between these steps,
+            with their rewards, are left out. So a buffer with ``NextView``, ``NStep``, ``HindsightRelabel`` or
+            ``ReturnsToGo`` of slices ``[B, S]`` raises ConfigError.
         burn_in: The number of extra steps before a slice, from which a recurrent network computes its initial state.
             The extra steps are the rows before the row at which the slice begins. ``mask`` is False for extra steps
             before the begin of the episode. The positions of slices do not depend on ``burn_in``, so with
@@ -333,7 +333,7 @@ class SliceSamplerWithoutReplacement(SliceSampling, Epochs):
     Args:
         sequence_length, traj_key, end_key, truncated_key: See ``SliceSampler``.
         strict_length: With ``pad=False``: whether an incomplete slice at the end of an episode is left out; otherwise
-            it is a shorter slice, as in ``SliceSampler``.
+            the incomplete slice becomes a shorter slice, as in ``SliceSampler``.
         pad: See ``SliceSampler``; an incomplete slice at the end of an episode is padded, too.
         drop_last: Whether an incomplete batch at the end of an epoch is left out; otherwise the last batch has fewer
             slices.

@@ -92,7 +92,7 @@ class Powers:
 
 @lru_cache(maxsize=64)
 def powers(alpha: float) -> Powers:
-    """Return the tables for an exponent; they are equal on all machines.
+    """Return the tables for an exponent; the tables are equal on all machines.
 
     Args:
         alpha: The exponent, from 0 to 8.
@@ -297,7 +297,8 @@ def priorities_like(slots: Slots, priority: Any) -> npt.NDArray[Any]:
 
 
 def shape_like(shape: tuple[int, ...], given: tuple[int, ...], caller: str = "update_priority") -> tuple[int, ...]:
-    """Return a shape for priorities of the shape ``given`` that broadcasts to the ``shape`` of their slots.
+    """Return the shape to which priorities of the shape ``given`` are reshaped before they are broadcast to the
+    ``shape`` of their slots.
 
     Priorities may end with axes of length 1, as networks return them, or have one number for each slice. For slots
     ``[8, 4]``, priorities ``[8, 4, 1]`` become ``[8, 4]``, and priorities ``[8]`` become ``[8, 1]``.

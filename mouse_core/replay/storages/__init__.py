@@ -2,9 +2,9 @@
 
 A storage is any object with the methods of ``mouse_core.replay.Storage``. A storage with rows in the memory of this
 process derives from ``RingStorage``, which counts the rows. A storage of columns creates a ``RowSchema`` from the first
-rows and checks all later rows against it. It saves and restores columns with ``rows_state`` and ``state_rows``, so a
-checkpoint of one such storage can be loaded into another. ``mouse_core.testing.StorageConformance`` tests the behaviour
-that all storages share.
+rows and checks all later rows against it. A storage of columns saves and restores its columns with ``rows_state`` and
+``state_rows``, so a checkpoint of one storage of columns can be loaded into another.
+``mouse_core.testing.StorageConformance`` tests the behaviour that all storages share.
 """
 
 from mouse_core.columns.memory import FieldType, RowSchema

@@ -1,4 +1,4 @@
-"""A storage of arbitrary Python objects, and the rules by which such rows become arrays in a batch.
+"""A storage of arbitrary Python objects, and the rules by which these objects become arrays in a batch.
 
 Each field of a batch is either a numeric array or an array of objects. The choice must not depend on the drawn rows: a
 field is numeric only if its values have equal shape and a common dtype in all rows of the storage. ``Signatures``

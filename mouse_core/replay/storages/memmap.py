@@ -68,8 +68,8 @@ _MOST = 1 << 40  # the upper limits of rows and of bytes (a terabyte)
 
 
 def lengthen(path: Path, nbytes: int) -> None:
-    """Extend a file to at least ``nbytes`` bytes, and allocate them on the disk; raises StorageError if the disk is
-    full.
+    """Extend a file to at least ``nbytes`` bytes, and allocate these bytes on the disk; raises StorageError if the disk
+    is full.
     """
     with storing(f"file {path}"), open(path, "ab") as file:
         size = os.fstat(file.fileno()).st_size
@@ -386,7 +386,9 @@ class RowSums:
         return wrong
 
     def watch(self, places: Slots, total: int) -> None:
-        """Let ``check`` check the rows at the given places, of ``total`` places, when they are next read."""
+        """Request that ``check`` checks the rows at the given places, of ``total`` places, when these rows are next
+        read.
+        """
         self._unread = None
         if len(places):
             self._unread = np.zeros(total, np.bool_)
@@ -397,7 +399,7 @@ class RowSums:
 
         Args:
             places: Places of the rows to read.
-            numbers: Returns the numbers of the rows at given places.
+            numbers: A function that returns the numbers of the rows at given places.
             summed: The number of the first row without a checksum. Later rows have no checksums either, because they
                 were written after the files were opened.
         """
@@ -451,8 +453,9 @@ class MemmapStorage(RowStorage):
     read.
 
     A lock lets one process at a time write. A row is complete or absent, even if its writer is killed during the write.
-    New rows are written to unused places (the files have a few more places than ``capacity``), and count when they are
-    complete. A change in place is written to a journal first; after a crash, the next process completes it.
+    New rows are written to unused places (the files have a few more places than ``capacity``), and are counted only
+    when they are complete. A change in place is written to a journal first; after a crash, the next process completes
+    the change.
 
     The files have about the size of the data, and exactly this size after ``close()``. A full disk raises StorageError
     before a row is written. Priorities are not shared.
@@ -532,7 +535,7 @@ class MemmapStorage(RowStorage):
 
     @property
     def capacity(self) -> int:
-        """The capacity in rows; a multiple of the number of environments as soon as it is known."""
+        """The capacity in rows; a multiple of the number of environments as soon as this number is known."""
         return self._head.capacity - self._head.capacity % self.num_envs
 
     @property
@@ -579,7 +582,8 @@ class MemmapStorage(RowStorage):
         return {**known, "sync": self._sync, "summed": now.summed, "synced": self.synced}
 
     def lock(self) -> FileLock:
-        """Return the lock to hold during a draw and its gather; every method also takes this lock."""
+        """Return the lock that the buffer holds while it draws and gathers a batch; every method also takes this lock.
+        """
         return self._lock
 
     # ------------------------------------------------------------------ writing

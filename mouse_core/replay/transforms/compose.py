@@ -25,7 +25,7 @@ class Compose:
     """Applies transforms in order; written rows pass through the inverses in reverse order.
 
     A ``Compose`` is a transform. If single transitions are drawn and a transform needs the steps after each transition
-    (``reach``), the buffer also reads these steps; they are removed after the last such transform.
+    (``reach``), the buffer also reads these steps; these steps are removed after the last transform that needs them.
 
     Args:
         transforms: Callables from a batch to a batch.
@@ -201,9 +201,10 @@ def _by_name(batch: Any) -> Any:
 
 
 def _read_ahead(batch: Any) -> tuple[int, frozenset[FieldKey]] | None:
-    """Return the number of single transitions that have following steps, and the names of fields without such steps.
+    """Return the number of single transitions that have following steps, and the names of the fields that have no
+    following steps.
 
-    Fields with following steps have one axis more than ``index``; without such fields the result is None.
+    A field with following steps has one axis more than ``index``; if no field has following steps, the result is None.
     """
     index, mask = find_any(batch, "index"), find_any(batch, "mask")
     if index is None or mask is None or index.ndim != 1 or mask.ndim != 2:

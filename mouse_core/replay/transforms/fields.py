@@ -131,7 +131,7 @@ def _kind(node: Any) -> str:
 
 
 def place_of(batch: Any, key: FieldKey) -> FieldKey:
-    """Return the key of a field of a transition: the key under ``next`` if it exists, or else ``key``."""
+    """Return the key of a field of a transition: the key under ``next`` if the batch has this field, else ``key``."""
     inside = (NEXT, *path_of(key))
     return key if find_any(batch, inside) is None else inside
 
@@ -515,7 +515,7 @@ class Concatenate:
 
     A field of one number for each step counts as a vector of length 1. The axes of ``index`` and ``mask`` define the
     steps. In a batch without ``index`` and ``mask``, the field with the most axes has a vector for each step; if all
-    fields have one axis, they have one number for each step.
+    fields have one axis, each field has one number for each step.
 
     Args:
         keys: The fields to join, in this order; all must have the same dtype.
@@ -583,7 +583,7 @@ class Pad:
     Raises:
         ConfigError: An argument is out of range.
         MissingFieldError: The batch lacks a field.
-        SchemaError: A field holds text, or arrays that differ in more than their length.
+        SchemaError: A field contains text, or arrays that differ in more than their length.
         DataError: A row is longer than ``length``, or the dtype cannot represent ``value``.
     """
 

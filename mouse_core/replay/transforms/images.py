@@ -98,7 +98,7 @@ class Resize(_OfImages):
     Raises:
         ConfigError: No field is given, the size is invalid, or the method or layout is unknown.
         MissingFieldError: The batch lacks a field.
-        SchemaError: A field does not hold images, or its layout is ambiguous without ``layout``.
+        SchemaError: A field does not contain images, or its layout is ambiguous without ``layout``.
     """
 
     size: tuple[int, int]
@@ -145,7 +145,7 @@ class CenterCrop(_OfImages):
     Raises:
         ConfigError: No field is given, the size is invalid, or the layout is unknown.
         MissingFieldError: The batch lacks a field.
-        SchemaError: A field does not hold images, or the images are smaller than ``size``.
+        SchemaError: A field does not contain images, or the images are smaller than ``size``.
     """
 
     size: tuple[int, int]
@@ -187,7 +187,7 @@ class GrayScale(_OfImages):
     Raises:
         ConfigError: No field is given, or the layout is unknown.
         MissingFieldError: The batch lacks a field.
-        SchemaError: A field does not hold images of three channels.
+        SchemaError: A field does not contain images of three channels.
     """
 
     def __init__(
@@ -228,7 +228,7 @@ class ToFloatImage(_OfImages):
     Raises:
         ConfigError: No field is given, ``channels`` or ``layout`` is unknown, or the dtype is not a floating dtype.
         MissingFieldError: The batch lacks a field.
-        SchemaError: A field does not hold images of integers, or its layout is ambiguous without ``layout``.
+        SchemaError: A field does not contain images of integers, or its layout is ambiguous without ``layout``.
         DataError: A pixel is outside 0..255.
     """
 

@@ -274,7 +274,7 @@ class CatFrames:
     first frame replaces missing frames before the begin of an episode. The field under ``next`` is also stacked (its
     observation follows the last frame of the stack), so ``keys`` need not contain the field under ``next``. This
     transform must precede other transforms that change its fields. Only ``NextView`` and ``HindsightRelabel`` may
-    precede it, and a later ``NStep`` treats each stack as one value.
+    precede this transform, and a later ``NStep`` treats each stack as one value.
 
     If called directly with slices ``[N, T]``, the transform uses only the steps of the slice.
 
@@ -424,7 +424,9 @@ class CatFrames:
 
 
 def _held(pad: float, dtype: Any, key: FieldKey) -> npt.NDArray[Any]:
-    """Convert the number to an array ``[1]`` of a NumPy or torch dtype; DataError if the dtype cannot represent it."""
+    """Convert the number to an array ``[1]`` of a NumPy or torch dtype; raise DataError if the dtype cannot represent
+    the number.
+    """
     try:
         return convert(np.array([pad]), named_dtype(str(dtype).removeprefix("torch.")))
     except ValueError as error:

@@ -61,10 +61,10 @@ class HindsightRelabel:
 
     A buffer draws goals from all existing rows of an episode, for single transitions and for slices. Only the goal
     field is read, so episodes may have any length. Ends of episodes are found as in ``SliceSampler``, from done,
-    terminated, truncated and trajectory numbers. This transform must precede other transforms that change goals; only
-    ``NextView`` may precede it. Steps that are read after a single transition get the same goal as the transition, so
-    that a later ``NStep`` sums the rewards of one goal. In slices each step gets its own goal, so a buffer of slices
-    with this transform and ``NStep`` or ``ReturnsToGo`` raises ConfigError.
+    terminated, truncated and trajectory numbers. ``HindsightRelabel`` must precede other transforms that change goals;
+    only ``NextView`` may precede ``HindsightRelabel``. Steps that are read after a single transition get the same goal
+    as the transition, so that a later ``NStep`` sums the rewards of one goal. In slices each step gets its own goal, so
+    a buffer of slices with this transform and ``NStep`` or ``ReturnsToGo`` raises ConfigError.
 
     If called directly with slices ``[N, T]``, the transform uses only the steps of the slice.
 
@@ -318,7 +318,7 @@ class NextView:
       become T transitions, whose ``next`` holds the observation of row t+1. The last row of an episode has no next
       observation, because the final observation is not stored. A terminal transition does not need the next
       observation: the transition is kept, with its own observation under ``next``. A truncated transition needs the
-      next observation, so it is masked. The last step of a slice inside an episode is also masked.
+      next observation, so the transition is masked. The last step of a slice inside an episode is also masked.
     - From "arrived" rows (row t: observation t, and the action, reward and done that led to it), T rows become T-1
       transitions: observation t, and action, reward, done and observation of row t+1. No stored observation is lost.
 

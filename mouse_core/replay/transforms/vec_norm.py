@@ -32,8 +32,8 @@ class VecNorm:
     Rows that another process or buffer writes count at the next draw or write of this buffer, if they still exist. Rows
     that are overwritten by the same write, and changes in place (``buffer[i] = row``), do not count. NaN and infinities
     are ignored. A batch is normalised by the statistics at the time of its draw, in any number of threads. The
-    statistics are kept with the batch and saved in the buffer's state. They are computed on the host in float64, so
-    that all frameworks have equal values.
+    statistics are kept with the batch and saved in the buffer's state. The statistics are computed on the host in
+    float64, so that all frameworks get equal values.
 
     ``VecNorm`` must precede other transforms that change its fields; only ``NextView``, ``HindsightRelabel`` and a
     ``CatFrames`` of vectors may precede ``VecNorm``. A field under ``next`` is normalised by the statistics of the same
@@ -48,10 +48,10 @@ class VecNorm:
         eps: The smallest standard deviation to divide by. If a field is constant, only its mean is subtracted.
 
     Raises:
-        ConfigError: No field is given, a number is out of range, or the transform is used in an ensemble, in a buffer
-            whose writer does not keep rows in order, or in several buffers over different storages.
+        ConfigError: No field is given, ``decay`` or ``eps`` is out of range, or the transform is used in an ensemble,
+            in a buffer whose writer does not keep rows in order, or in several buffers over different storages.
         MissingFieldError: The rows lack a field.
-        SchemaError: A field does not hold numbers.
+        SchemaError: A field does not contain numbers.
 
     Example:
         >>> import numpy as np
