@@ -119,7 +119,7 @@ class Client:
         return f"{type(self).__name__}({self._channel!r}, name={self.name!r})"
 
     def _call(self, call: dict[str, Any], parts: Sequence[memoryview] = ()) -> Mapping[str, Any]:
-        """Send a call, and repeat it until it is answered."""
+        """Send a call, and repeat the call until it is answered."""
         if not self._is_open:
             raise ClosedError(f"client {self.name!r}: expected an open client, found a closed client")
         if self._process != os.getpid():
@@ -153,7 +153,7 @@ class Client:
                 return self._answered(reply)
 
     def _prepare(self, call: dict[str, Any], *, sent: bool) -> None:
-        """Complete a call before each attempt to send it."""
+        """Complete the fields of a call; called before each attempt to send the call."""
 
     def _connect(self) -> None:
         self._channel.connect(self._timeout)
@@ -184,10 +184,10 @@ class Client:
 class StoreClient(Client):
     """Writes rows to a store that another process has open, through a ``StoreServer`` or a channel.
 
-    A call returns when the rows are in the store. If the server stops, the client waits until it restarts and repeats
-    unanswered calls; the rows of each call are written once. The rows of a call are contiguous in the store, unless the
-    store's disk became full during the call. A client may be used by one thread at a time. If another client connects
-    with the same name, later calls of the earlier client raise ConfigError.
+    A call returns when the rows are in the store. If the server stops, the client waits until the server restarts, and
+    repeats unanswered calls; the rows of each call are written once. The rows of a call are contiguous in the store,
+    unless the store's disk became full during the call. A client may be used by one thread at a time. If another client
+    connects with the same name, later calls of the earlier client raise ConfigError.
 
     Args:
         address: The server's ``address``, or the folder of its store; or a ``Channel``.

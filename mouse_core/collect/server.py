@@ -56,7 +56,7 @@ class Shared(Protocol):
         """
 
     def interrupt(self) -> None:
-        """Wake all waiting calls, so that they end."""
+        """Wake all waiting calls, so that these calls end."""
 
     def close(self) -> None:
         """Release resources; the store or buffer stays open."""
@@ -304,7 +304,7 @@ class StoreServer:
 
 
 def _send(connection: socket.socket, reply: dict[str, Any]) -> None:
-    """Send an answer; if it is too large, send an error instead."""
+    """Send an answer; if the answer is too large, send an error instead."""
     body = reply.pop("body", ())
     try:
         send(connection, reply, body)

@@ -117,13 +117,13 @@ _TOGETHER = 32
 
 
 class Making:
-    """A batch maker, the groups that it has not received yet, and the batch that is not stored yet.
+    """A batch maker, the groups that the maker has not received yet, and the batch that is not stored yet.
 
     Args:
         maker: The batch maker; None: groups are ignored.
 
     Attributes:
-        takes_groups: Whether the maker receives stored groups; otherwise it receives rollouts.
+        takes_groups: Whether the maker receives stored groups; otherwise the maker receives rollouts.
     """
 
     def __init__(self, maker: BatchMaker | None) -> None:
@@ -401,13 +401,13 @@ class RolloutBuffer(BatchFiles):
     A group is the rollouts of one policy version on one problem. A group is sealed, which means written to a Parquet
     file, when it is full, when it is older than ``seal_timeout``, or on ``flush()``; groups that are sealed together
     share files. When ``add_rollouts`` returns, its rollouts are on disk. A new buffer for the same folder, also after a
-    crash, has every such rollout once, and rollouts of stored batches count as used.
+    crash, has every rollout on disk exactly once, and rollouts of stored batches count as used.
 
     A folder has one buffer at a time. A new buffer, in this or another process, takes the folder over, and the earlier
     buffer raises ``ClosedError``. Threads may share a buffer.
 
     Args:
-        root_path: The folder, created if it is missing.
+        root_path: The folder, which is created if it is missing.
         group_size: Number of rollouts of a full group.
         min_group_size: Least number of rollouts with which ``seal_timeout`` seals a group; a single rollout cannot be
             scored.
@@ -420,9 +420,9 @@ class RolloutBuffer(BatchFiles):
         columns: The declared columns that rollouts may have; None: the columns that were declared for the folder. More
             columns may be declared when the folder is opened again. Sealed groups do not wait for new columns, so new
             late columns need a ``fill``.
-        max_ahead: Largest number of rollouts that wait for their groups, for late columns or for a draw; above it,
-            ``add_rollouts`` blocks producers. None: no limit. With ``max_ahead`` the batch maker needs the attribute
-            ``available``.
+        max_ahead: Largest number of rollouts that wait for their groups, for late columns or for a draw; above this
+            number, ``add_rollouts`` blocks producers. None: no limit. With ``max_ahead`` the batch maker needs the
+            attribute ``available``.
         memory_bytes: Approximate memory for rollouts that wait for their groups or, with a ``GrpoBatchMaker``, for a
             draw. Further rollouts are read from the log or from the files of their groups when they are needed.
         sync: Whether to wait until data are on disk. If False, a crash of the machine may lose data; a crash of the
@@ -646,7 +646,8 @@ class RolloutBuffer(BatchFiles):
             return self._readiness.awaited(self._waiting.by_uid.values())
 
     def summary(self) -> dict[str, float]:
-        """Return numbers for a log: the batch maker's ``summary``, if it has one, and counts of rollouts.
+        """Return numbers for a log: the batch maker's ``summary``, if the maker has this method, and counts of
+        rollouts.
 
         "stored" counts all rollouts, "unsealed" rollouts of groups that are not sealed, and "awaiting_columns" rollouts
         of sealed groups that wait for late columns. "queued" counts rollouts that a custom batch maker will receive
@@ -841,7 +842,7 @@ class RolloutBuffer(BatchFiles):
         """Seal every waiting group of any size; return how many groups were sealed.
 
         Raises:
-            StorageError: The groups cannot be written; they still wait.
+            StorageError: The groups cannot be written; the groups stay unsealed.
             ClosedError, ForkError: See ``add_rollouts``.
         """
         with self._step():
@@ -888,8 +889,8 @@ class RolloutBuffer(BatchFiles):
         return new
 
     def _add_columns(self, requests: Sequence[tuple[str, Any]]) -> list[int]:
-        """Add the values of several callers, each for one column, by uid; return the number of new values of each
-        caller.
+        """Add the values of several callers, each with values by uid for one column; return how many of each caller's
+        values are new.
         """
         with self._step():
             counts = [0] * len(requests)
@@ -901,8 +902,8 @@ class RolloutBuffer(BatchFiles):
         return counts
 
     def _chunk(self, name: str, given: Any) -> Chunk | None:
-        """Check values by uid, and return them as a chunk; None without values. Rewards that rollouts already had when
-        they were added are left out.
+        """Check values by uid, and return them as a chunk; None without values. A reward is left out if the rollout was
+        added with this reward.
         """
         column = self._columns.get(name) if isinstance(name, str) else None
         if column is None or not column.late:
@@ -971,8 +972,8 @@ class RolloutBuffer(BatchFiles):
         Staleness is measured from this version, and rollouts of later versions raise DataError. Call this method
         whenever the policy changes. If a trainer goes back to an older version, for example from a checkpoint, the
         stored rollouts of later versions belong to an abandoned policy. These rollouts stay in their files and are
-        never drawn, even when the new policy reaches their version number. Batches with such rollouts are stale: see
-        ``batch_staleness``.
+        never drawn, even when the new policy reaches their version number. Batches with rollouts of later versions are
+        stale: see ``batch_staleness``.
 
         Raises:
             DataError: The version is neither a str nor an int.
@@ -999,12 +1000,12 @@ class RolloutBuffer(BatchFiles):
                     self._resume()
 
     def give_up(self, rollout_uids: Iterable[str]) -> int:
-        """Give up rollouts, sealed or not, such as rollouts that a judge does not score; return how many were not given
-        up before.
+        """Give up rollouts, sealed or not, such as rollouts that a judge does not score; return how many of them were
+        not given up before.
 
         The uids are written to the folder. The groups become ready without these rollouts, and are scored as if the
-        rollouts did not exist; files are unchanged. A custom batch maker that already received such a rollout may use
-        it until a restart.
+        rollouts did not exist; files are unchanged. A custom batch maker that already received a given-up rollout may
+        use the rollout until a restart.
 
         Raises:
             DataError, MissingRowError: The argument is not a list of uids, or a uid is unknown; nothing has changed.

@@ -79,7 +79,8 @@ _MANY_BYTES = 4 << 20
 
 
 class Layout:
-    """The positions of examples in rows. Adjacent examples are copied as one piece, and gaps are filled.
+    """The positions of examples in rows. Adjacent examples are copied together, and the gaps between examples are
+    filled.
 
     Args:
         shape: The number of rows, and of tokens in a row.
@@ -252,7 +253,7 @@ def fields_of(examples: Sequence[RLExample]) -> Fields:
 
 
 def side_by_side(arrays: Sequence[npt.NDArray[Any]], nbytes: int) -> npt.NDArray[Any]:
-    """Concatenate arrays of one dtype, like ``np.concatenate``.
+    """Concatenate arrays of equal dtype, like ``np.concatenate``.
 
     For many short arrays, joining their bytes takes less than half the time of ``np.concatenate``.
 
@@ -411,12 +412,12 @@ def pad(
         ``tokens`` int32, ``loss_mask`` bool, ``advantage`` float32, ``generator_log_probs`` float32, and ``mask`` bool,
         which is True for tokens of examples; all ``[B, L]``. Padding is ``pad_token``, 0 and False. Declared columns
         are ``[B, L, *shape]`` with a value per token, ``[B, T, *shape]`` per turn, and ``[B, *shape]`` per example;
-        they are padded with their fill. With values per turn, ``turn_ids`` int32 ``[B, L]`` is the turn of each token
-        (-1: no turn).
+        declared columns are padded with their fill. With values per turn, ``turn_ids`` int32 ``[B, L]`` is the turn of
+        each token (-1: no turn).
 
     Raises:
         ConfigError: ``length``, ``pad_to_multiple_of`` or ``max_turns`` is below 1.
-        DataError: ``examples`` is empty or holds other objects, or an example is longer than ``length`` or has more
+        DataError: ``examples`` is empty or contains other objects, or an example is longer than ``length`` or has more
             than ``max_turns`` turns.
     """
     fields = _fields(examples)
@@ -501,8 +502,8 @@ def concatenate(
 
     Raises:
         ConfigError: ``capacity`` or ``max_turns`` is below 1.
-        DataError: ``examples`` is empty or holds other objects, or has more tokens than the capacity or more turns than
-            ``max_turns``.
+        DataError: ``examples`` is empty or contains other objects, or has more tokens than the capacity or more turns
+            than ``max_turns``.
 
     Example:
         >>> three = [RLExample([n] * n, [True] * n, [1.0] * n, [0.0] * n) for n in (3, 1, 2)]
@@ -532,7 +533,7 @@ def examples_digest(index: int, examples: Sequence[RLExample], first_row: int = 
     padding or packing. Declared columns are part of the digest; uids, environments and versions are not.
 
     Args:
-        index: The batch's number.
+        index: The number of the batch.
         examples: The complete batch, or a rank's share of it.
         first_row: The index of the first given example in the complete batch.
     """

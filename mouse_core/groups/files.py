@@ -492,7 +492,7 @@ def declare(root: Path, columns: Iterable[RolloutColumn] | None, *, sync: bool) 
 
     Raises:
         ConfigError: An argument is not a column; the folder declares a column differently; or a new late column has no
-            fill although the folder has sealed groups, which do not wait for it. Nothing is changed.
+            fill although the folder has sealed groups, which do not wait for the column. Nothing is changed.
         DataError: ``columns.json`` is damaged, or a newer release wrote it. StorageError: ``columns.json`` cannot be
             read or written.
     """
@@ -518,7 +518,7 @@ def declare(root: Path, columns: Iterable[RolloutColumn] | None, *, sync: bool) 
 
 @dataclass(frozen=True, slots=True)
 class GroupFile:
-    """The properties of a sealed group that are indexed, so they are known without opening its file.
+    """The indexed properties of a sealed group, which are known without opening the group's file.
 
     Args:
         key: The environment, problem and policy version of the group.
@@ -532,8 +532,8 @@ class GroupFile:
         declared: The number of columns that were declared when the group was sealed; the group waits for the late
             columns among them.
         untrained: The positions in the group of rollouts without a token in the loss.
-        columns: Values of the columns with one number per example, as JSON: by name a list with a value or null for
-            each rollout; empty without values.
+        columns: The values of the columns with one number per example, as JSON: for each column name, a list with a
+            value or null for each rollout. The text is empty if there are no values.
         first: The number of rollouts of other groups before this group in the file.
     """
 
@@ -738,7 +738,7 @@ def encode_groups(
         groups: The rollouts of each group.
         rows: The rollouts of all groups, as Arrow.
         compression: The codec of pages.
-        numbers: For each group, the number of groups that were sealed before it.
+        numbers: For each group, how many groups were sealed before.
         declared: The number of declared columns.
     """
     metadata = {_PLACES: " ".join(map(str, numbers)).encode(), _ROWS: " ".join(map(str, map(len, groups))).encode()}
@@ -841,11 +841,12 @@ def writing_files(root: Path, folders: Sequence[str], *, sync: bool) -> Iterator
 
     Args:
         root: The buffer's folder, for messages.
-        folders: The folders of the files, which have one writer; after an error, partial files are removed from them.
+        folders: The folders of the files. Each folder has only one writer. After an error, partial files are removed
+            from these folders.
         sync: Whether to sync the names of the files to the disk.
 
     Raises:
-        StorageError: The files cannot be written; none of them exists.
+        StorageError: The files cannot be written; then none of the files exists.
     """
     paths: list[str] = []
     with storing(f"files in {root}"):

@@ -96,7 +96,7 @@ class GroupSlice:
         present: The number of scored rollouts that were not removed.
         group_uid: The uid of their sealed group; "" without a sealed group.
         group: The stored group of the rollouts, or None.
-        record: Without a stored group, the one rollout, until it is removed.
+        record: Without a stored group, the single rollout of the slice; None after the rollout was removed.
         declared: The declared columns of ``record``.
 
     Attributes:
@@ -227,7 +227,7 @@ class WantedGroups:
 
     Args:
         older: One of ``_OLDER_GROUPS``.
-        pool: Whether sealed groups of one problem and version are scored as one group.
+        pool: Whether all sealed groups of a problem and a version are scored together as one group.
 
     Raises:
         ConfigError: ``older`` is invalid.
@@ -335,7 +335,9 @@ def _candidates(pieces: Sequence[GroupSlice], advantage: Advantage) -> Candidate
 
 
 class NumbersOfRows(Mapping[str, npt.NDArray[Any]]):
-    """The columns with one number per example of several slices, by name, each created on first access."""
+    """The columns of several slices that have one number per example, by name. The array of a column is created on
+    first access.
+    """
 
     def __init__(self, pieces: npt.NDArray[Any]) -> None:
         self._pieces: list[GroupSlice] = pieces.tolist()
@@ -439,7 +441,7 @@ class GrpoBatchMaker:
         older_groups: What happens to a problem's group of an older version when rollouts of a newer version arrive.
             "drop": the first newer rollout removes the older group. "keep": both may be drawn, each group is scored
             separately, and rollouts of older versions are accepted even after newer rollouts. None: "keep" if
-            ``retention`` or ``max_staleness`` is given, else "drop". Versions compare as numbers if they are numbers.
+            ``retention`` or ``max_staleness`` is given, else "drop". Versions that are numbers are compared as numbers.
         max_staleness: The largest staleness of a rollout: its distance in versions from the version of
             ``set_policy_version``, or without a call, from the latest version seen. The distance is the difference of
             numeric versions, or for other versions the number of versions in between.
@@ -482,7 +484,7 @@ class GrpoBatchMaker:
         self._begin()
 
     def _begin(self) -> None:
-        """Remove all rollouts; the known versions stay."""
+        """Remove all rollouts; keep the known versions."""
         self._wanted = WantedGroups(self._older, self._pools)
         self._pool: dict[int, ScoredGroup] = {}  # groups with drawable rollouts, by number
         self._drawable = 0  # rollouts of these that have not left
@@ -673,8 +675,8 @@ class GrpoBatchMaker:
         """Set the latest version, from which staleness is measured; later rollouts of newer versions raise DataError.
 
         Call this method whenever the policy changes. If a trainer goes back to a checkpoint, stored rollouts of later
-        versions belong to an abandoned policy: they are never drawn, even when another policy reaches their version
-        number.
+        versions belong to an abandoned policy: these rollouts are never drawn, even when another policy reaches their
+        version number.
 
         Raises:
             DataError: The version is neither a str nor an int.
@@ -795,7 +797,7 @@ class GrpoBatchMaker:
         return metadata_of(batch, self._last)
 
     def summary(self) -> dict[str, float]:
-        """Return numbers for a log.
+        """Return statistics for a log, as numbers by name.
 
         "rollouts", "groups", "groups_equal" (groups whose rewards are all equal) and their share "groups_equal_share"
         count all received data, also from before a restart. "available" counts the rollouts that can be drawn.

@@ -1,8 +1,9 @@
 """Late columns: values by rollout uid that are added after the rollouts were stored, in a log and in Parquet files.
 
 Small amounts of values are appended to the log; large amounts are written directly to files. The log lists the files,
-so that a missing file is detected. When the log is large, its values are written to files. A value is a number; a list,
-if the column has a shape; or the list of the values of all tokens, or all turns, of the rollout.
+so that a missing file is detected. When the log is large, its values are written to files. A value is stored as a
+number, or as a list if the column has a shape. A column per token or per turn stores one list with the values of all
+tokens, or all turns, of the rollout.
 
 A record of the log is an Arrow record batch with a row for each column; a row has the values or the name of a file.
 """
@@ -160,7 +161,7 @@ class LateColumns:
     """Reads the late columns of a folder, in any process. Values that another process adds after the first read are not
     included.
 
-    A value is read when it is needed. Several threads may read while one thread adds values.
+    A value is read only when a caller requests it. Several threads may read while one thread adds values.
 
     Args:
         root: The buffer's folder.
@@ -260,7 +261,7 @@ class LateColumns:
         return self._places[name]
 
     def value(self, name: str, uid: str) -> npt.NDArray[Any] | None:
-        """Return the value of a column for a rollout; None if it has not arrived. Raises the errors of ``fill``."""
+        """Return a rollout's value of a column; None if the value has not arrived. Raises the errors of ``fill``."""
         with self._lock:
             self._opened()
             place = self._places[name].get(uid) if name in self._places else None
@@ -348,7 +349,7 @@ class LateStore(LateColumns):
 
         Args:
             chunks: The values.
-            arrived: Called with the new values of a chunk when they are on disk.
+            arrived: A function that is called with the new values of a chunk when these values are on disk.
 
         Returns:
             The number of new values of each chunk.
@@ -447,8 +448,8 @@ def checked_chunk(column: RolloutColumn, given: Any, counts: Sequence[int] | Non
         counts: The number of tokens or turns of each rollout; None for columns with one value per rollout.
 
     Raises:
-        DataError: A value has another shape or type, or the dtype or the column does not allow it; the message names
-            the rollout.
+        DataError: A value has another shape or type, or the dtype or the column does not allow the value; the message
+            names the rollout.
     """
     uids, items = list(given), list(given.values())
     where = f"add_column {column.name!r}"

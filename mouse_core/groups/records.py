@@ -215,7 +215,7 @@ class RolloutColumn:
         """Convert values to a read-only array of this column's dtype.
 
         Args:
-            given: ``[count, *shape]``, or one value, ``shape``.
+            given: An array ``[count, *shape]``, or one value of the shape ``shape``.
             count: The expected number of values; None: one value.
             where: The begin of an error message.
 
@@ -246,7 +246,7 @@ def checked_columns(values: Any, where: str) -> dict[str, npt.NDArray[Any]]:
     Names, shapes and dtypes are checked when the object is added to a buffer.
 
     Raises:
-        DataError: ``values`` is not a dict of arrays of numbers or bools by name; the message begins with ``where``.
+        DataError: ``values`` is not a dict from names to arrays of numbers or bools; the message begins with ``where``.
     """
     if not isinstance(values, Mapping):
         raise DataError(f"{where}: expected columns as a dict, found {values!r:.100}")
@@ -335,7 +335,7 @@ class Columns(Mapping[str, RolloutColumn]):
         """Return these columns, followed by the columns of ``others`` that are not declared yet.
 
         Raises:
-            ConfigError: A column of ``others`` is declared differently.
+            ConfigError: A column with the same name is declared differently in ``others``.
         """
         for name, column in others.items():
             if self.get(name, column) != column:
@@ -666,8 +666,8 @@ class RolloutRecord(ByValue):
         policy_version: The version of the policy that sampled the rollout; an int is converted to decimal digits.
         rollout_uid: The unique id of this rollout, not empty.
         turns: The messages in order, at least one.
-        reward: The reward of the whole rollout; None: the sum of the turns' rewards, or unknown if no turn has a
-            reward. Only a buffer with a late column "reward" accepts a rollout with an unknown reward.
+        reward: The reward of the complete rollout. None: the sum of the turns' rewards; if no turn has a reward, the
+            reward is unknown. Only a buffer with a late column "reward" accepts a rollout with an unknown reward.
         created: The time of creation, in seconds since 1970; by default now.
         replica_id: The id of the worker that sampled the rollout.
         metadata: See ``Turn``.
@@ -675,8 +675,8 @@ class RolloutRecord(ByValue):
             ``shape``.
         declared: The declarations of the columns of the rollout and its turns; set by the buffer that stores the
             rollout.
-        group_uid: The uid of the rollout's sealed group; the buffer sets the uid when it seals the group, and it is ""
-            before.
+        group_uid: The uid of the rollout's sealed group. The buffer sets the uid when it seals the group; before, the
+            uid is "".
 
     Raises:
         DataError: A type is wrong, a name is empty, ``turns`` is empty, or a value is NaN or infinite.
@@ -727,7 +727,7 @@ class RolloutRecord(ByValue):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class RolloutGroup(ByValue):
-    """Rollouts of one policy version on one problem, which are scored relative to each other.
+    """Rollouts of the same policy version on the same problem; the rollouts are scored relative to each other.
 
     Args:
         environment, example_id, policy_version: The shared values of the rollouts.

@@ -69,9 +69,9 @@ class TopK:
 
     Args:
         k: The number of rollouts to keep in each group, 1 or more.
-        above_median: Whether to exclude rewards up to the group's median; for an even number, the lower of the two
-            middle rewards. Of the rewards 0, 1, 1, 2 only 2 is kept. If all rewards of a group are equal, no rollout is
-            kept.
+        above_median: Whether to exclude rewards up to the group's median; in a group with an even number of rollouts,
+            the median is the lower of the two middle rewards. Of the rewards 0, 1, 1, 2 only 2 is kept. If all rewards
+            of a group are equal, no rollout is kept.
 
     Raises:
         ConfigError: ``k`` is below 1.
@@ -237,7 +237,7 @@ def advantages(
 
 
 def _arrays(rewards: Any, groups: Any) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
-    """Return rewards and their group numbers as arrays."""
+    """Return the rewards, and the group number of each reward, as arrays."""
     try:
         reward = np.asarray(rewards, np.float64)
         group = np.zeros(reward.shape, np.int64) if groups is None else np.asarray(groups)
@@ -302,7 +302,8 @@ class BatchAdvantage(Protocol):
         """See ``Advantage``."""
 
     def of_batch(self, rollouts: Sequence[RolloutRecord], worth: npt.NDArray[np.float64]) -> Sequence[npt.ArrayLike]:
-        """Return the advantage of each rollout: a number, or a number for each of the rollout's tokens, ``[L]``.
+        """Return the advantage of each rollout: a number, or an array ``[L]`` with a number for each of the rollout's L
+        tokens.
 
         To repeat ``values`` of turns, ``[T]``, for the tokens of each turn, use ``np.repeat(values, [len(turn.tokens)
         for turn in rollout.turns])``.
@@ -419,7 +420,7 @@ def checked_worth(advantage: Advantage, rewards: Any, groups: Any) -> npt.NDArra
     """Call an ``Advantage`` once for all groups, or a plain function once for each group; return the advantages.
 
     Raises:
-        DataError: The result is not one finite number for each rollout.
+        DataError: The result does not have one finite number for each rollout.
     """
     if hasattr(advantage, "compares"):
         return _finite(advantage, rewards, groups)

@@ -333,7 +333,7 @@ class SharedBuffer:
         return {}
 
     def interrupt(self) -> None:
-        """Wake the calls that wait for room; they fail, and their clients repeat them."""
+        """Wake the calls that wait for room; these calls fail, and their clients repeat the calls."""
         self._is_closing.set()
 
     def close(self) -> None:

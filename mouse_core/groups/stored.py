@@ -1,9 +1,9 @@
 """The stored content of a rollout buffer: the index, batches, and rollouts, which are read when needed.
 
-The index is a log of sealed groups, of batches, and of the rollouts that batches used. It is read when a folder is
-opened. The index makes it unnecessary to open all files. It also stores the order of the files, and the uids of used
-rollouts even after old batch files are deleted. Files that are missing in the index are read and added. Only the index
-contains the policy versions of ``set_policy_version`` and the rollouts that were given up.
+The index is a log of sealed groups, of batches, and of the rollouts that batches used. The index is read when a folder
+is opened. The index makes it unnecessary to open all files. The index also stores the order of the files, and the uids
+of used rollouts, which stay known after old batch files are deleted. Files that are missing in the index are read and
+added. Only the index contains the policy versions of ``set_policy_version`` and the rollouts that were given up.
 """
 
 from __future__ import annotations
@@ -112,7 +112,8 @@ class VersionChange(NamedTuple):
 
     Args:
         version: The version, which became the latest version.
-        sealed: The number of groups that were sealed before the call; groups of later versions among them are lost.
+        sealed: The number of groups that were sealed before the call. Of these groups, the groups of later versions are
+            lost.
         batches: The number of batches that were stored before the call.
     """
 
@@ -128,7 +129,8 @@ class Index:
     Args:
         parts: The groups whose files exist, in the order of sealing.
         batches: The batches in the order of storing, including batches whose files were deleted.
-        ready: Uids of groups that waited for late columns and received them, in the order in which they became ready.
+        ready: Uids of groups that waited for late columns and have received all values, in the order in which the
+            groups became ready.
         changes: The changes of the policy version, in order.
         given_up: Uids of rollouts that were given up.
         declared: The declared columns.
@@ -319,7 +321,7 @@ class BatchFiles:
         self._changes: list[VersionChange] = []
 
     def batch_at(self, index: int) -> str | None:
-        """Return the id of batch number ``index``; None if it does not exist yet."""
+        """Return the id of batch number ``index``; None if the batch does not exist yet."""
         return self._stored[index].batch_id if index < len(self._stored) else None
 
     def read_batch(self, batch_id: str) -> list[RLExample]:
@@ -392,7 +394,7 @@ class FolderBatches(BatchFiles):
         return f"the folder {str(self._root)!r}, which has {len(self._stored)}"
 
     def batch_at(self, index: int) -> str | None:
-        """Return the id of batch number ``index``; None while it is not in the log."""
+        """Return the id of batch number ``index``; None while the batch is not in the log."""
         if index >= len(self._stored):
             self._follow()
         return super().batch_at(index)

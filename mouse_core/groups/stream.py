@@ -99,7 +99,7 @@ def plan_micro_batches(
     length: int | None = None,
     max_examples: int | None = None,
 ) -> list[list[list[int]]]:
-    """Distribute examples to ranks: about equal numbers of tokens, and equal numbers of micro-batches.
+    """Distribute examples to ranks, so that all ranks have about equally many tokens and equally many micro-batches.
 
     The number of micro-batches is the smallest number that is sufficient for all examples. Each example, longest first,
     is added to the micro-batch with the fewest tokens (longest processing time first, Graham 1969). The micro-batches,
@@ -205,7 +205,7 @@ def _filled(sizes: Sequence[int], count: int, kind: MicroBatch) -> list[list[int
 
 
 class BatchShare:
-    """One rank's share of a batch: a sequence of micro-batches, the same number on every rank.
+    """One rank's share of a batch: a sequence of micro-batches; its length is equal on every rank.
 
     A micro-batch is a dict of the arrays of ``pack``, ``pad`` or ``concatenate``, created on access; the arrays of all
     micro-batches have equal shapes. With too few examples, a micro-batch may be empty: its arrays have the same shape,
@@ -331,8 +331,8 @@ class RolloutStream:
         pad_token: The token for padding.
         max_turns: Number of turns for which a row, or all concatenated examples, have values.
         skip_longer: Whether examples that are longer than a row are left out, on all ranks, and counted in a share's
-            ``report``; otherwise such a batch raises DataError. To exclude long rollouts from batches, use the batch
-            maker's ``retention``.
+            ``report``; otherwise a batch with such an example raises DataError. To exclude long rollouts from batches,
+            use the batch maker's ``retention``.
         timeout: Seconds to wait for a batch.
 
     Raises:
@@ -398,7 +398,7 @@ class RolloutStream:
         return share
 
     def _deliver(self, arrays: Arrays, declared: Columns) -> Any:
-        """Return a micro-batch in the form that the caller gets; adapters move it to a device."""
+        """Return a micro-batch in the form that the caller receives; adapters move the arrays to a device."""
         return arrays
 
     def _wait(self, index: int) -> str:
@@ -417,7 +417,9 @@ class RolloutStream:
         return batch_id
 
     def _check_before(self, index: int, *, may_come: bool = False) -> None:
-        """Raise StateError if the previous batch is not the batch that preceded it when the state was saved."""
+        """Raise StateError if the batch before the current position differs from the batch there when the state was
+        saved.
+        """
         before = self._batch_at(index - 1) if index else ""
         if before != self._after and not (may_come and before is None):
             raise StateError(
@@ -452,8 +454,8 @@ class RolloutStream:
         """Restore a saved position, also with another number of ranks.
 
         Raises:
-            StateError: The state does not belong to a stream, a newer version wrote it, or it is a position within a
-                batch for another number of ranks or other micro-batches. The stream is unchanged.
+            StateError: The state does not belong to a stream, a newer version wrote the state, or the state is a
+                position within a batch for another number of ranks or for other micro-batches. The stream is unchanged.
         """
         form = state.get("format") if isinstance(state, Mapping) else None
         if form != _FORMAT:

@@ -97,7 +97,7 @@ class Unsealed:
 
     Args:
         rollout_uid: The uid of the rollout.
-        reward: The reward; None if it is added later.
+        reward: The reward; None if the reward is added later.
         created: The time of creation, in seconds since 1970.
         tokens: The number of tokens.
         turns: The number of turns.
@@ -119,7 +119,9 @@ def _unsealed(rollout: RolloutRecord, begin: int = -1) -> Unsealed:
 
 @dataclass(slots=True)
 class WaitingGroup:
-    """The unsealed rollouts of a group, and the time at which the first of them arrived, in seconds since 1970."""
+    """The unsealed rollouts of a group, and the time at which the first of these rollouts arrived, in seconds since
+    1970.
+    """
 
     since: float
     rollouts: list[Unsealed] = field(default_factory=list)
@@ -154,7 +156,7 @@ class SealingRules:
         group_size: Number of rollouts of a full group, which is sealed at once.
         min_group_size: Least number of rollouts with which a group older than ``seal_timeout`` is sealed.
         seal_timeout: Seconds after a group's first rollout until the group is sealed.
-        capacity: The largest number of waiting rollouts in all groups; above it, the oldest groups are sealed.
+        capacity: The largest number of waiting rollouts in all groups; above this number, the oldest groups are sealed.
 
     Raises:
         ConfigError: An argument is invalid.
@@ -264,7 +266,9 @@ class Waiting:
         return SealingPlan(sealed, groups, {rollout.rollout_uid: rollout for rollout in rollouts})
 
     def _oldest(self, groups: dict[GroupKey, WaitingGroup], excess: int) -> list[tuple[GroupKey, list[Unsealed]]]:
-        """Choose the oldest groups to seal, groups with enough rollouts first, until they have ``excess`` rollouts."""
+        """Choose the oldest groups to seal, groups with enough rollouts first, until the chosen groups have ``excess``
+        rollouts in total.
+        """
         everyone = [(key, group) for key, group in (self.groups | groups).items() if group.rollouts]
         everyone.sort(key=lambda item: (len(item[1].rollouts) < self._rules.min_group_size, *_age(item)))
         sealed = []
@@ -289,7 +293,9 @@ class Waiting:
         return _sealing({key: group for key, group in self.groups.items() if self._rules.due(group) <= now})
 
     def next_due(self, keys: Iterable[GroupKey] | None = None) -> float:
-        """Return the earliest time at which a group (of ``keys``, if given) is sealed; infinity without groups."""
+        """Return the earliest time at which a group is sealed; only groups in ``keys`` count, if ``keys`` is given.
+        Return infinity if there are no groups.
+        """
         groups = self.groups.values() if keys is None else (self.groups[key] for key in keys if key in self.groups)
         return min(map(self._rules.due, groups), default=math.inf)
 
@@ -389,7 +395,7 @@ class Waiting:
     # ------------------------------------------------------------------ files
 
     def _write(self, plan: SealingPlan, number: int) -> list[GroupFile]:
-        """Write the sealed groups to files, groups of one environment together; either all files are written or
+        """Write the sealed groups to files; groups of one environment share files. Either all files are written or
         none.
         """
         folders = [str(self._root / folder_name(name)) for name in {key.environment for key, _ in plan.sealed}]

@@ -66,7 +66,7 @@ class KeyRows:
 
         Raises:
             SchemaError: A leaf is not an array, or does not match the schema.
-            DataError: A dtype cannot represent a number, or leaves differ in length.
+            DataError: A dtype cannot represent a value, or leaves differ in length.
         """
         if isinstance(tree, list) and tree and isinstance(tree[0], dict | tuple):
             tree = stack(tree)
@@ -149,7 +149,7 @@ def _chosen(arrays: list[Any], rows: npt.NDArray[np.int64]) -> list[Any]:
 
 
 def _spread(tree: Any, schema: RowSchema | None, n: int) -> Any:
-    """Repeat each number without an axis in a tree for ``n`` rows."""
+    """Repeat each single number (without an axis) in a tree for ``n`` rows."""
     leaves = flatten(tree)
     if all(isinstance(leaf, list) or np.ndim(leaf) for leaf in leaves.values()):
         return tree
@@ -347,7 +347,7 @@ def hash_to_int(hashes: Any) -> npt.NDArray[np.int64]:
 
 
 def binary_to_decimal(bits: Any, *, width: int | None = None) -> npt.NDArray[np.int64]:
-    """Convert rows of bits to numbers; the first bit is the highest.
+    """Convert rows of bits to integers; the first bit is the most significant bit.
 
     Args:
         bits: ``[..., k]``: values greater than 0 are 1. With the signs of a random projection, ``projection > 0``,

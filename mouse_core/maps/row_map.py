@@ -30,7 +30,7 @@ _FIRST_CAPACITY = 64
 
 
 class Stored:
-    """Access to the rows of a storage by number, in the order of writing; a storage in memory grows as needed.
+    """Access to the rows of a storage by their index in the order of writing; a storage in memory grows as needed.
 
     Args:
         storage: The storage; None: memory that grows.
@@ -126,17 +126,19 @@ class Stored:
         return self._schema
 
     def lock(self) -> AbstractContextManager[Any]:
-        """Return the lock to hold if other processes also write."""
+        """Return the lock to hold during a call if other processes also write."""
         return self.storage.lock() or nullcontext()
 
     def get(self, numbers: Integers) -> Any:
-        """Return the rows with the given numbers as a tree; SchemaError if no row was ever written."""
+        """Return the rows with the given indices as a tree; raise SchemaError if no row was ever written."""
         if not len(self.storage):
             raise SchemaError(f"map: expected at least one write of {self.what or 'values'} before, found none")
         return self.storage.get(numbers)
 
     def write(self, rows: Any, schema: RowSchema, n: int, first: int) -> None:
-        """Write rows from number ``first`` on: the next number or, after a crash, an earlier number."""
+        """Write rows to the indices from ``first`` on. ``first`` is the next unused index or, after a crash, an earlier
+        index.
+        """
         if not n:
             return
         if not self.what:
@@ -168,9 +170,9 @@ _MOST = (1 << 31) - 2
 class RowTable:
     """A hash table from hashes of rows to the indices (numbers) of the rows.
 
-    An entry is 64 bits: 31 bits of the hash and a 1, and the number of a row plus 1. An empty entry is 0. 32 other bits
-    of the hash determine the first slot to probe; they are stored in a second array, so that the table can be enlarged
-    without reading rows. At most half of the entries are used.
+    An entry is 64 bits: 31 bits of the hash and a 1, and the index of a row plus 1. An empty entry is 0. 32 other bits
+    of the hash determine the first slot to probe; these bits are stored in a second array, so that the table can be
+    enlarged without reading rows. At most half of the entries are used.
     """
 
     def __init__(self) -> None:
@@ -642,8 +644,8 @@ class RowMap:
 
         Args:
             rows: The rows.
-            default: A number, or a tree like the values with one value for each field. Before the first write of
-                values, the result has the structure of ``default``.
+            default: A number, or a tree with the fields of the values and one value for each field. Before the first
+                write of values, the result has the structure of ``default``.
 
         Raises:
             SchemaError: The rows do not match the first write, or the default does not match the values.
@@ -764,11 +766,11 @@ class RowMap:
         return given
 
     def _accept(self, rows: Any) -> Any:
-        """Convert rows of a framework to a tree of NumPy arrays; a subclass overrides it."""
+        """Convert rows of a framework to a tree of NumPy arrays; a subclass overrides this method."""
         return rows
 
     def _deliver(self, rows: Any) -> Any:
-        """Convert a tree of NumPy arrays, or indices, to arrays of a framework; a subclass overrides it."""
+        """Convert a tree of NumPy arrays, or indices, to arrays of a framework; a subclass overrides this method."""
         return as_lists(rows)
 
     def _by_index(self, part: Stored, index: Any) -> Any:
@@ -806,8 +808,8 @@ class RowMap:
         """Restore the rows, values and indices of a state.
 
         Raises:
-            StateError: The state is damaged, has other content, belongs to a map of another capacity, or a newer
-                release wrote it. The map is unchanged.
+            StateError: The state is damaged, is not the state of a map, belongs to a map of another capacity, or was
+                written by a newer release. The map is unchanged.
         """
         kind = state.get("kind") if isinstance(state, Mapping) else state
         if not isinstance(state, Mapping) or kind != _KIND:

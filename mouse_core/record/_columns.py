@@ -69,8 +69,8 @@ def recording_of_gymnasium(env: Any, observation: Any, action: Any, policy: str 
 
 
 def recording_of_dm_env(env: Any, observation: Any, action: Any, policy: str | None) -> Recording:
-    """Return the description of a recording from a dm_env environment, which is named by its task or class because it
-    has no id.
+    """Return the description of a recording from a dm_env environment, which is named by its task or class because
+    dm_env environments have no id.
     """
     task = getattr(env, "task", None)
     names = [getattr(env, "name", None), None if task is None else type(task).__name__, type(env).__name__]
@@ -94,7 +94,9 @@ def _described(spec: Any) -> dict[str, Any]:
 
 
 def named_policy(policy: Any) -> str | None:
-    """Return the name of a policy: a given text, the module and name of a function, or the class of an object."""
+    """Return the name of a policy: the text itself if a text is passed, the module and name of a function, or the class
+    of another object.
+    """
     if policy is None or isinstance(policy, str):
         return policy
     named = policy if hasattr(policy, "__qualname__") else type(policy)
@@ -204,7 +206,7 @@ def observation_columns(spec: Any, images: str, *, declared: bool = False) -> li
     Args:
         spec: The spec of an observation.
         images: "raw" or "png".
-        declared: Whether arrays are converted to the dtypes of ``spec``; otherwise they keep their dtype.
+        declared: Whether arrays are converted to the dtypes of ``spec``; otherwise arrays keep their dtype.
     """
     check_choice("images", images, IMAGES)
     return _columns("observation", spec, declared=declared, png=images == "png")
@@ -287,7 +289,7 @@ def values_of(columns: list[Column], value: Any, number: int | None = None) -> R
         columns: The columns.
         value: An observation or action, or the stacked observations or actions of several environments, as in
             gymnasium.
-        number: The number of the environment in a stack.
+        number: The index of the environment in a stack.
 
     Raises:
         DataError: A value does not fit its column.

@@ -7,8 +7,8 @@ written. When the store has all rows, the file is emptied. So the next recorder 
 lacks. Example: a note says that 4 rows are written to the store from row 998 on. If the store has received 1,000 rows
 in total, the recorder appends the last two of the 4 rows.
 
-Written rows survive a crash of the process. In a store with ``sync="append"`` they also survive a power cut; otherwise,
-rows that a power cut damaged are left out.
+Written rows survive a crash of the process. In a store with ``sync="append"``, written rows also survive a power cut;
+otherwise, rows that a power cut damaged are left out.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class RowEncoder:
         """Encode a row as bytes.
 
         Raises:
-            DataError: The row has other values than numbers, arrays and texts.
+            DataError: A value of the row is not a number, an array or a text.
         """
         try:
             parts = self._parts(row)
@@ -157,7 +157,7 @@ def decoded(record: bytes) -> Row:
 
 
 def _value(rest: bytes, name: str, code: str, more: list[Any]) -> tuple[Any, bytes]:
-    """Decode a value; return it and the remaining bytes."""
+    """Decode a value; return the value and the remaining bytes."""
     if code == "none":
         return None, rest
     if code == "bool":
@@ -384,7 +384,7 @@ class EpisodeSink:
 
     Args:
         store: The store, or a client of it; other writers may append complete episodes meanwhile.
-        mark: Whether an interrupted episode is written as truncated; otherwise it is left out.
+        mark: Whether an interrupted episode is written as truncated; otherwise the episode is left out.
         running: The file of rows that the store does not have yet; None: no file.
     """
 
@@ -432,7 +432,7 @@ class EpisodeSink:
             self._running.end()
 
     def interrupt(self) -> None:
-        """End the running episode: write it as truncated, or discard it."""
+        """End the running episode: write the episode as truncated, or discard it."""
         if self._columns and self._mark:
             last = {name: values[-1] for name, values in self._columns.items() if name in _ENDS}
             truncate(last)
@@ -447,7 +447,7 @@ class EpisodeSink:
         self._forget_running()
 
     def close(self) -> None:
-        """Close the recording file; rows that the store does not have stay in it."""
+        """Close the recording file, which keeps the rows that the store does not have."""
         self._columns, self._ended = {}, []
         if self._running is not None:
             self._running.close()
@@ -493,8 +493,8 @@ class EpisodeWriter:
         Args:
             action: The columns of the action.
             reward: The reward of the action, a number or an array.
-            terminated, truncated: Flags: whether the action ended the episode; or flags ``[A]``: whether it ended the
-                episode of each agent.
+            terminated, truncated: Flags: whether the action ended the episode; or flags ``[A]``: whether the action
+                ended the episode of each agent.
             seen: The columns of the next observation.
 
         Raises:
@@ -614,7 +614,9 @@ def infos_of(info: Mapping[str, Any], infos: Mapping[str, Any]) -> Row:
 
 
 def kept_info(name: str, value: Any, dtype: Any) -> Any:
-    """Return a copy of an info's value; None if a mask hides it; DataError if its dtype cannot represent it."""
+    """Return a copy of an info's value; None if a mask hides the value. Raise DataError if the dtype cannot represent
+    the value.
+    """
     if is_hidden(value):
         return None
     try:

@@ -29,9 +29,9 @@ class Recorder:
     Rows have the store's alignment. In an "arrived" store an episode of T transitions has T+1 rows, and the first row
     has a placeholder action. In an "outgoing" store, the episode has T rows, without its final observation. Columns are
     named as in ``DatasetStore.add_episode``: ``observation`` and ``action``; for nested spaces ``observation.<key>``
-    and ``action.<key>``. Batches have fields of these names, in the columns' dtype and shape. ``done`` is 1 if an
-    episode terminated, and 2 if it was only truncated. Environment, spec, spaces, versions and policy are in
-    ``store.metadata.recordings``.
+    and ``action.<key>``. Batches have fields of these names, in the columns' dtype and shape. ``done`` is 1 if the
+    episode terminated, and 2 if the episode was truncated but not terminated. Environment, spec, spaces, versions and
+    policy are in ``store.metadata.recordings``.
 
     Rewards may be vectors. If ``terminated`` or ``truncated`` are flags of agents ``[A]``, the episode ends when its
     last agent ends, and the column ``agent_done`` has the codes of agents; see ``DatasetStore.add_episode``.
@@ -218,9 +218,9 @@ class VectorRecorder:
         store = DatasetStore()
         envs = VectorRecorder(gymnasium.make_vec("CartPole-v1", num_envs=8), store)
 
-    The rows of an episode are contiguous in the store, and episodes are in the order in which they end; until its end,
-    the rows of an episode wait in memory. The final observation of an episode is recorded in every mode. Observations
-    have the dtypes of their space.
+    The rows of an episode are contiguous in the store, and episodes are in the order in which they end; the rows of an
+    episode wait in memory until the episode ends. The final observation of an episode is recorded in every mode.
+    Observations have the dtypes of their space.
 
     Args:
         envs: The environments.
@@ -376,13 +376,15 @@ def _autoreset_mode(envs: Any) -> str:
 
 
 def _seed_of(seed: Any, number: int) -> int | None:
-    """Return the seed of one of several environments; gymnasium adds the number of the environment to a single seed."""
+    """Return the seed of one of several environments; if a single seed was passed, gymnasium adds the index of the
+    environment to this seed.
+    """
     found = seed[number] if isinstance(seed, list | tuple | np.ndarray) else seed
     return None if found is None else int(found) + (0 if found is not seed else number)
 
 
 def _info_at(infos: dict[str, Any], keys: Sequence[str], number: int) -> Any:
-    """Return one environment's info; None if it has no info of that name."""
+    """Return the info of one environment; None if the environment has no info of this name."""
     value: Any = infos
     for key in keys:
         if not isinstance(value, dict) or key not in value or not value.get(f"_{key}", {number: True})[number]:

@@ -436,8 +436,7 @@ class BaseBuffer:
         raise NotImplementedError
 
     def finish(self, drawn: Drawn) -> Any:
-        """Convert a draw to a batch: the second half of ``sample``. Any thread may call this method, also repeatedly.
-        """
+        """Convert a draw to a batch: the second half of ``sample``. Any thread may call ``finish``, also repeatedly."""
         return self._deliver(self.batch_of(drawn))
 
     def _counted_batch(self, drawn: Drawn) -> Any:
@@ -624,8 +623,7 @@ class ReplayBuffer(BaseBuffer):
         self._take_parts(rows, sampler, writer)
 
     def _as_storage(self, storage: Any) -> Storage:
-        """Convert the argument ``storage`` to a storage; a subclass that holds rows on a device overrides this method.
-        """
+        """Convert the argument ``storage`` to a storage; subclasses with rows on a device override this method."""
         return ListStorage() if storage is None else as_storage(storage)
 
     def _take_parts(self, storage: Storage, sampler: Sampler | None, writer: Writer | None) -> None:

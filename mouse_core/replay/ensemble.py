@@ -326,8 +326,8 @@ class ReplayBufferEnsemble(BaseBuffer):
         return {"kind": "ensemble", **numbers, **self._shares(), "buffers": members}
 
     def _shares(self) -> dict[str, Any]:
-        """The weights of the members as saved in a state, for each stage of the schedule. The number of its first
-        sample identifies a stage.
+        """The weights of the members as saved in a state, for each stage of the schedule. A stage is identified by the
+        number of its first sample.
         """
         shares = {str(first): tuple(weights.tolist()) for first, weights in self._schedule.weights.items()}
         return {"p": shares, "num_buffer_sampled": self._num_buffer_sampled or 0}

@@ -232,7 +232,7 @@ class Transition:
         fields: Values by name.
 
     Raises:
-        ConfigError: Two names of one field have different values.
+        ConfigError: A field is passed under both of its names, with different values.
     """
 
     def __init__(self, **fields: Any) -> None:

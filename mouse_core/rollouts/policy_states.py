@@ -54,7 +54,8 @@ class PolicyStates:
         hidden states.
 
         Args:
-            given: ``(actor, critic)``, each a tree or None; or None.
+            given: The states ``(actor, critic)``, each of which is a tree or None; or None for a transition without
+                states.
             step: The row of the states, which is not written yet.
 
         Raises:
@@ -129,7 +130,8 @@ def _check_same(path: str, row: Array, array: Array) -> None:
 
 
 def tree_map(call: Callable[..., Any], tree: Tree, *others: Tree, path: str = "hidden_states") -> Tree:
-    """Apply ``call(path, leaf, *other_leaves)`` to every array of a tree of tuples, lists and dicts; None stays None.
+    """Apply ``call(path, leaf, *other_leaves)`` to every array of a tree of tuples, lists and dicts; None is returned
+    for None.
 
     Raises:
         SchemaError: Another tree has a different structure.

@@ -468,9 +468,9 @@ def vtrace(
         ratios: Probability of the action under the learning policy, divided by its probability under the acting policy,
             ``[T, ...]``.
         lam: A number, or a number for each row.
-        clip_rho: The largest importance weight of a temporal difference; it determines the policy whose values are
-            learned.
-        clip_c: The largest trace weight of later temporal differences; it determines the speed of learning.
+        clip_rho: The largest importance weight of a temporal difference; ``clip_rho`` determines the policy whose
+            values are learned.
+        clip_c: The largest trace weight of later temporal differences; ``clip_c`` determines the speed of learning.
         clip_pg_rho: The largest importance weight of an advantage.
 
     Returns:

@@ -56,7 +56,7 @@ class RolloutStorage:
     Rows have the alignment "outgoing": the action, reward and done of row t belong to the transition that leaves the
     observation of row t. Fill the storage with ``add_transitions``, call ``compute_returns``, read mini-batches, call
     ``clear()``, and begin again. ``storage["name"]`` or ``storage.name`` is the array of a field, without a copy: the
-    next rollout overwrites it.
+    next rollout overwrites this array.
 
     Args:
         num_envs: The number of environments, N.
@@ -174,10 +174,11 @@ class RolloutStorage:
 
     @property
     def digest(self) -> StreamDigest:
-        """The 128-bit digest of all mini-batches read so far, over all rollouts, with their numbers.
+        """The 128-bit digest of all mini-batches that were read so far, in all rollouts; it also depends on the numbers
+        of the mini-batches.
 
         The digest is the sum of ``batch.digest(i)`` over the delivered mini-batches, numbered from ``i = 0``; each step
-        from ``generator()`` counts as a mini-batch. The digest is equal in every framework, and the state contains it.
+        from ``generator()`` counts as a mini-batch. The digest is equal in every framework, and is part of the state.
         With several processes, each process has its own environments. The sum of all processes' digests identifies the
         data of all processes, and is equal in a second run with the same number of processes.
 
@@ -388,7 +389,7 @@ class RolloutStorage:
 
         Raises:
             RolloutError: The rollout is not full or has no returns; or during iteration, the rollout was changed.
-            ConfigError: A number is out of range, the storage is for distillation, or a history's field is unknown.
+            ConfigError: An argument is out of range, the storage is for distillation, or a history's field is unknown.
         """
         self._check_readable("mini_batch_generator", num_epochs)
         histories = check_histories(histories, self._arrays)
@@ -443,9 +444,9 @@ class RolloutStorage:
 
         Returns:
             An iterator over T tuples (observations, privileged_observations, (ref_obs, ref_mask) or None,
-            (privileged_ref_obs, privileged_ref_mask) or None, actions, privileged_actions, dones) of arrays
-            ``[N, ...]``, which are views of the storage. Without privileged observations, the observations replace
-            them.
+            (privileged_ref_obs, privileged_ref_mask) or None, actions, privileged_actions, dones) of arrays ``[N,
+            ...]``, which are views of the storage. Without privileged observations, the tuple has the observations in
+            their place.
 
         Raises:
             RolloutError: The rollout is not full; or during iteration, the rollout was changed.
@@ -506,7 +507,7 @@ class RolloutStorage:
     # ------------------------------------------------------------------ details
 
     def _read_arrays(self) -> dict[str, Array]:
-        """Return the arrays that have rows of this rollout, by name."""
+        """Return, by name, the arrays that contain rows of this rollout."""
         return {
             name: values
             for name, values in self._arrays.items()

@@ -68,7 +68,7 @@ class Links(NamedTuple):
         latest: The newest edge that leaves each node; -1 without an edge.
         previous: For each edge, the previous edge that leaves the same node; -1 without an edge.
         target: The node that each edge leads to.
-        terminated, count: For each edge, the number of episodes that terminated with it, and the number of its
+        terminated, count: For each edge, the number of episodes that terminated with the edge, and the number of its
             transitions.
     """
 
@@ -500,7 +500,7 @@ class Forest:
                 vertex.
 
         Returns:
-            The tree. Later changes of the forest do not affect it.
+            The tree. Later changes of the forest do not affect the tree.
 
         Raises:
             MissingRowError: The observation is not in the forest.
@@ -588,7 +588,7 @@ class Forest:
         """Return the forest that ``dumps`` saved; nodes and edges keep their indices.
 
         Raises:
-            StateError: The file is damaged, has other content, or a newer version wrote it.
+            StateError: The file is damaged, does not contain a forest, or was written by a newer version.
             StorageError: The file cannot be read.
         """
         state = read_checkpoint(path)

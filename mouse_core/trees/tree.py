@@ -189,7 +189,7 @@ def components(edges: Edges) -> list[list[int]]:
 
 
 def _taken(waiting: list[int], vertex: int) -> list[int]:
-    """Pop vertices from a stack down to and including a vertex; return them."""
+    """Pop vertices from a stack, down to and including a vertex; return the popped vertices."""
     taken = [waiting.pop()]
     while taken[-1] != vertex:
         taken.append(waiting.pop())
@@ -220,8 +220,8 @@ def paths(edges: Edges, groups: list[list[int]]) -> Iterator[Path]:
 
 
 def folded(edges: Edges, groups: list[list[int]]) -> tuple[int, int]:
-    """Return the number of edges of the longest path, and the number of vertices, each counted once for each path to
-    it.
+    """Return the number of edges of the longest path, and the number of vertices, where a vertex is counted once for
+    each path to the vertex.
 
     Paths inside a group are enumerated from each entry vertex; other paths are counted by sums.
     """
@@ -312,7 +312,7 @@ class Tree:
     edges, and thus several paths, lead to it. A path ends with an edge that leads back to a vertex of the path, with an
     edge at which every episode terminated, or at a vertex without leaving edges.
 
-    ``Forest.get_tree`` creates a tree; later changes of the forest do not affect it.
+    ``Forest.get_tree`` creates a tree; later changes of the forest do not affect the tree.
 
     Attributes:
         nodes: The index of each vertex in the forest, int64 ``[V]``.
@@ -428,7 +428,7 @@ class Tree:
     def max_length(self) -> int:
         """Return the number of edges on the longest path.
 
-        Paths through cycles are enumerated one by one, and their number may be very large.
+        Paths through cycles are enumerated one by one, and there may be very many paths.
         """
         return folded(self._leaving, self._groups)[0]
 
@@ -451,7 +451,7 @@ class Tree:
             The path up to its end.
 
         Raises:
-            SchemaError: The scores are not one number for each edge.
+            SchemaError: ``scores`` does not have one number for each edge.
         """
         numbers = np.asarray(scores(self) if callable(scores) else scores)
         if numbers.shape != self.counts.shape:
@@ -505,8 +505,8 @@ class Tree:
 
         Args:
             discount: The discount per step.
-            best: Whether the value of a vertex is the value of its best action; else the mean of its edges, weighted by
-                their counts. Outcomes of the same action are always averaged.
+            best: Whether the value of a vertex is the value of its best action; else, the value is the mean of the
+                values of its leaving edges, weighted by their counts. Outcomes of the same action are always averaged.
             leaf_values: The value of vertices without leaving edges: a number, or a number for each vertex ``[V]``.
 
         Returns:
@@ -572,7 +572,8 @@ class Tree:
 
         Args:
             ax: The axes to draw on; by default new axes.
-            label: A function ``label(tree, vertex)`` that returns the text of a vertex; by default its number.
+            label: A function ``label(tree, vertex)`` that returns the text of a vertex; by default the index of the
+                vertex.
 
         Returns:
             The axes.

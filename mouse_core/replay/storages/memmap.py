@@ -582,8 +582,7 @@ class MemmapStorage(RowStorage):
         return {**known, "sync": self._sync, "summed": now.summed, "synced": self.synced}
 
     def lock(self) -> FileLock:
-        """Return the lock that the buffer holds while it draws and gathers a batch; every method also takes this lock.
-        """
+        """Return the lock that the buffer holds during a draw and its gather; every method also takes it."""
         return self._lock
 
     # ------------------------------------------------------------------ writing

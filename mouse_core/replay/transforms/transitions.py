@@ -323,8 +323,8 @@ class NextView:
       transitions: observation t, and action, reward, done and observation of row t+1. No stored observation is lost.
 
     The result has a field ``mask``, bool, which is True for complete transitions: exclude incomplete transitions from
-    the loss. Single transitions of a buffer stay single transitions, because the buffer also reads the row after each
-    transition.
+    the loss. If a buffer draws single transitions, the result also consists of single transitions, because the buffer
+    also reads the row after each transition.
 
     Args:
         takes: The alignment of the rows.
