@@ -116,7 +116,7 @@ def largest_in_runs(dtype: np.dtype[np.generic], begin: npt.NDArray[np.int64], c
 
 
 def copy_bits(positions: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Return the bits at ``positions`` (8 times the address, plus the bit's number; any shape) as booleans."""
+    """Return the bits at ``positions`` (8 times the address, plus the index of the bit; any shape) as booleans."""
     octets = flat_view(np.dtype(np.uint8))[(positions >> 3) - _FIRST_ADDRESS]
     bits: npt.NDArray[np.bool_] = (octets >> (positions & 7).astype(np.uint8) & 1).astype(np.bool_)
     return bits
@@ -316,7 +316,7 @@ def _values_of(array: pa.Array, begin: int, count: int) -> tuple[pa.Array, int, 
 
 
 def _bits_of(buffer: pa.Buffer, first: int, count: int, bits: int) -> tuple[int, int]:
-    """Return the begin and end address of ``count`` values of ``bits`` bits each, from value ``first`` on."""
+    """Return the start and end address of ``count`` values of ``bits`` bits each, from value ``first`` on."""
     return buffer.address + first * bits // 8, buffer.address + ((first + count) * bits + 7) // 8
 
 

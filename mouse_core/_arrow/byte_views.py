@@ -75,7 +75,7 @@ class ByteViews:
         unsure: The fields that may have values above the allowed maximum in these chunks.
         heads: The position of the first byte of every value, as an index in ``flat_view``, int64
             ``[batches, fields, values]``; None if reading ahead brings no advantage.
-        padded: Number of values at the end that are zeros.
+        padded: Number of padding values at the end, which are zeros.
         inline: If short values are written to the views only when batches are copied: a function that writes these
             values to the views, int64 ``[count, fields, values, 2]``, of the batches from ``first`` on.
     """
@@ -453,7 +453,7 @@ class FieldChunks:
         return heads
 
     def _begins_and_fields(self, pieces: Pieces, longest: int, *, look: bool) -> tuple[Int64s, list[int], set[str]]:
-        """Return the begins of chunks in the form of ``words``, the fields that are contiguous in all chunks, and the
+        """Return the starts of chunks in the form of ``words``, the fields that are contiguous in all chunks, and the
         unsafe fields.
 
         Unsafe fields, which may have values above the allowed maximum, are returned by name.
@@ -503,14 +503,14 @@ class FieldChunks:
         table.words[fresh, -1] = np.where((begins == UNKNOWN).any(axis=1), UNKNOWN, state)
 
     def _put_inline(self, pieces: Pieces, numbers: Int64s, words: npt.NDArray[np.int64], first: int) -> None:
-        """Write the bytes of short values into their views, for example of windows that end shortly after the end of a
+        """Write the bytes of short values into their views, for example in windows that end shortly after the end of a
         chunk.
 
         Example: for fields of 4 and 8 bytes per step, a piece of 3 steps fits into the view of the first field (12
         bytes), but not into the view of the second field (24 bytes).
 
         Args:
-            pieces: The begin and the number of steps of each value.
+            pieces: The start and the number of steps of each value.
             numbers: The fields with views.
             words: The views of the batches from ``first`` on.
             first: The index of the first batch.

@@ -203,7 +203,7 @@ class Reading:
     Args:
         name: The name of the column, for error messages.
         kind: The type of the column.
-        shape: The shape of one row, images as ``(H, W, C)``.
+        shape: The shape of one row; for images ``(H, W, C)``.
         fill, pad: See ``spec.Field``.
         budget: The limit for dense copies; None: no dense copies.
         crop, decoder: See ``spec.Field``.
@@ -292,7 +292,7 @@ class ColumnPart:
     def _column(self) -> pa.ChunkedArray | None:
         return self._make_column()
 
-    # For each chunk, computed on demand: number of rows, begin of the values, values per row, largest integer.
+    # For each chunk, computed on demand: number of rows, start of the values, values per row, largest integer.
     rows = memo(lambda part: np.diff(part._starts))
     begin = memo(lambda part: sparse_zeros(len(part._starts) - 1, np.int64))
     width = memo(lambda part: sparse_zeros(len(part._starts) - 1, np.int64))
@@ -317,7 +317,7 @@ class ColumnPart:
         """
 
     def locate(self, number: int) -> tuple[int, tuple[int, ...]] | None:
-        """Return the begin of a chunk's values and the shape of a row; see ``locate_checked``."""
+        """Return the start of a chunk's values and the shape of a row; see ``locate_checked``."""
         return locate_checked(self.chunk(number))
 
     def alike(self, chunks: Int64s) -> Iterator[tuple[int, Int64s, Int64s]]:
@@ -344,7 +344,7 @@ class ColumnPart:
             return self._copies[reading.copies_key]
 
     def known(self) -> tuple[Int64s, Int64s]:
-        """Return the begin of every chunk's values, ``UNKNOWN`` if not looked up, and the number of values per row."""
+        """Return the start of every chunk's values, ``UNKNOWN`` if not looked up, and the number of values per row."""
         with self.lock:
             return self.begin.copy(), self.width.copy()
 
@@ -410,7 +410,7 @@ class Column:
 
     @memo
     def _tables(self) -> tuple[Int64s, Int64s]:
-        """Return the begin of every chunk's values, ``UNKNOWN`` if not looked up, and the number of values per row."""
+        """Return the start of every chunk's values, ``UNKNOWN`` if not looked up, and the number of values per row."""
         if len(self._parts) == 1:
             return self._parts[0].begin, self._parts[0].width
         begins, widths = zip(*(part.known() for part in self._parts), strict=True)
@@ -504,9 +504,9 @@ class Column:
                 yield self._parts[number], slice(begin, end), chunks[begin:end] - self._first_chunk[number]
 
     def addresses(self, chunk: Int64s) -> tuple[Int64s, Int64s]:
-        """Return the begin of each chunk's values, or ``IRREGULAR``, and the number of values per row.
+        """Return the start of each chunk's values, or ``IRREGULAR``, and the number of values per row.
 
-        The begin is an address; for booleans, 8 times the address plus the index of the bit.
+        The start is an address; for booleans, 8 times the address plus the index of the bit.
         """
         if len(chunk) <= _FEW and self._later and "_tables" not in self.__dict__:
             # The tables have a row for each chunk of the snapshot, and the next snapshot may follow soon, so they are
@@ -532,7 +532,7 @@ class Column:
         """Locate chunks of one part whose layout equals the layout of a located chunk; the part's chunks are numbered
         from ``first``.
 
-        Example: if record batches have a distance of 13,000 bytes, and the values of the first begin at address 70,400,
+        Example: if record batches have a distance of 13,000 bytes, and the values of the first start at address 70,400,
         the values of the third begin at 96,400.
         """
         scale = 8 if self.kind.value_type == "bool" else 1
@@ -541,13 +541,13 @@ class Column:
             fits = (distance % self._stored.itemsize == 0) & (begin > 0)
             chunks, begins = chunks[fits], begin + scale * distance[fits]
             with part.lock:
-                # A reader that sees the begin must also see the width, even in a child that is forked in between.
+                # A reader that sees the start must also see the width, even in a child that is forked in between.
                 part.width[chunks], part.begin[chunks] = width, begins
             with self._lock:
                 self._tables[1][first + chunks], self._tables[0][first + chunks] = width, begins
 
     def _locate_chunk(self, number: int) -> tuple[int, int]:
-        """Return the begin of one chunk's values and the number of values per row."""
+        """Return the start of one chunk's values and the number of values per row."""
         part, local = self.part_of(number)
         with part.lock:
             if part.begin[local] == UNKNOWN:

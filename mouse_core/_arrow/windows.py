@@ -267,7 +267,7 @@ def _cut(windows: Windows) -> Pieces:
     if not len(broken) and (sizes == sizes[0]).all():
         shape = (len(sizes), -1)
         return Pieces(stretch.reshape(shape), row.reshape(shape), np.full((len(sizes), int(sizes[0])), length))
-    # The rest of a cut window lies at the begin of the next stretch, or in several stretches if the next stretch is too
+    # The rest of a cut window lies at the start of the next stretch, or in several stretches if the next stretch is too
     # short.
     rest = length - room[broken]
     after = stretches.find(starts[broken] + room[broken])

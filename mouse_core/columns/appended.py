@@ -205,7 +205,7 @@ def checked_rows(values: Any, column: TailColumn) -> npt.NDArray[Any] | list[Any
 
 
 def at_row(row: int, check: Callable[..., Any], *arguments: Any) -> Any:
-    """Run a check; convert its errors to a RowError with the number of the row."""
+    """Run a check, and convert errors of the check to a RowError with the index of the row."""
     try:
         return check(*arguments)
     except (ValueError, TypeError, OverflowError, pa.ArrowException) as error:
@@ -611,7 +611,8 @@ class NumbersExtent:
     Args:
         column: The storage form of values.
         values: The memory of the values, ``[rows * width]``, row after row.
-        nulls: Whether a row is null, bool ``[rows]``; None: allocated for the first null, since most columns have none.
+        nulls: Whether a row is null, bool ``[rows]``; None until the first null is written, because most columns have
+            no nulls.
         ends: For rows that may differ in length: bounds of the rows in ``values``, int32 ``[rows + 1]``; None: ``ends``
             is allocated when it is needed.
         since: int64 ``[1]``, only with ``ends``: 0 while all rows have equal length; else the index of the first row

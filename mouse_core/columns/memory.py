@@ -688,7 +688,7 @@ class Columns:
         columns: Arrays ``[rows, *shape]`` in the order of the schema's fields.
         blocks: The blocks of which ``columns`` are views, with their rows as bytes, ``[rows]``; a field outside any
             block is gathered separately.
-        values: The values of ragged fields, to which ``columns`` have references.
+        values: The values of ragged fields; ``columns`` hold references to these values.
     """
 
     def __init__(

@@ -426,7 +426,7 @@ def write_summed(path: Path, batch: pa.RecordBatch, rows: int) -> tuple[int, str
         rows: Number of rows of a record batch; the last may have fewer.
 
     Returns:
-        The distance in bytes between the begins of consecutive record batches of ``rows`` rows if all have the same
+        The distance in bytes between the starts of consecutive record batches of ``rows`` rows if all have the same
         layout, else 0; and the digest of the bytes after the last record batch, see ``SummedFile``.
     """
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:

@@ -63,12 +63,12 @@ def _frame(record: bytes, seed: int = 0) -> bytes:
 def _records(
     path: Path, file: BinaryIO, position: int = 0, *, seed: int = 0, is_mapped: bool = False
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield the begin of each complete record, and the record, from byte ``position`` on.
+    """Yield the start of each complete record, and the record, from byte ``position`` on.
 
     Args:
         path: The file, for messages.
         file: The file at ``position``.
-        position: The begin of a record.
+        position: The start of a record.
         seed: The seed of the checksums.
         is_mapped: Whether a length of 0 marks the end of the log; old records may follow after the end.
 
@@ -105,7 +105,7 @@ class Log(Descriptor):
 
     Args:
         path: The file; created if it is missing.
-        visit: Called with the begin of each record, and the record; None: all records are stored in ``records``.
+        visit: Called with the start of each record, and the record; None: all records are stored in ``records``.
 
     Raises:
         DataError: A record is damaged, or acknowledged records are missing.
@@ -186,7 +186,7 @@ class Log(Descriptor):
         raise DataError(f"log {self.path}: expected a record at byte {begin}, found the end of the log")
 
     def rewrite(self, records: Iterable[bytes]) -> list[int]:
-        """Replace all records atomically, and return the begin of each new record.
+        """Replace all records atomically, and return the start of each new record.
 
         Args:
             records: The new records; an iterator may create them from the old records.
@@ -277,7 +277,7 @@ def follow_log(path: Path, position: int = 0) -> tuple[list[bytes], int]:
 
     Args:
         path: The file; a missing file has no records.
-        position: The begin of a record: 0, or a position that an earlier call returned.
+        position: The start of a record: 0, or a position that an earlier call returned.
 
     Raises:
         DataError: A record is damaged.

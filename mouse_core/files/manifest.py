@@ -40,7 +40,7 @@ _SEAL_FORM = re.compile(
     rb"mouse_data file ([0-9a-f]{%d}) footer ([0-9a-f]{%d}) mouse_data\n" % (DIGEST_DIGITS, DIGEST_DIGITS)
 )
 _SEAL_BYTES = len(_SEAL) - 4 + 2 * DIGEST_DIGITS
-# The begin and the end of the digests' text; a bit flip damages at most one of them.
+# The start and the end of the digests' text; a bit flip damages at most one of them.
 _SEAL_ENDS = (b"mouse_data file ", b" mouse_data\n")
 _MAGIC = b"PAR1"
 

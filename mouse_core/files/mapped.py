@@ -37,9 +37,9 @@ def set_aside(file: int, size: int, *, begin: int = 0, written: bool = False) ->
         file: Descriptor of the file.
         size: The new length of the file.
         begin: The present length of the file.
-        written: Whether to write all bytes once. If so, the file system updates no metadata when a page is first
-            written, and syncing a few pages takes half as long. Creating the file takes as long as writing all its
-            bytes.
+        written: Whether to write all bytes once. If all bytes were written, the file system updates no metadata when a
+            page is first written, and syncing a few pages takes half as long. Creating the file takes as long as
+            writing all its bytes.
 
     Raises:
         OSError: The disk is full, or the file would exceed the largest allowed length.
@@ -141,7 +141,7 @@ class Word:
 
 
 def _renew_fence() -> None:
-    """Renew the lock in a forked child, where the thread that held the parent's lock may not exist."""
+    """Create a new lock in a forked child, because the thread that held the old lock may not exist in the child."""
     global _FENCE
     _FENCE = threading.Lock()
 

@@ -56,8 +56,8 @@ class Episodes:
         table: One row for each episode; see ``Store.episodes``.
         rows: The snapshot.
         looked_at: Names of all inspected columns, including columns that are not in the table.
-        origin: A token that two tables share if one extends the other. If a token is shared, two episodes with equal
-            index and length are equal in both tables.
+        origin: A token that two tables share if one table extends the other. If a token is shared, two episodes with
+            equal index and length are equal in both tables.
     """
 
     table: pa.Table

@@ -733,7 +733,7 @@ class _DerivedPart(ColumnPart):
 
 
 def to_arrow(values: Array) -> pa.Array:
-    """Return values ``[n, *shape]`` as an Arrow array over the same memory."""
+    """Return values ``[n, *shape]`` as an Arrow array that shares their memory."""
     flat = pa.array(values.reshape(-1))
     for size in values.shape[:0:-1]:
         flat = pa.FixedSizeListArray.from_arrays(flat, size)

@@ -199,7 +199,7 @@ def _rewards_at_starts(columns: Mapping[str, pa.ChunkedArray], *, in_order: bool
 
     Args:
         columns: The columns of "reward", and of "time" or "done", if they exist.
-        in_order: Whether the rows are in recorded order. The first row counts as the begin of an episode only if "time"
+        in_order: Whether the rows are in recorded order. The first row counts as the start of an episode only if "time"
             is 0 in this row.
     """
     reward, time, done = (_numbers(columns[name]) if name in columns else None for name in ("reward", "time", "done"))

@@ -94,7 +94,7 @@ def stored_fields(
 
     Args:
         types: The columns' Arrow types by name.
-        known: Existing fields; their columns get no new field.
+        known: Existing fields; columns of existing fields get no new field.
         transitions: Columns whose values belong to transitions.
     """
     columns = {field.column for field in known}

@@ -85,12 +85,12 @@ class Store(ABC):
         """Return stored rows as Python values by column; None where the row's segment lacks the column.
 
         Args:
-            rows: A row number, which returns a dict; or a slice or several row numbers, which return a list of dicts, a
-                valid argument of ``DatasetStore.extend``. Negative numbers count from the end. To read batches, use a
-                loader instead.
+            rows: A row index, for which a dict is returned; or a slice or several row indices, for which a list of
+                dicts is returned, a valid argument of ``DatasetStore.extend``. Negative indices count from the end. To
+                read batches, use a loader instead.
 
         Raises:
-            IndexError: A number is not in ``-len(store)..len(store) - 1``.
+            IndexError: A row index is not in ``-len(store)..len(store) - 1``.
             ConfigError: ``rows`` has another type, such as the name of a column.
         """
         snapshot, names = self.snapshot(), list(self.columns)
@@ -338,7 +338,7 @@ def _joined(
 
 
 def row_numbers(rows: Any, count: int) -> tuple[bool, list[int]]:
-    """Return whether ``rows`` is a single row number, and all row numbers as numbers in ``0..count - 1``; see
+    """Return whether ``rows`` is a single row index, and all row indices, converted to ``0..count - 1``; see
     ``__getitem__``.
     """
     if isinstance(rows, slice):

@@ -28,7 +28,8 @@ class HubClient(FolderClient):
 
     Args:
         url: ``hf://datasets/namespace/name``, optionally followed by ``@revision`` and a folder.
-        options: "token" and "endpoint", by default from huggingface_hub, and "client_options" of obstore.
+        options: "token" and "endpoint", whose defaults come from huggingface_hub, and "client_options", which are
+            passed to obstore.
     """
 
     def __init__(self, url: str, options: StorageOptions) -> None:

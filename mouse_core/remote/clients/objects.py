@@ -265,8 +265,8 @@ def is_forked() -> bool:
 
 
 class Asking:
-    """Runs the requests of any number of threads, a limited number concurrently, in a thread that starts with the first
-    request.
+    """Runs the requests of all threads in one separate thread, which starts with the first request; the number of
+    concurrent requests is limited.
     """
 
     def __init__(self, name: str) -> None:

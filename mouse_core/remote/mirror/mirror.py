@@ -668,7 +668,7 @@ class Process:
         self.fetcher.ask(parts)
 
     def end(self) -> None:
-        """Stop fetching, and leave the sharers; in a forked child, do nothing."""
+        """Stop fetching, and remove this process from the sharers of the mirror; in a forked child, do nothing."""
         if self._forks != forks():
             return
         self.fetcher.close()
@@ -701,9 +701,9 @@ class Mirror:
     """A local sparse file that contains remote objects one after another; pages are fetched on request.
 
     All processes of a machine share the file: each byte is fetched once, and no process evicts pages that another
-    process reads soon. An object is identified by its content, so a changed object counts as another object, and later
-    runs use the same cache. The file is not trusted: a process compares the digests of pages that another process wrote
-    before it reads these pages.
+    process reads soon. An object is identified by its content, so a changed object is stored as a new object. Later
+    runs of a program use the same cache. The file is not trusted: a process compares the digests of pages that another
+    process wrote before it reads these pages.
 
     Args:
         cache: The folder, on a local disk; see ``cache_folder``. A missing folder is created.

@@ -1,7 +1,7 @@
 """The shared state of a mirror's processes, and the operations of one process on it.
 
-The state consists of the numbers of processes, a sparse file of bytes, a table of its blocks, and the offsets of
-objects. A process claims blocks, evicts pages, writes bytes, and verifies pages of other processes.
+The state consists of the numbers of the processes that share the mirror, a sparse file of bytes, a table of its blocks,
+and the offsets of objects. A process claims blocks, evicts pages, writes bytes, and verifies pages of other processes.
 
 A mirror is divided into blocks of 64 KB, and each block into 16 pages of 4 KB. Presence and eviction are tracked per
 page, by one bit in the block's mask; fetches in progress are tracked per block.
@@ -63,8 +63,8 @@ def touched(begins: Int64s, ends: Int64s) -> tuple[Int64s, Int64s]:
     65,550 lie in page 16, the first page of block 1, whose mask is 0b1.
 
     Args:
-        begins: The begins of the ranges, ascending, int64 ``[n]``.
-        ends: The ends of the ranges. Each end is larger than the begin of its range, and at most the end of the next
+        begins: The starts of the ranges, ascending, int64 ``[n]``.
+        ends: The ends of the ranges. Each end is larger than the start of its range, and at most the end of the next
             range.
 
     Returns:
@@ -1201,7 +1201,7 @@ class Keeper:
 def _together(
     is_held: npt.NDArray[np.bool_], came: Runs, contents: Sequence[memoryview]
 ) -> list[tuple[memoryview, int]]:
-    """Return consecutive received pages that are held, joined to pieces: the bytes and the begin of each piece.
+    """Return consecutive received pages that are held, joined to pieces: the bytes and the start of each piece.
 
     Example: five pages are received, four in one run and one in another run; all pages but the third are held (1, 1, 0,
     1, 1). The result has three pieces: the first two pages, the fourth page of the first run, and the page of the

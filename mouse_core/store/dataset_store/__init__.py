@@ -32,7 +32,7 @@ class DatasetStore(Store):
     other threads read snapshots.
 
     Args:
-        max_action_dim: Number of discrete actions, or width of action vectors; by default from the data.
+        max_action_dim: Number of discrete actions, or width of action vectors; by default determined from the data.
         max_obs_continuous_dim: Width C of observations; by default from the data.
         fields: Fields that replace standard fields of the same name, or are added after the standard fields.
         alignment: The transition that a row's action, reward and done belong to: "arrived" (it led to the row's
@@ -96,7 +96,7 @@ class DatasetStore(Store):
         layout: Literal["columns", "windows"] | None = None,
         **options: Any,
     ) -> DatasetStore:
-        """Open recorded data of any format as a store, or the store in a folder for writing.
+        """Open recorded data of any format as a store, or open the store in a folder for writing.
 
         The attributes ``format`` and ``notes`` of the store, and the store's ``repr``, describe the data that were
         found. A store on disk, a saved dataset and videos are read from their present files; other formats are read

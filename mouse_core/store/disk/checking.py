@@ -75,7 +75,8 @@ class Repaired:
 
 
 def check_store(folder: Path, *, progress: bool = False) -> Checked:
-    """Read all files of a store's folder, and compare them with the checksums from the time of writing.
+    """Read all files of a store's folder, and compare the files with the checksums that were computed when the files
+    were written.
 
     Args:
         folder: The folder; another process may be writing to it.
@@ -282,7 +283,7 @@ class _Repair:
         return known or 0
 
     def _drop_of(self, tail: Tail, first: int, rows: int | None) -> None:
-        """Record that a file's rows are dropped, beginning with the store's row ``first``."""
+        """Record that the rows of a file are dropped; ``first`` is the index in the store of the file's first row."""
         lost = "its rows, of which it is not known how many they are,"
         if rows is not None:
             lost = f"{rows:,} rows, from row {first:,} of the store on,"
@@ -292,7 +293,7 @@ class _Repair:
             self.after_gap = True
 
     def _add(self, table: pa.Table, sealed: Sealed | None, path: Path) -> None:
-        """Add the rows of a file. After a gap, the rows before the first begin of an episode are left out."""
+        """Add the rows of a file. After a gap, the rows before the first start of an episode are left out."""
         first = _first_episode(table, self.before) if self.after_gap else 0
         if first:
             self.said.append(f"{path}: its first {first:,} rows, the rest of a broken episode, are dropped")

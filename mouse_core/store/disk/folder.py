@@ -83,8 +83,8 @@ class Sealed(NamedTuple):
         appended: Whether the rows were appended to the store, not taken from a dataset.
         batch_rows: Number of rows of each record batch; the last record batch may have fewer rows. 0: all rows are in
             one record batch.
-        stride: Distance in bytes between the begins of consecutive full record batches, if the values lie at equal
-            offsets in all of them; 0: distances or offsets differ.
+        stride: Distance in bytes between the starts of consecutive full record batches, if all distances, and the
+            offsets of values in all full record batches, are equal; else 0.
         load: Identifier of the dataset that the rows were taken from; an episode never continues in rows with another
             identifier. Datasets whose rows mark the ends of episodes share an identifier. 0 for appended rows.
         nulls: Names of columns whose values are all null in the file.

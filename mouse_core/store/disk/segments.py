@@ -158,7 +158,7 @@ class SealedFile:
         schema: The columns of the file.
         first: Number of rows of the folder before the file's first row.
         identity: The identity in the store's manifest.
-        verify: Whether to compare the file with its digest before use, which reads the file once.
+        verify: Whether to compare the file with its digest before use; the comparison reads the complete file once.
     """
 
     # The lease that keeps the file on disk while this object exists.

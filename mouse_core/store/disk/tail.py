@@ -392,7 +392,7 @@ class Sums:
 
     Attributes:
         rows: Number of rows that the checksums cover.
-        objects_end: Offset in the objects file of the end of these rows' objects.
+        objects_end: Offset in the objects file at which the objects of the covered rows end.
     """
 
     def __init__(self, layout: TailLayout, memory: Any, objects: Callable[[int, int], bytes] | None = None) -> None:
@@ -490,7 +490,7 @@ class Sums:
             self._states[-1].update(self._next_objects(begin, end))
 
     def _place_of(self, part: _PartPlace, begin: int, end: int, since: npt.NDArray[np.int64]) -> tuple[int, int]:
-        """Return the offsets of the begin and the end of an array's values for a range of rows.
+        """Return the offsets of the start and the end of an array's values for a range of rows.
 
         If all rows have equal length, the array "ends" has no bytes.
         """
@@ -800,7 +800,7 @@ class TailExtent(Extent):
         self._object_columns = [extent for extent in extents.values() if isinstance(extent, FiledObjects)]
 
     def append(self, row: Mapping[str, Any]) -> bool:
-        """Append a row, see ``Extent.append``; raises StorageError if its objects cannot be written."""
+        """Append a row, see ``Extent.append``; raises StorageError if objects of the row cannot be written."""
         if not Extent.append(self, row):
             return False
         if self._objects is not None:
@@ -809,7 +809,7 @@ class TailExtent(Extent):
         return True
 
     def put(self, row: Mapping[str, Any]) -> None:
-        """Append a prepared row, see ``Extent.put``; raises StorageError if its objects cannot be written."""
+        """Append a prepared row, see ``Extent.put``; raises StorageError if objects of the row cannot be written."""
         Extent.put(self, row)
         if self._objects is not None:
             self._write_objects(self._objects, self.count - 1)
@@ -1085,7 +1085,7 @@ class TailFile(_TailMemory, Descriptor):
         check_rows_of(str(self.path), self.layout, self._table, self._new_sums(), now)
 
     def close(self) -> None:
-        """Close the files; a second call does nothing. Rows that count stay in the files."""
+        """Close the files; a second call does nothing. Counted rows stay in the files."""
         super().close()
         if self._objects is not None:
             self._objects.close()
@@ -1205,7 +1205,7 @@ class TailReader(_TailMemory):
     def whole(self) -> list[range]:
         """Return the ranges of committed rows that are undamaged; afterwards ``extent`` returns these rows.
 
-        Each returned range begins at the begin of a block, and ends at the end of a block or of one of the last
+        Each returned range begins at the start of a block, and ends at the end of a block or of one of the last
         commits. Example: with 5000 rows in blocks of 1024 and a flipped bit in row 1500, rows 0..1023 and 2048..4999
         are returned.
         """

@@ -55,7 +55,7 @@ class FileRows(StoreBackend):
     Args:
         url: The address of the rows.
         told: The schema from the store's arguments, which the rows must match.
-        budget: The limit of dense copies.
+        budget: The limit of memory for dense copies.
         files: The files.
         metadata: The metadata of the rows.
     """
@@ -473,7 +473,7 @@ OTHERS = {
     "dataset_dict.json": _SAVED,
     "meta/info.json": "a LeRobotDataset; DatasetStore.open(url, final='drop') opens it, or final='mark'",
 }
-"""Names of objects that reveal another kind of rows at an address, each with the remedy."""
+"""Names of objects that show that an address holds another kind of rows, each with a remedy for the error message."""
 
 
 def open_remote(url: str, reaching: Reaching, told: StoreBackend, verify: bool | None) -> StoreBackend:
