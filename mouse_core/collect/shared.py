@@ -279,7 +279,7 @@ def _last_of(log: Log, written: int) -> dict[str, _Write]:
 
 
 def error_of(reply: Mapping[str, Any]) -> MouseError | None:
-    """Return the error in an answer as an exception of its class; None without an error."""
+    """Return the error in an answer as an exception of the error's class; None if the answer contains no error."""
     if "error" not in reply:
         return None
     kind = getattr(errors, str(reply["error"]), MouseError)

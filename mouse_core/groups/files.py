@@ -530,7 +530,7 @@ class GroupFile:
         tokens: Number of tokens of each rollout, over all turns.
         turns: Number of turns of each rollout.
         declared: The number of columns that were declared when the group was sealed; the group waits for the late
-            columns among them.
+            columns among these columns.
         untrained: The positions in the group of rollouts without a token in the loss.
         columns: The values of the columns with one number per example, as JSON: for each column name, a list with a
             value or null for each rollout. The text is empty if there are no values.

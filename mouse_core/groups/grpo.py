@@ -6,7 +6,7 @@ of its group::
 
     rewards of a group   0  1  1  0     advantages (RLOO)   -2/3  2/3  2/3  -2/3
     rollout 1 is drawn   0  -  1  0     advantages          -2/3   -   2/3  -2/3
-    all are drawn        the group leaves the pool, and comes back whole if another slice joins it
+    all are drawn        the group is removed, and added again with all rewards if a slice joins it
 """
 
 from __future__ import annotations
@@ -400,7 +400,7 @@ def metadata_of(batch: Sequence[RLExample], drawn: Mapping[str, tuple[float, int
 
     Args:
         batch: The examples of the batch.
-        drawn: By rollout uid, the rollout's reward and its staleness at the draw.
+        drawn: For each rollout uid, the reward of the rollout and its staleness at the time of the draw.
     """
     versions = Counter(example.policy_version for example in batch)
     known = [drawn[example.rollout_uid] for example in batch if example.rollout_uid in drawn]

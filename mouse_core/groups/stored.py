@@ -465,7 +465,7 @@ def write_batch(
 
 
 def stored_digest(root: Path, stored: Sequence[StoredBatch]) -> StreamDigest:
-    """Return the digest in the last batch's file; an empty digest if the file has none or is missing."""
+    """Return the digest in the last batch's file; an empty digest if the file contains no digest or is missing."""
     try:
         noted = json.loads(read_metadata(root / BATCHES / stored[-1].name)[_DIGEST])
         return StreamDigest.from_state(noted) if noted["batches"] == len(stored) else StreamDigest()

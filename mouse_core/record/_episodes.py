@@ -1,4 +1,5 @@
-"""Writing episodes to a store: rows in the store's alignment and in order, with an end even for an interrupted episode.
+"""Writing episodes to a store: rows are in the store's alignment and in order, and an interrupted episode also gets an
+end.
 
 The rows of an episode wait in memory until the episode has ended. For each recorded environment, the subfolder
 ``recording`` of a store has a file with the same rows, so that no row is lost if the process is killed. When the

@@ -395,9 +395,9 @@ class BaseBuffer:
 
         Earlier rows keep their ``index`` and their priorities; new rows get the largest priority, like written rows. A
         sampler without replacement starts a new epoch. If the store dropped its oldest rows, the remaining rows keep
-        their priorities, and their ``index`` decreases by the number of dropped rows. So call ``update_priority`` for
-        batches drawn earlier before you call ``refresh``. If the store was cleared (``clear()``), all priorities start
-        again. The numbers of samples continue. Like a write, the call changes only later batches.
+        their priorities, and their ``index`` decreases by the number of dropped rows. So before you call ``refresh``,
+        call ``update_priority`` for the batches that were drawn earlier. If the store was cleared (``clear()``), all
+        priorities start again. The numbers of samples continue. Like a write, the call changes only later batches.
 
         Raises:
             ConfigError: The storage is not a store but a snapshot, a dataset or a storage of written rows; in an

@@ -50,7 +50,7 @@ class BufferSource:
 
     Args:
         buffer: A ``ReplayBuffer`` or a ``ReplayBufferEnsemble``.
-        batch_size: Windows in a batch; None: the batch size of the buffer.
+        batch_size: The number of windows in a batch; None: the batch size of the buffer.
         ahead: The number of batches between a draw and the delivery of its batch.
 
     Raises:

@@ -193,10 +193,11 @@ class RolloutStorage:
         """Copy one step of all environments into row ``step``.
 
         Args:
-            transition: Arrays ``[N, ...]`` by name; one number for each environment may be ``[N]`` or ``[N, 1]``. A
-                field with a mask may be ``(data, mask)``; if only data is passed, it is available in all environments.
-                ``hidden_states`` is ``(actor, critic)``, the states *before* the step: each an array, a tuple of arrays
-                (LSTM), or None. If the first rows have None and later rows have states, None means zeros.
+            transition: Arrays ``[N, ...]`` by name; a field with one number for each environment may be ``[N]`` or
+                ``[N, 1]``. A field with a mask may be ``(data, mask)``; if only data is passed, it is available in all
+                environments. ``hidden_states`` is ``(actor, critic)``, the states *before* the step: each an array, a
+                tuple of arrays (LSTM), or None. If the first rows have None and later rows have states, None means
+                zeros.
 
         Raises:
             RolloutFullError: The storage is full (the error is also an OverflowError).

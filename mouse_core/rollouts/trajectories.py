@@ -167,8 +167,8 @@ def history_rows(rows: Array, starts: Array, length: int) -> tuple[Array, Array]
         length: H, at least 1.
 
     Returns:
-        Flat row numbers ``[B, H]``, oldest first and ``rows`` last; and whether each row exists, bool ``[B, H]``. For a
-        missing row, the number is the first row of the episode in this rollout.
+        Flat row numbers ``[B, H]``, oldest first and ``rows`` last; and whether each row exists, bool ``[B, H]``. A
+        missing row is replaced by the first row of the episode in this rollout.
     """
     xp = namespace(rows)
     is_start = xp.reshape(starts, (-1,))

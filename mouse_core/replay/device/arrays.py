@@ -143,7 +143,7 @@ class Arrays:
         return [function(array) for array in arrays]
 
     def constant(self, name: str, values: Any) -> Any:
-        """Convert a constant table of 64-bit integers; within ``wide``."""
+        """Convert a constant table of 64-bit integers to an array; called within the context ``wide()``."""
         return values
 
     def once(self, values: Any) -> Any:

@@ -71,12 +71,14 @@ class SumTree:
             return xp.pack(xp.weights(priority, self.alpha, self.eps, self.most))
 
     def _leaves(self, xp: Arrays, state: State, rows: Any) -> Any:
-        """Return rows of leaves, with weight 0 for rows that cannot be drawn, wide ``[m, 16]``; within ``wide``."""
+        """Return rows of leaves, with weight 0 for rows that cannot be drawn, wide ``[m, 16]``; called within
+        ``wide()``.
+        """
         found = xp.unpack(xp.take(state["sums"], rows))
         return found * xp.take(state["begins"], rows) if self.sliced else found
 
     def _level(self, xp: Arrays, state: State, level: int) -> Any:
-        """Return all nodes of a level, wide ``[n]``; within ``wide``."""
+        """Return all nodes of a level, wide ``[n]``; called within the context ``wide()``."""
         begin, end = self.starts[level : level + 2]
         rows = begin + xp.range(end - begin)
         found = xp.unpack(xp.take(state["sums"], rows)) if level else self._leaves(xp, state, rows)
@@ -192,8 +194,8 @@ class SumTree:
 
 
 def _summed(xp: Arrays, weights: Any) -> tuple[Any, Any]:
-    """Return the sums of rows of 16 weights, and the smallest positive weight of each row, or 2**62 without one; within
-    ``wide``.
+    """Return the sum of each row of 16 weights, and the smallest positive weight of each row (2**62 if a row has no
+    positive weight); called within the context ``wide()``.
     """
     return xp.total(weights), xp.cast(xp.lowest(xp.where(weights > 0, weights, _NO_WEIGHT)), "float")
 

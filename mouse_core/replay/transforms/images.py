@@ -134,8 +134,8 @@ class Resize(_OfImages):
 class CenterCrop(_OfImages):
     """Crops the centre of images ``[..., H, W, C]``, keeping their dtype and layout.
 
-    If an odd number of rows or columns is removed, Python's ``round`` determines which side loses one more, as in
-    torchvision.
+    If an odd number of rows or columns is removed, Python's ``round`` determines on which side one more is removed, as
+    in torchvision.
 
     Args:
         keys: Fields of images.

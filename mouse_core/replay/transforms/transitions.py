@@ -471,9 +471,10 @@ class NStep:
     - every field under ``next``, and every field whose name begins with ``next_``: the value of step ``t + m - 1``,
     - ``discount``, float32 with as many axes as the reward: ``discount**m``; and ``steps``, int64 ``[N, T]``: ``m``.
 
-    So the target is ``reward + discount * (done != 1) * value(next)``. The end of an episode stops the sum. A step
-    whose target is the terminal observation has done 1. A step whose target is the observation of a truncation has done
-    2, and bootstraps. The end of a slice also stops the sum, and the bootstrap uses fewer steps.
+    So the target is ``reward + discount * (done != 1) * value(next)``. The end of an episode stops the sum. If the sum
+    of a step ends at a terminal observation, ``done`` is 1 in this step. If the sum ends where the episode is
+    truncated, ``done`` is 2, and the target bootstraps. The end of a slice also stops the sum, and the bootstrap uses
+    fewer steps.
 
     Agents may end separately if rows have ``agent_done`` ``[A]`` and rewards ``[A]`` or ``[A, ...]``; for the codes see
     ``DatasetStore.add_episode``. An agent's sum stops at its own end, and its ``agent_done`` is the code of that end.
@@ -581,8 +582,9 @@ AGENTS: FieldKey = "agent_done"
 def by_agent(batch: Any, codes: Array, reward: Array) -> tuple[Array | None, Array]:
     """Return the end code of each agent, ``[N, T, A]``, and the rewards, which are 0 after an agent's end.
 
-    An agent that has not ended ends with the episode, according to ``codes`` ``[N, T]``. Without a reward for each
-    agent, or without ``agent_done``, the returned codes are None and the rewards unchanged.
+    An agent that has not ended before ends where its episode ends, with the code of the episode in ``codes`` ``[N,
+    T]``. Without a reward for each agent, or without ``agent_done``, the returned codes are None and the rewards
+    unchanged.
     """
     agents = find_any(batch, place_of(batch, AGENTS))
     if agents is None or agents.ndim != 3 or tuple(reward.shape[:3]) != tuple(agents.shape):

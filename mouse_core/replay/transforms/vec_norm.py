@@ -167,7 +167,7 @@ class VecNorm:
         return _Normalize(scalings)
 
     def __call__(self, batch: Any) -> Any:
-        """Normalise the batch by the current statistics; return it in float32."""
+        """Normalise the batch by the current statistics; return the normalised fields in float32."""
         return self.at(self._numbers())(batch)
 
     # ------------------------------------------------------------------ state
