@@ -53,8 +53,8 @@ def element_of(address: int, itemsize: int) -> int | None:
 
 
 def octets_at(addresses: npt.NDArray[np.int64], within: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
-    """Return the bytes at the sums of ``addresses`` (int64 ``[n]``) and ``within`` (int64 ``[n, k]``), uint8 ``[n,
-    k]``.
+    """Return the bytes at the addresses ``addresses + within`` (int64 ``[n]`` and int64 ``[n, k]``), uint8
+    ``[n, k]``.
     """
     octets: npt.NDArray[Any] = flat_view(np.dtype(np.uint8))
     found: npt.NDArray[np.uint8] = octets[(addresses - _FIRST_ADDRESS)[:, None] + within]
@@ -186,7 +186,7 @@ def check_rows(rows: pa.Table | pa.RecordBatch | pa.ChunkedArray | pa.Array, lab
     """Check that all values of rows are inside the memory of their columns.
 
     Reading a list or a text with a damaged offset would crash the process. Arrow checks offsets only on request, and
-    then also reads the values of a column that a slice leaves out.
+    then also reads values of the column that are outside a slice.
 
     Args:
         rows: The rows.

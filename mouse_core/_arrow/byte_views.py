@@ -59,7 +59,8 @@ class CopiedField(NamedTuple):
 
 
 class ByteViews:
-    """The views of a block's bytes, ordered by batch, then field, then piece, with optional padding zeros.
+    """The views of the bytes of a block of batches, ordered by batch, then field, then piece, and optionally padded
+    with zeros.
 
     Args:
         fields: The fields whose chunks are all regular (contiguous).
@@ -286,7 +287,7 @@ class _Table:
             both in one row, a lookup touches memory once. The state is 1 if all columns are regular and all values
             allowed, else ``UNKNOWN``, ``IRREGULAR`` or ``_UNSEEN``.
         exceeds: Whether a column may have values above its maximum in the chunk, bool ``[chunks, fields]``.
-        owners: The memory of appended rows, by chunk number.
+        owners: The memory of appended rows, by the index of the chunk.
     """
 
     begins: Int64s

@@ -205,7 +205,7 @@ class Reading:
         kind: The type of the column.
         shape: The shape of one row; for images ``(H, W, C)``.
         fill, pad: See ``spec.Field``.
-        budget: The limit for dense copies; None: no dense copies.
+        budget: The limit for dense copies; None: no dense copies are made.
         crop, decoder: See ``spec.Field``.
     """
 
@@ -260,11 +260,11 @@ class ColumnPart:
     Args:
         column: Returns the values of the column; returns None if the segment lacks the column, which is then read as
             nulls.
-        starts: The first row of every chunk of the segment, and the end, int64 ``[chunks + 1]``.
+        starts: The first row of every chunk of the segment, and the number of rows, int64 ``[chunks + 1]``.
         same_chunks: Whether the column's chunks begin at ``starts``; otherwise each range of ``starts`` lies within one
             chunk.
         alike: The object that finds chunks with equal layouts.
-        image_roots: The folders in which images that rows name by path may lie.
+        image_roots: Allowed folders for images that rows name by path.
     """
 
     # The remote memory that contains the addresses; readers of an address must wait for it. The values that ``chunk``
@@ -401,7 +401,7 @@ class Column:
 
     @memo
     def _lock(self) -> ProcessLock:
-        """The lock of the tables; with a single part, the part's lock."""
+        """The lock of the tables; if the column has a single part, the lock of that part."""
         return self._parts[0].lock if len(self._parts) == 1 else ProcessLock()
 
     @memo

@@ -60,7 +60,8 @@ class TailColumn:
         pixel: The dtype of pixels.
         image_roots: Allowed folders of images that rows name by path.
         whole: Whether numbers must have integer values although the column's dtype is floating.
-        whole_floats: Whether a column of integers accepts floats with integer values, because its field has floats.
+        whole_floats: Whether a column of integers accepts floats with integer values, because the column's field
+            delivers floats.
         single: Whether a number is accepted as a vector of one value, and a vector of one value as a number.
         allowed: Description of the allowed values, for messages.
         domain: The allowed values, a spec of ``mouse_core.spec``; None: any value.
@@ -138,8 +139,8 @@ class TailColumn:
 
     @memo
     def plain(self) -> frozenset[type]:
-        """The Python types whose values can be written through a memoryview of the column's dtype, which accepts them
-        unchanged or raises.
+        """The Python types whose values can be written through a memoryview of the column's dtype, which accepts these
+        values unchanged or raises an error.
         """
         dtype = self.dtype
         if dtype.kind == "b":
@@ -403,7 +404,9 @@ def _fit_other(data_type: pa.DataType, kinds: Any, value: Any) -> Any:
 
 
 def _numbers(array: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
-    """Convert numbers to the dtype of a name; floats are not accepted as integers. Raises TypeError or RowError."""
+    """Convert numbers to the dtype with a given name; floats are not accepted as integers. Raises TypeError or
+    RowError.
+    """
     dtype = np.dtype(name)
     if array.size and (array.dtype.kind not in "biuf" or (array.dtype.kind == "f" and dtype.kind != "f")):
         raise TypeError(f"expected {dtype}, found {array.dtype}")
@@ -904,7 +907,7 @@ class Extent:
 
 
 class Refused(Exception):
-    """Raised for a row with an invalid value in the named column; the cause has the reason."""
+    """Raised for a row with an invalid value in the named column; the error's cause contains the reason."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)

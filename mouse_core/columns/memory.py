@@ -1,11 +1,11 @@
 """Columns, the memory for rows of one schema, private or memory-mapped.
 
 Small fields of a row are adjacent, so that reading a row touches one part of memory; large fields are separate. Ragged
-values (which differ in length) are stored one after another in a ring of bytes. A row refers to its value by the
-value's length and the position of its first byte, counted over all bytes ever written. The ring is twice as long as the
-values in use need. When the ring is full, values of removed rows are overwritten; if this frees too little room, the
-ring is copied to larger memory. Example: in a ring of 8 bytes, after 10 bytes were written, the value with position 8
-and length 2 lies in the bytes 0 and 1.
+values (which differ in length) are stored one after another in a ring of bytes. A row refers to its value by the length
+of the value and the position of the value's first byte, counted over all bytes ever written. The ring has twice the
+length of the values in use. When the ring is full, values of removed rows are overwritten; if this frees too little
+room, the ring is copied to larger memory. Example: in a ring of 8 bytes, after 10 bytes were written, the value with
+position 8 and length 2 lies in the bytes 0 and 1.
 """
 
 from __future__ import annotations
@@ -502,9 +502,7 @@ class ByteRing:
         return raw.copy() if raw.size == nbytes else np.concatenate([raw, self.memory[: nbytes - raw.size]])
 
     def move(self, begin: int, end: int, memory: Bytes) -> ByteRing:
-        """Copy the bytes from ``begin`` to ``end`` to other memory, which has room for them, and return the new
-        ring.
-        """
+        """Copy the bytes from ``begin`` to ``end`` to other memory, which is large enough, and return the new ring."""
         ring = ByteRing(memory)
         for place, first, count in ring_pieces(begin, end - begin, self.memory.size):
             ring._put(begin + first, self.memory[place : place + count])
@@ -786,7 +784,7 @@ class Columns:
         return [self.by_key[key][places] for key in self.schema.varying]
 
     def saved(self, places: Slots | slice) -> list[Any]:
-        """Return the rows at ``places`` in the form of the argument of ``rows_state``."""
+        """Return the rows at ``places`` in the form that ``rows_state`` accepts as argument."""
         kinds = zip(self.schema.fields.values(), self.columns, strict=True)
         return [self.values.read(column[places]) if kind.varies else column[places] for kind, column in kinds]
 

@@ -1,6 +1,6 @@
 """Checksums of stored bytes, with one algorithm, XXH3, for all kinds of content.
 
-A checksum detects accidental damage: a flipped bit, a torn page, a missing end. A checksum does not detect
+A checksum detects accidental damage: a flipped bit, a partly written page, a missing end. A checksum does not detect
 manipulation.
 
 | content | function | where the checksum is stored |
@@ -72,7 +72,7 @@ def file_digest(
         stream: The file.
         end: Offset of the end of the digested bytes; None: the end of the file.
         more: Further bytes, which are digested after the file's bytes.
-        advance: Called with the number of bytes after each read.
+        advance: Called after each read with the number of bytes that were read.
     """
     running, rest = RunningDigest(), os.fstat(stream.fileno()).st_size if end is None else end
     stream.seek(0)

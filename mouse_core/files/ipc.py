@@ -135,7 +135,8 @@ class ColumnPlace:
         """Read all buffers of the column, and return the column as an array.
 
         Args:
-            read: Returns the bytes ``begin .. end`` of the file as a ``pyarrow.Buffer``; the array is a view of it.
+            read: Returns the bytes ``begin .. end`` of the file as a ``pyarrow.Buffer``; the array is a view of these
+                buffers.
 
         Raises:
             DataError: The column is damaged.
@@ -177,7 +178,7 @@ class Head(NamedTuple):
         """Return the positions of columns, by name.
 
         Columns that are missing in the result must be read with Arrow's reader, in complete record batches: compressed
-        columns, dictionaries, and columns after rarely used types.
+        columns, dictionaries, and columns that follow a column of a rarely used type.
 
         Args:
             schema: The schema of the file.

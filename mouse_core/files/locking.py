@@ -117,7 +117,7 @@ class Held(Descriptor):
 
     Args:
         path: The file; created if it is missing.
-        what: The purpose of the lock, with which messages begin.
+        what: The purpose of the lock; error messages begin with this text.
         wait: Whether to wait until another holder releases the lock.
 
     Raises:

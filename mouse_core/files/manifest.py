@@ -6,8 +6,8 @@ The manifest is an additional entry in the file ``state.json`` of ``datasets``; 
                "files": {NAME: {"rows": 603, "bytes": 30416, "digest": "...", "schema": "..."}},
                "own_digest": "..."}
 
-``verify`` compares the digest of all bytes. Opening an Arrow file compares the digest of its schema, because another
-schema interprets the same bytes as other values.
+``verify`` compares the digest of all bytes. When an Arrow file is opened, the digest of its schema is compared, because
+another schema interprets the same bytes as other values.
 
 A Parquet file that this package writes contains digests between the last page and the footer, where readers ignore
 them. A program that rewrites the file does not copy the digests::

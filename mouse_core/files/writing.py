@@ -2,14 +2,14 @@
 
 A new file is written under a temporary name, synced and renamed; then its folder is synced::
 
-    write  .saved.4711-a3f09c.partial     a crash here leaves the old file, and this one
+    write  .saved.4711-a3f09c.partial     after a crash here, the old file and the temporary file exist
     sync   .saved.4711-a3f09c.partial
-    rename it to  saved                   a crash here leaves the old file or the new one
-    sync   the folder                     from here on it is the new one
+    rename it to  saved                   after a crash here, the old file or the new file exists
+    sync   the folder                     from now on, the new file exists
 
-The temporary name contains the number of the writing process, which keeps the file locked. So the next writer can
-remove leftovers of ended writers, and keeps the files of a running writer. In a folder with only one writer at a time,
-the temporary name is ``.saved.partial``.
+The temporary name contains the id of the writing process, which keeps the file locked. So the next writer can remove
+leftovers of ended writers, and keeps the files of a running writer. In a folder with only one writer at a time, the
+temporary name is ``.saved.partial``.
 """
 
 from __future__ import annotations
@@ -233,7 +233,7 @@ def remove(path: StrPath) -> None:
 
 
 def remove_leftovers(folder: StrPath, names: Collection[str] | None = None, *, only_writer: bool = False) -> int | None:
-    """Remove unfinished files of dead writers; return the process number of a running writer, or None.
+    """Remove unfinished files of dead writers; return the process id of a running writer, or None.
 
     Args:
         folder: The folder.

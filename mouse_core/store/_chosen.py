@@ -212,7 +212,7 @@ class Where:
     """The rule that selects the episodes that meet all conditions; see ``Store.where``.
 
     Args:
-        conditions: Functions, and requested values of columns by name.
+        conditions: Functions of an episode, and dicts with a condition for each column; see ``Store.where``.
 
     Raises:
         ConfigError: A condition has another type, or no condition is given.

@@ -679,7 +679,7 @@ class StoreBackend:
 
 
 def _first_known(values: Any, is_read: bool) -> Any:
-    """Return the first value that is not null, to infer a type from; None if all are null.
+    """Return the first value that is not null, from which a type can be inferred; None if all values are null.
 
     For a column that no field reads, empty lists are skipped, since ``[]`` does not determine a type.
     """

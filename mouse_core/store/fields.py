@@ -246,7 +246,7 @@ class FieldReader:
         return values
 
     def error(self, error: ValueError, windows: WindowsPart) -> DataError:
-        """Return an error for values of windows that names the field, the column and, if known, the row."""
+        """Return an error for values of windows; the message names the field, the column and, if known, the row."""
         where = f" at row {windows.row_of(error.row)}" if isinstance(error, RowError) else ""
         return DataError(f"{self.spec.name}: {error}{where} (column {self.spec.column!r})")
 

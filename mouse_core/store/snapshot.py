@@ -222,7 +222,9 @@ class Snapshot:
         return Snapshot(self.segments, self.config, int(rows), budget=self.budget)
 
     def with_columns(self, segments: Sequence[Segment], config: SnapshotConfig) -> Snapshot:
-        """Return a snapshot of the same rows with other columns, given segments with the same numbers of rows."""
+        """Return a snapshot of the same rows with other columns; ``segments`` must have the same numbers of rows as the
+        present segments.
+        """
         return Snapshot(segments, config, self.num_rows, self.budget, store_rows=self.store_rows)
 
     def delivering(self, layout: Layout | None = None, *, transitions: bool = False) -> Snapshot:
@@ -325,10 +327,10 @@ class Snapshot:
     def episode_starts(self) -> npt.NDArray[np.int64]:
         """The rows at which episodes begin, int64 ``[n]``, ascending; the first access reads all rows once.
 
-        An episode begins after a row whose ``done`` is not 0 (with labelled codes: not labelled "alive"). With a field
-        ``time``, an episode also begins at a row whose time is 0 or not larger than the time of the previous row. An
-        episode also begins where a loaded dataset begins or ends, unless the time continues by 1. If rows have neither
-        ``done`` nor ``time``, every row is an episode.
+        An episode begins after a row whose ``done`` is not 0 (if codes have labels: whose label is not "alive"). With a
+        field ``time``, an episode also begins at a row whose time is 0 or not larger than the time of the previous row.
+        An episode also begins where a loaded dataset begins or ends, unless the time continues by 1. If rows have
+        neither ``done`` nor ``time``, every row is an episode.
 
         Raises:
             DataError: A value of ``done`` is not a valid code.
@@ -425,7 +427,8 @@ class Snapshot:
         return digest.hexdigest()[:32]
 
     def rows(self, numbers: Sequence[int], columns: Set[str] | None = None) -> dict[str, list[Any]]:
-        """Return stored rows as lists of Python values by column; None where a row's segment lacks the column.
+        """Return stored rows as lists of Python values by column; a value is None if the row's segment lacks the
+        column.
 
         Args:
             numbers: Row indices in ``0..num_rows - 1``, in any order. Consecutive rows are read together.

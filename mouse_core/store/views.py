@@ -82,7 +82,7 @@ class Store(ABC):
     def __getitem__(self, rows: slice | Sequence[int] | npt.NDArray[Any]) -> list[dict[str, Any]]: ...
 
     def __getitem__(self, rows: int | slice | Sequence[int] | npt.NDArray[Any]) -> Any:
-        """Return stored rows as Python values by column; None where the row's segment lacks the column.
+        """Return stored rows as Python values by column; a value is None if the row's segment lacks the column.
 
         Args:
             rows: A row index, for which a dict is returned; or a slice or several row indices, for which a list of
@@ -121,8 +121,8 @@ class Store(ABC):
         The folder becomes visible only when it is complete on disk, so a kill or a power cut leaves no partial folder.
         The folder contains the digest of every file, for ``mouse verify``. Existing files are never overwritten,
         because other processes may have mapped them: write later rows to another folder, or use
-        ``DatasetStore.open(path, "a")``. The folder also contains the videos whose frames rows refer to: as links, or
-        as copies if links are not possible.
+        ``DatasetStore.open(path, "a")``. The folder also contains the videos to which rows refer: as links, or as
+        copies if links are not possible.
 
         Args:
             path: The folder, or a file whose name ends in ``.parquet``. The path must not exist yet.
@@ -178,8 +178,8 @@ class Store(ABC):
                 values; or a tuple ``(lowest, highest)``, both inclusive, where None means no limit.
 
         Raises:
-            ConfigError: No condition is given, or a condition is invalid. When the view is read: a column does not
-                exist, or a value has another type than the column.
+            ConfigError: No condition is given, or a condition is invalid. Reading the view raises ConfigError if a
+                column does not exist, or if a value has another type than the column.
         """
         from mouse_core.store._chosen import Where
 
@@ -194,14 +194,15 @@ class Store(ABC):
             by: A column of numbers of ``episodes``. Episodes with a null in this column are not selected.
 
         Raises:
-            ConfigError: ``share`` is out of range. When the view is read: the column does not hold numbers.
+            ConfigError: ``share`` is out of range. Reading the view raises ConfigError if the column does not hold
+                numbers.
         """
         from mouse_core.store._chosen import Best
 
         return View(self, Best(share, by))
 
     def split(self, *, seed: int = 0, by: str = "episode", **shares: float) -> dict[str, View]:
-        """Split the store into parts without common episodes, each a store; see ``where``.
+        """Split the store into parts, which are stores without common episodes; see ``where``.
 
         The part of an episode depends only on the seed, the shares and the episode's index in the store (or the
         episode's value of ``by``), so adding episodes does not move an episode to another part. Each part has
@@ -217,7 +218,7 @@ class Store(ABC):
             The parts by name, in the order of ``shares``.
 
         Raises:
-            ConfigError: A share is invalid; when a part is read: the column does not exist.
+            ConfigError: A share is invalid. Reading a part raises ConfigError if the column does not exist.
         """
         from mouse_core.store._chosen import parts_of
 
@@ -332,7 +333,7 @@ def _taken(whole: Snapshot, episodes: Episodes, rule: Rule) -> tuple[Snapshot, E
 def _joined(
     firsts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Join adjacent stretches of rows: (0, 3), (3, 2) and (9, 1) become (0, 5) and (9, 1)."""
+    """Join adjacent ranges of rows, given as first row and size: (0, 3), (3, 2) and (9, 1) become (0, 5) and (9, 1)."""
     (places,) = np.nonzero(np.concatenate([[True], firsts[1:] != firsts[:-1] + sizes[:-1]]))
     return firsts[places], np.add.reduceat(sizes, places)
 

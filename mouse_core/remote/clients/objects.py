@@ -629,7 +629,8 @@ class FolderClient:
         Args:
             path: The name of the object.
             content: The bytes, or a file with the bytes.
-            version: The version that the replaced object must have; "": no object may exist; None: replace any object.
+            version: The version that the replaced object must have. With "", no object may exist; with None, any object
+                is replaced.
 
         Returns:
             The version of the new object.

@@ -398,7 +398,7 @@ class Fetcher:
         return sum(lacking) + self.keeper.in_flight
 
     def in_time(self) -> None:
-        """Reduce the distance of readahead after pages arrived in time."""
+        """Reduce the distance of readahead, because pages arrived in time."""
         self._horizon = max(_SHRINKING * self._horizon, _FIRST_HORIZON)
 
     def close(self) -> None:
@@ -412,7 +412,7 @@ class Fetcher:
             self.changed.notify_all()
 
     def _follow(self) -> None:
-        """Extend the arrays to blocks that objects received since the last call."""
+        """Extend the arrays by the blocks that were assigned to objects since the last call."""
         if len(self._coming) < len(self._table.rows):
             with self.changed:
                 self._coming = longer(self._coming, len(self._table.rows))

@@ -150,7 +150,7 @@ def runs(pages: Int64s) -> tuple[Int64s, Int64s]:
 
 
 def ascending(begins: Sequence[int] | Int64s, ends: Sequence[int] | Int64s) -> tuple[Int64s, Int64s]:
-    """Return ranges sorted by begin, without empty ranges; adjacent and overlapping ranges are merged."""
+    """Return ranges sorted by their start, without empty ranges; adjacent and overlapping ranges are merged."""
     first, last = np.asarray(begins, np.int64), np.asarray(ends, np.int64)
     order = np.argsort(first, kind="stable")
     order = order[last[order] > first[order]]
@@ -160,8 +160,8 @@ def ascending(begins: Sequence[int] | Int64s, ends: Sequence[int] | Int64s) -> t
 
 
 def pieces(sizes: Int64s, most: int) -> Iterator[tuple[int, int]]:
-    """Divide ``sizes`` into consecutive groups with a sum of at most ``most``; yield the first index and the end index
-    of each group. A single larger size is a group.
+    """Divide ``sizes`` into consecutive groups, each with a sum of at most ``most``; yield the first index and the end
+    index of each group. A size above ``most`` is a group of its own.
     """
     first = 0
     reached = np.cumsum(sizes)
@@ -863,7 +863,7 @@ def _line(key: int, begin: int, blocks: int) -> bytes:
 
 
 def _parsed(line: bytes) -> tuple[int, int, int] | None:
-    """Return the numbers of a line; None if it is damaged."""
+    """Return the numbers of a line; None if the line is damaged."""
     said, _, check = line.rstrip(b"\n").rpartition(b" ")
     if not line.endswith(b"\n") or f"{checksum(said):016x}".encode() != check:
         return None
@@ -974,7 +974,7 @@ class Limits:
 
     Args:
         pages: The largest number of pages to keep.
-        fail: "retry": repeat failed requests without end; "raise": repeat them for ``patience`` seconds.
+        fail: With "retry", failed requests are repeated without end; with "raise", for ``patience`` seconds.
         patience: The time in seconds for ``fail="raise"``.
     """
 
@@ -989,7 +989,7 @@ class Keeper:
     Args:
         table: The table of blocks and pages.
         file: The sparse file.
-        memory: The mapped sparse file; None without blocks.
+        memory: The mapped sparse file; None if the file has no blocks.
         known: The objects that this process reads.
         sharer: This process as a sharer of the mirror.
         limits: The limits of the mirror.
@@ -1032,7 +1032,8 @@ class Keeper:
             steal: Whether to take over blocks that another process has been fetching for too long.
 
         Returns:
-            The claimed blocks, ascending, int64 ``[m]``, and the pages of each block to fetch; None without room.
+            The claimed blocks, ascending, int64 ``[m]``, and the pages of each block to fetch; None if there is no
+            room.
         """
         table, me = self.table, self.sharer.number
         if not (masks & ~table.state[blocks]).any():

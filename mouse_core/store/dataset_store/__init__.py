@@ -33,15 +33,15 @@ class DatasetStore(Store):
 
     Args:
         max_action_dim: Number of discrete actions, or width of action vectors; by default determined from the data.
-        max_obs_continuous_dim: Width C of observations; by default from the data.
+        max_obs_continuous_dim: Width C of observations; by default determined from the data.
         fields: Fields that replace standard fields of the same name, or are added after the standard fields.
         alignment: The transition that a row's action, reward and done belong to: "arrived" (it led to the row's
             observation) or "outgoing" (it leaves the observation). With None, the alignment is "arrived", unless added
             rows in the layout "stored" have another alignment.
         dense_bytes: Memory that the store's readers may use, in total and in each process, for dense copies of columns.
             A dense copy is needed for columns of booleans, columns with nulls, and columns whose rows differ in length
-            or are shorter than declared. Columns beyond the limit are read without a dense copy: slower, with the same
-            result.
+            or are shorter than declared. When the limit is reached, further columns are read without a dense copy: this
+            is slower, with the same result.
         image_roots: Folders for images that rows name by path, in addition to the dataset's own folder. No other file
             is opened.
         spec: The allowed values of columns: specs of ``mouse_core.spec`` by name. Appended rows are checked by value,
@@ -127,10 +127,10 @@ class DatasetStore(Store):
                 dropped in the same way as for ``max_rows``.
             layout: Layout of sealed files: with "columns", each file has one record batch; with "windows", a record
                 batch for each 128 to 256 rows. None means the layout of the newest file.
-            **options: The options of the class; ``alignment`` defaults to the alignment of the stored rows. If ``path``
-                is an address, also the options of ``mouse_core.remote.Reaching``, such as ``storage_options`` and
-                ``cache``; if it has another format, also the options of ``mouse_core.formats.open``, such as ``format``
-                and ``final``.
+            **options: Arguments of ``DatasetStore``; ``alignment`` defaults to the alignment of the stored rows. If
+                ``path`` is an address, also the options of ``mouse_core.remote.Reaching``, such as ``storage_options``
+                and ``cache``; if it has another format, also the options of ``mouse_core.formats.open``, such as
+                ``format`` and ``final``.
 
         Returns:
             The store. Close a writer with ``close()`` or a ``with`` block.

@@ -413,7 +413,7 @@ class Unneeded:
 
         Args:
             file: The file.
-            number: The number of the file; states with numbers up to this one did not name the file.
+            number: The number of the file; states with this number or a smaller number did not name the file.
             state: The last state that named the file.
         """
         self._files.setdefault(file, (number + 1, state))

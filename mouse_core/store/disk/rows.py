@@ -206,7 +206,7 @@ class ReadRows(FolderRows):
         self._look_at_tails()
 
     def _look_at_tails(self) -> None:
-        """Read the committed rows of tails, up to the first tail that misses rows."""
+        """Read the committed rows of tails, up to the first tail in which rows are missing."""
         first = self._end
         for number, (tail, said) in enumerate(zip(self._tails, self._folder.manifest.tails, strict=True)):
             with repairable(self.folder_path):
@@ -428,7 +428,7 @@ class WrittenRows(FolderRows):
         self._seal_in_background()
 
     def _recover(self) -> None:
-        """Seal the rows in the previous writer's tail files, up to the first file that misses rows."""
+        """Seal the rows in the previous writer's tail files, up to the first file in which rows are missing."""
         tables: list[pa.Table] = []
         for said in self._folder.manifest.tails:
             with repairable(self.folder_path):
@@ -449,7 +449,7 @@ class WrittenRows(FolderRows):
 
         Args:
             manifest: The new manifest.
-            waiting: The files that wait to be sealed; None: unchanged.
+            waiting: The files that wait to be sealed; None: the waiting files are unchanged.
         """
         self._folder.replace(manifest)
         for _, segment in self._waiting:  # also those that go: their files can be removed while a frame refers to them
@@ -518,7 +518,7 @@ class WrittenRows(FolderRows):
         return True
 
     def _have_sealed(self, tail: TailFile, sealed: Sequence[Sealed], manifest: Manifest) -> None:
-        """Put sealed segments in the place of the first waiting file."""
+        """Replace the first waiting file by sealed segments."""
         now, places = self._folder.manifest.with_schemas(sealed, manifest.schemas)
         known = replace(now, metadata=self.schema.metadata(), segments=(*now.segments, *places), tails=now.tails[1:])
         self._replace(known, self._waiting[1:])
@@ -710,8 +710,8 @@ class WrittenRows(FolderRows):
             self.seal_waiting()
 
     def _loads_of(self, segments: Sequence[Segment], schema: StoreSchema) -> list[int]:
-        """Return the ``load`` of each dataset: the previous ``load`` if rows mark the end of an episode between both
-        datasets, else a new number.
+        """Return the ``load`` of each dataset: the ``load`` of the previous dataset if rows mark the end of an episode
+        between both datasets, else a new identifier.
         """
         known = self._folder.manifest.segments
         newest = max((one.load for one in known), default=0)

@@ -311,7 +311,7 @@ def rows_of(folder: Path, first: int, count: int, identity: str = "", *, but: in
         first: Number of rows of the folder before the first returned row.
         count: Number of rows to return.
         identity: The identity in the store's manifest.
-        but: The number of a segment to skip, because its file is missing.
+        but: The file number of a segment to skip, because the file is missing.
 
     Raises:
         DataError: Some of the rows were dropped, or the folder holds another store.

@@ -661,7 +661,7 @@ def read_objects(
         file: The objects file.
         layout: The layout of the rows.
         arrays: The arrays of the rows, by name.
-        at: Offset in the objects file of the objects of row ``begin``.
+        at: Offset in the objects file at which the objects of row ``begin`` start.
         begin: The first row.
         end: The row after the last.
 

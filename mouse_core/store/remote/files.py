@@ -88,7 +88,7 @@ class Objects:
 
     Args:
         place: The client and the mirror of the objects.
-        infos: The size and version of each object at opening; a later change raises ChangedError.
+        infos: The size and version of each object when it was opened; a later change raises ChangedError.
         sums: The page digests of each object; empty: bytes are not checked.
     """
 
@@ -709,7 +709,7 @@ class Files:
                 yield first, first + same, same * file.stride
 
     def lying(self, chunk: int, name: str) -> Asking[tuple[int, tuple[int, ...]] | None]:
-        """Return the address at which a column's values begin, and the shape of a row; see ``slicing.lying``."""
+        """Return the address at which a column's values begin, and the shape of a row; see the function ``lying``."""
         place = yield from self.place(chunk, name)
         if place is None:
             return None
