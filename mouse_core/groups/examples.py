@@ -271,7 +271,7 @@ def side_by_side(arrays: Sequence[npt.NDArray[Any]], nbytes: int) -> npt.NDArray
 
 
 def best_fit(sizes: npt.NDArray[np.int64], length: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Assign examples to rows (best-fit decreasing); return the row of each example and its begin in the row, ``[n]``
+    """Assign examples to rows (best-fit decreasing); return the row of each example and its start in the row, ``[n]``
     each. The longest example of a row is first.
     """
     order = np.argsort(-sizes, kind="stable")

@@ -364,7 +364,7 @@ def table_to_examples(table: pa.Table, declared: Columns = NO_COLUMNS) -> list[R
 
 
 def _inner(lists: pa.Array) -> tuple[pa.Array, list[int]]:
-    """Return the values of all lists in one array, and the begin and end of each list in the array."""
+    """Return the values of all lists in one array, and the start and end of each list in the array."""
     offsets = lists.offsets.to_numpy()
     begin = int(offsets[0])
     return lists.values.slice(begin, int(offsets[-1]) - begin), (offsets - begin).tolist()

@@ -52,8 +52,8 @@ def tokens_of(values: Any) -> npt.NDArray[np.int32]:
 
 
 def floats_of(values: Any, length: int, where: str) -> npt.NDArray[np.float32]:
-    """Convert finite numbers to float32 ``[length]``; raise DataError for other values, with ``where`` at the begin of
-    the message.
+    """Convert finite numbers to float32 ``[length]``; raise DataError for other values, and begin the message with
+    ``where``.
     """
     floats = array_of(values, where)
     if floats.shape != (length,):
@@ -217,7 +217,7 @@ class RolloutColumn:
         Args:
             given: An array ``[count, *shape]``, or one value of the shape ``shape``.
             count: The expected number of values; None: one value.
-            where: The begin of an error message.
+            where: The text with which error messages begin.
 
         Raises:
             DataError: The shape or type is wrong, or the dtype cannot represent a value.
@@ -990,7 +990,7 @@ def refuse_other(rollout: RolloutRecord, there: RolloutRecord, caller: str) -> N
     Args:
         rollout: The new rollout.
         there: The earlier rollout.
-        caller: The begin of the message.
+        caller: The text with which the message begins.
     """
     if rollout is there:
         return

@@ -316,7 +316,7 @@ class Tree:
 
     Attributes:
         nodes: The index of each vertex in the forest, int64 ``[V]``.
-        edges: The begin and end vertex of each edge, int64 ``[E, 2]``.
+        edges: The start and end vertex of each edge, int64 ``[E, 2]``.
         counts: The number of transitions of each edge's first step, int64 ``[E]``.
         rewards: The sum of the mean rewards of an edge's steps, float64 ``[E]``.
         dones: Done codes, int8 ``[E]``: 1 if every episode terminated with the edge; 2 if every episode ended with it,

@@ -133,7 +133,7 @@ class Layout:
         have.
 
         Args:
-            caller: The begin of error messages.
+            caller: The text with which error messages begin.
             given: The rows by field, any objects with a ``shape`` and a ``dtype``.
             held: The shape and dtype of one time step by field.
             weak: Names of the fields whose values are Python numbers.

@@ -238,24 +238,25 @@ class SliceSampler(SliceSampling):
             steps. The default is True, so that no episode is left out silently.
         span: The number of steps by which a slice may extend beyond the ends of its episode; missing steps are padded
             as for short episodes. True: at least one step of the slice exists; an integer: at least ``sequence_length -
-            span`` steps exist; False: all steps exist. A pair sets the values for the begin and the end of the episode.
+            span`` steps exist; False: all steps exist. A pair sets the values for the start and the end of the episode.
         weighting: "step": all slices have equal probability, so long episodes are drawn more often; "trajectory": all
             episodes with a slice have equal probability.
-        period: The distance between the begins of slices, counted from the first step of an episode: with a period of
-            3, slices begin at the steps 0, 3, 6, ... With a span, positions are counted from the first begin that the
-            span allows. Slices keep their positions after a ring has overwritten the first step of the episode, if a
-            sampler of these rows with the same fields has indexed that step. This also holds for a buffer that
-            ``with_parts`` returned. A sampler of a mapped storage that is opened again finds the first step if it is
-            among the latest 1,024 overwritten rows in the files. Otherwise positions are counted from the oldest
-            existing step. If an episode has lost its first steps and has no complete slice left, its remaining steps
-            from the next begin on are a short slice, unless short episodes are left out.
+        period: The distance between the first steps of slices, counted from the first step of an episode. With a period
+            of 3, slices begin at the steps 0, 3, 6, ... With a span, positions are counted from the earliest step at
+            which the span allows a slice to begin. Slices keep their positions after a ring has overwritten the first
+            step of the episode, if a sampler of these rows with the same fields has indexed that step. This also holds
+            for a buffer that ``with_parts`` returned. A sampler of a mapped storage that is opened again finds the
+            first step if it is among the latest 1,024 overwritten rows in the files. Otherwise positions are counted
+            from the oldest existing step. If an episode has lost its first steps and has no complete slice left, its
+            remaining steps, from the next position at which a slice may begin, are a short slice, unless short episodes
+            are left out.
         dilation: The distance between consecutive steps of a slice, in rows. With 4 steps and a dilation of 2, a slice
             has the rows 0, 2, 4 and 6, and a complete slice needs an episode of 7 rows. The rows between these steps,
             with their rewards, are left out. So a buffer with ``NextView``, ``NStep``, ``HindsightRelabel`` or
             ``ReturnsToGo`` of slices ``[B, S]`` raises ConfigError.
         burn_in: The number of extra steps before a slice, from which a recurrent network computes its initial state.
             The extra steps are the rows before the row at which the slice begins. ``mask`` is False for extra steps
-            before the begin of the episode. The positions of slices do not depend on ``burn_in``, so with
+            before the start of the episode. The positions of slices do not depend on ``burn_in``, so with
             ``span=(False, True)`` a slice begins at every row.
 
     Raises:
@@ -421,12 +422,12 @@ class PrioritizedSliceSampler(SliceSampling, PrioritizedSampler):
         alpha, beta, eps, max_priority_within_buffer: See ``PrioritizedSampler``.
         sequence_length, traj_key, end_key, truncated_key, strict_length, pad: See ``SliceSampler``.
         span: See ``SliceSampler``. A slice may extend only beyond the end of an episode, ``(False, ...)``, because no
-            row with a priority exists before the begin.
+            row with a priority exists before the start of the episode.
         period, dilation, burn_in: See ``SliceSampler``. With ``burn_in``, a slice is drawn by the priority of its first
             row after the burn-in steps.
 
     Raises:
-        ConfigError: See ``PrioritizedSampler`` and ``SliceSampler``; also for a span before the begin of an episode.
+        ConfigError: See ``PrioritizedSampler`` and ``SliceSampler``; also for a span before the start of an episode.
     """
 
     _kinds: Mapping[str, type | str] = {**SliceSampling._kinds, **PrioritizedSampler._kinds}

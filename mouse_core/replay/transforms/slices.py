@@ -270,11 +270,11 @@ class CatFrames:
     """Replaces each observation by the last ``frames`` observations of its episode, concatenated, oldest first.
 
     Frames are stored once. The buffer reads the earlier frames of a drawn row, or of the first row of a slice, from the
-    rows of its episode that still exist. The transform finds the begin of an episode as ``SliceSampler`` does. The
-    first frame replaces missing frames before the begin of an episode. The field under ``next`` is also stacked (its
-    observation follows the last frame of the stack), so ``keys`` need not contain the field under ``next``. This
-    transform must precede other transforms that change its fields. Only ``NextView`` and ``HindsightRelabel`` may
-    precede this transform, and a later ``NStep`` treats each stack as one value.
+    rows of its episode that still exist. The transform finds the start of an episode as ``SliceSampler`` does. The
+    first frame of an episode replaces missing frames before the start of the episode. The field under ``next`` is also
+    stacked (its observation follows the last frame of the stack), so ``keys`` need not contain the field under
+    ``next``. This transform must precede other transforms that change its fields. Only ``NextView`` and
+    ``HindsightRelabel`` may precede this transform, and a later ``NStep`` treats each stack as one value.
 
     If called directly with slices ``[N, T]``, the transform uses only the steps of the slice.
 
@@ -284,7 +284,7 @@ class CatFrames:
         frames: The number of frames, k, at least 1.
         axis: The axis along which frames are concatenated, counted from the last axis: -1, or -3 for images ``[C, H,
             W]``.
-        pad: The value of missing frames before the begin of an episode; None repeats the first frame.
+        pad: The value of missing frames before the start of an episode; None repeats the first frame.
         done: The field that marks where episodes end, as in ``NextView``.
         mask: The field that marks the existing steps.
 
