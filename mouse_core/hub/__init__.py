@@ -1,4 +1,4 @@
-"""Datasets on the Hugging Face Hub from stores: one schema and one commit for each push."""
+"""Pushes stores to datasets on the Hugging Face Hub; each push writes a single schema in a single commit."""
 
 from mouse_core.hub._push import PushResult, push_named_stores_to_hub, push_stores_to_hub, push_to_hub
 from mouse_core.hub._reading import NamedStores, from_hub

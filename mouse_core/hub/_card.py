@@ -1,4 +1,4 @@
-"""The dataset card (README.md) of a dataset on the Hub: its front matter before and after a push."""
+"""The dataset card (README.md) of a dataset on the Hub, whose front matter a push updates."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 _FRONT_MATTER = re.compile(r"\A\s*---[ \t]*\r?\n(.*?)(?:\r?\n|(?<=\n))---[ \t]*(?:\r?\n|\Z)", re.DOTALL)
 CONFIG = "default"
-"""The configuration whose rows lie directly under ``data/``."""
+"""Name of the configuration whose rows are directly in the folder ``data/``."""
 
 
 @dataclass(frozen=True)
 class Card:
-    """A parsed README: its front matter, and the text below it, which a push never changes.
+    """A parsed README: the front matter, and the text below the front matter, which a push never changes.
 
     Args:
         metadata: The front matter.
@@ -38,7 +38,7 @@ class Card:
 
 @dataclass(frozen=True)
 class SplitEntry:
-    """The front matter of one split."""
+    """The front matter about a split."""
 
     name: str
     num_rows: int
@@ -46,7 +46,7 @@ class SplitEntry:
 
 
 def parse_card(text: str, *, repo_id: str, config: str = CONFIG) -> Card:
-    """Parse a README before a configuration is pushed.
+    """Parse a README, for a push of a configuration.
 
     Raises:
         ConfigError: The front matter is not a YAML mapping, so it cannot be extended.
@@ -71,7 +71,7 @@ def parse_card(text: str, *, repo_id: str, config: str = CONFIG) -> Card:
 
 
 def check_extendable(card: Card, *, repo_id: str) -> None:
-    """Raise ConfigError if another configuration is marked as default: ``datasets`` accepts only one."""
+    """Raise ConfigError if another configuration is marked as default. ``datasets`` accepts only one default."""
     for config in _configs(card, mine=False) if card.config == CONFIG else ():
         if config.get("default"):
             raise ConfigError(
@@ -83,7 +83,8 @@ def check_extendable(card: Card, *, repo_id: str) -> None:
 def stale_files(card: Card, files: Iterable[str]) -> list[str]:
     """Return the Parquet files that a push replaces, except files that other configurations read.
 
-    These are the files directly in the configuration's folder, and the files that the configuration names now.
+    A push replaces the files directly in the configuration's folder, and the files that the card lists for the
+    configuration before the push.
     """
     replaced, others = (
         [one for config in _configs(card, mine=mine) for one in _patterns(config)] for mine in (True, False)
@@ -111,7 +112,7 @@ def render_card(
     download_bytes: int,
     alignment: str | None,
 ) -> str:
-    """Return the README: its front matter describes the pushed dataset, all other text is unchanged."""
+    """Return the README after a push: the front matter describes the pushed dataset; all other text is unchanged."""
     import yaml
 
     metadata = dict(card.metadata)
@@ -155,13 +156,13 @@ def _config_list(card: Card, splits: Sequence[SplitEntry]) -> list[dict[str, Any
 
 
 def _configs(card: Card, *, mine: bool) -> list[dict[str, Any]]:
-    """Return the pushed configuration from the card, or the configurations that are not pushed."""
+    """Return the card's entries about the pushed configuration, or the entries about all other configurations."""
     configs = card.metadata.get("configs") or []
     return [dict(config) for config in configs if (config.get("config_name", CONFIG) == card.config) == mine]
 
 
 def _patterns(config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the patterns of a configuration's files."""
+    """Yield the file name patterns of a configuration."""
     folder = str(config.get("data_dir") or "").strip("/")
     prefix = f"{folder}/" if folder else ""
     data_files = config.get("data_files")
@@ -174,7 +175,7 @@ def _patterns(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _matches(path: str, patterns: Iterable[str]) -> bool:
-    """Whether a path matches one of the patterns; ``*`` matches any text, slashes included."""
+    """Whether a path matches a pattern; ``*`` matches any text, including slashes."""
     return any(fnmatchcase(path, pattern) for pattern in patterns)
 
 

@@ -1,4 +1,4 @@
-"""Pushes stores to the Hugging Face Hub as a dataset."""
+"""Pushes stores as a dataset to the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ class Remote:
 
     Args:
         oid: The commit; None if the repository does not exist.
-        private: Whether the repository is private; None if it does not exist.
-        has_branch: Whether the branch exists; if not, the other attributes describe ``main``, where the new branch
-            begins.
-        files: Size and sha256 by path; for small files, git's hash instead of sha256.
-        readme: The text of the card; None without a card.
+        private: Whether the repository is private; None if the repository does not exist.
+        has_branch: Whether the branch exists. If not, the other attributes describe ``main``, from which the new branch
+            is created.
+        files: Size and hash of each file, by path. The hash is sha256 for large files and git's hash for small files.
+        readme: The text of the card; None if the repository has no card.
     """
 
     oid: str | None = None
@@ -67,14 +67,14 @@ class Remote:
 
 @dataclass(frozen=True)
 class Repository:
-    """One branch of one dataset repository, and a client that reads and changes it."""
+    """A client that reads and changes a branch of a dataset repository."""
 
     api: HfApi
     repo_id: str
     revision: str
 
     def read(self) -> Remote:
-        """Return the present content of the repository, all from one commit."""
+        """Return the content of the repository at the newest commit."""
         from huggingface_hub import errors
         from huggingface_hub.hf_api import RepoFile
 
@@ -110,7 +110,7 @@ class Repository:
                 return file.read()
 
     def check_visibility(self, remote: Remote, private: bool | None) -> None:
-        """Raise ConfigError if the repository exists with another visibility than ``private``."""
+        """Raise ConfigError if the repository exists and its visibility differs from ``private``."""
         if private is not None and remote.private not in (None, private):
             words = {True: "a private", False: "a public"}
             raise ConfigError(
@@ -118,7 +118,7 @@ class Repository:
             )
 
     def check_token(self) -> None:
-        """Raise ConfigError without a token, because creating a repository needs one."""
+        """Raise ConfigError if there is no token, because creating a repository requires a token."""
         from huggingface_hub import get_token
 
         if not isinstance(self.api.token, str) and (self.api.token is False or get_token() is None):
@@ -135,10 +135,10 @@ class Repository:
             self.api.create_branch(self.repo_id, branch=self.revision, repo_type="dataset", exist_ok=True)
 
     def upload(self, files: Mapping[str, str]) -> list[CommitOperationAdd]:
-        """Upload files, which stay invisible, and return the operations that make them visible.
+        """Upload files, and return the commit operations that add them. Until the commit, the files are not visible.
 
         Args:
-            files: Local path of each file by its path in the repository.
+            files: Local path of each file, by path in the repository.
 
         Raises:
             ConfigError: The repository's ``.gitignore`` excludes a file.
@@ -166,10 +166,10 @@ class Repository:
         parent: str | None,
         message: str,
     ) -> CommitInfo:
-        """Add files and card and remove files in one commit, if ``parent`` is still the branch's newest commit.
+        """Add files and the card, and remove files, in one commit. ``parent`` must still be the branch's newest commit.
 
         Raises:
-            huggingface_hub.errors.HfHubHTTPError: The status is 409 or 412, because the branch has a newer commit.
+            huggingface_hub.errors.HfHubHTTPError: The branch has a newer commit; the HTTP status is 409 or 412.
         """
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
@@ -194,7 +194,7 @@ class Repository:
 def open_repository(
     repo_id: str, revision: str | None, *, token: str | bool | None, endpoint: str | None
 ) -> Repository:
-    """Return a client of a repository; a name without namespace belongs to the token's owner."""
+    """Return a client of a repository. A name without a namespace gets the namespace of the token's owner."""
     from huggingface_hub import HfApi
 
     api = HfApi(endpoint=endpoint, token=token, library_name="mouse-data")
@@ -230,7 +230,10 @@ _FILE = "meta/stats.json"
 
 
 def statistics_path(config: str) -> str:
-    """Return the path of a configuration's statistics: LeRobot's path for the default one, else beside its rows."""
+    """Return the path of a configuration's statistics.
+
+    The default configuration uses LeRobot's path; others use their folder.
+    """
     return _FILE if config == CONFIG else f"{config_folder(config)}/{_FILE}"
 
 
@@ -241,7 +244,10 @@ def check_statistics(
     *,
     where: str,
 ) -> None:
-    """Raise ConfigError unless the statistics describe the pushed rows of "train", or of all splits without "train"."""
+    """Raise ConfigError unless the statistics describe the pushed rows.
+
+    These are the split "train", or all splits without it.
+    """
     if statistics is None:
         return
     if not isinstance(statistics, Statistics):
@@ -261,7 +267,10 @@ def check_statistics(
 
 
 def write_statistics(statistics: Statistics | None, config: str, folder: str) -> dict[str, str]:
-    """Write the statistics into a new folder in ``folder``; return local paths by path in the repository."""
+    """Write the statistics into a new folder in ``folder``.
+
+    Return the local path of each file, by path in the repository.
+    """
     if statistics is None:
         return {}
     inside = tempfile.mkdtemp(dir=folder)
@@ -272,7 +281,7 @@ def write_statistics(statistics: Statistics | None, config: str, folder: str) ->
 def read_statistics(
     repo_id: str, config: str, *, revision: str | None = None, token: str | bool | None = None
 ) -> Statistics | None:
-    """Read the statistics of a configuration on the Hub or in a folder; None if there are none."""
+    """Read the statistics of a configuration on the Hub or in a folder; return None if no statistics are stored."""
     if os.path.isdir(repo_id):
         file = Path(repo_id, *statistics_path(config).split("/"))
         return Statistics.load(file.parent.parent) if file.is_file() else None
@@ -302,7 +311,7 @@ Shards = Mapping[str, Sequence[Shard]]
 
 @dataclass(frozen=True)
 class Job:
-    """The rows to push by split, and the options of the push; this class makes no network requests."""
+    """The rows to push, by split, and the options of the push. This class makes no network requests."""
 
     parts: Mapping[str, Sequence[SplitPiece]]
     features: Features
@@ -313,11 +322,11 @@ class Job:
 
     @property
     def rows(self) -> dict[str, int]:
-        """Number of rows of each split."""
+        """How many rows each split has."""
         return {split: sum(len(part.dataset) for part in found) for split, found in self.parts.items()}
 
     def card(self, remote: Remote, repo_id: str) -> Card:
-        """Return the present card; ConfigError if it cannot be extended."""
+        """Parse the card before the push; raise ConfigError if the push cannot extend the card."""
         card = parse_card(remote.readme or "", repo_id=repo_id, config=self.config)
         check_extendable(card, repo_id=repo_id)
         return card
@@ -403,7 +412,7 @@ def check_names(repo_id: str, config: object, splits: object, revision: str | No
 def collect_parts(
     splits: Mapping[str, Store | Sequence[Store]],
 ) -> tuple[DatasetMetadata, dict[str, list[SplitPiece]]]:
-    """Return the joined metadata of all stores, and their rows by split."""
+    """Return the joined metadata of all stores, and the rows of all stores by split."""
     from mouse_core.store.views import Store
 
     parts: dict[str, list[SplitPiece]] = {}
@@ -432,9 +441,10 @@ def collect_parts(
 
 
 def _parts_of(store: Store, where: str) -> Iterator[SplitPiece]:
-    """Yield the unchanged datasets that hold a store's rows.
+    """Yield the ``datasets.Dataset`` objects that hold the rows of a store, without conversion.
 
-    ``store.to_dataset()`` would convert them to one schema in memory; a push converts them while it writes the shards.
+    ``store.to_dataset()`` would convert the rows to a single schema in memory. A push converts them while it writes the
+    shards.
     """
     first_row = 0
     snapshot = store.snapshot()
@@ -463,16 +473,16 @@ _CONFLICT = (409, 412)
 
 @dataclass(frozen=True)
 class PushResult:
-    """The result of a push; with ``dry_run=True``, the result that a real push would have.
+    """The result of a push. With ``dry_run=True``, it is the result that a real push would have.
 
     Args:
-        repo_id: The repository, with its namespace.
+        repo_id: The name of the repository, with the namespace.
         revision: The branch.
         oid: The commit that holds the pushed dataset; None after a dry run.
-        commit_url: The page of that commit; None after a dry run.
+        commit_url: The URL of the commit's page; None after a dry run.
         splits: The number of rows of each pushed split.
         shards: The shards' paths in the repository, in order.
-        deleted: The stale files that the same commit removed; empty after a dry run, which does not list the
+        deleted: The stale files that the commit removed. Empty after a dry run, which does not list the files of the
             repository.
         num_bytes: The size of the shards in bytes.
         alignment: "arrived" or "outgoing".
@@ -499,9 +509,9 @@ def push_stores_to_hub(
     statistics: Statistics | None = None,
     **options: Any,
 ) -> PushResult:
-    """Publish one or more stores as one split of a dataset; for the options see ``push_to_hub``.
+    """Publish stores as a single split of a dataset; for the options see ``push_to_hub``.
 
-    The dataset then consists of that split alone.
+    After the push, the dataset has only this split.
     """
     return push_to_hub({split: stores}, repo_id=repo_id, statistics=statistics, **options)
 
@@ -514,14 +524,15 @@ def push_named_stores_to_hub(
     statistics: Mapping[str, Statistics] | None = None,
     **options: Any,
 ) -> dict[str, PushResult]:
-    """Publish named stores, such as the members of a mixture: a configuration and a commit for each name.
+    """Publish named stores, such as the members of a mixture. Each name becomes a configuration, in a separate commit.
 
-    Configurations of other names stay unchanged. After an error, configurations that were already pushed stay, and a
-    repeated call makes no further commit for them. ``from_hub`` reads the configurations. For the options see
-    ``push_to_hub``; there is no ``config``, and ``statistics`` maps names to statistics.
+    Configurations with other names stay unchanged. After an error, configurations that were already pushed stay on the
+    Hub, and a repeated call does not commit them again. ``from_hub`` reads the configurations. For the options see
+    ``push_to_hub``, except that there is no ``config``, and ``statistics`` maps names to statistics.
 
     Raises:
-        ConfigError: `stores` is empty, or a name is no valid configuration; for other errors see ``push_to_hub``.
+        ConfigError: `stores` is empty, or a name is not a valid name of a configuration. For other errors see
+            ``push_to_hub``.
     """
     if not isinstance(stores, Mapping) or not stores:
         raise ConfigError(f"stores: expected stores by name, found {stores!r:.200}")
@@ -559,41 +570,42 @@ def push_to_hub(
 ) -> PushResult:
     """Publish stores as a dataset on the Hugging Face Hub, in one commit.
 
-    The stores of a split are concatenated. A column that only some stores have is null in the rows of the others, so
-    all splits have one schema. A split in which the column is null in every row does not have this field. All shards
-    are written to ``temp_dir`` first, in bounded memory. The upload begins when all shards are complete. One commit
-    then adds the shards, the statistics and the card, and removes stale files of the previous push. If someone else
-    commits meanwhile, the push lists the repository again and repeats its commit, up to five times.
+    The stores of a split are concatenated. If only some stores have a column, it is null in the rows of the other
+    stores, so all splits have the same schema. If a column is null in all rows of a split, the split lacks the field
+    for this column. All shards are written to ``temp_dir`` first, in bounded memory. The upload begins when all shards
+    are complete. Then a single commit adds the shards, the statistics and the card, and removes stale files of the
+    previous push. If another client commits meanwhile, the push lists the repository again and repeats its commit, up
+    to five times.
 
     Args:
-        splits: Stores by split; the configuration has exactly these splits afterwards.
+        splits: Stores by split. After the push, the configuration has exactly these splits.
         repo_id: ``"namespace/name"``, or ``"name"`` in the namespace of the token's owner. The repository is created if
             missing.
-        statistics: Statistics of the split "train", or of all splits if none has that name. Statistics are stored
-            beside the rows as ``Statistics.save`` writes them, and ``from_hub`` reads them. If None, statistics of
-            replaced rows are removed.
+        statistics: Statistics of the split "train", or of all splits if there is no split "train". The statistics are
+            stored in the repository in the form of ``Statistics.save``, and ``from_hub`` reads them. If None,
+            statistics of replaced rows are removed.
         private: Whether a new repository is private; by default the Hub decides. An existing repository with another
             visibility raises ConfigError.
         token: An access token with the right to write; by default the token saved by ``hf auth login``.
         revision: The branch, created from ``main`` if missing; by default ``main``.
-        commit_message: The message; by default the splits and their numbers of steps.
-        max_shard_size: Largest size of a Parquet file, in bytes or like ``"500MB"`` or ``"1GiB"``. A larger single row
-            gets a file of its own.
+        commit_message: The commit message; by default a list of the splits and how many steps each has.
+        max_shard_size: Largest size of a Parquet file, in bytes or like ``"500MB"`` or ``"1GiB"``. A single row that is
+            larger gets a separate file.
         max_rows_per_shard: Largest number of rows of a Parquet file; by default unlimited.
         compression: ``"zstd"`` or ``"snappy"``.
         config: Name of the configuration to push, as in ``load_dataset``; other configurations stay unchanged.
         temp_dir: An existing folder with room for all shards; by default the system's temporary folder.
-        endpoint: The Hub's address; by default ``HF_ENDPOINT`` or the public one.
+        endpoint: The address of the Hub; by default the environment variable ``HF_ENDPOINT``, or the public address.
         progress: Whether to show progress bars for writing and uploading.
-        dry_run: Whether to write and check everything without any request, and return the result of a push to an empty
-            repository.
+        dry_run: Whether to write and check everything without any network request, and return the result of a push to
+            an empty repository.
 
     Raises:
         ConfigError: An argument is invalid, a split has no rows, statistics belong to other rows, there is no token, or
             the card cannot be extended.
         SchemaError: Types or alignments differ; the message names the column and the splits.
         DataError: An image file that a row refers to cannot be read.
-        huggingface_hub.errors.HfHubHTTPError: The token is invalid or has no right to write, or five commits
+        huggingface_hub.errors.HfHubHTTPError: The token is invalid or does not permit writing, or five commits
             conflicted.
     """
     options = check_options(max_shard_size, max_rows_per_shard, compression, temp_dir)
@@ -628,7 +640,7 @@ def push_to_hub(
 def _send(
     job: Job, repository: Repository, folder: str, beside: Mapping[str, str], *, private: bool | None, message: str
 ) -> PushResult:
-    """Upload and commit; ``beside`` has further local files, by their path in the repository."""
+    """Upload files and commit them; ``beside`` has the local paths of further files, by path in the repository."""
     from huggingface_hub.errors import HfHubHTTPError
 
     remote = repository.read()
@@ -670,7 +682,10 @@ def _send(
 
 
 def _wait_for_others(error: HfHubHTTPError, repository: Repository, attempt: int) -> None:
-    """Wait before the next attempt if others committed meanwhile; raise other errors, or any after the last attempt."""
+    """If another client committed meanwhile, wait before the next attempt.
+
+    Raise any other error, and any error after the last attempt.
+    """
     if error.response.status_code not in _CONFLICT:
         raise error
     if attempt == _ATTEMPTS - 1:
@@ -682,7 +697,7 @@ def _wait_for_others(error: HfHubHTTPError, repository: Repository, attempt: int
 
 
 def _holds(remote: Remote, operations: Sequence[CommitOperationAdd]) -> bool:
-    """Whether the repository already has exactly these files, so that a commit would be empty."""
+    """Whether the repository already has exactly the files of the push, so that a commit would be empty."""
     for operation in operations:
         info = operation.upload_info
         size, known = remote.files.get(operation.path_in_repo, (None, None))
@@ -692,7 +707,7 @@ def _holds(remote: Remote, operations: Sequence[CommitOperationAdd]) -> bool:
 
 
 def _name_in_git(operation: CommitOperationAdd) -> str:
-    """Return the git blob hash of a small file; "" for a shard, as the Hub stores large files by sha256."""
+    """Return the git blob hash of a small file; "" for a shard, because the Hub stores large files by sha256."""
     if operation.path_in_repo.endswith(".parquet"):
         return ""
     with operation.as_file() as file:

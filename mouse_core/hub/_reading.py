@@ -1,4 +1,4 @@
-"""Reads named stores from the Hub that were written by this package or by MOUSE."""
+"""Reads named stores from the Hub, which this package or MOUSE wrote."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class NamedStores(dict[str, DatasetStore]):
     """Stores by name, from ``from_hub``.
 
     Attributes:
-        statistics: Statistics that were pushed beside the rows, by name; names without statistics have no entry.
+        statistics: Statistics that were pushed together with the rows, by name. Names without statistics have no entry.
     """
 
     def __init__(self, stores: Mapping[str, DatasetStore], statistics: Mapping[str, Statistics]) -> None:
@@ -42,21 +42,21 @@ def from_hub(
     token: str | bool | None = None,
     **options: Any,
 ) -> NamedStores:
-    """Return the named stores of a dataset on the Hub, one for each configuration, as members for a ``Mixture``.
+    """Return the stores of a dataset on the Hub, by configuration name, as members for a ``Mixture``.
 
-    The rows were written by ``push_named_stores_to_hub`` or by MOUSE, whose rows nest their values:
+    The rows were written by ``push_named_stores_to_hub`` or by MOUSE. MOUSE writes nested values:
     ``observation.continuous`` is read as ``observation``, ``action.discrete`` as ``action``, ``step_index`` as
-    ``episode_step``, and so on. Values are never converted. ``statistics`` of the result has the statistics that were
-    pushed beside the rows, by name. The statistics describe the split "train" for every ``split``, because validation
-    data are normalised by the statistics of training data.
+    ``episode_step``, and so on. Values are never converted. The attribute ``statistics`` of the result has the
+    statistics that were pushed together with the rows, by name. For every ``split``, these are statistics of the split
+    "train", because validation data are normalised by the statistics of training data.
 
     Args:
-        repo_id: ``"namespace/name"``, or anything that ``datasets.load_dataset`` takes, such as a folder.
-        names: Names of configurations, in the order of the result; None: all.
+        repo_id: ``"namespace/name"``, or any other argument of ``datasets.load_dataset``, such as a folder.
+        names: Names of configurations, in the order of the result; None for all configurations.
         split: The split of each configuration.
         revision: A branch, tag or commit.
         token: An access token, for private datasets.
-        **options: Options of ``DatasetStore``; by default ``alignment`` is read from the rows' metadata.
+        **options: Options of ``DatasetStore``. By default, ``alignment`` is read from the metadata of the rows.
 
     Raises:
         ConfigError: A configuration is missing.
@@ -83,7 +83,7 @@ def from_hub(
 
 
 def _unnested(rows: Any, name: str) -> Any:
-    """Return rows in which nested values are columns with the names of a store; no row is copied."""
+    """Convert nested values of rows to columns with the names that a store uses; no row is copied."""
     nested = [column for column in ("observation", "action") if isinstance(rows.features.get(column), dict)]
     if not nested:
         return rows

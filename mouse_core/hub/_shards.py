@@ -1,4 +1,4 @@
-"""Writes splits as Parquet shards of one schema, in memory that does not grow with the data."""
+"""Writes splits as Parquet shards with a common schema, in bounded memory."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 
 def unify_features(parts: Iterable[tuple[str, Mapping[str, Any]]]) -> Features:
-    """Return the columns of all parts with one type each, in the order in which they first appear.
+    """Return the columns of all parts, in the order in which they first appear, with a common type for each column.
 
-    If parts store one value type in different forms (lists of varying or fixed lengths, arrays or nested lists, labels
-    or integers, images or binary), the plainer form is used. A column that is null throughout one part takes its type
-    from the others. Values are never converted.
+    If parts store the same value type in different forms (lists of varying or fixed lengths, arrays or nested lists,
+    labels or integers, images or binary), the plainer form is used. If a column is null in all rows of a part, its type
+    comes from the other parts. Values are never converted.
 
     Args:
         parts: For each part, its name for messages and its ``datasets`` features.
@@ -79,7 +79,7 @@ def _common_feature(one: Any, other: Any) -> Any | None:
 
 
 def _plain_feature(feature: Any) -> Any:
-    """Return a feature without its special type, so that features with the same stored values compare as equal."""
+    """Return a feature without its special type, so that features with the same stored values are equal."""
     from datasets import Array2D, Array3D, ClassLabel, LargeList, List, Value
 
     if isinstance(feature, Array2D | Array3D):
@@ -97,7 +97,7 @@ def _plain_feature(feature: Any) -> Any:
 def fit_table(
     table: pa.Table, features: Features, *, where: str, first_row: int, image_roots: Sequence[str] = ()
 ) -> pa.Table:
-    """Return the table with every column of ``features`` in its type; missing columns become null.
+    """Convert a table to the columns and types of ``features``; missing columns become null.
 
     Images that rows name by path are embedded if they lie in ``image_roots``.
     """
@@ -129,9 +129,9 @@ def _nulls(length: int, kind: pa.DataType) -> pa.Array:
 
 
 def _embed_files(column: pa.ChunkedArray, read: Callable[..., bytes], *, where: str, first_row: int) -> pa.Array:
-    """Return a ``{bytes, path}`` column with the bytes of all files, and file names instead of paths.
+    """Return a ``{bytes, path}`` column with the bytes of all files; paths are shortened to file names.
 
-    A path is useless on another machine. ``read`` accepts only images in allowed folders, because untrusted data may
+    A path is useless on another machine. ``read`` accepts only images in allowed folders, because untrusted data can
     name any file of this machine.
     """
     files = pa.concat_arrays(column.chunks) if column.num_chunks != 1 else column.chunk(0)
@@ -153,7 +153,7 @@ class SplitPiece:
     """Rows of a store that belong to a split.
 
     Args:
-        where: Name of the rows in messages: the split, and the store if there are several.
+        where: Name of the rows in error messages: the split, and the store if there are several stores.
         dataset: The rows.
         first_row: Index of the first row in its store.
         image_roots: Folders in which images that rows name by path may lie.
@@ -186,7 +186,7 @@ class Shard:
 
 
 def _blocks(parts: Sequence[SplitPiece], features: Features, target: int) -> Iterator[pa.Table]:
-    """Yield the rows of all parts in order, as tables with ``features``, of about ``target`` bytes each."""
+    """Yield the rows of all parts in order, as tables with the schema ``features`` and about ``target`` bytes each."""
     pending: list[pa.Table] = []
     pending_bytes = 0
     for part in parts:
@@ -225,10 +225,11 @@ def write_shards(
     advance: Callable[[int], None],
     prefix: str = "data",
 ) -> list[Shard]:
-    """Write one split as Parquet files ``{split}-00000-of-00003.parquet`` and so on.
+    """Write a split as Parquet files ``{split}-00000-of-00003.parquet`` and so on.
 
     The schema metadata of the files hold the ``datasets`` features and the metadata of the dataset; every page has a
-    checksum. At most a row group (about 32 MiB, or an eighth of a shard) and the rows read for it are in memory.
+    checksum. Memory holds at most a row group (about 32 MiB, or 1/8 of a shard) and the rows that are read for the row
+    group.
 
     Args:
         parts: The rows, in order.
@@ -237,7 +238,8 @@ def write_shards(
         metadata: The metadata of the dataset.
         folder: An existing folder for the files.
         options: Size limits and compression.
-        advance: Called with the number of rows of each block that was written.
+        advance: A function for progress; it is called with the number of rows in each block after the block was
+            written.
         prefix: The folder of the files in the repository.
 
     Raises:
@@ -266,10 +268,10 @@ def write_shards(
 def _write_files(
     blocks: Iterator[pa.Table], prefix: str, schema: pa.Schema, options: ShardOptions
 ) -> list[tuple[Path, int, int]]:
-    """Write each block as a row group of a Parquet file; begin another file before a limit is exceeded.
+    """Write each block as a row group of a Parquet file; begin a new file before a size limit would be exceeded.
 
     Returns:
-        For each file, its path, its number of rows, and the size of the rows in memory in bytes.
+        For each file: the path, the number of rows, and the size of the rows in memory in bytes.
     """
     finished: list[tuple[Path, int, int]] = []
     block = next(blocks, None)
@@ -305,7 +307,7 @@ def _write_files(
 
 
 def _footer_bytes(schema: pa.Schema, groups: int) -> int:
-    """Return the approximate size of a Parquet file without its pages: its schema (stored twice) and chunk headers."""
+    """Return the approximate size of a Parquet file without pages: the schema (stored twice) and the chunk headers."""
     return 256 + 2 * int(schema.serialize().size) + groups * sum(_leaves(field.type) for field in schema) * 320
 
 

@@ -1,9 +1,9 @@
-"""Decoding the images of a batch: in the calling thread, or spread over processes.
+"""Decodes the images of a batch, in the calling thread or in several processes.
 
-Decoding holds Python's global lock for much of its time, so threads alone hardly gain from a second core. Therefore the
-worker threads of a loader pass images to processes, one for each worker: ``decoding_by`` wraps the function of a
-worker. The pixels are the same. If processes cannot be started, are still starting, or die, the threads decode the
-images themselves.
+Decoding holds Python's global interpreter lock most of the time, so several threads are hardly faster than a single
+thread. Therefore each worker thread of a loader passes images to a separate process: ``decoding_by`` wraps the function
+of a worker. The pixels are the same. If a process cannot be started, is still starting, or has died, the thread decodes
+the images.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from mouse_core.images.pixels import decode_image, decode_into
 T = TypeVar("T")
 
 Images = Sequence[tuple[int, memoryview]]
-"""Encoded images, each with the row of ``out`` for its pixels."""
+"""Pairs of an encoded image and the row of ``out`` for its pixels."""
 
 # Images for one process at a time: many enough for a low overhead, few enough to share a batch evenly.
 _TASK_IMAGES, _TASK_BYTES = 32, 8 << 20
@@ -55,15 +55,15 @@ def fill_images(
     """Decode rows of images into rows of ``out``.
 
     Args:
-        runs: Rows of an image column (binary, or ``{bytes, path}``), the row of ``out`` for the first of them, and the
-            allowed folders of paths.
+        runs: Runs of rows. Each run has rows of an image column (binary, or ``{bytes, path}``), the row of ``out`` for
+            the first of these rows, and the allowed folders of paths.
         shape: ``(H, W, C)`` of an image.
         out: ``[rows, H * W * C]`` of any dtype.
-        fill: Value for a null; None raises an error.
+        fill: Pixel value for rows that are null; if ``fill`` is None, a null raises an error.
         pixel: The dtype of pixels.
 
     Raises:
-        RowError: A null has no ``fill``, an image cannot be read, or has another shape.
+        RowError: A row is null and ``fill`` is None, or an image cannot be read or has another shape.
         ValueError: The Arrow array is damaged.
     """
     encoded: list[tuple[int, memoryview]] = []
@@ -100,7 +100,7 @@ def _bytes_of(values: pa.Array) -> list[memoryview]:
 
 
 def decode_rows(images: Images, shape: tuple[int, int, int], out: npt.NDArray[Any], pixel: np.dtype[Any]) -> None:
-    """Decode images into rows of ``out``, ``[rows, H * W * C]`` of any dtype, whose pixels are of dtype ``pixel``.
+    """Decode images to pixels of dtype ``pixel``, in rows of ``out``, ``[rows, H * W * C]`` of any dtype.
 
     Raises:
         RowError: The image of a row cannot be decoded, has another shape, or does not fit the dtype.
@@ -127,7 +127,7 @@ def _decode_here(images: Images, shape: tuple[int, int, int], out: npt.NDArray[A
 
 
 def decoding_by(pool: DecodePool, make: Callable[[int], T]) -> Callable[[int], T]:
-    """Return a function that calls ``make`` and lets the processes of ``pool`` decode its images."""
+    """Return a function that calls ``make``, and has the images of this call decoded by the processes of ``pool``."""
     return partial(_make, pool, make)
 
 
@@ -142,11 +142,11 @@ def _make(pool: DecodePool, make: Callable[[int], T], index: int) -> T:
 class DecodePool:
     """Processes that decode images; they are started when the first images arrive.
 
-    The processes end with ``close()``, with the garbage collection of this object, and with the process that started
-    them. A forked child decodes in its own threads.
+    The processes end when ``close()`` is called, when this object is garbage-collected, or when the process that
+    started them ends. After a fork, the child process decodes in its threads.
 
     Args:
-        count: Number of processes; with 0 the calling threads decode.
+        count: Number of processes; with 0, the calling threads decode.
     """
 
     def __init__(self, count: int) -> None:
@@ -212,7 +212,7 @@ class DecodePool:
             self.seconds += seconds
 
     def close(self) -> None:
-        """End the processes; from now on the calling threads decode."""
+        """End the processes; after this call, the calling threads decode."""
         self._end()
 
     def _start(self) -> None:
@@ -229,7 +229,7 @@ class DecodePool:
                 self._idle.append(process)
 
     def _take(self) -> DecodeProcess | None:
-        """Return an idle process that has started; None if there is none."""
+        """Return a started process without a task; None if there is no such process."""
         with self._lock:
             for _ in range(len(self._idle)):
                 process = self._idle.popleft()
@@ -241,7 +241,7 @@ class DecodePool:
 
 
 class DecodeProcess:
-    """A decoding process: one thread at a time writes a task to it, and reads the result later.
+    """A decoding process. One thread at a time writes a task to the process, and reads the result later.
 
     Raises:
         OSError, ValueError, subprocess.SubprocessError: The process cannot be started.
@@ -257,7 +257,7 @@ class DecodeProcess:
         self.is_dead = False
 
     def is_ready(self) -> bool:
-        """Whether the process has started; returns at once."""
+        """Whether the process has started. The call does not wait."""
         if not self._is_ready and not self.is_dead:
             with suppress(OSError, ValueError):
                 if not select.select([self._process.stdout], [], [], 0)[0]:
@@ -275,7 +275,7 @@ class DecodeProcess:
         return not self.is_dead
 
     def take(self, task: Images, out: npt.NDArray[Any]) -> bool:
-        """Wait for the pixels and write them to ``out``; False if the process died."""
+        """Wait for the pixels and write them to ``out``; return False if the process died."""
         answer = self._answer()
         if answer is None:
             return False
@@ -296,7 +296,7 @@ class DecodeProcess:
             return None
 
     def end(self) -> None:
-        """End the process at once, as it holds no data that could be lost."""
+        """Kill the process, which holds no data that could be lost."""
         self.is_dead = True
         self._process.kill()
         with suppress(subprocess.TimeoutExpired):
@@ -313,7 +313,10 @@ def _end(processes: list[DecodeProcess], owner: int) -> None:
 
 
 def answer_tasks() -> None:
-    """Decode the images of tasks from the standard input until it ends; run in a process of ``DecodePool``."""
+    """Decode the images of tasks from standard input, until the input ends.
+
+    A process of ``DecodePool`` runs this function.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent process
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # output of libraries must not mix with answers

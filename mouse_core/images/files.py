@@ -16,7 +16,7 @@ from mouse_core.spec import check_list
 
 
 def check_roots(roots: Iterable[str | os.PathLike[str]], *, where: str) -> tuple[str, ...]:
-    """Return folders as absolute paths without links; raise ConfigError for a path that is not a folder."""
+    """Return the absolute paths of folders, with links resolved; raise ConfigError for a path that is not a folder."""
     if isinstance(roots, str | bytes | os.PathLike):
         raise ConfigError(f"{where}: expected a list of folders, found {roots!r}; write [{roots!r}]")
     found = []
@@ -28,7 +28,7 @@ def check_roots(roots: Iterable[str | os.PathLike[str]], *, where: str) -> tuple
 
 
 def dataset_folders(dataset: Any) -> tuple[str, ...]:
-    """Return the folders of the files of a ``datasets.Dataset``; none for a dataset in memory."""
+    """Return the folders with the files of a ``datasets.Dataset``; the result is empty for a dataset in memory."""
     files = getattr(dataset, "cache_files", None) or ()
     folders = (os.path.dirname(os.path.realpath(file["filename"])) for file in files)
     return tuple(dict.fromkeys(folders))
@@ -38,7 +38,7 @@ def open_inside(path: str, roots: Sequence[str]) -> IO[bytes]:
     """Open the image file that a row names.
 
     Args:
-        path: The path in the row. A relative path is looked up in each folder.
+        path: The path in the row. A relative path is searched in each allowed folder.
         roots: The allowed folders (absolute, without links).
 
     Raises:
@@ -48,7 +48,7 @@ def open_inside(path: str, roots: Sequence[str]) -> IO[bytes]:
 
 
 def find_video(path: str, roots: Sequence[str]) -> str:
-    """Return the absolute path of a video that rows name, with links resolved; raise errors as in ``open_inside``."""
+    """Return the absolute path, with links resolved, of a video that rows name; raise the errors of ``open_inside``."""
     real, file = _found_inside(path, roots, "video", "a video")
     file.close()
     return real
@@ -78,7 +78,7 @@ def _found_inside(path: str, roots: Sequence[str], what: str, one: str) -> tuple
 
 
 def _leads_to(path: str, roots: Sequence[str]) -> str:
-    """Describe the target of a link in one of the folders, for an error message."""
+    """Describe the target of a link in an allowed folder, for an error message."""
     for root in roots:
         named = os.path.normpath(os.path.join(root, path))
         if os.path.commonpath([root, named]) == root and os.path.lexists(named):

@@ -1,4 +1,4 @@
-"""Decoding images and encoding them without loss, through Pillow."""
+"""Decodes and encodes images with Pillow."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mouse_core.errors import DataError, MouseError
 from mouse_core.images.files import open_inside
 
 MAX_PIXELS = 1 << 26
-"""Largest number of pixels of an image that is decoded without a known shape."""
+"""Largest number of pixels in an image that is decoded without a given shape."""
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 # Pillow's modes with 8 bits per channel and their number of channels; and its modes with one wider channel.
@@ -36,7 +36,7 @@ _OTHER_HALVES = {"RGB;16B": ("RGB", "RGB;16L"), "RGBA;16B": ("RGBA", "RGBA;16L")
 
 @cache
 def pillow() -> Any:
-    """Return Pillow's ``Image``, with the formats above registered."""
+    """Return Pillow's module ``Image`` after registering the supported formats."""
     try:
         from PIL import Image, TiffImagePlugin, WebPImagePlugin  # noqa: F401 (they are found once imported)
     except ImportError as error:
@@ -46,7 +46,7 @@ def pillow() -> Any:
 
 @contextmanager
 def understood(found: str) -> Iterator[None]:
-    """Convert errors of Pillow to a DataError.
+    """Context manager that converts errors of Pillow to a DataError.
 
     Args:
         found: Description of the value, for the message.
@@ -81,7 +81,7 @@ def open_encoded(source: Any) -> Any:
 
 
 class _Picture:
-    """An image that Pillow opened; ``pixels`` decodes it, all other methods read only its header.
+    """An image that Pillow opened. ``pixels`` decodes the image; all other methods read only the header.
 
     Args:
         image: Pillow's image.
@@ -115,17 +115,20 @@ class _Picture:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """``(H, W, C)`` of the decoded image."""
+        """Shape ``(H, W, C)`` of the decoded image."""
         width, height = self._image.size if self._turn < 5 else self._image.size[::-1]
         return height, width, self._channels
 
     @property
     def is_plain(self) -> bool:
-        """Whether the header alone shows 8 bits per channel, and the number of channels."""
+        """Whether the header states 8 bits per channel and how many channels there are, without decoding pixels."""
         return self._image.mode in PLAIN_MODES and self._reduced is None
 
     def check(self, shape: tuple[int, ...] | None, max_pixels: int) -> None:
-        """Raise DataError unless the header has ``shape``; None: any shape with at most ``max_pixels`` pixels."""
+        """Raise DataError unless the header states ``shape``.
+
+        With None, any shape of at most ``max_pixels`` pixels is accepted.
+        """
         found = self.shape
         if shape is None:
             if found[0] * found[1] > max_pixels:
@@ -138,14 +141,14 @@ class _Picture:
             raise DataError(f"expected shape {list(shape)}, found {list(found)}")
 
     def pixels(self, dtype: np.dtype[Any], channels: int | None) -> npt.NDArray[Any]:
-        """Return the pixels, ``[H, W, C]`` of ``dtype``, in their display orientation.
+        """Return the pixels, ``[H, W, C]`` of ``dtype``, after applying the EXIF orientation.
 
         Args:
             dtype: An integer dtype.
-            channels: Number of channels for the colours of a palette.
+            channels: Number of channels of the result if the image has a palette.
 
         Raises:
-            DataError: ``dtype`` cannot hold a value, or Pillow would change the values of the image.
+            DataError: ``dtype`` cannot represent a value, or Pillow would change the values of the image.
         """
         image = self._image
         array: npt.NDArray[Any]
@@ -179,7 +182,10 @@ class _Picture:
         return colours[:, :, 2:] if channels == 2 and grey else colours
 
     def _wide_colours(self, raw: str) -> npt.NDArray[np.uint16]:
-        """Return the 16-bit channels of a PNG; Pillow returns only one byte of each channel at a time."""
+        """Return the 16-bit channels of a PNG.
+
+        Each byte of a channel is decoded separately, because Pillow returns 8 bits.
+        """
         image = self._image
         if image.format != "PNG" or raw not in _OTHER_HALVES or self._source is None:
             raise DataError(f"expected 8 bits a channel, or a PNG, or grey, found {image.format} of 16 bits a channel")
@@ -193,7 +199,7 @@ class _Picture:
 
 
 def in_range(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Convert values to ``dtype``; raise DataError if one is out of range."""
+    """Convert values to ``dtype``; raise DataError if a value is out of range."""
     highest = int(np.iinfo(dtype).max)
     if array.dtype.kind in "iu" and array.size and (array.min() < 0 or array.max() > highest):
         raise DataError(f"expected pixels 0..{highest}, found {int(array.min())}..{int(array.max())}")
@@ -217,9 +223,9 @@ def decode_image(
     image_roots: Sequence[str] = (),
     max_pixels: int = MAX_PIXELS,
 ) -> npt.NDArray[Any]:
-    """Decode one stored image to pixels ``[H, W, C]`` with C from 1 to 4.
+    """Decode a stored image to pixels ``[H, W, C]``, where C is 1 to 4.
 
-    Encoded images are PNG, JPEG, WebP, GIF, BMP or TIFF files of one frame. The pixel values do not change. Bilevel
+    Encoded images are PNG, JPEG, WebP, GIF, BMP or TIFF files with a single frame. Pixel values are not scaled. Bilevel
     images become 0 and 255, and palette images become RGB or RGBA. Greys of 16 or 32 bits, and PNGs with 16 bits per
     channel, keep their numbers if ``dtype`` can represent them. The EXIF orientation is applied. The header is
     validated before the image is decoded.
@@ -227,7 +233,7 @@ def decode_image(
     Args:
         value: A PIL image; a ``{bytes, path}`` mapping as in ``datasets`` (``path`` is opened if there are no bytes);
             encoded bytes; a path; or an array or nested list ``[H, W]`` or ``[H, W, C]`` of integers.
-        shape: ``(H, W, C)`` that the image must have; by default any.
+        shape: Shape ``(H, W, C)`` that the image must have; by default any shape is accepted.
         dtype: An integer dtype; "uint8" for pixels 0..255, "uint16" for depth.
         image_roots: Allowed folders (absolute, without links) of paths. By default no path is opened.
         max_pixels: Largest number of pixels of an image that is decoded without a ``shape``.
@@ -250,7 +256,7 @@ def decode_image(
 
 
 def decode_into(encoded: bytes | memoryview, out: npt.NDArray[Any]) -> None:
-    """Decode one encoded image into ``out``, ``[H, W, C]`` of an integer dtype.
+    """Decode an encoded image into ``out``, ``[H, W, C]`` of an integer dtype.
 
     Raises:
         DataError: See ``decode_image``; or the image has another shape.
@@ -260,7 +266,7 @@ def decode_into(encoded: bytes | memoryview, out: npt.NDArray[Any]) -> None:
 
 
 def encode_png(value: object, *, dtype: npt.DTypeLike = np.uint8, image_roots: Sequence[str] = ()) -> bytes:
-    """Encode one image (in any form that ``decode_image`` accepts) as PNG, without loss.
+    """Encode an image (in any form that ``decode_image`` accepts) as PNG, without loss.
 
     Raises:
         DataError: See ``decode_image``; or the image has several channels of more than 8 bits.
@@ -274,7 +280,7 @@ def encode_png(value: object, *, dtype: npt.DTypeLike = np.uint8, image_roots: S
 
 
 def encode_jpeg(pixels: npt.NDArray[np.uint8], quality: int) -> bytes:
-    """Encode pixels ``[H, W, C]`` of uint8, with C of 1 or 3, as JPEG, which is lossy at any quality up to 100."""
+    """Encode pixels ``[H, W, C]`` of uint8 as JPEG, where C is 1 or 3. JPEG is lossy at any quality up to 100."""
     stream = io.BytesIO()
     image = pillow().fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
     image.save(stream, format="JPEG", quality=quality)
@@ -287,11 +293,11 @@ def image_shape(
     dtype: npt.DTypeLike = np.uint8,
     image_roots: Sequence[str] = (),
 ) -> tuple[int, int, int]:
-    """Return the shape ``(H, W, C)`` of an image in any form that ``decode_image`` takes, from its header alone.
+    """Return the shape ``(H, W, C)`` of an image in any form that ``decode_image`` accepts; only the header is read.
 
     Raises:
-        DataError: The first bytes are not those of an image, the image has more than ``MAX_PIXELS`` pixels, or the
-            value is an array of another type.
+        DataError: The value has no valid image header, the image has more than ``MAX_PIXELS`` pixels, or the value is
+            an array that is not an image.
     """
     if not is_encoded(value):
         shape = _check_pixels(value, np.dtype(dtype)).shape
@@ -308,8 +314,9 @@ def check_image(
     dtype: npt.DTypeLike = np.uint8,
     image_roots: Sequence[str] = (),
 ) -> None:
-    """Raise DataError unless ``decode_image`` accepts a value, as far as the header shows; pixels are decoded only if
-    their values may be too large, or if a palette's colours matter.
+    """Raise DataError if the header shows that ``decode_image`` would not accept a value.
+
+    Pixels are decoded only if their values may be too large, or if the colours of a palette matter.
     """
     with _opened(value, image_roots) as picture:
         picture.check(shape, MAX_PIXELS)
@@ -329,7 +336,7 @@ def _is_pillow_image(value: object) -> bool:
 
 @contextmanager
 def _opened(value: Any, roots: Sequence[str]) -> Iterator[_Picture]:
-    """Open an encoded image; errors inside are converted to errors of this library."""
+    """Context manager that opens an encoded image, and converts errors of Pillow to errors of this library."""
     if isinstance(value, Mapping):
         value = value["bytes"] if value.get("bytes") is not None else value.get("path")
     with understood(_shown(value)):
@@ -346,9 +353,9 @@ def _opened(value: Any, roots: Sequence[str]) -> Iterator[_Picture]:
 
 
 def _from_png(encoded: bytes | memoryview, shape: tuple[int, ...]) -> npt.NDArray[np.uint8] | None:
-    """Return the pixels of a PNG of ``shape`` that has only header, data and end; None for other or damaged files.
+    """Return the pixels of a PNG of ``shape`` that has only the chunks header, data and end; None for any other file.
 
-    Pillow's decoder gets the data directly: for small images, this takes half as long as Pillow's reader.
+    The data are passed directly to Pillow's decoder. For small images, this takes half the time of Pillow's reader.
     """
     header = _png_header(shape)
     if bytes(encoded[: len(header)]) != header:

@@ -1,4 +1,4 @@
-"""Inspection of recorded data: columns, episodes, returns, actions, and findings of common faults."""
+"""Inspection of recorded data: statistics of columns, episodes, returns and actions, and findings of common faults."""
 
 from mouse_core.inspect._run import inspect
 from mouse_core.inspect.report import ActionsReport, ColumnReport, Distribution, EpisodesReport, Finding, Report, show

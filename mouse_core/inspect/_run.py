@@ -1,4 +1,4 @@
-"""Inspection: one pass over the rows, and the findings from it."""
+"""Inspects recorded data in one pass over the rows, and derives the findings."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ _MANY_AGAIN = 0.2
 
 
 def _observations(columns: Sequence[ColumnReport]) -> list[ColumnReport]:
-    """Return the columns of observations, without the columns in which a reader marks missing observations."""
+    """Return the columns of observations, except the columns in which a reader marks missing observations."""
     return [column for column in columns if column.name.startswith("observation") and column.name != MISSING]
 
 
 def are_states(columns: Sequence[ColumnReport]) -> bool:
-    """Whether all observations are numbers of states; these, and even episodes of them, repeat by chance."""
+    """Whether all observations are discrete states. Such observations, and even episodes, may be equal by chance."""
     seen = _observations(columns)
     return bool(seen) and all(
         isinstance(column.shape, list)
@@ -62,7 +62,10 @@ def are_states(columns: Sequence[ColumnReport]) -> bool:
 
 
 def same_again(columns: Sequence[ColumnReport], actions: ActionsReport | None) -> float:
-    """Return the probability that two steps from one state are equal; for integer observations, of equal actions."""
+    """Return the probability that two steps from the same state are equal.
+
+    For integer observations, compare only actions.
+    """
     seen = _observations(columns)
     whole = all(column.whole or column.dtype.startswith(("int", "uint", "bool")) for column in seen)
     if actions is None or not actions.counts or not whole:
@@ -72,11 +75,11 @@ def same_again(columns: Sequence[ColumnReport], actions: ActionsReport | None) -
 
 
 def about_ends(episodes: EpisodesReport, *, states: bool, again: float) -> Iterator[Finding]:
-    """Yield findings about ends of episodes, and about equal episodes.
+    """Yield findings about the ends of episodes, and about episodes that are equal.
 
     Args:
         episodes: The counts of episodes.
-        states: Whether all observations are numbers of states.
+        states: Whether all observations are discrete states.
         again: See ``same_again``.
     """
     odd, count = episodes.anomalies, f"{episodes.count:,}"
@@ -175,20 +178,22 @@ def about_observations(columns: Sequence[ColumnReport], episodes: EpisodesReport
 
 
 def _marked_rows(columns: Sequence[ColumnReport]) -> int:
-    """Return a mask of zero rows that a reader inserted and marked; these rows were not recorded."""
+    """Return a mask of rows of zeros that were not recorded: a reader inserted and marked these rows."""
     return sum(round(column.mean * column.rows) for column in columns if column.name == MISSING and column.mean)
 
 
 def _about_repeats(episodes: EpisodesReport, *, vectors: bool, states: bool) -> Iterator[Finding]:
-    """Yield findings about observations that equal the one before: rare for float vectors, common for states.
+    """Yield findings about observations that equal the observation before.
 
-    With images and in small worlds any share is possible, since an agent that walks into a wall sees the same again.
-    But a repetition in every second row is an anomaly.
+    These are rare for float vectors and common for states.
+
+    With images and in small environments any share of repetitions is possible: for example, an agent that walks into a
+    wall observes the same again. But a repetition in every second row is an anomaly.
 
     Args:
         episodes: The counts of episodes.
-        vectors: Whether some observations are floats that are not whole numbers.
-        states: Whether all observations are numbers of states.
+        vectors: Whether some observations are floats with fractional values.
+        states: Whether all observations are discrete states.
     """
     transitions, repeats = episodes.transitions, episodes.repeated_observations
     finals = episodes.anomalies.get("final-repeats", 0)
@@ -226,7 +231,7 @@ def _findings(
     actions: ActionsReport | None,
     specs: Mapping[str, Any],
 ) -> Iterator[Finding]:
-    """Yield the findings from the counts, with their places; ``specs`` are the specs of columns by name."""
+    """Yield the findings that follow from the counts, with places; ``specs`` has the specs of columns by name."""
     found = list(_about_columns(scan, columns, specs))
     if episodes is not None:
         found += about_ends(episodes, states=are_states(columns), again=same_again(columns, actions))
@@ -271,12 +276,12 @@ def _about_names(names: set[str]) -> Iterator[Finding]:
 
 
 def _level_of(column: ColumnReport) -> str:
-    """Yield notes about errors in the metadata."""
+    """Return the level of findings about the values of a column: "note" for metadata, else "warning"."""
     return "note" if is_metadata(column.name) else "warning"
 
 
 def _about_values(column: ColumnReport) -> Iterator[Finding]:
-    """Yield findings about NaN, infinite and other values that cannot be used for training."""
+    """Yield findings about NaN, infinite values, and other values that cannot be used for training."""
     level = _level_of(column)
     if column.name in _REQUIRED and not column.dtype.startswith(_NUMBERS):
         said = f"{column.name}: expected numbers, found {column.dtype}: a store refuses it"
@@ -291,7 +296,7 @@ def _about_values(column: ColumnReport) -> Iterator[Finding]:
 
 
 def _about_variety(column: ColumnReport, rows: int, *, arrived: bool) -> Iterator[Finding]:
-    """Yield findings about columns, and dimensions of vectors, that never change."""
+    """Yield findings about columns and dimensions of vectors that never change."""
     if column.constant and column.name not in ("done", MISSING):
         value = f", {column.low:g}" if column.low is not None and column.low == column.high else ""
         # In "outgoing" rows, a constant reward for every step is usual: many tasks are defined this way.
@@ -310,7 +315,10 @@ def _about_variety(column: ColumnReport, rows: int, *, arrived: bool) -> Iterato
 
 
 def _about_spec(scan: Scan, column: ColumnReport, spec: Any) -> Iterator[Finding]:
-    """Yield findings about values outside of the data's spec; zeros are allowed in rows that no action precedes."""
+    """Yield findings about values outside of the data's spec.
+
+    Zeros are allowed in rows without an action before them.
+    """
     if column.low is None or column.high is None:
         return
     if not isinstance(spec, Binary | Bounded | Categorical | MultiCategorical) or -1 in spec.shape:
@@ -334,7 +342,7 @@ def _about_spec(scan: Scan, column: ColumnReport, spec: Any) -> Iterator[Finding
 
 
 def _of_any_place(spec: Any) -> Any:
-    """Return the spec of a single number that may be at any dimension of values of another spec."""
+    """Return the spec of a single number, from the spec of vectors: it allows the values of all dimensions."""
     if isinstance(spec, Bounded):
         return Bounded(spec.low.min(), spec.high.max(), (), spec.dtype)
     return Binary() if isinstance(spec, Binary) else Categorical(int(np.max(spec.nvec)))
@@ -376,7 +384,7 @@ def inspect(stream: RowStream | Store, *, ignore: Collection[str] = (), progress
         progress: Whether to show a progress bar.
 
     Returns:
-        The report. ``show`` prints it, ``mouse_core.view.to_html`` converts it to a page.
+        The report. ``show`` prints the report, and ``mouse_core.view.to_html`` converts it to an HTML page.
 
     Raises:
         DataError: The data are damaged.
@@ -417,7 +425,7 @@ def inspect(stream: RowStream | Store, *, ignore: Collection[str] = (), progress
 def _about_statistics(
     stream: RowStream, columns: Sequence[ColumnReport], actions: ActionsReport | None
 ) -> Iterator[Finding]:
-    """Compare stored statistics with computed statistics."""
+    """Yield findings about stored statistics that differ from computed statistics."""
     said = stream.format_metadata.get("stats") or _saved_statistics(stream.path)
     if not isinstance(said, Mapping):
         return
@@ -431,7 +439,7 @@ def _about_statistics(
 
 
 def _counted(places: Mapping[str, Mapping[str, Any] | None]) -> dict[str, dict[str, Any]]:
-    """Return mean, deviation and range of vector columns that have numbers in each dimension."""
+    """Return the mean, deviation and range of vector columns whose dimensions all have numbers."""
     numbers = ("mean", "deviation", "low", "high")
     return {
         name: {key: np.asarray(one[key], np.float64) for key in numbers}
@@ -450,7 +458,7 @@ def _saved_statistics(path: str) -> Any:
 
 
 def _alignment(stream: RowStream, found: Scan) -> str:
-    """Return the source of the alignment, and whether the rows agree with it."""
+    """Describe where the alignment comes from, and whether the rows agree with it."""
     if stream.format not in ("datasets", "parquet"):
         how = f"the {stream.format} reader lays rows out like this"
     elif stream.metadata.alignment is not None:

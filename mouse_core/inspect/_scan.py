@@ -1,4 +1,4 @@
-"""The single pass over all rows that an inspection makes."""
+"""Collects the counts of an inspection in a single pass over all rows."""
 
 from __future__ import annotations
 
@@ -32,9 +32,11 @@ _MOST = 1e300
 
 
 class Histogram:
-    """Counts in 64 bins of equal width; pairs of bins are merged until the bins cover every value.
+    """A histogram with 64 bins of equal width.
 
-    The counts are exact: each value is counted once, in its bin (up to rounding at the edges of bins).
+    If a value is outside of all bins, pairs of bins are merged and new bins added.
+
+    The counts are exact, except that a value at the edge of a bin may be rounded into the neighbouring bin.
     """
 
     def __init__(self) -> None:
@@ -46,7 +48,7 @@ class Histogram:
         self._only_count = 0
 
     def add(self, values: npt.NDArray[Any]) -> None:
-        """Count finite values, any shape."""
+        """Count finite values; the array may have any shape."""
         values = np.clip(np.asarray(values, np.float64).reshape(-1), -_MOST, _MOST)
         if not values.size:
             return
@@ -86,7 +88,10 @@ class Histogram:
         self.width *= 2
 
     def bars(self) -> tuple[list[float], list[int]]:
-        """Return edges ``[k + 1]`` and counts ``[k]`` without empty bins at both ends; ``([], [])`` without values."""
+        """Return edges ``[k + 1]`` and counts ``[k]``, or ``([], [])`` without values.
+
+        Empty bins at both ends are left out.
+        """
         if not self.width:
             return ([], []) if self._only is None else ([self._only, self._only], [self._only_count])
         (filled,) = np.nonzero(self.counts)
@@ -103,12 +108,12 @@ _NAMES = {"halffloat": "float16", "float": "float32", "double": "float64"}
 
 
 class ColumnCounter:
-    """Statistics of one column.
+    """Counts values of a column, and computes statistics.
 
     Args:
         name: The column's name.
         data_type: The Arrow type of the column.
-        histogram: Whether to keep a histogram of all values, and a histogram of each dimension of a short vector.
+        histogram: Whether to compute a histogram of all values, and, for short vectors, a histogram of each dimension.
     """
 
     def __init__(self, name: str, data_type: pa.DataType, *, histogram: bool) -> None:
@@ -163,7 +168,7 @@ class ColumnCounter:
             self._add_places(numbers)
 
     def _finite(self, numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return the finite numbers, and count the NaN and infinite ones."""
+        """Return the finite numbers; count the NaN and the infinite numbers."""
         if numbers.dtype.kind != "f":
             return numbers
         finite = np.isfinite(numbers)
@@ -263,7 +268,7 @@ def _bars(histogram: Histogram) -> dict[str, list[Any]]:
 
 
 def _by_place(moments: Moments) -> dict[str, list[Any]]:
-    """Return the lowest, the highest, the mean and the deviation of each dimension; None without numbers."""
+    """Return the lowest and the highest value, the mean and the deviation of each dimension; None without numbers."""
     found = {"low": moments.low, "high": moments.high, "mean": moments.mean, "deviation": moments.deviation}
     known = moments.count > 0
     return {name: np.where(known, values, np.array(None)).tolist() for name, values in found.items()}
@@ -276,10 +281,10 @@ _GOLDEN_RATIO = np.uint64(0x9E3779B97F4A7C15)
 class EpisodeCounter:
     """Counts episodes; rows must be added in order.
 
-    ``places`` holds the places of each anomaly.
+    The attribute ``places`` has the episodes and steps of each anomaly.
 
     Args:
-        arrived: Whether an episode of T transitions has T + 1 rows; the first row belongs to no transition.
+        arrived: Whether an episode of T transitions has T + 1 rows, so that the first row belongs to no transition.
         found_by: The columns that mark where episodes begin: any of "episode_step", an episode number, and "done".
     """
 
@@ -321,14 +326,13 @@ class EpisodeCounter:
             done: Done codes.
             reward: Rewards.
             step: Step within the episode; None without such a column.
-            number: Hash of the episode's number or name; None without such a column.
+            number: Hash of the number or name of the episode; None without such a column.
             row_hash: Hash of each row's action, reward, done and observation.
             observation_hash: Hash of the observation alone.
             contradicted: Mask of rows whose flags contradict their done codes; None without such flags.
 
         Returns:
-            A mask of rows that begin an episode, the episode number of each row, and its row number in the episode,
-                from 0.
+            A mask of rows that begin an episode; for each row, the index of its episode, and its index in the episode.
         """
         known = {"done": done, "step": step, "number": number, "observation": observation_hash}
         shifted = {name: _shifted(values, self._last, name) for name, values in known.items()}
@@ -349,7 +353,10 @@ class EpisodeCounter:
         return start, episode, step_number
 
     def _starts(self, known: dict[str, Any]) -> Bools:
-        """Return a mask of rows that begin an episode; ``done`` decides if neither steps nor episodes are numbered."""
+        """Return a mask of rows that begin an episode.
+
+        ``done`` is used only if neither steps nor episodes are numbered.
+        """
         last, numbered = self._last or {}, known["step"] is not None or known["number"] is not None
         start = step_begins(
             None if numbered else known["done"] != 0,
@@ -400,7 +407,10 @@ class EpisodeCounter:
             self.places[code].add(where[0][rows], where[1][rows])
 
     def _count_repeats(self, repeats: Bools, where: tuple[Int64s, Int64s]) -> None:
-        """Count observations that equal the one before, and those among them that a different observation follows."""
+        """Count observations that equal the observation before.
+
+        Also count how many of them precede a different observation.
+        """
         self.repeated += int(repeats.sum())
         self.places["repeated-observation"].add(where[0][repeats], where[1][repeats])
         before = np.append(self._repeated_last, repeats[:-1])
@@ -416,7 +426,7 @@ class EpisodeCounter:
         known: dict[str, Any],
         shifted: dict[str, Any],
     ) -> None:
-        """Record the episodes that end in these rows, and carry over the open one."""
+        """Record the episodes that end in these rows, and keep the last, unfinished episode for the next rows."""
         begins = np.flatnonzero(start)
         counted = np.where(start, 0.0, reward) if self.arrived else reward
         spread = mixed(row_hash ^ (step_number.astype(np.uint64) + np.uint64(1)) * _GOLDEN_RATIO)
@@ -429,7 +439,7 @@ class EpisodeCounter:
         self._rows, self._return, self._hash = int(sizes[-1]), float(returns[-1]), hashes[-1]
 
     def _count_finals(self, begins: Int64s, start: Bools, previous: UInt64s, sizes: Int64s) -> None:
-        """Count the final observations of the episodes that just ended; ``previous`` is the hash before each row's."""
+        """Count equal final observations of ended episodes; ``previous`` has the hash of the row before each row."""
         ended = begins if self._last is not None else begins[1:]
         final = previous[ended]
         if not len(final):
@@ -458,7 +468,7 @@ class EpisodeCounter:
         return hashes, lengths + int(self.arrived)
 
     def result(self) -> EpisodesReport:
-        """Return the counts so far; the last rows count as an episode, even if it has not ended."""
+        """Return the counts so far. The last rows count as an episode, even if this episode has not ended."""
         if self._rows and self._last is not None:
             last = np.array([self._last["done"]], np.int64)
             self.anomalies["ends-open"] = int(last[0] == 0)
@@ -488,7 +498,7 @@ class EpisodeCounter:
         )
 
     def _place_episodes(self, lengths: Any, codes: Any, hashes: Any) -> Int64s:
-        """Record episodes that are anomalous as a whole, and return episodes that equal an earlier one."""
+        """Record anomalies of complete episodes; return the episodes that equal an earlier episode."""
         open_ones = np.flatnonzero(codes == 0)
         last = lengths - int(not self.arrived)
         if self.anomalies["ends-open"]:
@@ -503,7 +513,7 @@ class EpisodeCounter:
 
 
 def _shifted(values: npt.NDArray[Any] | None, before: dict[str, Any] | None, name: str) -> Any:
-    """Return the predecessor of every row; the very first row is its own predecessor."""
+    """Return, for each row, the value of the row before it; the very first row gets its own value."""
     if values is None:
         return None
     first = values[:1] if before is None else np.array([before[name]], values.dtype)
@@ -536,7 +546,7 @@ _MOST_OF_A_CODE = 5
 
 
 class Scan:
-    """All counters of an inspection, and its checks of every row; rows are added block by block.
+    """All counters of an inspection, and all its checks of single rows. Rows are added block by block.
 
     Args:
         schema: The columns.
@@ -573,7 +583,7 @@ class Scan:
         self._cameras: dict[str, Camera] = {}
 
     def add(self, rows: pa.RecordBatch) -> None:
-        """Count rows, which must be valid; each episode adds a few numbers to the memory in use.
+        """Count valid rows. The memory grows only by a few numbers for each episode.
 
         Raises:
             DataError: A row cannot be read.
@@ -655,7 +665,7 @@ class Scan:
         self._sketches.add(numbers, start, step)
 
     def _place(self, name: str, values: Values, episode: Int64s, step: Int64s) -> None:
-        """Record the places of nulls, NaN and infinite values."""
+        """Record the episodes and steps of nulls, NaN and infinite values."""
         for code, (found, dimensions) in (("nulls", _null_rows(values)), ("not-finite", _odd_rows(values))):
             self.places.setdefault((code, name), Places()).add(episode[found], step[found], dimensions)
 
@@ -680,7 +690,7 @@ class Scan:
         )
 
     def _add_actions(self, counter: ColumnCounter, rows: pa.RecordBatch, found: Values, start: Bools | None) -> None:
-        """Count the actions that were taken, without the placeholder in an episode's first row."""
+        """Count the actions that were taken, without the placeholder in the first row of an episode."""
         if start is not None and self.arrived:
             found = _chosen(found, rows.column("action"), ~start)
         counter.add(found, None)
@@ -695,7 +705,10 @@ class Scan:
             self._actions = None
 
     def all_places(self) -> dict[tuple[str, str | None], Places]:
-        """Return the places of the counts by code and column; episodes are included after ``results``."""
+        """Return the places of anomalies, by code and column.
+
+        Places of episodes are complete after a call of ``results``.
+        """
         found: dict[tuple[str, str | None], Places] = dict(self.places.items())
         counted = {} if self.episodes is None else self.episodes.places
         return found | {(code, None): one for code, one in counted.items()}
@@ -714,7 +727,7 @@ class Scan:
         return columns, None if self.episodes is None else self.episodes.result(), actions
 
     def at_extreme(self, finding: Finding, dimension: int | None, which: str) -> Finding:
-        """Return a finding with the place of the lowest or highest value of a dimension, or of all dimensions."""
+        """Return the finding with the place of the lowest or highest value of a dimension, or of all dimensions."""
         known = self._sample.extremes.get(finding.column or "")
         if known is None:
             return finding
@@ -725,7 +738,7 @@ class Scan:
         return replace(finding, dimension=place, episode=episode, step=step, episodes=(episode,))
 
     def findings(self, names: Mapping[str, Sequence[str]], splits: Mapping[str, int]) -> Iterator[Finding]:
-        """Yield the findings of the checks of every row, at most a few of a code for each column.
+        """Yield the findings from the checks of rows, at most a few with the same code for each column.
 
         Args:
             names: Names of dimensions, by column.
@@ -748,12 +761,12 @@ class Scan:
 
 
 def _odd(counter: ColumnCounter) -> int:
-    """Return the number of values that are null, NaN or infinite."""
+    """Return how many values are null, NaN or infinite."""
     return counter.nulls + counter.nans + counter.infinite
 
 
 def _null_rows(values: Values) -> tuple[Int64s, None]:
-    """Return a mask of rows that are null, or are lists that contain nulls."""
+    """Return a mask of rows that are null or contain a null in a list."""
     rows = np.zeros(0, np.int64) if values.present is None else np.flatnonzero(~values.present)
     if values.inner_nulls and values.kind.depth == 1:
         inside = pc.list_parent_indices(values.array).filter(values.array.flatten().is_null())

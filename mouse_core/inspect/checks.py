@@ -1,12 +1,12 @@
-"""Checks of single dimensions, and of parts of the data that should be similar.
+"""Checks of single dimensions, and comparisons of parts of the data that should be similar.
 
-Correct recordings have unusual values, too: Humanoid-v5 has 24 constant dimensions of 348, and scales that differ by
-1e15. So an unusual value alone is a note. A value that contradicts the other dimensions of its column (siblings), other
-rows or the nature of an action is a warning.
+Correct recordings also contain unusual values. For example, Humanoid-v5 has 24 constant dimensions of 348, and scales
+that differ by a factor of 1e15. So a value that is only unusual is reported as a note. A value that contradicts the
+other dimensions of its column (siblings), other rows, or the nature of an action is reported as a warning.
 
-Parts are stretches of rows, and episodes. In a correct recording, every episode may have its own goal, and may or may
-not touch an object. So a part is reported only if it has several episodes, and if it differs from the rest by more than
-the rest differ among themselves.
+Parts of the data are segments of adjacent rows, and episodes. In a correct recording, every episode may have a
+different goal, and may or may not touch an object. So a part is reported only if it has several episodes, and if it
+differs from the other parts by more than these differ from each other.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _constant_actions(column: SampledColumn) -> Iterator[Finding]:
 
 
 def _outliers(column: SampledColumn, sampled: Sampled, middle: Floats, spread: Floats) -> Iterator[Finding]:
-    """Yield findings about a few values far beyond a gap without values."""
+    """Yield findings about a few values that are separated from all other values by a large gap."""
     limit = _OUTLYING_REWARD if column.name == "reward" else _OUTLYING
     usual = float(np.quantile(spread[spread > 0], 0.75)) if (spread > 0).any() else 0.0
     for place in range(column.width):
@@ -95,7 +95,7 @@ def _outliers(column: SampledColumn, sampled: Sampled, middle: Floats, spread: F
 
 
 def _at(places: npt.NDArray[np.int64], place: int) -> tuple[int, int]:
-    """Return episode and step of a dimension's extreme."""
+    """Return the episode and the step of a dimension's lowest or highest value."""
     episode, step = places[place].tolist()
     return episode, step
 
@@ -107,7 +107,7 @@ def _few(count: int, sampled: Sampled) -> str:
 
 
 def _scales(column: SampledColumn, spread: Floats) -> Iterator[Finding]:
-    """Yield findings about a few dimensions that vary much more than all of their siblings."""
+    """Yield findings about dimensions that vary much more than all other dimensions of the column."""
     known = np.flatnonzero(spread > 0)
     if len(known) < 2:
         return
@@ -161,14 +161,14 @@ def _saturated(column: SampledColumn, sampled: Sampled) -> Iterator[Finding]:
 
 
 def _values_between(values: Floats) -> int:
-    """Return the number of distinct values, among the first few hundred, between the lowest and the highest."""
+    """Return how many distinct values are between the lowest and the highest, among the first few hundred values."""
     values = values[np.isfinite(values)]
     inside = values[(values > values.min(initial=np.inf)) & (values < values.max(initial=-np.inf))]
     return len(np.unique(inside[:500]))
 
 
 def _times_255(column: SampledColumn) -> Iterator[Finding]:
-    """Yield findings about actions that reach 255 times a usual limit (1, 2, 0.5 or 0.4) and are not integers."""
+    """Yield findings about fractional actions that reach 255 times a usual limit (1, 2, 0.5 or 0.4)."""
     if not column.name.startswith("action"):
         return
     for place in range(column.width):
@@ -184,7 +184,7 @@ def _times_255(column: SampledColumn) -> Iterator[Finding]:
 
 
 def _stuck(column: SampledColumn, sampled: Sampled) -> Iterator[Finding]:
-    """Yield findings about dimensions that usually change, but keep one value for long while siblings change."""
+    """Yield findings about dimensions that usually change, but stay constant for many rows while siblings change."""
     if not column.name.startswith("observation") or column.width < 2:
         return
     follows = np.diff(sampled.row) == 1  # also across episodes, between which a repeated value is even less likely
@@ -214,12 +214,12 @@ def _stuck(column: SampledColumn, sampled: Sampled) -> Iterator[Finding]:
 def _rests(
     column: SampledColumn, place: int, first: int, length: int, long: npt.NDArray[np.int64], sampled: Sampled
 ) -> bool:
-    """Whether a run of equal values means an object at rest or at its limit, and not a lost sensor.
+    """Whether a run of equal values is explained by an object at rest or at its limit, and not by a failed sensor.
 
     Args:
         column, place: The dimension.
         first, length: First row and length of the run.
-        long: First rows of all long runs.
+        long: First rows of all long runs of equal values.
         sampled: The rows.
     """
     values = column.values[:, place]
@@ -234,14 +234,14 @@ def _rests(
 
 
 def _jumps(values: Floats, row: int, sampled: Sampled) -> bool:
-    """Whether a value changes at a row, within an episode, by much more than its usual change."""
+    """Whether a value changes at a row by much more than usual, inside an episode."""
     changes = np.abs(np.diff(values))
     usual = float(np.quantile(changes[changes > 0], 0.9)) if (changes > 0).any() else np.inf
     return bool(sampled.episode[row] == sampled.episode[row - 1]) and float(changes[row - 1]) > 3 * usual
 
 
 def _came_to_rest(values: Floats, first: int) -> bool:
-    """Whether a value hardly changed before its run of equal values: a released object, not a lost sensor."""
+    """Whether a value changed little before its run of equal values, like a released object, unlike a failed sensor."""
     changes = np.abs(np.diff(values))
     usual = float(np.median(changes[changes > 0])) if (changes > 0).any() else 0.0
     return first > 0 and float(changes[max(0, first - 3) : first].max(initial=0.0)) < 0.1 * usual
@@ -268,12 +268,12 @@ _MOST_AT_ONCE = 0.25
 
 @dataclass(frozen=True)
 class _Parts:
-    """Sampled rows, divided into stretches of equal length, and into episodes.
+    """Sampled rows, divided into segments of equal length, and into episodes.
 
     Args:
         sampled: The rows.
-        count: Number of stretches.
-        part: The stretch of each row, ``[n]``.
+        count: Number of segments.
+        part: The segment of each row, ``[n]``.
         begins, length: First row and number of rows of each sampled episode.
     """
 
@@ -284,7 +284,7 @@ class _Parts:
     length: Int64s
 
     def rows(self, parts: Int64s) -> Bools:
-        """Return the rows of some stretches as a mask."""
+        """Return a mask of the rows in some segments."""
         return np.asarray(np.isin(self.part, parts))
 
     def episodes(self, parts: Int64s) -> tuple[Int64s, Int64s]:
@@ -294,21 +294,24 @@ class _Parts:
         return np.flatnonzero(enough & (share >= 0.5)), np.flatnonzero(enough & (share < 0.5))
 
     def tell(self, parts: Int64s) -> int:
-        """Return the smaller of two numbers: of unusual and of usual episodes; 0 if neither is informative."""
+        """Return how many unusual or usual episodes there are, whichever is fewer.
+
+        If they are not informative, return 0.
+        """
         odd, rest = self.episodes(parts)
         one_stretch = int(parts.max()) - int(parts.min()) + 1 in (len(parts), self.count)
         whole = one_stretch or len(odd) + len(rest) >= _FEWEST_SCATTERED * self.count
         return min(len(odd), len(rest)) if whole else 0
 
     def finding(self, message: str, column: SampledColumn, place: int, parts: Int64s, *, loud: bool) -> Finding:
-        """Return a finding about some stretches: a warning if ``loud``, else a note."""
+        """Return a finding about some segments: a warning if ``loud``, else a note."""
         rows = np.flatnonzero(self.rows(parts))
         where, level = self.sampled.where(int(rows[0])), "warning" if loud else "note"
         return of_dimension("drift", level, message, column, place, where, some(self.sampled.episode[rows]))
 
 
 def about_parts(sampled: Sampled) -> Iterator[Finding]:
-    """Yield findings about dimensions whose values in some parts contradict the other parts of the data."""
+    """Yield findings about dimensions whose values in some parts of the data contradict all other parts."""
     count = min(_PARTS, len(sampled.row) // _FEWEST_ROWS)
     if not len(sampled.row):
         return
@@ -326,7 +329,7 @@ def about_parts(sampled: Sampled) -> Iterator[Finding]:
 
 
 def _less_loud(found: list[Finding], column: SampledColumn) -> Iterator[Finding]:
-    """Change findings to notes if observations differ in many dimensions at once."""
+    """Lower findings to notes if observations differ in many dimensions at once."""
     many = column.name.startswith("observation") and len(found) > max(1, _MOST_AT_ONCE * column.width)
     for finding in found:
         yield replace(finding, level="note") if many else finding
@@ -350,7 +353,10 @@ def _between(column: SampledColumn, parts: _Parts) -> Iterator[Finding]:
 
 
 def _together(spread: Floats) -> Floats:
-    """Return the range of each dimension in each part, relative to siblings, as little motion shrinks all ranges."""
+    """Return the range of each dimension in each part, divided by the siblings' ranges.
+
+    Little motion shrinks all ranges.
+    """
     moving = (spread > 0).all(axis=0)
     if moving.sum() < 4:
         return spread
@@ -360,13 +366,16 @@ def _together(spread: Floats) -> Floats:
 
 
 def _rounding(sizes: Floats, negligible: float = _NEGLIGIBLE) -> float:
-    """Return the size up to which a range is only rounding, a share of the median of positive ``sizes``; else 0."""
+    """Return the size up to which a range is only rounding.
+
+    It is a share of the median of positive ``sizes``, if any, else 0.
+    """
     known = sizes[np.isfinite(sizes) & (sizes > 0)]
     return negligible * float(np.median(known)) if len(known) else 0.0
 
 
 def _beside(column: SampledColumn, place: int, low: Floats, high: Floats, parts: _Parts) -> Finding | None:
-    """Return a finding for values of some parts that all lie below or above the values of the other parts."""
+    """Return a finding if all values of some parts are below, or above, all values of the other parts."""
     order = np.argsort(low)
     reach = np.maximum.accumulate(high[order])
     gaps = low[order][1:] - reach[:-1]
@@ -386,16 +395,17 @@ def _beside(column: SampledColumn, place: int, low: Floats, high: Floats, parts:
 
 
 def _gap(ordered: Floats, inside: slice, factor: float, least: float) -> int | None:
-    """Return the position in ascending positive numbers behind which the only large gap lies; None without one.
+    """Return the position of the only large gap in ascending positive numbers; None if there is no such gap.
 
-    Values in another unit differ by one factor, and form two groups. But if a door is opened in some episodes, and
-    rests (except for rounding) in others, each episode has its own range, and there are no two groups.
+    If a unit differs in some parts, ranges differ by a constant factor and form two groups. If a door is opened in some
+    episodes and stays closed (except for rounding) in others, each episode has a different range, and there are no two
+    groups.
 
     Args:
         ordered: The numbers, ascending.
-        inside: The positions behind which the gap may lie.
-        factor: Smallest ratio of the numbers on both sides of the gap.
-        least: Lower numbers below this size are only rounding.
+        inside: The positions after which the gap may be.
+        factor: Smallest ratio between the numbers above and below the gap.
+        least: Numbers below this size are only rounding.
     """
     ratios = ordered[1:] / np.maximum(ordered[:-1], 1e-300)
     at = int(ratios[inside].argmax()) + inside.start
@@ -405,13 +415,13 @@ def _gap(ordered: Floats, inside: slice, factor: float, least: float) -> int | N
 
 
 def _reach(ordered: Floats) -> float:
-    """Return the ratio of the highest to the lowest number, without a tenth at both ends if there are many."""
+    """Return the ratio of the highest to the lowest number. Of many numbers, the outer tenths are ignored."""
     cut = len(ordered) // 10
     return float(ordered[len(ordered) - 1 - cut] / max(ordered[cut], 1e-300))
 
 
 def _still(column: SampledColumn, place: int, spread: Floats, parts: _Parts) -> Finding | None:
-    """Return a finding for values that never change in some parts, and nearly always change in the others."""
+    """Return a finding if values never change in some parts, and nearly always change in the other parts."""
     still = np.flatnonzero(spread <= 0)
     if not len(still) or len(still) > len(spread) // 2 + 1 or len(still) == len(spread):
         return None
@@ -430,7 +440,7 @@ def _still(column: SampledColumn, place: int, spread: Floats, parts: _Parts) -> 
 
 
 def _wider(column: SampledColumn, place: int, spread: Floats, parts: _Parts, least: float) -> Finding | None:
-    """Return a finding for values with a much larger range in some parts than in others."""
+    """Return a finding if values have a much larger range in some parts than in the other parts."""
     order = np.argsort(spread)
     ordered = spread[order]
     if ordered[0] <= 0:
@@ -450,14 +460,14 @@ def _wider(column: SampledColumn, place: int, spread: Floats, parts: _Parts, lea
 
 
 def _spans(column: SampledColumn, place: int, parts: _Parts, episodes: Int64s) -> Floats:
-    """Return the range of a dimension in each of some episodes, in order."""
+    """Return the range of a dimension in each given episode."""
     ends = parts.begins + parts.length
     rows = [column.values[parts.begins[one] : ends[one], place] for one in episodes]
     return np.sort([float(np.nanmax(one) - np.nanmin(one)) for one in rows if np.isfinite(one).any()])
 
 
 def _inner(ordered: Floats) -> tuple[float, float]:
-    """Return the lowest and the highest number, without a tenth at both ends if there are many; NaN without numbers."""
+    """Return the lowest and the highest number, NaN without numbers. Of many numbers, the outer tenths are ignored."""
     if not len(ordered):
         return np.nan, np.nan
     cut = len(ordered) // 10
@@ -465,7 +475,7 @@ def _inner(ordered: Floats) -> tuple[float, float]:
 
 
 def _said(parts: Int64s, count: int) -> str:
-    """Return the parts of the data as text: ranges from begin to end."""
+    """Name parts of the data in a text: a range of rows in percent, or how many of the equal parts they are."""
     first, last = int(parts.min()), int(parts.max())
     if last - first + 1 == len(parts):
         return f"the rows from {first / count:.0%} to {(last + 1) / count:.0%} of the data"
@@ -473,7 +483,7 @@ def _said(parts: Int64s, count: int) -> str:
 
 
 def _between_episodes(column: SampledColumn, parts: _Parts) -> Iterator[Finding]:
-    """Yield findings about values whose range is much larger in some episodes than in all others."""
+    """Yield findings about dimensions whose range is much larger in some episodes than in all other episodes."""
     seen = column.name.startswith("observation")
     enough = parts.length >= _FEWEST_IN_EPISODE
     if (seen and column.width > 64) or enough.sum() < (12 if seen else 8):
@@ -513,7 +523,7 @@ _MANY = 0.05
 
 
 class Sketches:
-    """Accumulates a sketch of a few numbers for each episode; nearly equal episodes have close sketches."""
+    """Computes a sketch, a few numbers, of each episode. Nearly equal episodes have close sketches."""
 
     def __init__(self) -> None:
         random = np.random.default_rng(0)
@@ -529,7 +539,7 @@ class Sketches:
         self.usable = True
 
     def add(self, numbers: Mapping[str, npt.NDArray[np.floating]], start: Bools, step: Int64s) -> None:
-        """Add rows: columns of floats, a mask of rows that begin an episode, and the row number in the episode."""
+        """Add rows: columns of floats, a mask of rows that begin an episode, and each row's index in its episode."""
         if not numbers or (self._weights and self._weights.keys() != numbers.keys()):
             self.usable = False
         if not self.usable or not len(start):
@@ -551,7 +561,7 @@ class Sketches:
         self._open, self._rows = sums[-1], int(lengths[-1])
 
     def _scales_of(self, name: str, flat: npt.NDArray[np.floating]) -> None:
-        """Estimate the middle and scale of each dimension from the first rows, so that dimensions count equally."""
+        """Estimate the centre and scale of each dimension from the first rows, to give all dimensions equal weight."""
         finite = np.where(np.isfinite(flat), flat, 0.0).astype(np.float64)
         self._middles[name] = np.median(finite, axis=0)
         scale = np.abs(finite - self._middles[name]).mean(axis=0)
@@ -563,7 +573,7 @@ class Sketches:
         self._lengths.append(lengths)
 
     def findings(self, hashes: UInt64s) -> Iterator[Finding]:
-        """Yield findings about pairs of nearly equal episodes; exactly equal ones (by ``hashes``) are left out."""
+        """Yield findings about pairs of nearly equal episodes. Pairs with equal ``hashes`` are left out."""
         if not self.usable or not self._rows:
             return
         lengths = np.append(np.concatenate([*self._lengths, np.zeros(0, np.int64)]), self._rows)
@@ -583,9 +593,9 @@ class Sketches:
 
 
 def _near(sketches: Floats, lengths: Int64s, hashes: UInt64s) -> tuple[Int64s, bool]:
-    """Return close pairs of episodes of equal length, and whether chance cannot explain their closeness.
+    """Return pairs of close episodes of equal length, and whether they are too close to be a coincidence.
 
-    Candidates are neighbours in the order of length and of one number of the sketch; there are three such orders.
+    Episodes are sorted by length and by a number of the sketch, in three different orders; neighbours are compared.
     """
     count = len(lengths)
     nothing = np.zeros((0, 2), np.int64)
@@ -626,7 +636,7 @@ def _near(sketches: Floats, lengths: Int64s, hashes: UInt64s) -> tuple[Int64s, b
 
 
 def _medians(rows: Floats) -> Floats:
-    """Return the median of the present numbers in each row; NaN without numbers."""
+    """Return the median of the numbers in each row that are not NaN; NaN for a row without such numbers."""
     ordered = np.sort(rows, axis=1)  # sorting puts NaN last
     count = np.isfinite(rows).sum(axis=1)
     found = ordered[np.arange(len(rows)), np.maximum(count // 2, 0).clip(max=rows.shape[1] - 1)]
@@ -637,7 +647,7 @@ def about_splits(hashes: UInt64s, lengths: Int64s, first_rows: Int64s, splits: M
     """Yield findings about episodes that occur in two splits.
 
     Args:
-        hashes, lengths, first_rows: Attributes of each episode.
+        hashes, lengths, first_rows: Hash, length and first row of each episode.
         splits: Number of rows of each split, in order.
     """
     if len(splits) < 2:

@@ -1,15 +1,15 @@
-"""Checks of the order in time: clocks advance, camera images change, and observations follow the action of their row.
+"""Checks of the order in time: clocks advance, camera images change, and actions belong to the rows that they are in.
 
-The change of the observation, ``y = o[t+1] - o[t]``, is fitted linearly by ``o[t]``, ``o[t-1]`` and the actions of
-three rows: the action that led to ``o[t+1]`` according to the alignment (``stated``), the action of the row before
-(``earlier``) and of the row after (``later``). In correct rows, ``earlier`` adds no information to the other terms for
-any policy, since a step depends only on observations and on the action that was taken. ``later`` may add information,
-because a policy chooses it from ``o[t+1]``. So if the earlier action explains more, this alone is evidence of a shift.
+The change of the observation, ``y = o[t+1] - o[t]``, is fitted linearly from ``o[t]``, ``o[t-1]`` and the actions of
+three rows: the action that led to ``o[t+1]`` according to the alignment (``stated``), the action one row before
+(``earlier``), and the action one row after (``later``). In correct rows, ``earlier`` adds no information for any
+policy, because a step depends only on observations and on the action that was taken. ``later`` may add information,
+because a policy chooses it from ``o[t+1]``. So if the earlier action explains more, actions are shifted.
 
-A shift to the later action is detected by a reverse fit: which action do ``o[t]`` and ``o[t+1]`` predict best? The
-action taken between them was chosen from ``o[t]`` and led to ``o[t+1]``, so the two observations contain all
-information about it. For an action that was chosen from ``o[t+1]``, they contain only the policy's function, not its
-noise.
+A shift to the later action is detected by a reverse fit, which predicts each action from ``o[t]`` and ``o[t+1]``. The
+action taken between the two observations was chosen from ``o[t]`` and led to ``o[t+1]``, so they contain all
+information about this action. An action that was chosen from ``o[t+1]`` is predicted worse, because the two
+observations contain no information about the noise of the policy.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _FROZEN, _FROZEN_NOTED = 20, 10
 
 
 def is_clock(name: str) -> bool:
-    """Whether the name of a column means that it is a clock."""
+    """Whether a column is a clock, judged by the name of the column."""
     return _CLOCK.fullmatch(name) is not None
 
 
 class Clock:
-    """The durations between consecutive rows of a column of times."""
+    """Counts the durations between consecutive rows of a column of times."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -72,7 +72,7 @@ class Clock:
         self._longest = found[np.argsort(-found[:, 0], kind="stable")][:MOST]
 
     def findings(self) -> Iterator[Finding]:
-        """Yield findings about times that decrease, and about durations much longer than the others."""
+        """Yield findings about times that decrease, and about durations that are much longer than all others."""
         if self._backwards:
             message = f"{self.name}: goes back in {self._backwards:,} rows within episodes"
             found = self._back.told(Finding("time-backwards", "warning", message, self.name))
@@ -96,12 +96,12 @@ class Clock:
 
 
 def _buckets(durations: Floats) -> Int64s:
-    """Return the bucket of each duration; durations must be above 0."""
+    """Return the index of the histogram bucket of each duration; durations must be above 0."""
     return np.asarray(np.clip(np.round(_FINE * np.log2(durations)) + _MIDDLE, 0, _BUCKETS - 1), np.int64)
 
 
 class Camera:
-    """Lengths of stretches in which images of a camera stay equal while other observations change."""
+    """Measures how long the images of a camera stay equal while other observations change."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -114,7 +114,7 @@ class Camera:
         self._longest: list[tuple[int, int, int]] = []
 
     def add(self, pictures: UInt64s, others: UInt64s, start: Bools, episode: Int64s, step: Int64s) -> None:
-        """Add hashes of the images, and of all other observations."""
+        """Add the hash of each row's image, and the hash of each row's other observations."""
         same, moved = _same(pictures, self._last), ~_same(others, self._last_other)
         self._last, self._last_other = pictures[-1], others[-1]
         frozen = same & moved & ~start
@@ -138,7 +138,7 @@ class Camera:
         self._run = 0
 
     def findings(self) -> Iterator[Finding]:
-        """Yield a finding about a stretch in which images stay equal for much longer than in other stretches."""
+        """Yield a finding if images stay equal over many consecutive rows, for much longer than in all other places."""
         if self._run:
             self._close()
         if not self._longest:
@@ -171,7 +171,7 @@ def _same(hashes: UInt64s, before: Any) -> npt.NDArray[np.bool_]:
 def about_statistics(
     said: Mapping[str, Mapping[str, Any]], known: Mapping[str, Mapping[str, Floats]]
 ) -> Iterator[Finding]:
-    """Yield findings about stored statistics that do not fit the rows.
+    """Yield findings about stored statistics that differ from the statistics of the rows.
 
     Args:
         said: Stored ``mean``, ``std``, ``min`` and ``max`` by column.
@@ -214,20 +214,20 @@ def _contradiction(said: Mapping[str, float], numbers: Mapping[str, Floats], pla
 
 
 BLOCKS = ("earlier", "stated", "later")
-"""Blocks of actions of three rows: the row before the stated action's, its own row, and the row after it."""
+"""Names of blocks of actions. They hold the stated action, and the actions of the row before and the row after it."""
 _RIDGE = 1e-4
 
 
 @dataclass(frozen=True)
 class Steps:
-    """The transitions that the fits use.
+    """The transitions from which the fits are computed.
 
     Args:
-        seen: ``o[t]`` and ``o[t-1]``, ``[n, 2 * p]``.
+        seen: The observations ``o[t]`` and ``o[t-1]``, ``[n, 2 * p]``.
         changes: ``o[t+1] - o[t]``, ``[n, q]``.
         actions: Actions by block, ``[n, width]``.
         episode: The episode of each transition.
-        place: The number of the sampled row with ``o[t]``.
+        place: The index of the sampled row with ``o[t]``.
     """
 
     seen: Floats
@@ -251,13 +251,13 @@ class Steps:
 
 
 def _folds(steps: Steps) -> list[Bools]:
-    """Return two halves of the steps, as alternating stretches of adjacent rows."""
+    """Return two halves of the steps; each half consists of every second segment of adjacent rows."""
     stretch = np.cumsum(np.diff(steps.place, prepend=steps.place[0]) > 1) // 2 + steps.place // 97
     return [stretch % 2 == 0, stretch % 2 == 1]
 
 
 class _Fits:
-    """Squared errors on held-out rows for each choice of blocks; the two folds are stretches of rows."""
+    """Squared errors of fits on held-out rows, for each choice of blocks. The two folds consist of segments of rows."""
 
     def __init__(self, steps: Steps) -> None:
         self.parts = [np.ones((len(steps), 1)), steps.seen, *(steps.actions[name] for name in BLOCKS)]
@@ -270,7 +270,7 @@ class _Fits:
         self.squares = [(steps.changes[fold] ** 2).sum(axis=0) for fold in folds]
 
     def error(self, names: tuple[str, ...]) -> Floats:
-        """Return the residual of each change after a fit to the observations and these blocks."""
+        """Return the residual of each change after a fit from the observations and these blocks of actions."""
         columns = np.concatenate([self.always, *(self.columns[name] for name in names)])
         total: Any = 0.0
         for fitted, held in ((0, 1), (1, 0)):
@@ -292,7 +292,10 @@ def solved(gram: Floats, product: Floats) -> Floats:
 
 
 def gains_of(steps: Steps) -> dict[str, float]:
-    """Return the variance that a block explains beyond the others, and ``stated`` and ``earlier`` beyond each other."""
+    """Return the variance that each block explains in addition to the others.
+
+    Include ``stated`` against ``earlier`` alone.
+    """
     fits = _Fits(steps)
     errors = {names: fits.error(names) for size in range(4) for names in combinations(BLOCKS, size)}
     all_of_it = errors[BLOCKS]
@@ -314,7 +317,10 @@ def gains_of(steps: Steps) -> dict[str, float]:
 
 
 def left_by_pair(steps: Steps) -> dict[str, float]:
-    """Return the unexplained share of each block's actions in a fit to ``o[t]`` and ``o[t+1]`` (mean of dimensions)."""
+    """Return the unexplained share of each block's actions in a fit from ``o[t]`` and ``o[t+1]``.
+
+    Dimensions are averaged.
+    """
     table = np.concatenate([np.ones((len(steps), 1)), steps.now, steps.changes], axis=1)
     folds = _folds(steps)
     fits = [table[fold].T @ table[fold] for fold in folds]
@@ -332,7 +338,7 @@ def left_by_pair(steps: Steps) -> dict[str, float]:
 
 
 def explained_by_seen(steps: Steps) -> float:
-    """Return the share of the stated actions' variance that is linear in ``o[t]``."""
+    """Return the share of the variance of the stated actions that is linear in ``o[t]``."""
     actions = steps.actions["stated"]
     actions = actions - actions.mean(axis=0)
     squares = float((actions**2).sum())
@@ -372,7 +378,7 @@ _FEWEST_IN_EPISODE = 5
 
 
 def about_dynamics(sampled: Sampled, *, arrived: bool) -> Iterator[Finding]:
-    """Yield findings about actions that are shifted by a row, in all episodes or in some."""
+    """Yield findings about actions that are shifted by a row, in all episodes or in some episodes."""
     steps = _steps_of(sampled, arrived=arrived)
     if steps is None:
         return
@@ -450,7 +456,7 @@ def _steps_of(sampled: Sampled, *, arrived: bool) -> Steps | None:
 
 
 def _vectors(column: SampledColumn) -> Floats:
-    """Return numbers unchanged, and codes of a few states also as one-hot flags."""
+    """Return numbers unchanged; for codes of a few states, also return one-hot flags."""
     values = column.values
     if column.continuous or column.width > 1:
         return values
@@ -461,7 +467,7 @@ def _vectors(column: SampledColumn) -> Floats:
 
 
 def _scaled(values: Floats) -> Floats:
-    """Scale values to mean 0 and deviation 1, estimated from their middle; constant dimensions are dropped."""
+    """Scale values to mean 0 and deviation 1, ignoring outliers in the deviation; leave out constant dimensions."""
     finite = np.where(np.isfinite(values), values, np.nan)
     with np.errstate(all="ignore"):
         mean = np.nanmean(finite, axis=0)
@@ -479,7 +485,7 @@ def _lively(values: Floats) -> Floats:
 
 
 def _blocks_of(action: SampledColumn) -> Floats | None:
-    """Return actions as regressors: discrete ones as flags, others as numbers; NaN in placeholder rows."""
+    """Return actions as regressors: discrete actions as flags, other actions as numbers; placeholder rows are NaN."""
     if action.continuous or action.width > 1:
         if action.width > _MOST_DIMENSIONS:
             return None
@@ -497,7 +503,7 @@ def _blocks_of(action: SampledColumn) -> Floats | None:
 
 
 def _verdict(gains: Mapping[str, float], steps: Steps, function_of_seen: float = _FUNCTION_OF_SEEN) -> str:
-    """Return the block that explains the changes; "unknown" if no block clearly does."""
+    """Return the block of actions that explains the changes, or "unknown" if no block clearly explains them."""
     if min(_unlike_the_rest(steps.actions["stated"]), _unlike_the_rest(steps.changes)) < _FEWEST_THAT_TELL:
         return "unknown"
     stated, later = gains["stated"], gains["later"]
@@ -523,7 +529,7 @@ def _verdict(gains: Mapping[str, float], steps: Steps, function_of_seen: float =
 
 
 def _unlike_the_rest(rows: Floats) -> int:
-    """Return the number of rows that differ from the median row; 0 for a constant action or observation."""
+    """Return how many rows differ from the median row: 0 for a constant action or observation."""
     return int((rows != np.median(rows, axis=0)).any(axis=1).sum())
 
 
@@ -531,10 +537,10 @@ def _unlike_the_rest(rows: Floats) -> int:
 
 
 def _obeyed(rest: Steps, there: Steps, other: str) -> float:
-    """Return the gain of ``other`` actions over the stated actions, in episodes that the weights were not fitted to.
+    """Return how much better ``other`` actions explain changes than the stated actions do, in held-out episodes.
 
-    As the machine is the same, the gain is equally large in every episode with shifted rows. In a few episodes that are
-    merely unusual, for example because a wall blocks an arm, the gain is smaller.
+    The machine is the same in all episodes, so the gain is equally large in every episode with shifted rows. In
+    episodes that are only unusual, for example because a wall blocks an arm, the gain is smaller.
     """
     table = np.concatenate([np.ones((len(rest), 1)), rest.seen, rest.actions["stated"]], axis=1)
     weights = solved(table.T @ table, table.T @ rest.changes)

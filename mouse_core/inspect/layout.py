@@ -1,4 +1,4 @@
-"""The layout of rows in files, and its costs in speed."""
+"""The layout of rows in files, and how the layout slows down reading."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _LARGE_ROW = 4 << 10
 
 @dataclass(frozen=True)
 class FileLayout:
-    """Layout of rows in the files of a dataset, read from a few bytes of each file.
+    """The layout of rows in the files of a dataset. Only a few bytes of each file are read for it.
 
     Args:
         kind: "datasets" or "store".
-        bytes: Size of all files.
-        rows: Number of rows of all files; 0 if unknown.
+        bytes: Size of all files in bytes.
+        rows: Number of rows in all files; 0 if unknown.
         batch_rows: Largest number of rows of a record batch.
         batches: Approximate number of record batches.
         compressed: Whether values are compressed.
@@ -46,7 +46,7 @@ class FileLayout:
 
 
 def layout_of(stream: RowStream) -> FileLayout | None:
-    """Return the layout of the files of a stream; None for formats that are converted before windows are drawn."""
+    """Return the layout of a stream's files; None for a format that must be converted before windows are drawn."""
     path = Path(stream.path)
     try:
         if stream.format == "store" and (path / NAME).is_file():
@@ -84,7 +84,7 @@ def _of_files(files: Sequence[Path], rows: int) -> FileLayout:
 
 
 def _first_batch(buffer: pa.Buffer) -> tuple[int, int, bool] | None:
-    """Return the size and rows of a file's first record batch, and whether the batch is compressed."""
+    """Return the size in bytes and the rows of a file's first record batch, and whether the batch is compressed."""
 
     def read(begin: int, end: int) -> pa.Buffer:
         return buffer.slice(begin, end - begin)
@@ -100,12 +100,12 @@ def _first_batch(buffer: pa.Buffer) -> tuple[int, int, bool] | None:
 
 
 def costs(layout: FileLayout | None, source: str, room: int | None = None) -> Iterator[tuple[str, str]]:
-    """Return the costs of the layout: for each, a short name and a sentence with the command that removes the cost.
+    """Return the costs of a layout. Each cost has a short name, and a sentence with the command that removes the cost.
 
     Args:
         layout: The layout.
         source: The path, as an argument of the command.
-        room: Number of bytes of files that can be in memory; by default the available memory.
+        room: How many bytes of files fit into memory; by default the available memory.
     """
     if layout is None:
         return

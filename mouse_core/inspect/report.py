@@ -1,4 +1,4 @@
-"""The report of an inspection with its findings, and its text for a terminal, formatted by rich if it is installed."""
+"""The report of an inspection, and its text for a terminal, which is formatted by rich if rich is installed."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ MOST = 1000
 
 
 def some(episodes: npt.NDArray[np.int64] | Iterable[int]) -> tuple[int, ...]:
-    """Return distinct episode numbers, ascending; if there are very many, only the first ones."""
+    """Return distinct episode indices, ascending; of very many, only the first are returned."""
     found = episodes if isinstance(episodes, np.ndarray) else np.array(list(episodes), np.int64)
     return tuple(np.unique(found)[:MOST].tolist())
 
 
 class Places:
-    """The places of a finding, collected in their order."""
+    """The places (episodes and steps) of a finding, collected in the order of rows."""
 
     def __init__(self) -> None:
         self._first: tuple[int, int] | None = None
@@ -41,7 +41,7 @@ class Places:
         step: npt.NDArray[np.int64],
         dimensions: npt.NDArray[np.int64] | None = None,
     ) -> None:
-        """Add places, ``[n]`` each; ``dimensions`` are the affected dimensions of the column, each once."""
+        """Add places, arrays ``[n]``; ``dimensions`` has the affected dimensions of the column without duplicates."""
         if not len(episode):
             return
         if self._first is None:
@@ -53,7 +53,7 @@ class Places:
             self._episodes += [number for number in np.unique(episode).tolist() if number > last]
 
     def told(self, finding: Finding) -> Finding:
-        """Return a finding with the collected places."""
+        """Return a copy of a finding with the collected places."""
         if self._first is None:
             return finding
         (dimension,) = self._dimensions if len(self._dimensions) == 1 else (finding.dimension,)
@@ -67,19 +67,21 @@ _SHOWN = 8
 
 @dataclass(frozen=True)
 class Finding:
-    """A finding about the data that its user should know.
+    """A finding about the data that the user of the data should know.
 
     Args:
-        code: A short name, the same in every version: "no-truncation".
+        code: A short name that does not change between versions, such as "no-truncation".
         level: "error" for rows that cannot be used unchanged, "warning" for rows that are most likely wrong, or "note".
-            With ``--strict``, errors and warnings make the command fail.
+            With ``--strict``, the command fails if there are errors or warnings.
         message: The finding in one or two sentences.
-        column: The column of the finding; None for no column or several.
-        dimension: The dimension of the column's rows, from 0; None if the finding is about the whole rows.
+        column: The column of the finding; None for a finding about no column or several columns.
+        dimension: The index of the affected dimension of the column; None if the finding is not about a single
+            dimension.
         name: The dimension's name in the data; None without a name.
-        episode: An affected episode, from 0; None if unknown.
-        step: An affected step of the episode, from 0.
-        episodes: The affected episodes among the checked ones, ascending, at most the first 1,000; empty if unknown.
+        episode: The index of an affected episode; None if unknown.
+        step: The index of an affected step in the episode.
+        episodes: The affected episodes among the checked episodes, ascending, at most the first 1,000; empty if
+            unknown.
     """
 
     code: str
@@ -101,7 +103,7 @@ class Finding:
 
 
 def sorted_by_level(findings: Sequence[Finding]) -> list[Finding]:
-    """Return errors, then warnings, then notes, each in their original order."""
+    """Return errors, then warnings, then notes; within a level, the order stays."""
     return sorted(findings, key=lambda item: LEVELS.index(item.level))
 
 
@@ -119,13 +121,13 @@ def of_dimension(
     where: tuple[int, int],
     episodes: tuple[int, ...] = (),
 ) -> Finding:
-    """Return a finding about a dimension of a column; its message begins with the dimension: ``action[3] (elbow)``.
+    """Return a finding about a dimension of a column. The message begins with the dimension: ``action[3] (elbow)``.
 
     Args:
         code, level, message: As in ``Finding``.
         column: The column, with the attributes ``name``, ``width`` and ``names``.
-        dimension: The number of the dimension.
-        where: Episode and step.
+        dimension: The index of the dimension.
+        where: The episode and the step.
         episodes: All affected episodes; by default the episode of ``where``.
     """
     name = None if column.names is None else column.names[dimension]
@@ -135,7 +137,7 @@ def of_dimension(
 
 
 def capped(findings: Sequence[Finding], most: int) -> list[Finding]:
-    """Return at most ``most`` findings of each code and column; the last of them states how many were left out."""
+    """Return at most ``most`` findings of each code and column; the last finding states how many were left out."""
     kept: list[Finding] = []
     total, count = Counter((finding.code, finding.column) for finding in findings), Counter[Any]()
     for finding in findings:
@@ -159,7 +161,7 @@ def plural(number: int, noun: str) -> str:
 
 
 def listed(items: Sequence[object]) -> str:
-    """Return the first few items, and the number of further items."""
+    """Return a text with the first few items and how many further items there are."""
     shown = ", ".join(repr(item) for item in items[:_SHOWN])
     return shown + (f" and {len(items) - _SHOWN} more" if len(items) > _SHOWN else "")
 
@@ -176,8 +178,8 @@ def show(report: Report, *, viewer: Sequence[str] = ()) -> None:
 
     Args:
         report: The report.
-        viewer: Words of the command that shows the data with the same reading options, to which the place of a finding
-            is appended. By default ``mouse view`` with the report's source.
+        viewer: The command, as a list of words, that shows the data with the same reading options; the place of a
+            finding is appended to it. By default ``mouse view`` with the source of the report.
     """
     out = console()
     if out is None:
@@ -221,7 +223,7 @@ def plain(report: Report, viewer: Sequence[str] = ()) -> list[str]:
 
 
 def _findings(report: Report) -> Iterator[tuple[str, str, list[Finding]]]:
-    """Yield the title, the colour and the findings of each level that occurs."""
+    """Yield, for each level with findings, the title, the colour and the findings."""
     levels = (("error", "Errors", "red"), ("warning", "Warnings", "yellow"), ("note", "Notes", "cyan"))
     for level, title, colour in levels:
         found = [finding for finding in report.findings if finding.level == level]
@@ -249,7 +251,7 @@ def heading(report: Report) -> str:
 
 
 def tables(report: Report) -> list[tuple[str, Sequence[str], list[tuple[str, ...]]]]:
-    """Yield title, head and rows of every table."""
+    """Yield the title, the header and the rows of every table."""
     found: list[tuple[str, Sequence[str], list[tuple[str, ...]]]] = [
         ("", COLUMN_HEAD, [column_cells(column) for column in report.columns])
     ]
@@ -278,7 +280,7 @@ def column_cells(column: ColumnReport) -> tuple[str, ...]:
 
 
 def shape_text(column: ColumnReport) -> str:
-    """The shape of a row as text."""
+    """Return the shape of a row as text."""
     if isinstance(column.shape, str):
         return column.shape
     return "" if column.shape is None else f"[{', '.join(map(str, column.shape))}]"
@@ -308,7 +310,7 @@ def facts(report: Report, *, histograms: bool = True) -> list[str]:
 
 
 def said(report: Report) -> list[str]:
-    """Return the metadata besides the alignment, one line each."""
+    """Return the metadata, except the alignment, as lines of text."""
     metadata, lines = report.metadata, []
     if metadata.environments:
         lines.append(f"environment: {', '.join(metadata.environments)}")
@@ -354,7 +356,7 @@ def bars(counts: Sequence[int], width: int = 24) -> str:
 
 
 def number(value: float | None) -> str:
-    """Format a number in at most about eight characters; None as an empty text."""
+    """Format a number in about eight characters or fewer; None becomes an empty text."""
     if value is None:
         return ""
     if isinstance(value, int) and abs(value) < 10_000_000:
@@ -364,12 +366,12 @@ def number(value: float | None) -> str:
 
 @dataclass(frozen=True)
 class ColumnReport:
-    """Figures of a column over all rows.
+    """Statistics of a column over all rows.
 
     Args:
         name: The name of the column.
         dtype: Type of its values: "float32", "int64", "image", "string" and so on.
-        shape: The shape of a row; a text if rows differ in length; None if a row is no array.
+        shape: The shape of a row; a text if rows differ in length; None if a row is not an array.
         rows: Number of rows.
         nulls: Number of nulls, including nulls inside rows.
         nans, infinite: Number of NaN values, and of infinite values.
@@ -379,7 +381,8 @@ class ColumnReport:
         whole: Whether all values are whole numbers.
         values: The most frequent values and their counts, for columns with few distinct texts; else None.
         histogram: ``edges`` and ``counts`` of all finite values; None if no histogram was kept.
-        places: ``low``, ``high``, ``mean``, ``deviation`` and ``histograms`` of each dimension of vectors; else None.
+        places: For a column of vectors, ``low``, ``high``, ``mean``, ``deviation`` and ``histograms`` of each
+            dimension; else None.
     """
 
     name: str
@@ -402,7 +405,7 @@ class ColumnReport:
 
 @dataclass(frozen=True)
 class Distribution:
-    """Distribution of a number that each episode has.
+    """Distribution over episodes of a number, such as the return.
 
     Args:
         low, high, mean, deviation: Statistics over all episodes; None without episodes.
@@ -425,14 +428,14 @@ class EpisodesReport:
 
     Args:
         count: Number of episodes.
-        found_by: The columns that determine where episodes begin and end, as text.
-        transitions: Number of transitions of all episodes.
-        lengths: Number of transitions of an episode.
-        returns: Sum of the rewards of an episode's transitions.
-        terminated, truncated, open: Number of episodes that end with done 1, with done 2, and with neither.
-        duplicates: Number of episodes that equal an earlier one, step by step.
+        found_by: A text that names the columns from which the beginnings and ends of episodes were determined.
+        transitions: Number of transitions in all episodes.
+        lengths: Distribution of the number of transitions of an episode.
+        returns: Distribution of the sum of the rewards of an episode's transitions.
+        terminated, truncated, open: Number of episodes that end with ``done`` 1, with ``done`` 2, and with ``done`` 0.
+        duplicates: Number of episodes that equal an earlier episode in every step.
         done_codes: Number of rows of each done code.
-        repeated_observations: Number of transitions whose observation equals the one before.
+        repeated_observations: Number of transitions whose observation equals the observation before.
         anomalies: Number of occurrences of other anomalies; see ``warnings``.
     """
 
@@ -452,13 +455,13 @@ class EpisodesReport:
 
 @dataclass(frozen=True)
 class ActionsReport:
-    """Usage of actions, without the placeholder actions in first rows of episodes.
+    """Statistics of the actions, without the placeholder actions in first rows of episodes.
 
     Args:
         kind: "discrete" or "continuous".
-        counts: Number of occurrences of each discrete action; None for continuous actions, or for too many distinct
-            ones.
-        places: For each dimension of a vector ``low``, ``high``, ``mean``, ``deviation`` and ``histograms``, or None.
+        counts: Number of occurrences of each discrete action; None for continuous actions, or if there are too many
+            distinct actions.
+        places: For vectors, ``low``, ``high``, ``mean``, ``deviation`` and ``histograms`` of each dimension; else None.
     """
 
     kind: str
@@ -471,14 +474,14 @@ class Report:
     """Report of ``inspect``.
 
     Args:
-        source: The source as the caller named it.
+        source: The name of the source, as the caller passed it.
         format: Name of the format.
         alignment: The alignment of the rows, "arrived" or "outgoing".
-        alignment_found: The origin of the alignment, as text.
+        alignment_found: A text that describes where the alignment comes from.
         rows: Number of rows.
         columns: The columns, in their order.
         episodes: The episodes; None if the rows have no ``done``.
-        actions: The usage of actions; None without the column.
+        actions: Statistics of the actions; None if there is no column of actions.
         findings: Errors, warnings and notes, in this order.
         metadata: The metadata of the data: environments, tasks, specs of columns, and others.
     """
@@ -500,10 +503,10 @@ class Report:
         return [finding for finding in self.findings if finding.level != "note"]
 
     def column(self, name: str) -> ColumnReport | None:
-        """Return the column of this name; None if it is missing."""
+        """Return the report of the column with this name; None if there is no such column."""
         return next((column for column in self.columns if column.name == name), None)
 
     def to_json(self) -> str:
-        """Return the report as JSON; numbers that JSON cannot represent become texts ("inf")."""
+        """Return the report as JSON; numbers that JSON cannot represent become texts, such as "inf"."""
         content = asdict(replace(self, metadata=None)) | {"metadata": self.metadata.to_json()}  # type: ignore[arg-type]
         return json.dumps(as_json(content), indent=1, allow_nan=False) + "\n"

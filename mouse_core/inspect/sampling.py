@@ -1,4 +1,4 @@
-"""Takes runs of consecutive rows from all parts of the data, in bounded memory, and the extremes of all rows."""
+"""Samples runs of consecutive rows from all parts of the data, in bounded memory; finds the extremes of all rows."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _WIDEST = 1024
 
 @dataclass(frozen=True)
 class SampledColumn:
-    """Sample of a column.
+    """The sampled rows of a column, and its extremes over all rows.
 
     Args:
         name: The name of the column.
         values: The sampled rows, float64 ``[n, width]``.
         low, high: Lowest and highest values over all rows, float64 ``[width]``.
-        low_at, high_at: Episode and step of these values, ``[width, 2]``; -1 if unknown.
+        low_at, high_at: The episode and step of the lowest and of the highest values, ``[width, 2]``; -1 if unknown.
         names: Names of the dimensions in the data, or None.
         continuous: Whether the numbers are floats.
     """
@@ -54,7 +54,7 @@ class Sampled:
 
     Args:
         columns: The columns by name.
-        row: The number of each sampled row among all rows, int64 ``[n]``.
+        row: The index of each sampled row among all rows, int64 ``[n]``.
         episode, step: Episode and step of each sampled row.
         rows: Number of all rows.
     """
@@ -66,7 +66,7 @@ class Sampled:
     rows: int
 
     def thinned(self, most: int) -> Sampled:
-        """Return a sample of about `most` of the rows, in whole pieces from all parts of the data."""
+        """Return a sample of about `most` rows, in complete pieces from all parts of the data."""
         stride = -(-len(self.row) // most)
         if stride <= 1:
             return self
@@ -76,12 +76,12 @@ class Sampled:
         return replace(self, columns=columns, row=self.row[kept], episode=self.episode[kept], step=self.step[kept])
 
     def where(self, place: int) -> tuple[int, int]:
-        """Return episode and step of a sampled row."""
+        """Return the episode and the step of a sampled row."""
         return int(self.episode[place]), int(self.step[place])
 
 
 class RowSample:
-    """Sample of every ``stride``-th piece of rows; when there are too many pieces, the stride is doubled."""
+    """Samples every ``stride``-th piece of rows. When there are too many pieces, the stride is doubled."""
 
     def __init__(self) -> None:
         self._stride = 1
@@ -106,10 +106,10 @@ class RowSample:
 
         Args:
             numbers: Columns, ``[n, ...]`` each.
-            row: The number of the first row.
+            row: The index of the first row.
             episode, step: Episode and step of each row.
             real: For each column with placeholder rows, a mask of the rows with real values.
-            bounds: The lowest and the highest value of each dimension so far, including these rows, if known.
+            bounds: The lowest and the highest value of each dimension up to and including these rows, if known.
         """
         flat = {name: found.reshape(len(found), -1) for name, found in numbers.items()}
         flat = {name: found for name, found in flat.items() if self._takes(name, found)}
@@ -139,7 +139,10 @@ class RowSample:
         return 0 < width == int(found.shape[1])
 
     def result(self, rows: int, names: Mapping[str, Sequence[str]]) -> Sampled:
-        """Return the sample; ``rows`` is the number of all rows, ``names`` are the names of dimensions, by column."""
+        """Return the sample.
+
+        ``rows`` is how many rows the data have; ``names`` has the names of dimensions, by column.
+        """
         whole = [name for name in self._widths if self._kept and all(name in part for part in self._kept)]
         columns = {}
         for name in whole:
@@ -160,7 +163,7 @@ class RowSample:
 
 
 def _without(found: npt.NDArray[Any], real: Bools | None, kept: Int64s) -> npt.NDArray[Any]:
-    """Return the numbers with NaN in placeholder rows."""
+    """Return the numbers, with NaN in placeholder rows."""
     if real is None or real[kept].all():
         return found
     found = found.astype(np.float64)
@@ -183,7 +186,7 @@ class Extremes:
         real: Bools | None,
         bounds: tuple[Floats, Floats] | None,
     ) -> None:
-        """Add rows other than placeholders; ``bounds`` are their extremes, if known."""
+        """Add rows without placeholders; ``bounds`` has the extremes of these rows, if known."""
         if real is not None and not real.all():
             found, episode, step = found[real], episode[real], step[real]
         if not len(found):
@@ -208,7 +211,10 @@ def _bounds(found: npt.NDArray[Any]) -> tuple[Floats, Floats]:
 
 
 def quantiles(values: Floats, shares: tuple[float, ...]) -> list[Floats]:
-    """Return quantiles of finite values, ``[width]`` per share, without interpolation; NaN without finite values."""
+    """Return quantiles of finite values, without interpolation.
+
+    For each share, the result is ``[width]``, NaN without values.
+    """
     if not len(values):
         return [np.full(values.shape[1], np.nan) for _ in shares]
     there = np.isfinite(values)

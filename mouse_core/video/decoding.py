@@ -1,4 +1,4 @@
-"""Decodes frames at any position of many videos, with the same bits as decoding each file from its beginning."""
+"""Decodes single frames of many videos. The pixels equal, bit for bit, a decoding of the file from its beginning."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _MOST_DECODERS = 8
 
 
 class Decoders:
-    """The decoders of one thread, one for each kind of file, and the converters of pixels."""
+    """The decoders of a thread, one for each kind of file, and the thread's converters of pixel formats."""
 
     def __init__(self) -> None:
         self._held: OrderedDict[Key, Any] = OrderedDict()
@@ -49,7 +49,7 @@ class Decoders:
         return new_decoder(index.codec, index.header, index.colours) if decoder is None else decoder
 
     def keep(self, index: VideoIndex, decoder: Any) -> None:
-        """Keep a decoder that raised no error, for the next files of its kind."""
+        """Keep a decoder that raised no error, for later files of the same kind."""
         if _is_own(index):
             return
         decoder.flush_buffers()
@@ -75,7 +75,7 @@ class Decoders:
 
 
 def _is_own(index: VideoIndex) -> bool:
-    """Whether packets contain parameters, such as tables of JPEG, that would stay in the decoder for the next file."""
+    """Whether packets contain parameters, such as JPEG tables, that a decoder would still apply to the next file."""
     return index.own_sets or index.codec == "mjpeg"
 
 
@@ -91,10 +91,11 @@ def decode_group(
     Args:
         decoders: The decoders of the thread.
         index: The index of the video.
-        frames: Numbers of the frames, each once.
-        take: Called with the position of each frame in ``frames``, and its pixels; None: frames are only decoded.
+        frames: Indices of the frames, without duplicates.
+        take: A function that is called with the position of each frame in ``frames`` and the frame's pixels. With None,
+            frames are only decoded.
         like: An array ``[..., H, W, C]`` with the size and dtype of the pixels, uint8 or uint16.
-        crop: Part of a frame, ``(top, left, height, width)``; None for all of it.
+        crop: Part of a frame, ``(top, left, height, width)``; None for the complete frame.
 
     Raises:
         DataError: The file has changed, or the decoder does not return a frame.
@@ -140,7 +141,7 @@ def decode_group(
 
 
 def _needed(index: VideoIndex, start: int, last: int, wanted: Collection[int]) -> list[int]:
-    """Return the packets that a decoder needs for the requested packets, in a group that begins at ``start``."""
+    """Return the packets that must be decoded for the requested packets, in a group that begins at ``start``."""
     span = slice(start, last + 1)
     others = zip(index.start[span].tolist(), index.referenced[span].tolist(), strict=True)
     return [start + k for k, (of, referred) in enumerate(others) if (of >= start and referred) or start + k in wanted]
@@ -155,7 +156,7 @@ def _shown(index: VideoIndex, packet: int) -> str:
 def _decoded(
     decoder: Any, index: VideoIndex, chosen: Sequence[int], named: Callable[[int, object], DataError]
 ) -> Iterator[Any]:
-    """Yield the frames that a decoder returns for packets; the ``pts`` of a frame is the number of its packet."""
+    """Decode packets and yield frames; ``pts`` of a frame is set to the index of its packet."""
     packet_of = pyav().Packet
     # Most packets are adjacent, and a slice of an array is faster than single items.
     side_by_side = chosen[-1] - chosen[0] == len(chosen) - 1
@@ -178,7 +179,7 @@ def _decoded(
 def _contents(
     index: VideoIndex, chosen: Sequence[int], begins: Sequence[int], sizes: Sequence[int]
 ) -> Iterator[memoryview]:
-    """Yield the bytes of some packets in order; packets close to each other are read by one call."""
+    """Yield the bytes of some packets in order; packets close to each other are read with a single call."""
     first, count = 0, len(chosen)
     file = -1
     try:
@@ -203,7 +204,7 @@ def _contents(
 
 
 def _read(file: int, begin: int, size: int) -> bytes:
-    """Return bytes of a file, fewer at its end."""
+    """Read bytes of a file; at its end, fewer bytes than requested are returned."""
     os.lseek(file, begin, os.SEEK_SET)
     found = os.read(file, size)
     while len(found) < size and (more := os.read(file, size - len(found))):
@@ -212,7 +213,7 @@ def _read(file: int, begin: int, size: int) -> bytes:
 
 
 def _pixels(decoders: Decoders, index: VideoIndex, frame: Any, like: Any, crop: Any) -> npt.NDArray[Any]:
-    """Return the pixels of a frame, or of a part of it, in the size of ``like``, ``[H, W, C]``."""
+    """Return the pixels of a frame or of its crop, resized to the size of ``like``, ``[H, W, C]``."""
     height, width, channels = like.shape[-3:]
     if like.dtype == np.uint16:
         if frame.format.name != index.pixel_format:
@@ -232,7 +233,7 @@ def _pixels(decoders: Decoders, index: VideoIndex, frame: Any, like: Any, crop: 
 
 
 def lines(frame: Any, dtype: str, channels: int) -> npt.NDArray[Any]:
-    """Return a packed frame's pixels, ``[H, W, C]``."""
+    """Return the pixels of a frame in a packed pixel format, ``[H, W, C]``."""
     plane, each = frame.planes[0], np.dtype(dtype).itemsize
     strides = plane.line_size, channels * each, each
     return np.ndarray((frame.height, frame.width, channels), dtype, plane, 0, strides)
@@ -252,10 +253,10 @@ _Task = tuple[VideoIndex, list[int], list[list[int]]]
 
 
 def decoder_version() -> str:
-    """Return the versions of decoder and colour converter, and a checksum of a converted test picture.
+    """Return the versions of the decoder and the colour converter, and a checksum of a converted test image.
 
-    The last bit of a pixel may depend on both versions and on the processor: different vector instructions round
-    colours differently. The checksum of a small converted picture, 8 hexadecimal digits, distinguishes them.
+    The last bit of a pixel may depend on both versions and on the processor, because vector instructions of different
+    processors round colours differently. The checksum of the test image, 8 hexadecimal digits, shows such differences.
 
     Raises:
         ImportError: PyAV is not installed.
@@ -269,7 +270,7 @@ def decoder_version() -> str:
 
 
 def _converted() -> str:
-    """Return a digest of a small picture after conversion to colours, to half the size, and to greys."""
+    """Return a digest of three conversions of a small test image: to RGB, to RGB at half the size, and to greys."""
     height, width = 16, 32
     decoders, found = Decoders(), hashlib.sha256()
     for form in ("yuv420p", "yuv422p"):
@@ -282,16 +283,16 @@ def _converted() -> str:
 
 
 class Decoder(Protocol):
-    """A decoder of video frames at any position: ``FrameDecoder``, or a class of the user, for example on a GPU.
+    """Interface of decoders of video frames: ``FrameDecoder``, or a class of the user, for example for a GPU.
 
-    ``Field(decoder=...)`` selects the decoder of a field. Several threads may call a decoder at once, and it is pickled
-    for other processes. A decoder must return the requested frame or raise an error. The pixels of different decoders,
-    and of different versions of a decoder, may differ in their last bits only.
+    ``Field(decoder=...)`` selects the decoder of a field. Several threads may call a decoder at once, and a decoder is
+    pickled for other processes. A decoder must return the requested frame or raise an error. Different decoders, and
+    different versions of a decoder, may return pixels that differ only in their last bits.
     """
 
     @property
     def version(self) -> str:
-        """A text that changes whenever the last bits of pixels may change; the state of a loader stores it."""
+        """A text that changes whenever the last bits of pixels may change. The state of a loader contains this text."""
         ...
 
     def decode(
@@ -311,15 +312,15 @@ class Decoder(Protocol):
 class FrameDecoder:
     """Decodes frames at any position of videos.
 
-    Requested frames of one file that depend on the same key frame are decoded together. The bytes of these frames are
-    read with one call and decoded by the thread's decoder for files of this kind. Only requested frames are converted
-    to pixels. The pixels are equal to those of PyAV when the file is decoded from its beginning
-    (``frame.to_ndarray(format="rgb24")``), bit for bit.
+    Requested frames of a file that depend on the same key frame are decoded together: their bytes are read with a
+    single call and decoded by the thread's decoder for files of this kind. Only requested frames are converted to
+    pixels. The pixels equal, bit for bit, the pixels that PyAV returns (``frame.to_ndarray(format="rgb24")``) if the
+    file is decoded from its beginning.
 
-    Several threads may use a decoder at once. Pickling keeps only its options.
+    Several threads may use a decoder at once. A pickled decoder contains only its options.
 
     Args:
-        threads: Number of threads that decode the frames of a call; with 1 the calling thread decodes.
+        threads: Number of threads that decode the frames of a call. With 1, the calling thread decodes them.
 
     Raises:
         ConfigError: ``threads`` is below 1.
@@ -352,20 +353,20 @@ class FrameDecoder:
 
         Args:
             videos: The indexes of the videos.
-            video: Position in ``videos`` for each row of ``out``, integers ``[n]``.
-            frame: Number of the frame for each row, integers ``[n]``; -1 leaves the row unchanged.
-            out: ``[n, H, W, 3]`` of uint8 for colours (RGB); ``[n, H, W, 1]`` of uint8 for greys, or of uint16 for
-                videos of greys, whose numbers are then unchanged.
-            crop: Part of a frame, ``(top, left, height, width)``; by default all of it.
-            resize: Whether frames are resized (with swscale's defaults) if ``out`` has another H and W; otherwise
-                frames of another size raise DataError. Frames of uint16 are never resized.
+            video: For each row of ``out``, the index of its video in ``videos``, integers ``[n]``.
+            frame: For each row of ``out``, the index of its frame, integers ``[n]``; -1 leaves the row unchanged.
+            out: Array for the pixels: uint8 ``[n, H, W, 3]`` for colours (RGB), uint8 ``[n, H, W, 1]`` for greys, or
+                uint16 ``[n, H, W, 1]`` for the unchanged numbers of videos of greys.
+            crop: Part of a frame, ``(top, left, height, width)``; by default the complete frame.
+            resize: Whether frames are resized (with swscale's defaults) if ``out`` has another H and W. If not, frames
+                of another size raise DataError. Frames of uint16 are never resized.
 
         Raises:
             ImportError: PyAV is not installed.
-            ConfigError: The arrays do not fit each other.
+            ConfigError: The lengths, shapes or dtypes of the arrays contradict each other.
             DataError: A video or frame does not exist, frames have another size or kind than ``out``, a file has
-                changed since it was indexed, or a frame cannot be decoded. The message names file and frame. Rows of
-                other frames may already be written.
+                changed since it was indexed, or a frame cannot be decoded. The message names file and frame. Other rows
+                of ``out`` may already be written.
         """
         which, frames = np.asarray(video), np.asarray(frame)
         _check(which, frames, out)
@@ -390,7 +391,7 @@ class FrameDecoder:
                 failed.clear()  # the error's stack frames hold a reference to it
 
     def close(self) -> None:
-        """End the threads and drop the decoders; the next call creates new ones."""
+        """End the threads and delete their decoders; the next call creates new threads and decoders."""
         with self._lock:
             pool, owner = self._pool, self._owner
             self._forget()
@@ -417,7 +418,7 @@ class FrameDecoder:
         failed: list[tuple[tuple[str, int], Exception]],
         task: _Task,
     ) -> None:
-        """Decode the frames of a task; add an error, with the row of its first frame, to ``failed``."""
+        """Decode the frames of a task. Add an error, with the row of the task's first frame, to ``failed``."""
         decoders = getattr(self._here, "decoders", None)
         if decoders is None or self._here.owner != os.getpid():
             decoders = self._here.decoders = Decoders()
@@ -435,13 +436,15 @@ class FrameDecoder:
 
 
 def _packets(task: _Task) -> int:
-    """Return the approximate number of packets that are decoded for a task."""
+    """Return approximately how many packets must be decoded for a task."""
     index, frames, _ = task
     return int(index.packet[frames[-1]] - index.start[index.packet[frames[0]]])
 
 
 def undecodable(index: VideoIndex) -> dict[int, str]:
-    """Return the frames that cannot be decoded, and the other frames of their groups, each with the reason.
+    """Return the frames that cannot be decoded, and frames that are decoded together with them.
+
+    Each frame has a reason.
 
     Raises:
         ImportError: PyAV is not installed.
@@ -472,7 +475,7 @@ def _check(which: Any, frames: Any, out: Any) -> None:
 
 
 def _check_video(index: VideoIndex, out: Any, crop: Crop | None, *, resize: bool) -> None:
-    """Raise DataError unless frames of a video, or a part of each, fit ``out``."""
+    """Raise DataError unless the frames of a video, or their crops, fit ``out``."""
     top, left, height, width = (0, 0, index.height, index.width) if crop is None else crop
     inside = min(top, left) >= 0 and top + height <= index.height and left + width <= index.width
     if min(height, width) < 1 or not inside:
@@ -490,7 +493,7 @@ def _check_video(index: VideoIndex, out: Any, crop: Crop | None, *, resize: bool
 
 
 def _tasks(videos: Sequence[VideoIndex], which: Any, frames: Any) -> Iterator[_Task]:
-    """Yield groups of frames that are decoded together."""
+    """Yield tasks: groups of frames that are decoded together."""
     groups: dict[tuple[int, int], dict[int, list[int]]] = {}
     for row, (video, frame) in enumerate(zip(which.tolist(), frames.tolist(), strict=True)):
         if frame == _NO_FRAME:

@@ -1,7 +1,10 @@
-"""Frames in columns: rows refer to a frame by video number and frame number, and batches decode all frames together.
+"""Columns of video frames.
+
+A row refers to a frame by video index and frame index; a batch decodes all its frames at once.
 
 The column type is ``struct<video: int32, frame: int32>``: ``video`` is an index into the dataset's list of files
-(``DatasetMetadata.videos``), ``frame`` counts frames in the order in which they are shown. A null is no frame.
+(``DatasetMetadata.videos``), ``frame`` is the index of the frame in the order of display. A null stands for a row
+without a frame.
 """
 
 from __future__ import annotations
@@ -34,10 +37,10 @@ _SUFFIXES = (".mp4", ".m4v", ".mov")
 
 
 class VideoFiles:
-    """The videos of a dataset by number; all columns and threads share one decoder.
+    """The videos of a dataset by index; all columns and threads share a decoder.
 
     Args:
-        files: Path below the folder of the dataset, and digest of the index, of each video.
+        files: For each video, its path below the folder of the dataset, and the digest of its index.
     """
 
     def __init__(self, files: Sequence[tuple[str, str]]) -> None:
@@ -59,7 +62,7 @@ class VideoFiles:
 
     @memo
     def digest(self) -> str:
-        """The digest of all files independent of their paths, 32 hexadecimal digits."""
+        """The digest of all videos, 32 hexadecimal digits; it does not depend on the paths of the files."""
         return hashlib.sha256("".join(f"{digest} " for _, digest in self.files).encode()).hexdigest()[:32]
 
     @memo
@@ -71,12 +74,12 @@ class VideoFiles:
         """Return the index of a video.
 
         Args:
-            number: Number of the video.
+            number: Index of the video.
             roots: Folders (absolute, without links) in which the video may lie.
 
         Raises:
-            DataError: There is no video ``number``, or its file is outside of ``roots``, or is another file than the
-                rows refer to.
+            DataError: There is no video with the index ``number``; or its file is outside of ``roots``, or differs from
+                the listed digest.
         """
         key = number, tuple(roots)
         with self._lock:
@@ -99,7 +102,7 @@ class VideoFiles:
         return found
 
     def shape_of(self, value: dict[str, Any], roots: Sequence[str], crop: Crop | None = None) -> tuple[int, int, int]:
-        """Return the shape ``(H, W, C)`` of a row's frame, or of its crop; C is 1 for greys, else 3."""
+        """Return the shape ``(H, W, C)`` of the frame of a row, or of the frame's crop; C is 1 for greys, else 3."""
         index = self.index(-1 if value["video"] is None else value["video"], roots)
         height, width = (index.height, index.width) if crop is None else crop[2:]
         return height, width, 1 if index.pixel_format.startswith("gray") else 3
@@ -115,19 +118,20 @@ class VideoFiles:
         crop: Crop | None = None,
         decoder: Decoder | None = None,
     ) -> None:
-        """Decode the frames of rows into rows of ``out``; frames that depend on one key frame are read together.
+        """Decode the frames of rows into rows of ``out``; frames that depend on the same key frame are read together.
 
         Args:
-            runs: Rows of a column, the row of ``out`` for the first of them, and the allowed folders of videos.
+            runs: Runs of rows. Each run has rows of a column, the row of ``out`` for the first of these rows, and the
+                allowed folders of videos.
             shape: ``(H, W, C)`` of a frame.
             out: ``[rows, H * W * C]`` of any dtype, C-contiguous.
-            fill: Value for a null; None raises an error.
+            fill: Pixel value for rows that are null; if ``fill`` is None, a null raises an error.
             pixel: The dtype of pixels, uint8 or uint16.
-            crop: Part of each frame, ``(top, left, height, width)``, which is resized to ``shape``.
+            crop: Part of each frame, ``(top, left, height, width)``, that is resized to ``shape``.
             decoder: The decoder; by default a ``FrameDecoder`` with one thread for each processor.
 
         Raises:
-            RowError: A null has no ``fill``, or a number is below 0.
+            RowError: A row is null and ``fill`` is None, or an index is below 0.
             DataError: A frame does not exist, or cannot be decoded; the message names the file.
         """
         decoder = self._decoder if decoder is None else decoder
@@ -160,7 +164,7 @@ class VideoFiles:
 def _joined(
     runs: Sequence[tuple[pa.Array, int, Sequence[str]]],
 ) -> Iterator[tuple[npt.NDArray[np.int64], pa.Array, Sequence[str]]]:
-    """Join runs whose videos lie in the same folders; yield the joined runs and their rows of ``out``."""
+    """Join runs whose videos are in the same folders; yield the joined runs and their rows of ``out``."""
     by_roots: dict[tuple[str, ...], list[tuple[pa.Array, int]]] = {}
     for values, first, roots in runs:
         by_roots.setdefault(tuple(roots), []).append((values, first))
@@ -173,7 +177,7 @@ def _joined(
 
 
 def _numbers(values: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Return the video and frame numbers of rows, and a mask of the rows that are not null."""
+    """Return the video index and the frame index of each row, and a mask of the rows that are not null."""
     found, there = [], np.asarray(values.is_valid())
     for name in ("video", "frame"):
         column = values.field(name)
@@ -183,7 +187,7 @@ def _numbers(values: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.in
 
 
 def videos_of(dataset: Any) -> VideoFiles:
-    """Return the videos of a dataset, in any form that ``metadata.read_metadata`` takes.
+    """Return the videos of a dataset. The dataset may have any type that ``metadata.read_metadata`` accepts.
 
     Raises:
         SchemaError: The dataset lists no videos.
@@ -197,10 +201,10 @@ def videos_of(dataset: Any) -> VideoFiles:
 
 
 def carry_videos(videos: Sequence[tuple[str, str]], roots: Sequence[str], folder: StrPath) -> int:
-    """Link or copy the videos of a dataset, with their indexes, into another folder under the listed paths.
+    """Link or copy the videos of a dataset and their indexes to the listed paths below another folder.
 
-    Videos are linked, which needs no space, or copied if the file system has no links or the folder is on another one.
-    Each video is compared with its listed digest.
+    Videos are hard-linked, which needs no space. They are copied if the file system has no links, or if the folder is
+    on another file system. Each video is compared with its listed digest.
 
     Args:
         videos: Paths and digests, as in ``metadata.DatasetMetadata.videos``.
@@ -208,7 +212,7 @@ def carry_videos(videos: Sequence[tuple[str, str]], roots: Sequence[str], folder
         folder: The other folder.
 
     Returns:
-        The number of bytes of the videos.
+        The total size of the videos in bytes.
 
     Raises:
         DataError: A video is missing, is outside of ``roots``, has another digest, or has no suffix of a video.

@@ -1,8 +1,8 @@
-"""The index of a video's frames, with their positions in the file; it is stored beside the video.
+"""The index of a video, which states the position of each frame in the file. The index is stored next to the video.
 
-An index is an Arrow file of one row. The index's columns are the properties of the video, some of them lists with one
-number per packet; ``mouse_video`` in the schema's metadata is the version of the index. An index is memory-mapped, and
-takes 37 bytes per frame.
+An index is an Arrow file with a single row. Its columns are properties of the video; some columns are lists with a
+number for each packet. ``mouse_video`` in the schema's metadata is the format version of the index. An index is
+memory-mapped, and takes 37 bytes per frame.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MOST_BYTES = 1024
 
 
 class _Bits:
-    """Reads the bits of a unit without its emulation prevention bytes."""
+    """Reads the bits of a unit of H.264 or HEVC, without emulation prevention bytes."""
 
     def __init__(self, unit: bytes) -> None:
         content = unit[:_MOST_BYTES].replace(b"\0\0\3", b"\0\0")
@@ -50,11 +50,11 @@ class _Bits:
         return found
 
     def count(self) -> int:
-        """Read an unsigned Exp-Golomb number: 00101 (two zeros, then 101) is 5 - 1 = 4."""
+        """Read an unsigned Exp-Golomb number. For example, 00101 (two zeros, then 101) is 5 - 1 = 4."""
         return self.read(2 * (self._left - self._value.bit_length()) + 1) - 1
 
     def whole(self) -> int:
-        """Read a signed Exp-Golomb number: the unsigned numbers 0 1 2 3 4 stand for 0 1 -1 2 -2."""
+        """Read a signed Exp-Golomb number. The unsigned numbers 0 1 2 3 4 stand for 0 1 -1 2 -2."""
         found = self.count()
         return (found + 1) // 2 if found % 2 else -(found // 2)
 
@@ -72,7 +72,7 @@ def sets_of(header: bytes) -> Iterator[bytes]:
 
 
 def _sequence(unit: bytes) -> tuple[int, int, bool]:
-    """Return the number of a sequence parameter set, the bits of a frame number, and whether planes are separate."""
+    """Return a sequence parameter set's id, the bits of a frame number, and whether colour planes are separate."""
     bits = _Bits(unit[1:])
     profile = bits.read(8)
     bits.read(16)
@@ -103,18 +103,20 @@ CODECS = ("h264", "hevc", "av1", "vp9", "mjpeg")
 
 
 class Picture(NamedTuple):
-    """The properties of one packet's picture.
+    """The properties of the picture in a packet.
 
     Args:
         entry: Whether decoding can begin at this packet, with the same result as decoding from the file's beginning.
-        leading: Whether the picture is shown before the entry that precedes it, and cannot be decoded from that entry.
+        leading: Whether the picture follows an entry in the file, is shown before the entry, and cannot be decoded from
+            it.
         cut: Whether the picture is an entry whose leading pictures are never shown.
-        referenced: Whether other pictures may depend on this one.
-        layer: The temporal layer. Pictures of higher layers may depend on this one even if none of its own layer does.
-        sets: Parameter sets in the packet that the file header lacks.
-        shown: Whether the packet contains a picture to show.
-        gap: Whether earlier pictures that this one needs may be missing; the decoder's substitute depends on all
-            earlier packets.
+        referenced: Whether other pictures may depend on this picture.
+        layer: The temporal layer. Pictures of higher layers may depend on this picture, even if no picture of the same
+            layer depends on it.
+        sets: Parameter sets that are in the packet and not in the file header.
+        shown: Whether the packet contains a picture that is shown.
+        gap: Whether earlier pictures that this picture needs may be missing. The decoder replaces missing pictures by
+            others, which depend on all earlier packets.
     """
 
     entry: bool
@@ -128,11 +130,13 @@ class Picture(NamedTuple):
 
 
 def picture_reader(codec: str, header: bytes) -> Callable[[memoryview], Picture]:
-    """Return a function that describes the picture of a packet; it takes all packets of a file in order.
+    """Return a function that describes the picture of a packet.
+
+    The function must be called with all packets of a file in order.
 
     Args:
         codec: FFmpeg's name of the codec.
-        header: The data before all packets ("extradata").
+        header: The data that precede all packets ("extradata").
 
     Raises:
         DataError: The codec is not supported, or the packets do not have the form of packets in MP4.
@@ -151,7 +155,7 @@ def picture_reader(codec: str, header: bytes) -> Callable[[memoryview], Picture]
 
 
 def _units(packet: memoryview, width: int) -> Iterator[memoryview]:
-    """Yield the units of a packet, each stored behind its length."""
+    """Yield the units of a packet. In the packet, the length of each unit precedes the unit."""
     place = 0
     while place < len(packet):
         begin = place + width
@@ -162,7 +166,7 @@ def _units(packet: memoryview, width: int) -> Iterator[memoryview]:
 
 
 class _H264:
-    """Reads packets of H.264, and keeps track of frame numbers through a file."""
+    """Describes packets of H.264; for this, it tracks the frame numbers in the file."""
 
     def __init__(self, header: bytes) -> None:
         self._header = header
@@ -182,7 +186,7 @@ class _H264:
             self._pictures[bits.count()] = bits.count()
 
     def _is_gap(self, unit: memoryview) -> bool:
-        """Whether frames are missing before the frame of a slice, the first slice of its packet."""
+        """Whether frames are missing before a packet, given the first slice of the packet."""
         bits = _Bits(bytes(unit[1:32]))
         bits.count()  # the position in the picture where the slice begins
         bits.count()  # kind of the slice
@@ -218,7 +222,7 @@ class _H264:
 
 
 class _Hevc:
-    """Reads packets of HEVC."""
+    """Describes packets of HEVC."""
 
     def __init__(self, header: bytes) -> None:
         self._header, self._ended = header, False
@@ -248,7 +252,7 @@ class _Hevc:
 
 
 def _av1(packet: memoryview) -> Picture:
-    """Describe a packet of AV1; an entry is a shown key frame after a sequence header."""
+    """Describe a packet of AV1. An entry is a key frame that is shown and follows a sequence header."""
     place, sequence = 0, False
     while place < len(packet):
         kind, extended, sized = packet[place] >> 3 & 15, packet[place] >> 2 & 1, packet[place] >> 1 & 1
@@ -274,7 +278,7 @@ def _leb128(packet: memoryview, place: int) -> tuple[int, int]:
 
 
 def _vp9(packet: memoryview) -> Picture:
-    """Describe a packet of VP9; an entry is a packet whose first frame is a key frame."""
+    """Describe a packet of VP9. An entry is a packet whose first frame is a key frame."""
     if not packet or packet[0] >> 6 != 0b10:
         raise DataError("expected a frame of VP9, found none")
     # Profile 3 has one more bit. Then follow show_existing_frame, frame_type (0: key frame) and show_frame.
@@ -285,7 +289,7 @@ def _vp9(packet: memoryview) -> Picture:
 
 
 class _MotionJpeg:
-    """Reads packets of Motion JPEG; an entry contains all tables that the pictures before it contained."""
+    """Describes packets of Motion JPEG. An entry is a picture that contains all tables of the pictures before it."""
 
     def __init__(self) -> None:
         self._tables: set[int] = set()
@@ -339,7 +343,7 @@ class _Packet(NamedTuple):
 
 
 def pyav() -> Any:
-    """Return the package PyAV; raise ImportError with the extra to install."""
+    """Return the package PyAV. The ImportError names the extra to install."""
     try:
         import av
     except ImportError as error:
@@ -348,11 +352,11 @@ def pyav() -> Any:
 
 
 def demux(file: Path) -> dict[str, Any]:
-    """Return the contents of an index by name, as plain numbers, bytes and arrays.
+    """Read a video; return the contents of its index by name, as plain numbers, bytes and arrays.
 
     Raises:
         ImportError: PyAV is not installed.
-        DataError: The file is no video of a supported codec and container.
+        DataError: The file is not a video with a supported codec and container.
         ConfigError: The file does not exist.
     """
     av = pyav()
@@ -390,7 +394,8 @@ def new_decoder(codec: str, header: bytes, colours: Sequence[int]) -> Any:
     Args:
         codec: FFmpeg's name of the codec.
         header: Data that the decoder takes before the first packet.
-        colours: Matrix and range of colours that the container states, as numbers of FFmpeg; () if it states none.
+        colours: FFmpeg's numbers of the colour matrix and the colour range that the container states; () if it states
+            none.
     """
     # FFmpeg's own decoder of AV1 needs hardware.
     decoder = pyav().CodecContext.create("libdav1d" if codec == "av1" else codec, "r")
@@ -403,7 +408,7 @@ def new_decoder(codec: str, header: bytes, colours: Sequence[int]) -> Any:
 
 
 def _first_colours(file: Path, about: dict[str, Any]) -> list[int]:
-    """Return the matrix and the range of colours of the first decoded frame; [] if there is none."""
+    """Return the colour matrix and the colour range of the first decoded frame; [] without a decoded frame."""
     decoder = new_decoder(about["codec"], about["header"], about.get("colours", ()))
     av = pyav()
     with _opened(av, file) as container, suppress(av.error.FFmpegError):
@@ -414,7 +419,7 @@ def _first_colours(file: Path, about: dict[str, Any]) -> list[int]:
 
 
 def _check_container(file: Path) -> None:
-    """Raise DataError for a container of another kind; damage is found later, in its packets."""
+    """Raise DataError for another kind of container. Damage of packets is found later."""
     with reading(file), file.open("rb") as stream:
         head = stream.read(_OTHERS[-1][1] + 1)
     for name, place, sign in _OTHERS:
@@ -476,7 +481,7 @@ def _arrays(file: Path, packets: list[_Packet]) -> dict[str, Any]:
 
 
 def _starts(file: Path, pictures: list[Picture]) -> tuple[Any, list[bool]]:
-    """Return for each packet the packet at which decoding begins, and whether it is never shown.
+    """Return, for each packet, the packet at which its decoding begins, and whether its picture is never shown.
 
     Leading pictures of an entry are decoded from the entry before it. Example: for packets I P C b b P, where I and C
     are entries and b are leading pictures of C, the result is 0 0 2 0 0 2.
@@ -535,29 +540,29 @@ _END_BYTES = 64 << 10
 
 @dataclass(frozen=True, eq=False)
 class VideoIndex:
-    """The frames of one video file, numbered from 0 in the order in which they are shown.
+    """The frames of a video file, numbered from 0 in the order of display.
 
-    ``index_video`` creates it. Arrays have one value for each packet in decoding order, except ``packet``.
+    ``index_video`` creates an index. Arrays have a value for each packet in decoding order, except ``packet``.
 
     Args:
         path: The video.
-        digest: Digest of all values below and of the bytes of all packets, in hexadecimal digits; independent of path.
+        digest: Digest of all values below and of the bytes of all packets, in hexadecimal digits. The digest does not
+            depend on ``path``.
         codec: FFmpeg's name of the codec: "h264", "hevc", "av1", "vp9" or "mjpeg".
         header: Data that a decoder takes before the first packet.
         height: Height of a frame in pixels.
         width: Width of a frame in pixels.
         pixel_format: FFmpeg's name of the pixel format, such as "yuv420p" or "gray12le".
-        colours: FFmpeg's numbers of the colour matrix and range, if the container has them and the packets do not;
-            else ().
-        time_base: Seconds of one unit of ``pts``.
+        colours: FFmpeg's numbers of the colour matrix and range, if only the container states them; otherwise ().
+        time_base: Unit of ``pts`` in seconds.
         own_sets: Whether packets contain parameters that are not in ``header``.
-        pts: Time at which the frame of each packet is shown, int64.
+        pts: Display time of the frame of each packet, int64.
         position: Position of each packet in the file in bytes, int64.
         size: Size of each packet in bytes, int32.
-        start: Packet at which decoding of each packet begins, int32.
-        referenced: 1 for a packet that other packets may need, uint8.
+        start: Index of the packet at which the decoding of each packet begins, int32.
+        referenced: 1 for each packet that other packets may need, else 0, uint8.
         checksum: XXH3 of the bytes of each packet, uint64.
-        packet: The packet of each frame, int32 ``[frames]``.
+        packet: Index of the packet of each frame, int32 ``[frames]``.
     """
 
     path: str
@@ -584,7 +589,7 @@ class VideoIndex:
 
     @property
     def times(self) -> npt.NDArray[np.float64]:
-        """Times at which frames are shown, in seconds, float64 ``[frames]``."""
+        """Display times of the frames in seconds, float64 ``[frames]``."""
         return np.asarray(self.pts[self.packet] * float(self.time_base), np.float64)
 
     def __repr__(self) -> str:
@@ -592,18 +597,18 @@ class VideoIndex:
 
 
 def index_video(path: StrPath, *, sidecar: StrPath | None = None) -> VideoIndex:
-    """Return the index of a video: the stored index, or a new one from one pass through the file, which is stored.
+    """Return the stored index of a video. If there is none, create it by reading the file once, and store it.
 
-    An index of another file, or a damaged index, is replaced. If no index can be written, it is only returned.
+    An index of another file, or a damaged index, is replaced. If the index cannot be written, it is only returned.
 
     Args:
-        path: An MP4 file with H.264, HEVC, AV1, VP9 or Motion JPEG; of several video streams the first is used.
-        sidecar: The path of the index; by default beside the video, with ".index.arrow" appended to its name. If that
-            folder is read-only, the default is "videos" in the cache folder
+        path: An MP4 file with H.264, HEVC, AV1, VP9 or Motion JPEG. Of several video streams, the first stream is used.
+        sidecar: The path of the index. By default, the path of the video with ".index.arrow" appended; if the folder of
+            the video is read-only, a file in the folder "videos" of the cache folder
             (``mouse_core.remote.mirror.cache_folder``).
 
     Raises:
-        ImportError: There is no index yet, and PyAV is not installed.
+        ImportError: No index is stored, and PyAV is not installed.
         ConfigError: There is no such file.
         DataError: The file is damaged, or of another kind; the message names the file and the position.
         SchemaError: The index was written by a newer version of this library.
@@ -640,7 +645,7 @@ def _place_of(video: Path) -> Path:
 
 
 def _ends_of(video: Path) -> tuple[int, int]:
-    """Return the size of a file in bytes, and a checksum of its two ends."""
+    """Return the size of a file in bytes, and a checksum of its first and last bytes."""
     with video.open("rb") as stream:
         size = os.fstat(stream.fileno()).st_size
         first = stream.read(_END_BYTES)
@@ -649,7 +654,7 @@ def _ends_of(video: Path) -> tuple[int, int]:
 
 
 def _digest(row: dict[str, Any]) -> str:
-    """Return the digest of an index without its own digest, and without colours that are not set."""
+    """Return the digest of the values of an index, except the value ``digest`` and colours that are not set."""
     whole = hashlib.sha256()
     for field in _SCHEMA:
         value = row[field.name] if field.name != "digest" else "1"
@@ -661,7 +666,7 @@ def _digest(row: dict[str, Any]) -> str:
 
 
 def _read(place: Path, ends: tuple[int, int]) -> dict[str, Any] | None:
-    """Return the row of a stored index, with mapped arrays; None if there is none for this file, or it is damaged."""
+    """Return the row of a stored index, memory-mapped; None if the index is missing, damaged or of another file."""
     if not place.is_file():
         return None
     try:
@@ -687,9 +692,9 @@ def _read(place: Path, ends: tuple[int, int]) -> dict[str, Any] | None:
 
 
 def _fits(row: dict[str, Any]) -> bool:
-    """Whether an index has only values that this module writes, and positions within the file and the index.
+    """Whether an index has only values that this module writes, and all positions are within the file and the index.
 
-    Untrusted data may include an index, with any name of a decoder or any size of frames.
+    This check is needed because untrusted data may include an index with any decoder name or frame size.
     """
     if any(value is None for value in row.values()) or None in (*row["time_base"], *row["colours"]):
         return False

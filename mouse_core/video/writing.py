@@ -1,4 +1,4 @@
-"""Writes videos so that single frames can be read fast at any position."""
+"""Writes videos with frequent key frames, so that single frames can be read fast."""
 
 from __future__ import annotations
 
@@ -35,22 +35,23 @@ _FULL_RANGE = 2
 class VideoCodec:
     """The encoding of video frames.
 
-    The text form of a codec is its name and the non-default options, separated by colons: ``"h264:gop=2:crf=20"``.
+    The text form of a codec is the name and the non-default options, separated by colons: ``"h264:gop=2:crf=20"``.
 
     Args:
         codec: "h264", "hevc", "av1" or "vp9".
-        gop: Frames from one key frame to the next. Decoding a frame decodes all frames since its key frame: a low value
-            makes random reads fast, a high one makes files small.
-        crf: The loss of quality: from 0, the least, to 51, or 63 for AV1 and VP9. By default 23 for H.264, 28 for HEVC,
-            30 for AV1 and 31 for VP9.
-        pix_fmt: FFmpeg's pixel format: "yuv420p", "yuv444p", "gray", "gray12le". By default "yuv420p" for colours,
-            "gray" for greys if the codec has it, and "gray12le" for uint16 greys, which holds values up to 4,095.
-        preset: The encoder's preset, which trades time for smaller files.
-        lossless: Whether encoding preserves every bit of the pixels in ``pix_fmt``: greys in "gray" and "gray12le", and
-            colours in "gbrp", which only HEVC supports.
+        gop: Number of frames from a key frame to the next key frame. To read a frame, all frames since its key frame
+            are decoded. So a low value makes random reads fast, and a high value makes files small.
+        crf: The loss of quality: from 0, the least, to 51 for H.264 and HEVC, or to 63 for AV1 and VP9. The default is
+            23 for H.264, 28 for HEVC, 30 for AV1 and 31 for VP9.
+        pix_fmt: FFmpeg's pixel format: "yuv420p", "yuv444p", "gray", "gray12le". The default is "yuv420p" for colours,
+            "gray" for greys if the codec supports it, and "gray12le" for greys of uint16. "gray12le" can represent
+            values up to 4,095.
+        preset: The encoder's preset; a slower preset gives smaller files.
+        lossless: Whether encoding preserves every bit of pixels in ``pix_fmt``. This keeps greys exactly in "gray" and
+            "gray12le", and colours exactly in "gbrp", which only HEVC supports.
 
     Raises:
-        ConfigError: The codec, an option or a value is not supported; the message lists the supported ones.
+        ConfigError: The codec, an option or a value is not supported; the message lists what is supported.
     """
 
     codec: str = "h264"
@@ -108,11 +109,11 @@ class VideoCodec:
         return ":".join(said)
 
     def pixel_format(self, shape: tuple[int, int, int], dtype: npt.DTypeLike) -> str:
-        """Return the pixel format for frames ``(H, W, C)`` of uint8, or for greys of uint16.
+        """Return the pixel format for frames ``(H, W, C)`` of uint8, or for grey frames of uint16.
 
         Raises:
             ImportError: PyAV is not installed, or has no encoder for the codec.
-            ConfigError: The codec lacks the format, or the format cannot represent such frames.
+            ConfigError: The codec does not support the pixel format, or the pixel format cannot represent such frames.
         """
         wide, grey = np.dtype(dtype) != np.uint8, shape[2] == 1
         formats = _formats(self.codec)
@@ -179,7 +180,7 @@ def _pyav() -> Any:
 
 @cache
 def _formats(codec: str) -> frozenset[str]:
-    """Return the pixel formats that the encoder of a codec takes."""
+    """Return the pixel formats that the encoder of a codec accepts."""
     av, name = _pyav(), _ENCODERS[codec]
     try:
         return frozenset(one.name for one in av.Codec(name, "w").video_formats)
@@ -188,13 +189,13 @@ def _formats(codec: str) -> frozenset[str]:
 
 
 class VideoWriter:
-    """Writes an MP4 file with a frame every ``1 / frames_per_second`` seconds, from 0 on.
+    """Writes an MP4 file; frame ``i`` is shown at ``i / frames_per_second`` seconds.
 
     Args:
         path: The file; an existing file is overwritten.
         codec: The encoding of frames.
-        shape: ``(H, W, C)`` of every frame, C being 1 or 3.
-        dtype: "uint8", or for greys also "uint16".
+        shape: ``(H, W, C)`` of every frame, where C is 1 or 3.
+        dtype: "uint8", or "uint16" for greys.
         frames_per_second: Number of frames that are shown in a second.
 
     Raises:
@@ -252,7 +253,7 @@ class VideoWriter:
                 self.frames += 1
 
     def close(self) -> None:
-        """Write the encoder's remaining frames and the file's tables, and close the file.
+        """Write the frames that are still in the encoder, and the tables of the file; close the file.
 
         Raises:
             StorageError: The file cannot be written.
@@ -292,7 +293,7 @@ class VideoWriter:
 
     @contextmanager
     def _said(self) -> Iterator[None]:
-        """Convert errors of the system and of the encoder to errors of this library."""
+        """Convert errors of the operating system and of the encoder to errors of this library."""
         try:
             with storing(f"video {self.path}"):
                 yield
