@@ -54,9 +54,9 @@ class HeldRollouts:
 
 
 Retention = Callable[[HeldRollouts], npt.ArrayLike]
-"""Weight each rollout of ``HeldRollouts``, ``[n]`` with n of 1 or more: numbers of at least 0, or bools as 1 and 0.
-A rollout is drawn in proportion to its weight. A rollout of weight 0 is removed permanently, so its weight must stay 0,
-as with ``lambda rows: rows.tokens <= 4096``.
+"""A function that takes ``HeldRollouts`` with at least one rollout, and returns a weight for each of the n rollouts,
+``[n]``: numbers of at least 0, or bools as 1 and 0. A rollout is drawn in proportion to its weight. A rollout of weight
+0 is removed permanently, so its weight must stay 0, as with ``lambda rows: rows.tokens <= 4096``.
 """
 
 
@@ -281,13 +281,13 @@ def check_options(
 
 
 Advantage = Callable[[npt.NDArray[np.float64], npt.NDArray[np.int64]], npt.ArrayLike]
-"""A function from ``rewards``, float64 ``[n]``, and ``groups``, int64 ``[n]``, the group number of each reward from 0,
-to finite advantages ``[n]``. The advantage of a rollout must depend only on the rewards of its own group, because the
-other groups in a call change when batches are drawn. So a plain function is called for one group at a time, with all
-rollouts of the group, including drawn rollouts.
+"""A function that takes ``rewards``, float64 ``[n]``, and ``groups``, int64 ``[n]``, the group number of each reward,
+from 0. It returns finite advantages ``[n]``. The advantage of a rollout must depend only on the rewards of its own
+group, because the other groups in a call change when batches are drawn. So a plain function is called for one group at
+a time, with all rollouts of the group, including drawn rollouts.
 
-An object with an attribute ``compares`` is called for many groups at once, and must keep them apart. "rewards" leaves
-out groups whose rollouts have equal rewards, because their advantages are zero; "nothing", the default of plain
+An object with an attribute ``compares`` is called for many groups at once, and must keep the groups apart. "rewards"
+leaves out groups whose rollouts have equal rewards, because their advantages are zero; "nothing", the default of plain
 functions, leaves out no group.
 """
 

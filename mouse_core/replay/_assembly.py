@@ -29,7 +29,7 @@ from mouse_core.replay.protocols import Draw, FieldKey, Slots, Storage
 from mouse_core.replay.transforms.fields import GATHERED
 
 Collate = Callable[[Sequence[Any]], Any]
-"""A function that converts a list of rows to a batch; for an ensemble, the list of its members' batches."""
+"""A function that converts a list of rows to a batch; for an ensemble, a list of the members' batches."""
 
 _TRAJECTORY_ID = "traj_id"
 """Name of the trajectory numbers. Both a draw and stored rows may have this field; the batch then gets the stored

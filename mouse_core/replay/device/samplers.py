@@ -57,7 +57,7 @@ class DeviceSampler:
     least as many units as the batch size.
     """
     host_kind: ClassVar[type | tuple[()]] = ()
-    """The class of host samplers whose state can continue these draws; (): draws have no state."""
+    """The class of host samplers whose state can continue these draws; () if draws have no state."""
 
     @property
     def what(self) -> str:

@@ -31,7 +31,8 @@ END_KEYS: tuple[tuple[FieldKey, ...], ...] = (
 """Groups of fields that are nonzero in the last row of an episode; the first group with an existing field is used."""
 
 EPISODE: FieldKey = ("snapshot", "episode")
-"""Name of the field with the episode number of each row, for rows of a store, which knows where its episodes begin."""
+"""Name of the field with the episode number of each row, for rows of a store; a store records where its episodes begin.
+"""
 
 TRAJ_KEYS: tuple[FieldKey, ...] = (EPISODE, ("collector", "traj_ids"), "episode", "traj_id", "traj_ids", "traj")
 """Fields with the trajectory number of each row; the first existing field is used."""
