@@ -105,7 +105,7 @@ _kept = threading.local()
 class _Layout:
     """A buffer in which the bytes of each row are contiguous, with one view per field.
 
-    Wide values come first, so that every value is aligned: the three integers of ``places`` at bytes 0, 8 and 16;
+    Wide values are stored first, so that every value is aligned: the three integers of ``places`` at bytes 0, 8 and 16;
     float64, int64 and uint64 from byte 24; then float32; then booleans; then zeros up to a multiple of 8 bytes.
 
     Args:
@@ -293,11 +293,11 @@ _MODULUS = 1 << 128
 class StreamDigest:
     """A 128-bit digest of delivered batches; digests of batches and of ranks may be added in any order.
 
-    The digest is the sum modulo 2**128 of one XXH3 hash for each window. A hash covers the batch's index, the window's
-    row in the whole batch, and the names, kinds, shapes and values of all its fields. Two digests of the same number of
-    windows are equal if the same windows have the same index and row; other streams have equal digests with a
-    probability below 2**-64. The order in which batches were requested does not matter. The digest detects mistakes,
-    not deliberate forgery.
+    The digest is the sum modulo 2**128 of one XXH3 hash for each window. The hash of a window covers the index of the
+    batch, the row of the window in the whole batch, and the names, kinds, shapes and values of the window's fields. Two
+    digests of the same number of windows are equal if the same windows have the same index and row; other streams have
+    equal digests with a probability below 2**-64. The order in which batches were requested does not matter. The digest
+    detects mistakes, not deliberate forgery.
 
     Values are compared as in ``mouse_core.testing.stream_digest``, window by window: equal numbers of different widths
     are equal, all NaNs are equal, and -0.0 differs from 0.0.
@@ -329,7 +329,7 @@ class StreamDigest:
                 a negative index, and rows behind the end of the array, are left out.
 
         Raises:
-            DataError: The arrays have different numbers of rows, or two names are equal as texts.
+            DataError: The arrays have different numbers of rows, or two names have equal texts, such as 1 and "1".
             TypeError: A value is not an array of numbers or texts. Pass ``vars(object)`` for the fields of an object.
         """
         total, windows = 0, 0
@@ -410,7 +410,7 @@ def _paths(names: tuple[str, ...]) -> list[tuple[str, str]]:
 
 
 def _collect(tree: Any, path: str, found: dict[str, npt.NDArray[Any]], ones: set[str]) -> None:
-    """Add the fields below ``path`` to ``found``, and the paths of single values to ``ones``."""
+    """Add the fields below ``path`` to ``found``, and add the paths of single values to ``ones``."""
     if hasattr(tree, "keys"):  # a TensorDict is no Mapping
         for name in tree.keys():  # noqa: SIM118  and iterates over its rows
             _collect(tree[name], f"{path}/{_escaped(str(name))}", found, ones)
@@ -451,7 +451,7 @@ def _leaf(values: Any, path: str) -> npt.NDArray[Any]:
 
 
 def _is_of_rows(array: npt.NDArray[Any]) -> bool:
-    """Whether an array holds Python objects as rows, or is a single text."""
+    """Whether an array contains Python objects as rows, or is a single text."""
     return array.dtype.kind == "O" and (array.ndim > 0 or isinstance(array.item(), str | bytes))
 
 

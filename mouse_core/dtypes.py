@@ -187,7 +187,7 @@ def is_arrow_kind(kind: type) -> bool:
 def arrow_to_numpy(values: Any, row: int | None = None) -> Any:
     """Return a pyarrow array as a NumPy array (lists and texts as objects), and a scalar as an item of such an array.
 
-    NumPy's own conversion crashes the process if an offset is damaged, turns nulls into NaN, and reads texts as
+    NumPy's own conversion would crash the process if an offset is damaged, convert nulls to NaN, and convert texts to
     numbers.
 
     Args:
@@ -195,7 +195,7 @@ def arrow_to_numpy(values: Any, row: int | None = None) -> Any:
         row: The row that an error names; by default the row of the value.
 
     Raises:
-        RowError: A value is null, or lies outside of its memory.
+        RowError: A value is null, or its bytes are outside of the array's memory.
     """
     pa: Any = sys.modules["pyarrow"]
     single = isinstance(values, pa.Scalar)
@@ -260,7 +260,7 @@ class RowError(DataError):
 def is_lossless(dtype: np.dtype[Any], other: np.dtype[Any]) -> bool:
     """Whether ``other`` represents every value of ``dtype``.
 
-    NumPy counts 64-bit integers in float64 as safe, wrongly.
+    NumPy wrongly treats the conversion of 64-bit integers to float64 as safe.
     """
     return np.can_cast(dtype, other, "safe") and (dtype.kind not in "iu" or dtype.itemsize < 8 or other.kind != "f")
 
@@ -295,7 +295,7 @@ def check_exact_items(items: Any) -> None:
 def convert(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """Return ``array`` in ``dtype``; the same object if it has this dtype.
 
-    Only conversions to floats narrower than float64 may round. All others must keep every value.
+    Only conversions to floats narrower than float64 may round. All other conversions must keep every value.
 
     Raises:
         RowError: A value does not fit: an integer is out of range, or float64 cannot represent it exactly (for floats);
@@ -352,7 +352,7 @@ def _to_integers(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[A
 
 
 def convert_to(values: npt.NDArray[Any], dtype: np.dtype[Any], out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
-    """Return values of steps, ``[n, S, ...]``, in ``dtype``, written to ``out`` if it is given.
+    """Convert values of steps, ``[n, S, ...]``, to ``dtype``; if ``out`` is not None, write the result to ``out``.
 
     Raises:
         RowError: A value does not fit, as in ``convert``; ``row`` is ``window * S + step``.

@@ -1,11 +1,12 @@
 """Episode index: where episodes begin and end in streams of time steps, and which windows lie in them.
 
 A store has one stream, which never changes. A replay buffer has one stream for each environment; its ring overwrites
-the oldest steps as new ones come. Both use the same ``EpisodeIndex``: it records the episodes while rows are added, and
-never searches the rows.
+the oldest steps when new steps are added. Both use the same ``EpisodeIndex``, which records the episodes while rows are
+added, and never searches the rows.
 
-A ``WindowRule`` determines the windows of an episode from its number of steps. A ``WindowView`` numbers the windows of
-all episodes: a sampler draws a number (the rank) from ``0 .. count - 1``, and a binary search finds its window.
+A ``WindowRule`` determines the windows of an episode from its number of steps. A ``WindowView`` gives every window of
+all episodes an index, its rank: a sampler draws a rank from ``0 .. count - 1``, and a binary search finds the window
+with this rank.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 SPAN = 1 << 40
-"""Steps of environment e have the numbers ``e * SPAN .. (e + 1) * SPAN - 1``, so that the sorted begins of all
-environments form one sorted array. A million steps per second reach the limit after twelve days.
+"""The steps of environment e have the indices ``e * SPAN .. (e + 1) * SPAN - 1``, so that the sorted begins of all
+environments form a single sorted array. At a million steps per second, an environment reaches the limit after twelve
+days.
 """
 
 _VIEWS_KEPT = 4
@@ -39,15 +41,15 @@ def step_begins(
 ) -> Bools:
     """Return whether each step begins an episode: the step before it ends one or has another id, or its time restarts.
 
-    Three examples: ``ends`` False, True, False give False, False, True, but True, False, True if ``end_before`` is
-    True; ``ids`` 4, 4, 7 give False, False, True; and ``times`` 3, 0, 1 give False, True, False.
+    Three examples: for ``ends`` False, True, False the result is False, False, True, and with ``end_before`` True it is
+    True, False, True; for ``ids`` 4, 4, 7 it is False, False, True; and for ``times`` 3, 0, 1 it is False, True, False.
 
     Args:
         ends: Whether a step is its episode's last, ``[n, ...]``.
         ids: The id of each step's episode, ``[n, ...]``.
-        times: The number of each step in its episode, ``[n, ...]``; below 0: unknown.
-        end_before, id_before, time_before: The end flag, id and time of the step before the first one, ``[...]``; None,
-            or a time of -1: unknown.
+        times: The index of each step in its episode, ``[n, ...]``; below 0: unknown.
+        end_before, id_before, time_before: The end flag, id and time of the step before the first step, ``[...]``;
+            None, or a time of -1: unknown.
 
     Returns:
         Bool ``[n, ...]``.
@@ -107,9 +109,9 @@ def restarts(before: Any, time: Any) -> Any:
 class WindowRule:
     """The rule that defines the windows of an episode.
 
-    An episode of 5 steps has three windows of 3 steps, which begin at its steps 0, 1 and 2. With ``right=1`` it also
-    has a window that begins at step 3 and whose last step does not exist. With ``tiled`` the episode has one window, at
-    step 0. If ``strict`` is False, it also has a window at step 3.
+    An episode of 5 steps has three windows of 3 steps, which begin at its steps 0, 1 and 2. With ``right=1``, the
+    episode also has a window that begins at step 3 and whose last step does not exist. With ``tiled=True``, the episode
+    has one window, at step 0; with ``strict=False``, it also has a window at step 3.
 
     Args:
         length: Steps in a window, L.
@@ -167,7 +169,7 @@ class WindowRule:
         return lead
 
     def _skipped(self, steps: Int64s, lost: Int64s | int) -> Int64s:
-        """Return how many of the steps in ``_places`` come before the first one that ``every`` selects."""
+        """Return how many of the steps in ``_places`` are before the first step that ``every`` selects."""
         return -(self._lead(steps + lost) + lost - self._lead(steps)) % self.every
 
     def has_any(self, steps: Int64s, lost: Int64s | int = 0) -> Int64s:
@@ -219,9 +221,9 @@ class EpisodeIndex:
     """The episodes in the streams of time steps of several environments.
 
     Every environment is a stream of steps ``0, 1, 2, ...``, and its newest ``steps`` steps exist. An episode is a run
-    of steps from its begin up to the next begin. A table ``[environments, columns]`` holds the begins of the existing
-    episodes; each row of the table is sorted. ``extend`` adds the episodes that begin in new steps; overwritten
-    episodes are removed when the table needs room.
+    of steps from its begin up to the next begin. A table ``[environments, columns]`` contains the begins of the
+    existing episodes; each row of the table is sorted. ``extend`` adds the episodes that begin in new steps;
+    overwritten episodes are removed when the table needs room.
 
     Step t of environment e lies in slot ``t % steps * num_envs + e`` of a storage: in a ring of 100 steps and 2
     environments, step 298 of environment 1 lies in slot 98 * 2 + 1 = 197.
@@ -577,9 +579,9 @@ class _RunningCounts:
     """Counts of the windows (or of the episodes with windows) before each episode; they give the episode of the window
     with index ``rank``.
 
-    The windows of an episode are counted once, when the episode has ended. The first steps of the oldest episode may be
-    overwritten, and the newest episode still grows. So the windows of these two episodes are counted again whenever
-    steps were added.
+    The windows of an episode are counted once, when the episode has ended. The windows of the oldest and of the newest
+    episode are counted again whenever steps were added, because steps of the oldest episode may be overwritten, and the
+    newest episode grows.
 
     Example: episodes of 5, 4 and 3 steps have 3, 2 and 1 windows of 3 steps, so 0, 3 and 5 windows lie before them. Two
     steps of the first episode are overwritten, so 2 of its windows are gone, and rank r is window r + 2 of all windows
@@ -678,8 +680,8 @@ def ragged(counts: Int64s) -> tuple[Int64s, Int64s]:
 
 
 class SortedSearch:
-    """Finds, for each of many values, the last of some sorted numbers that is not larger than the value. It is several
-    times as fast as a binary search.
+    """Finds, for each of many values, the last of some sorted numbers that is not larger than the value; several times
+    as fast as a binary search.
 
     Example: the numbers 0, 3, 5 with ``end`` 12 have buckets of 2. The last number not larger than 0, 2, 4, 6, 8, 10
     has the position 0, 0, 1, 2, 2, 2. The value 5 lies in the bucket of 4, so its position is at least 1; the number at

@@ -1,4 +1,5 @@
-"""The errors of this library. All have one base class, and each is also a subclass of the fitting built-in error.
+"""The errors of this library. All errors derive from ``MouseError``, and each is also a subclass of the built-in error
+that fits it best.
 
 Every message states the expected value, the found value, and the position (field, row, file).
 """

@@ -1,6 +1,6 @@
 """Metadata of datasets, and how Arrow and Parquet files and ``datasets`` keep it.
 
-The metadata is one text, ``mouse_data: {"version": 1, ...}``. It is stored in several places, because each place
+The metadata is a text, ``mouse_data: {"version": 1, ...}``. The text is stored in several places, because each place
 survives different operations:
 
 - the schema's metadata under the key ``mouse_data``, which Arrow and Parquet files and tables keep;
@@ -448,7 +448,7 @@ def _text(item: Any) -> str:
 
 
 def _attributes(kind: type[Any], content: Any, label: str) -> dict[str, Any]:
-    """Return the attributes in a JSON object of ``_content``; raise DataError for unknown ones."""
+    """Return the attributes in a JSON object of ``_content``; raise DataError for unknown attributes."""
     names = {item.name for item in dataclasses.fields(kind)} - {"decoder"}
     if not isinstance(content, Mapping) or not content.keys() <= names:
         raise DataError(f"{label}: expected attributes among {sorted(names)}, found {content!r:.200}")
@@ -477,7 +477,8 @@ def _field_from_json(content: Any) -> Field:
 
 
 def _check_width(name: str, width: Any, most: int = _MOST_VALUES) -> None:
-    """Raise DataError for a step of more than ``most`` values, because batches allocate as many."""
+    """Raise DataError for a step of more than ``most`` values, because batches would allocate memory for all of
+    them."""
     if is_whole(width) and width > most:
         raise DataError(f"{name}: expected at most {most} values a step, found {width}")
 
@@ -560,7 +561,7 @@ def _common_spec(specs: Sequence[Any]) -> Any:
 
 
 def _check_dimensions(given: Any) -> Mapping[str, tuple[str, ...]]:
-    """Return names of dimensions by column; raise ConfigError for invalid ones."""
+    """Return names of dimensions by column; raise ConfigError for invalid names."""
     dimensions = {}
     for column, names in dict(given if isinstance(given, Mapping) else {0: 0}).items():
         is_list = isinstance(names, Sequence) and not isinstance(names, str)

@@ -5,9 +5,9 @@ implements it. A counter-based generator is a function from (key, counter) to bi
 without drawing the batches before it. Only raw 64-bit outputs are used. Methods of ``Generator`` are not, because NumPy
 may change their streams between versions; only functions of the user receive a ``Generator``.
 
-Numbers computed from the bits are the same on every machine as well. Logarithms, sines and powers of NumPy and of the C
-library differ in their last bit between processors. So only sums, products, quotients and square roots are used, whose
-rounding IEEE 754 defines.
+Numbers that are computed from the bits are also the same on every machine. Logarithms, sines and powers of NumPy and of
+the C library differ in their last bit between processors. So only sums, products, quotients and square roots are used,
+whose rounding IEEE 754 defines.
 """
 
 from __future__ import annotations
@@ -163,7 +163,8 @@ def as_integers(uniform: npt.NDArray[np.float64], high: int) -> npt.NDArray[np.i
 
 
 def as_exponential(uniform: Any, *, xp: Any = np) -> Any:
-    """Convert numbers uniform on ``[0, 1)`` to exponential ones of rate 1; the results are equal on every machine.
+    """Convert numbers uniform on ``[0, 1)`` to exponentially distributed numbers of rate 1; the results are equal on
+    every machine.
 
     Args:
         uniform: Multiples of ``2**-53``, float64 of any shape, or a float.
@@ -182,14 +183,15 @@ def as_exponential(uniform: Any, *, xp: Any = np) -> Any:
 
 
 def as_normal(uniform: Any, other: Any, *, xp: Any = np) -> Any:
-    """Convert pairs of numbers uniform on ``[0, 1)`` to one standard normal number each, equal on every machine.
+    """Convert each pair of numbers uniform on ``[0, 1)`` to a standard normal number; the results are equal on every
+    machine.
 
     The result is the first of the two numbers of Box and Muller (1958), ``sqrt(-2 log(1 - uniform)) * cos(2 pi
     other)``, with an error up to ``1e-15``.
 
     Args:
         uniform: As for ``as_exponential``.
-        other: The second number of each pair, in the same shape.
+        other: The second number of each pair, in the shape of ``uniform``.
         xp: ``numpy``, or ``math`` for floats.
     """
     # cos(2 pi x) is sin(2 pi (|x - 1/2| - 1/4)): for x of 0.1 or 0.9, the sine of 0.15 turns.

@@ -94,13 +94,13 @@ def find_ranks(first: str = "torch") -> Ranks:
 
     The sources are tried in this order, but ``first`` before all others: "torch" (``torch.distributed``, if
     initialised), "accelerate" (Accelerate's state), "jax" (``jax.distributed``, if initialised) and "environment" (the
-    variables RANK and WORLD_SIZE, as torchrun sets them). If none of them has ranks, there is one process.
+    variables RANK and WORLD_SIZE, as torchrun sets them). If no source has ranks, the result is rank 0 of 1 process.
 
     Args:
         first: The source to try first; a framework's loader names its own framework.
 
     Raises:
-        ConfigError: Only one of RANK and WORLD_SIZE is set, or they are not valid numbers.
+        ConfigError: Only one of the variables RANK and WORLD_SIZE is set, or their values are not valid numbers.
     """
     for name in sorted(_ASKED, key=lambda name: name != first):
         found = _ASKED[name]()
@@ -149,10 +149,10 @@ def check_even(shard: tuple[int, int], uneven: Uneven, index: int, size: int) ->
 def check_sharded_once(shard: tuple[int, int]) -> None:
     """Raise an error if the source is a shard already, and a caller on the stack divides it among processes again.
 
-    Fabric replaces the sampler of a DataLoader by one that gives each process every ``count``-th index. Accelerate does
-    the same, or distributes the batches that the first process reads. If the source is a shard already, a part of the
-    data is then never read. The requested indices do not show this error. But such samplers request the length of the
-    source first, and then this function searches the stack for their classes.
+    Fabric replaces the sampler of a DataLoader by a sampler that gives each process every ``count``-th index.
+    Accelerate does the same, or distributes the batches that the first process reads. If the source is a shard already,
+    a part of the data is then never read. The requested indices do not show this error. But such samplers request the
+    length of the source first, and then this function searches the stack for their classes.
 
     Raises:
         ConfigError: A class on the stack divides the shard again.

@@ -3,13 +3,13 @@
 Batches are planned in blocks, so the bytes of batch 7 are known while batch 3 is copied. ``ReadAhead.copied`` copies a
 batch and requests the next batches: up to ``LocalFiles.depth`` bytes of local files, or 64 MB of remote memory.
 Example: with a depth of 4 MB and batches of 400 KB, batches 4 to 13 are requested when batch 3 is copied, and further
-ones when 2 MB of the requested bytes are left.
+batches when 2 MB of the requested bytes are left.
 
 - ``RemoteMemory`` is memory whose bytes are fetched on request: a cache of remote objects, or ``LocalFiles``.
 - ``LocalFiles`` requests pages of mapped files from the kernel (``MADV_WILLNEED``). Readahead starts when page faults
   wait for a disk, and stops when nothing is read from a disk any more. If all data are in memory, readahead only reads
-  a counter. The depth is 16 MB. If the memory for files is below 256 MB, the depth is a sixteenth of it, so that pages
-  are not evicted before they are read.
+  a counter. The depth is 16 MB. If the memory for files is below 256 MB, the depth is a sixteenth of this memory, so
+  that pages are not evicted before they are read.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class RemoteMemory(Protocol):
     """Memory whose bytes are fetched on request, at the addresses ``begin .. begin + size``.
 
     Arguments ``begins`` and ``ends`` are ranges of addresses, int64 ``[n]`` each, ascending and without overlap. All
-    methods are safe for threads.
+    methods may be called from several threads.
     """
 
     begin: int
@@ -124,7 +124,8 @@ def ragged(counts: Int64s) -> tuple[Int64s, Int64s]:
 def _inside(
     backings: Sequence[RemoteMemory], begins: Int64s, ends: Int64s
 ) -> Iterator[tuple[RemoteMemory, npt.NDArray[np.bool_]]]:
-    """Yield each backing with the mask of its ranges; a range in several backings belongs to the first."""
+    """Yield each remote memory with the mask of the ranges in it; a range that several memories contain belongs to the
+    first."""
     rest = ends > begins
     for backing in backings:
         inside = rest & (begins >= backing.begin) & (begins < backing.begin + backing.size)
@@ -136,7 +137,7 @@ def _inside(
 def in_backings(
     backings: Sequence[RemoteMemory], begins: Int64s, ends: Int64s
 ) -> Iterator[tuple[RemoteMemory, Int64s, Int64s]]:
-    """Yield each backing with its ranges, merged by its gap."""
+    """Yield each remote memory with the ranges in it, merged by the memory's ``gap``."""
     for backing, inside in _inside(backings, begins, ends):
         yield backing, *merged(begins[inside], ends[inside], backing.gap)
 
@@ -239,7 +240,7 @@ class LocalFiles:
         return cls(segments) if resource is not None and hasattr(mmap.mmap, "madvise") and in_files else None
 
     def grow(self, appended: Sequence[Any], replaced: Sequence[Any]) -> None:
-        """Add the ``appended`` segments and remove the ``replaced`` ones.
+        """Add the files of the ``appended`` segments, and remove the files of the ``replaced`` segments.
 
         Measuring the free memory takes as long as several batches, so the free memory is measured only after the files
         have grown considerably.
@@ -311,7 +312,7 @@ class LocalFiles:
         return True
 
     def wait(self, begins: Int64s, ends: Int64s) -> object:
-        """Return at once: the processor waits for pages by itself."""
+        """Return immediately, because reading a mapped page waits for the page."""
         return None
 
     def looks_further(self) -> bool:
@@ -541,7 +542,7 @@ class ReadAhead:
         return True
 
     def _reach(self, block: Block, first: int, count: int) -> None:
-        """Request the batches behind the given ones, up to the end of the next block."""
+        """Request the batches behind the given batches, up to the end of the next block."""
         begin, number, current, copied = block.first + first * block.step, first + count, block, count
         in_turn, self._behind = begin == self._behind, begin + count * block.step
         if block.kind < 0 and not in_turn:

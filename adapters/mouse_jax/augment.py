@@ -35,9 +35,9 @@ class TokenAugmenter(Augmenter[dict[str, jax.Array]]):
         device: Ignored: draws are transferred to the device of the batch.
         seed: An integer in ``[0, 2**64)``.
         image_shape: Shape ``(H, W, C)`` of a flattened ``obs_image``, or of several fields by name; needed to crop.
-        validate: Whether actions, done codes and states that are out of range raise an error. If None, codes are
-            checked on the CPU but not on other devices, where the check would wait for all queued work. Without the
-            check, codes that are out of range stay unchanged.
+        validate: Whether actions, done codes and states that are out of range raise an error. If ``validate`` is None,
+            codes are checked on the CPU but not on other devices, where the check would wait for all queued work.
+            Without the check, codes that are out of range stay unchanged.
         batch_dims: Number of batch axes: 2, or 1 for batches ``[B, ...]`` without steps, as from a source with
             ``windows=``.
 

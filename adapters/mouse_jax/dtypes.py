@@ -77,7 +77,7 @@ def known(value: Any) -> int | None:
 
 
 def are_known(*arrays: Any, anywhere: bool = False) -> bool:
-    """Whether values can be read without waiting: none is traced, and all are on the host.
+    """Whether values can be read without waiting: no value is traced, and all values are on the host.
 
     Args:
         arrays: The values.

@@ -19,11 +19,11 @@ def global_mean(values: Any, mask: Any = None, *, count: Any = None, axis_name: 
     mean of means would change the gradient by 1 to 3%, and by up to 12%.
 
     In ``jax.jit``, arrays that are sharded over devices or processes (from a loader with ``sharding=``, or from
-    ``jax.make_array_from_process_local_data``) are one batch: without ``axis_name``, loss and gradient equal those of a
-    single device. In ``jax.pmap`` and ``jax.shard_map``, pass the axis over which the batch is split: the loss is the
-    same on all devices, and ``jax.lax.pmean(gradient, axis_name)`` is the gradient of the whole batch. If
-    ``jax.lax.pcast`` made the parameters varying, use ``psum`` for the gradient, as JAX then does not add gradients
-    automatically.
+    ``jax.make_array_from_process_local_data``) are a single batch: without ``axis_name``, loss and gradient equal the
+    loss and gradient of a single device. In ``jax.pmap`` and ``jax.shard_map``, pass the axis over which the batch is
+    split: the loss is the same on all devices, and ``jax.lax.pmean(gradient, axis_name)`` is the gradient of the whole
+    batch. If ``jax.lax.pcast`` made the parameters varying, use ``psum`` for the gradient, as JAX then does not add
+    gradients automatically.
 
     Args:
         values: Floats ``[b, ...]``, for example a loss for each step ``[b, S]``.
@@ -31,7 +31,8 @@ def global_mean(values: Any, mask: Any = None, *, count: Any = None, axis_name: 
             of ``values``: ``[b]`` or ``[b, S]``. All other values are ignored, even NaN. None: all values count.
         count: The divisor in place of the sum of this call's mask: the sum of the masks of all micro-batches of a step,
             over all parts. Each call then returns its part of the mean, and the gradients of the micro-batches must be
-            summed. Without a mask, it is the number of elements of ``values`` in all micro-batches and parts.
+            summed. If there is no mask, ``count`` is the number of elements of ``values`` in all micro-batches and
+            parts.
         axis_name: The mapped axis, or several, over which the batch is split; None: ``values`` are the whole batch.
 
     Returns:

@@ -25,7 +25,8 @@ class Placement:
     Args:
         target: A device or a sharding; None: JAX's default device, to which arrays are not committed.
         parts: The parts of a complete batch that this process needs, as shards ``(rank, count)`` with the same
-            ``count``, in ascending order. If None, the process needs the rows that the source itself delivers.
+            ``count``, in ascending order. If ``parts`` is None, the process needs the rows that the source itself
+            delivers.
     """
 
     target: jax.Device | Sharding | None = None
@@ -139,7 +140,7 @@ def on_device(function: Callable[..., Any], place: Callable[..., Any]) -> Callab
     """Return a function of the core with the additional arguments ``device`` and ``sharding``; see ``find_target``.
 
     Args:
-        function: The function of the core. Its first argument is the examples, and it returns NumPy arrays.
+        function: The function of the core, whose first argument is the examples, and which returns NumPy arrays.
         place: Function that is called with the arrays, the device or sharding, and the examples, and returns the
             result.
     """

@@ -1,7 +1,7 @@
 """Returns and advantages as scans, for long rollouts under ``jax.jit``; see ``mouse_core.rollouts.returns``.
 
-Arguments, formulas and results equal those of the functions with the same names in ``mouse_core.rollouts``. JAX can
-trace the core's functions too, but then compiles their operations once for each row. The functions here use one
+The functions have the arguments, formulas and results of the functions with the same names in ``mouse_core.rollouts``.
+JAX can trace the core's functions too, but then compiles their operations once for each row. The functions here use one
 ``jax.lax.scan``, which compiles in the same time for any number of rows. ``n_step_returns`` needs no scan, and is the
 core's function.
 """

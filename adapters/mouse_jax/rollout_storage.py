@@ -249,9 +249,9 @@ def init(
         num_envs, num_transitions_per_env, fields, seed, amp_cfg, hidden_axis: The same arguments as in
             ``mouse_core.rollouts.RolloutStorage``; ``motion_mimic_fields`` returns the fields of its preset. Memory for
             every field is allocated in advance, so optional fields need a mask, which marks missing values. The seed
-            may be traced: ``jax.vmap`` then creates rollouts for many seeds. Each has the same order of rows as a
-            single rollout with its seed. A negative seed raises an error if its value is known; a traced seed is taken
-            modulo 2**32, or 2**64 for int64.
+            may be traced: ``jax.vmap`` then creates rollouts for many seeds, and each rollout has the same order of
+            rows as a single rollout with its seed. A negative seed raises an error if its value is known; a traced seed
+            is taken modulo 2**32, or 2**64 for int64.
         hidden_states: ``(actor, critic)`` of one step, with the shapes and dtypes to allocate; None: no states.
 
     Returns:
@@ -457,15 +457,16 @@ def recurrent_mini_batches(
     shuffle: bool = False,
     num_trajectories: int | None = None,
 ) -> tuple[Rollout, Batches]:
-    """Return mini-batches of trajectories, equal to those of ``RolloutStorage.recurrent_mini_batch_generator``.
+    """Return mini-batches of trajectories, equal to the mini-batches of
+    ``RolloutStorage.recurrent_mini_batch_generator``.
 
     Args:
         rollout: A full rollout, with returns if it has values.
         num_mini_batches, num_epochs, drop_last, shuffle: The same options as in
             ``RolloutStorage.recurrent_mini_batch_generator``; static in ``jax.jit``.
         num_trajectories: Number of trajectories in a mini-batch, K; surplus trajectories are empty. None means the
-            actual number. This number differs between mini-batches, so code is compiled for each of them. Under
-            ``jax.jit``, where the number is unknown, None means T times the number of environments.
+            actual number of trajectories, which differs between mini-batches, so code is compiled for each mini-batch.
+            Under ``jax.jit``, where the number is unknown, None means T times the number of environments.
 
     Returns:
         The rollout after these epochs, and an iterator over the mini-batches; under ``jax.jit``, a tuple of the

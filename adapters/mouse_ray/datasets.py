@@ -1,4 +1,4 @@
-"""Stores as Ray Datasets, in blocks of whole episodes."""
+"""Stores as Ray Datasets, in blocks of complete episodes."""
 
 from __future__ import annotations
 

@@ -16,9 +16,9 @@ from mouse_core.collect import SharedStore, StoreClient
 class StoreWriterActor:
     """The single writer of a store in a folder, as an actor; ``store_client`` creates a client of it.
 
-    If the actor dies, Ray restarts it and repeats calls in progress. The folder records which calls of each client are
-    in the store, so that rows are written only once. A trainer can open the folder directly for reading, if its node
-    has access to the folder.
+    If the actor dies, Ray restarts the actor and repeats calls in progress. The folder records which calls of each
+    client are in the store, so that rows are written only once. A trainer can open the folder directly for reading, if
+    its node has access to the folder.
 
     Args:
         path: The folder. If the actor may restart on another node, the folder must be on a disk that all nodes can

@@ -242,8 +242,8 @@ class Line:
     """A curve, with or without a band.
 
     Attributes:
-        x: the positions of its points, ``[n]``.
-        y: their values.
+        x: the horizontal positions of the curve's points, ``[n]``.
+        y: the values of the points.
         colour: the index of its colour.
         low: the lower edge of the band.
         high: the upper edge.
@@ -730,7 +730,7 @@ def to_html(results: Results) -> str:
     byte for byte. Texts are escaped, and the page forbids the browser to load anything or to run a script.
 
     Args:
-        results: the recorded results, including those of unfinished runs.
+        results: the recorded results, including the results of unfinished runs.
     """
     members = groups(results)
     name = next(iter(trained_names(results)), "loss")

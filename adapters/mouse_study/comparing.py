@@ -152,7 +152,7 @@ def verdict(found: Iterable[Pair], missing: Iterable[str] = ()) -> Evidence:
         missing: the declared runs that have not begun, ``Results.missing``; pairs with such runs lack a proof.
 
     Returns:
-        The evidence for all pairs together. It is proven only if there is at least one pair, and every pair has a
+        The evidence for all pairs together; ``proven`` is True only if there is at least one pair, and every pair has a
         proof.
     """
     all_pairs = list(found)

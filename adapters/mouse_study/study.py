@@ -231,8 +231,8 @@ class Training:
         batches: The source of batches instead of ``Context.loader()``: a loader, whose state is saved, or a function
             without arguments, for example ``buffer.sample``.
         evaluate: A function that is called without arguments every ``Study.evaluate_every`` steps and after the last
-            step. It returns a number, which is recorded as "evaluation", or a mapping of names to numbers.
-        digest: A function that is called without arguments at the end, if there are no batches. It returns a digest of
+            step; it returns a number, which is recorded as "evaluation", or a mapping of names to numbers.
+        digest: A function that is called without arguments at the end, if there are no batches; it returns a digest of
             the data that the run received.
     """
 
@@ -252,7 +252,7 @@ class Study:
 
     Every run is a separate process, which imports the functions of the study. Functions must be at the top level of a
     module or script, or be given as "module:function". All other values must be numbers, texts, or lists and dicts of
-    these.
+    numbers and texts.
 
     Args:
         name: The name of the study.
@@ -265,10 +265,10 @@ class Study:
             the study's options.
         store: The data of the runs: the path of recorded data of any format; a dict of ``path`` and other arguments of
             ``mouse_core.DatasetStore.open``; or a function without arguments that creates a ``DatasetStore``. The
-            function is called once, and its store is saved in the study's folder. If None, the trainings have their own
-            batches.
+            function is called once, and its store is saved in the study's folder. If ``store`` is None, the training
+            functions create their batches themselves.
         batches: Arguments of the loader, the same for all frameworks; or a function that returns these arguments for a
-            variant's options. The function's results need not be plain values.
+            variant's options. Arguments that such a function returns may be any objects.
         evaluate_every: The number of steps between two evaluations; None: only after the last step.
         checkpoint_every: The number of steps between two checkpoints, from which a killed run continues.
         threads: The number of threads for computations of a run. With another number of threads, sums may be rounded

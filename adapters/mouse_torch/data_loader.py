@@ -59,15 +59,16 @@ _OF_A_WINDOW = (
 class WindowDataset(Dataset[dict[str, torch.Tensor]]):
     """A dataset of windows, ``{field: [S, ...]}`` as tensors, for torch's own ``DataLoader(shuffle=True)``.
 
-    The windows are those of one epoch with ``sampling="sequential"``, each once, in the order of the store. A
+    The dataset has the windows of an epoch with ``sampling="sequential"``, each once, in the order of the store. A
     ``BatchSource`` delivers the same values for each window. A DataLoader reads the windows of a batch in one call, and
-    may have worker processes. The order of the batches comes from torch's random numbers.
+    may have worker processes. Torch's random numbers determine the order of the windows.
 
     Args:
         store: The store, as in ``mouse_core.BatchSource``. Rows that are added to the store later are not in the
             dataset.
         sequence_length: The number of steps in a window, as in ``mouse_core.BatchSource``. With ``windows`` or
-            ``transitions``, None delivers ``{field: [...]}``: single rows or single transitions.
+            ``transitions``, a ``sequence_length`` of None delivers ``{field: [...]}``: single rows or single
+            transitions.
         options: The options ``fields``, ``required_fields``, ``dtypes``, ``boundary``, ``pad``, ``windows``,
             ``normalize``, ``layout`` and ``transitions`` of ``mouse_core.BatchSource``.
 

@@ -1,7 +1,7 @@
 """Examples of rollout groups as torch tensors: padded, packed or concatenated, and in streams by rank.
 
 ``pad``, ``pack`` and ``concatenate`` return the same fields as the functions of these names in ``mouse_core.groups``,
-in a TensorDict. They take the same arguments, and ``device``: the device of the tensors, by default the CPU.
+in a TensorDict. The functions take the same arguments, and ``device``: the device of the tensors, by default the CPU.
 """
 
 from __future__ import annotations

@@ -66,7 +66,8 @@ def global_mean(
         mask: Mask of the values that count, bool, or weights of the values. The mask's shape is a prefix of the shape
             of ``values``: ``[b]`` or ``[b, S]``. All other values are ignored, even NaN. None: all values count.
         count: The divisor in place of the sum of this call's mask: ``global_count`` of the masks of all micro-batches
-            of a step. Without a mask, it is the number of elements of ``values`` in all micro-batches and processes.
+            of a step. If there is no mask, ``count`` is the number of elements of ``values`` in all micro-batches and
+            processes.
         group: The processes that share the batch; None: all processes. Without ``torch.distributed``: this process.
         averaged: Whether gradients are averaged over the group afterwards; if False, they are summed.
 

@@ -30,7 +30,8 @@ def check_device(device: str | torch.device | None) -> torch.device:
 
 
 def check_pin(pin_memory: bool | None) -> bool:
-    """Return whether to pin host memory; by default if there is an accelerator. Without one, True gives a warning."""
+    """Return whether to pin host memory; by default, memory is pinned if there is an accelerator. Without an
+    accelerator, True causes a warning."""
     there = torch.accelerator.is_available()
     if pin_memory and not there:
         warnings.warn(
@@ -45,7 +46,7 @@ def on_device(function: Callable[..., Any], place: Callable[..., Any]) -> Callab
     """Return a function of the core with an additional argument ``device``, by default the CPU.
 
     Args:
-        function: The function of the core. Its first argument is the examples, and it returns NumPy arrays.
+        function: The function of the core, whose first argument is the examples, and which returns NumPy arrays.
         place: Function that is called with the arrays, the device and the examples, and returns the result.
     """
 

@@ -105,8 +105,8 @@ class PrefetchBatchifier(Batchifier[TensorDict]):
     Args:
         num_workers: Number of threads, as in every loader. If a replay buffer keeps tensors, the calling thread always
             creates its batches.
-        pin_memory: Whether to pin host memory; None: if there is an accelerator. Without an accelerator, nothing is
-            pinned, and True gives a warning.
+        pin_memory: Whether to pin host memory; None: memory is pinned if there is an accelerator. Without an
+            accelerator, nothing is pinned, and True causes a warning.
         device: A ``torch.device`` or its name; None: the host, or the device of the replay buffer's batches.
 
     Raises:

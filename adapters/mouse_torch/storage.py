@@ -47,8 +47,8 @@ class TensorStorage(RingStorage):
     checkpoints of the other.
 
     Args:
-        capacity: Number of rows. With ``ndim=2``, it counts the rows of all environments, and is rounded down to
-            complete time steps.
+        capacity: Number of rows. With ``ndim=2``, ``capacity`` counts the rows of all environments, and is rounded down
+            to complete time steps.
         ndim: Number of leading axes: 1, or 2 for ``[time, env]``, where every environment is a separate stream.
         device: The device of the rows.
         alignment: The transition that the action, reward and done of a row belong to; None: "outgoing".
@@ -79,7 +79,7 @@ class TensorStorage(RingStorage):
 
     @property
     def device(self) -> torch.device:
-        """Device that holds the rows."""
+        """Device of the rows."""
         return self._device
 
     @property

@@ -19,7 +19,7 @@ C = TypeVar("C", bound=type)
 
 
 def untraced(*names: str) -> Callable[[C], C]:
-    """Return a class decorator that excludes the methods ``names``, including inherited ones, from ``torch.compile``.
+    """Return a class decorator that excludes the methods ``names``, also inherited methods, from ``torch.compile``.
 
     A compiled function that calls an excluded method is split: the code before the call and the code after it are
     compiled separately. With ``fullgraph=True``, torch raises an error that names the remedy.

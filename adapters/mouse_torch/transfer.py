@@ -62,7 +62,7 @@ def _size(source: BatchSource, plan: Plan) -> list[int]:
 def _gather_slabs(
     source: BatchSource, plan: Plan, layout: BatchLayout, *, pin: bool, stored: bool
 ) -> list[torch.Tensor]:
-    """Gather a batch into one slab, or each of its views into a separate slab."""
+    """Gather a batch into one slab; if the batch has several views, gather each view into a separate slab."""
     # Pinned memory comes from torch's caching host allocator, which reuses a slab only after copies from it are
     # finished.
     slabs = [torch.empty(layout.nbytes, dtype=torch.uint8, pin_memory=pin) for _ in range(source.views)]
@@ -72,7 +72,7 @@ def _gather_slabs(
 
 
 def _delivered(views: list[TensorDict]) -> TensorDict:
-    """Return the batch, or a tuple of its views; the return type names only the batch."""
+    """Return the batch, or a tuple of its views; the declared return type is that of a batch in both cases."""
     return views[0] if len(views) == 1 else cast(TensorDict, tuple(views))
 
 

@@ -1,5 +1,5 @@
-"""A program in another process that answers requests. If a file or a program that it reads or runs crashes, hangs or
-exhausts memory, only the other process is affected."""
+"""A program in another process that answers requests; if the program crashes, hangs or exhausts memory, only its
+process is affected."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from mouse_core._base.locks import ProcessLock
 
 
 class Child:
-    """The process of a Python script. It answers each line of JSON with a line of JSON, which may be followed by bytes.
+    """The process of a Python script that answers each line of JSON with a line of JSON, which may be followed by
+    bytes.
 
     Each of the ``values`` in an answer has ``sizes``: the lengths of the byte strings that follow the line.
 

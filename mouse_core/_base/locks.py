@@ -23,7 +23,8 @@ _RLock: Any = type(threading.RLock())
 
 
 class ProcessLock(_RLock):  # type: ignore[misc]
-    """A lock that is free in a forked child, even if a thread of the parent holds the lock there."""
+    """A lock that is free in a forked child process, even if a thread of the parent process had locked it at the
+    fork."""
 
     def __init__(self) -> None:
         _locks.add(self)
@@ -81,7 +82,7 @@ def uninterrupted(work: Callable[[], _T]) -> _T:
 
     Python runs signal handlers only in the main thread, so another thread calls ``work``. An exception of the handler
     is raised after ``work`` has returned. The call costs about 0.1 ms. ``work`` must not take a lock that the main
-    thread holds.
+    thread has locked.
 
     Args:
         work: The function.

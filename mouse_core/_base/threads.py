@@ -1,4 +1,4 @@
-"""Ordered results of calls in several threads, and calls at a given time."""
+"""Tools for threads: ordered results of calls in several threads, and calls at a set time."""
 
 from __future__ import annotations
 

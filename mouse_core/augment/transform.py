@@ -48,9 +48,10 @@ def apply(
         draws: The result of ``draw`` for this batch's ``(B, S)``; its arrays are moved to the batch's device.
         image_shape: Shape ``(H, W, C)`` of a flattened ``obs_image``, or of several fields by name; needed to crop
             flattened images, but not ``[B, S, H, W, C]``.
-        validate: Whether codes out of range (actions, done, states) raise DataError. If None, codes are checked in
-            NumPy arrays and in torch tensors on the CPU, but not on a device, where the check would wait for all queued
-            work. Unchecked codes that are out of range stay unchanged. Under ``jax.jit`` codes cannot be checked.
+        validate: Whether codes out of range (actions, done, states) raise DataError. If ``validate`` is None, codes are
+            checked in NumPy arrays and in torch tensors on the CPU, but not on a device, where the check would wait for
+            all queued work. Unchecked codes that are out of range stay unchanged. Under ``jax.jit`` codes cannot be
+            checked.
         batch_dims: Number of batch axes: 2, or 1 for arrays ``[B, ...]`` without steps; the draws are then for ``(B,
             1)``.
 

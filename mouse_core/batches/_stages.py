@@ -72,16 +72,16 @@ _CALLS_OF_VIEW = 1 << 32
 class Map:
     """A user's function that a source or the workers of a loader apply to each batch, as its last change.
 
-    The function must be pure: its result depends only on its arguments. Then batches are the same in every process and
-    framework, with any number of workers, and after a resume.
+    The function must be pure: its result depends only on its arguments. With a pure function, batches are the same in
+    every process and framework, with any number of workers, and after a resume.
 
     The function receives the fields that a batch has without ``map``, after normalisation and augmentation. The fields
     are NumPy arrays with the dtypes that NumPy users get, and the function may modify the arrays. With several views,
     the function is called once for each view.
 
     Args:
-        fn: ``fn(fields, generator)`` or, with ``per="rows"``, ``fn(fields)``. It returns the fields of ``spec`` in new
-            arrays.
+        fn: A function ``fn(fields, generator)`` or, with ``per="rows"``, ``fn(fields)`` that returns the fields of
+            ``spec`` in new arrays.
         version: Identifies the function in the fingerprint, as in "returns/2"; change it when the function changes.
         spec: The fields that the function returns, by name, as ``(dtype, shape)`` with the shape of one step, or as a
             ``FieldSpec``. The returned fields are added to the batch or replace fields of the same name; all other

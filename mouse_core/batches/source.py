@@ -56,8 +56,8 @@ class BatchSource:
             value that does not fit raises DataError.
         required_fields: Fields that must exist; a missing field raises MissingFieldError.
         fields: Names of the fields to deliver; by default all fields.
-        drop_last: For "sequential": whether the last windows of an epoch are dropped if they do not fill a batch;
-            otherwise, the last batch of the epoch is short.
+        drop_last: With the sampling "sequential": whether the last windows of an epoch are dropped if they do not fill
+            a batch; otherwise, the last batch of the epoch is short.
         epoch_start: The index at which the first epoch over this snapshot begins.
         augment: The augmentation of batches; its random numbers depend only on seed and index.
         views: Number of views of each batch. If it is above 1, a batch is a tuple of views in separate arrays:
@@ -68,16 +68,16 @@ class BatchSource:
             with the prefix ``metadata_``, and from codes of ``done`` whose label contains "task".
             ``sampling.Column(name)``: all rows of a window have the same value in the column. If the boundary is not
             "stream", ``sampling`` must be a name.
-        weighting: With "episode" and "random". "step": every window is equally likely, so long episodes are more
-            frequent. "trajectory": every episode is equally likely.
-        pad: With "episode": whether windows may have missing steps, in short episodes and, for windows without overlap,
-            at the end of each episode; False leaves such windows out. True repeats the last present step; a number is
-            the value of all fields in missing steps. None means True. With ``windows``, ``pad`` also applies to rows
-            beyond the ends of an episode; False leaves out anchors with such rows.
+        weighting: The probability of windows, with the boundary "episode" and the sampling "random". "step": every
+            window is equally likely, so long episodes are more frequent. "trajectory": every episode is equally likely.
+        pad: With the boundary "episode": whether windows may have missing steps, in short episodes and, for windows
+            without overlap, at the end of each episode; False leaves such windows out. True repeats the last present
+            step; a number is the value of all fields in missing steps. None means True. With ``windows``, ``pad`` also
+            applies to rows beyond the ends of an episode; False leaves out anchors with such rows.
         uneven: What happens if the shards do not divide a batch evenly. "refuse": raise ConfigError. "pad": every shard
             gets ``ceil(b / count)`` of ``b`` windows; a shard with fewer windows also gets the first window of the next
             shard. Batches then have a field ``mask``, bool ``[b, S]``, which is False in the additional window; pass it
-            to ``global_mean`` of the framework's package. This option is not part of the fingerprint.
+            to ``global_mean`` of the framework's package. ``uneven`` is not part of the fingerprint.
         windows: By field, the rows around an anchor to deliver: offsets in rows, or ``Seconds``. Every step of a window
             is an anchor. A field with K offsets has the shape ``[B, S, K, ...]``, or ``[B, K, ...]``. A second field
             ``<field>_mask``, bool, ``[B, S, K]`` or ``[B, K]``, marks present rows. Rows beyond the ends of the
@@ -89,9 +89,9 @@ class BatchSource:
             unless ``dtypes`` has another dtype, with the same bits in every framework. See
             ``statistics.Normalizer.of``.
         map: A ``mouse_core.Map``: a user's function that is applied last, and the fields that it returns.
-        lengths: With "random" or "blocks": the possible lengths of windows, such as ``range(1, 65)``. Each window is
-            cropped to a random length at a random position; all lengths are equally likely. A window is shorter if its
-            episode ends earlier. ``mask`` marks the present steps.
+        lengths: The possible lengths of windows, such as ``range(1, 65)``, with the sampling "random" or "blocks". Each
+            window is cropped to a random length at a random position; all lengths are equally likely. A window is
+            shorter if its episode ends earlier. ``mask`` marks the present steps.
         packed: Whether to concatenate windows without missing steps: fields are ``[T, ...]``, and ``cu_seqlens``,
             ``position`` and ``sequence_id`` locate each row's window. A number sets the number of rows in each batch,
             padded with 0, with a ``mask``. Packing is the last change of a batch.

@@ -447,7 +447,7 @@ class MixtureSnapshot(Snapshot):
         return FieldReader(field, FieldSpec(field.name, _CODES.dtype, (), ""), column)
 
     def lacking(self, reader: FieldReader) -> str | None:
-        """Return a text that names a member without values for one of its fields; see ``Snapshot``."""
+        """Return a text that names a member without values for one of the mixture's fields; see ``Snapshot``."""
         for name, member in zip(self.mix.names, self.members, strict=True):
             own = member.readers.get(reader.spec.name) if member.num_rows else reader
             where = "none" if own is None else None if own is reader else member.lacking(own)

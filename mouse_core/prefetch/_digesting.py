@@ -81,8 +81,8 @@ def _rows(source: Any, index: int) -> int | range:
 def _masks_shares_only(source: Any) -> bool:
     """Return whether the mask of batches only marks the window that pads an uneven share.
 
-    Such a mask contains no information about other windows. If the shards divide the batches evenly, the stream has no
-    mask.
+    A mask of this kind contains no information about other windows. If the shards divide the batches evenly, the stream
+    has no mask.
     """
     if isinstance(source, ShardSource):
         return source.masks_shares_only

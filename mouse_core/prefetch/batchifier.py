@@ -61,7 +61,8 @@ class Batchifier(Loader[T]):
         prefetch: Number of batches to compute ahead.
         num_workers: Number of threads that compute batches, and of processes that decode images; with 0, the calling
             thread does both. The stream does not depend on this number.
-        pin_memory: Whether host memory is pinned; None: if an accelerator exists. Only torch uses it.
+        pin_memory: Whether host memory is pinned; None: host memory is pinned if an accelerator exists. Only torch uses
+            ``pin_memory``.
         device: The device of the batches, in the framework's form; None: the framework's default, or the device of the
             replay buffer.
         seed: In ``[0, 2**64)``.

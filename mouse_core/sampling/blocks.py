@@ -219,7 +219,7 @@ class BlockWindows(ManyStarts):
 def row_bytes(snapshot: Snapshot) -> float:
     """Estimate the size of a row in bytes from the fields' shapes and the encoded images of a few rows.
 
-    The estimate affects the choice of windows. So it depends only on values, not on their layout on disk.
+    The estimate affects the choice of windows; therefore, it depends only on values, not on their layout on disk.
     """
     types = snapshot.config.types
     readers = {reader.spec.column: reader for reader in snapshot.readers.values()}

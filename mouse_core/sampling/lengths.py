@@ -31,7 +31,7 @@ class DrawnLengths:
 
     Example: a window of 8 steps begins at row 100, and its random length is 5. The cropped window begins at one of the
     rows 100..103 with equal probability. So all rows of an episode are equally likely, except rows near the episode's
-    ends. Such rows are less frequent with complete windows, too.
+    ends, which are less frequent in complete windows, too.
 
     All other attributes, such as ``starts``, come from ``sampler`` and describe complete windows.
 
@@ -173,7 +173,7 @@ def sequence_fields(lengths: Int64s, capacity: int | None = None) -> Arrays:
 
     Returns:
         ``cu_seqlens`` int32 ``[n + 1]``, ``position`` and ``sequence_id`` int32 ``[T]`` or ``[capacity]``. With a
-        capacity also ``mask`` bool ``[capacity]``: whether a row belongs to a sequence.
+        capacity, there is also ``mask``, bool ``[capacity]``: whether a row belongs to a sequence.
 
     Raises:
         DataError: The number of rows exceeds the capacity or 32 bits.

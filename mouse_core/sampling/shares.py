@@ -50,9 +50,9 @@ class Shares:
     def of(cls, weights: Sequence[Fraction]) -> Shares:
         """Return the shares for ``weights``, numbers of at least 0 that are not all 0.
 
-        The shares are the exact ratio of the weights if the round is not longer than ``LONGEST_ROUND``. Otherwise they
-        are rounded to multiples of about 1 / ``LONGEST_ROUND``, and every positive weight gets at least one window.
-        With weights 0.7 and 0.3, a round has 7 and 3 windows.
+        The shares are the exact ratio of the weights if the round is not longer than ``LONGEST_ROUND``. Otherwise, the
+        shares are rounded to multiples of about 1 / ``LONGEST_ROUND``, and every positive weight gets at least one
+        window. With weights 0.7 and 0.3, a round has 7 and 3 windows.
         """
         total = sum(weights, Fraction(0))
         shares = [weight / total for weight in weights]

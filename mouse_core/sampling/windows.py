@@ -429,7 +429,7 @@ class StretchWindows(EpisodeWindows):
     """Samples windows whose rows have the same value in a column; otherwise like ``EpisodeWindows``.
 
     Args:
-        column: Name of the column; "" stands for the task column.
+        column: Name of the column; "" means the task column.
     """
 
     column: str = ""

@@ -193,15 +193,15 @@ class Sketch:
     """A sketch of quantiles: each kept number represents 1, 2, 4, ... numbers (Munro and Paterson, 1980).
 
     For example, a kept number on level 3 represents 8 numbers. When a level is full, its numbers are sorted, and every
-    second number is moved to the next level; the others are dropped. Each such step can change the rank of a value by
-    at most the count that a kept number of the level represents. ``error`` is the sum of these changes, so it is a
-    strict bound. Below 8,192 numbers, all numbers are kept and ranks are exact. For ten million numbers the error of
-    ranks is 0.06%, and for a thousand million numbers 0.13%.
+    second number is moved to the next level; the others are dropped. Each move to the next level changes the rank of a
+    value by at most the count that a kept number of the level represents. ``error`` is the sum of these changes, so it
+    is a strict bound. Below 8,192 numbers, all numbers are kept and ranks are exact. For ten million numbers the error
+    of ranks is 0.06%, and for a thousand million numbers 0.13%.
 
     Attributes:
         count: Number of counted finite numbers.
         error: Largest error of a rank.
-        turns: A bit for each level: whether the next step keeps the larger number of each pair.
+        turns: A bit for each level: whether the next move keeps the larger number of each pair.
         levels: The kept numbers of each level, float64 ``[n]`` each.
     """
 

@@ -125,7 +125,7 @@ class JaxArrays(Arrays):
     # ------------------------------------------------------------------ random numbers
 
     def words(self, key: DrawKey, count: int) -> Any:
-        """See ``Arrays``; the number of a key may be a random key of JAX."""
+        """See ``Arrays``; in place of the index of a sample, a random key of JAX is accepted."""
         if is_key(key.number.dtype):
             both = jax.random.bits(key.number, (2, count), jnp.uint32)
             return both[0], both[1]

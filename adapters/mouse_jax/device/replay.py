@@ -132,17 +132,17 @@ def init(
         capacity: Number of rows in memory, over all time steps and environments; new rows overwrite the oldest.
         batch_size: The default number of rows or slices in a batch, B.
         num_envs: Number of environments, whose rows are written side by side, ``[time, env]``; each environment is a
-            stream. If None, all rows are one stream, ``[n, ...]`` in the order of time. Slices, and transforms that
-            read the next rows, require a number of environments.
+            stream. If ``num_envs`` is None, all rows are one stream, ``[n, ...]`` in the order of time. Slices, and
+            transforms that read the next rows, require a number of environments.
         slices: The options of slices, if batches consist of slices; None: batches consist of single rows.
-        transform: Traceable functions of a batch, applied in order: those of ``mouse_core.replay`` that draw no random
-            numbers and read only the batch, such as ``NStep`` and ``NextView``, or your own.
+        transform: Traceable functions of a batch, applied in order: transforms of ``mouse_core.replay`` that draw no
+            random numbers and read only the batch, such as ``NStep`` and ``NextView``, or your own functions.
         alignment: The transition that the action, reward and done of a row belong to.
         priorities: The options of priorities: rows (or slices, by their first rows) are drawn in proportion to powers
-            of their priorities, as with a ``PrioritizedSampler`` or ``PrioritizedSliceSampler``. If None, all rows or
-            slices are equally likely. New rows have the largest priority so far, at least 1, and ``set_priorities``
-            changes them. ``beta`` is a number, which may be traced, or a function of the index of the sample; see
-            ``sample``. Only for the order "random".
+            of their priorities, as with a ``PrioritizedSampler`` or ``PrioritizedSliceSampler``. If ``priorities`` is
+            None, all rows or slices are equally likely. New rows have the largest priority so far, at least 1, and
+            ``set_priorities`` changes them. ``beta`` is a number, which may be traced, or a function of the index of
+            the sample; see ``sample``. Priorities can be used only with the order "random".
         order: The order of rows. "random": rows are drawn with replacement. "epochs": every row is drawn once per
             epoch, shuffled; slices lie side by side. "queue": every row is drawn once, the oldest first. ``take``
             returns the next batch.
@@ -157,7 +157,7 @@ def init(
     Raises:
         ConfigError: An argument is out of range, a transform does not run on devices, or the pad does not fit a field.
         SchemaError: A field is not an array of numbers, or has a name that batches need.
-        MissingFieldError: ``slices`` is given, and no field of the rows marks the ends of episodes.
+        MissingFieldError: Batches consist of slices, and no field of the rows marks the ends of episodes.
         MouseError: An error of a transform; transforms are traced once for a batch of such rows.
 
     Example:
@@ -449,7 +449,7 @@ def _check(replay: Replay, caller: str) -> None:
 
 
 def _checked_index(index: Any) -> jax.Array:
-    """Return the checked number of a sample, or a random key."""
+    """Return the checked index of a sample, or a random key."""
     if not hasattr(index, "dtype") or isinstance(index, np.generic):
         if isinstance(index, bool) or not isinstance(index, int | np.integer) or not 0 <= index < 1 << 32:
             raise ConfigError(f"index: expected an integer in [0, 2**32) or a random key, found {index!r:.60}")

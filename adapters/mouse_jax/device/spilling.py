@@ -26,7 +26,7 @@ class Spill:
     """Writes all rows of a compiled loop to a ``DatasetStore``, episode by episode.
 
     Call the object with rows anywhere in a function under ``jax.jit`` or ``jax.lax.scan``, any number of times. Each
-    row is written to the store once and in order, even if the ring of a replay overwrites it. JAX does not support
+    row is written to the store once and in order, even if the ring of a replay overwrites the row. JAX does not support
     ordered callbacks inside ``jax.vmap``. So call the object outside of ``jax.vmap``, with rows that include the mapped
     axis. Calls do not wait for the store.
 

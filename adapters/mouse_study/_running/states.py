@@ -167,7 +167,7 @@ def seed_global_generators(seed: int) -> None:
 
 
 class InitialState:
-    """The objects and arrays that a state held before the first step, by path.
+    """The objects and arrays that a state contained before the first step, by path.
 
     An optimizer, a function or another variable may refer to a tensor or array of this state. So such an array is
     overwritten in place when the run resumes. An array that a step has replaced is created anew.

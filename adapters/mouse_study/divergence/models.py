@@ -29,7 +29,7 @@ class Difference:
 
     Args:
         stage: The stage that was compared: "layer alone" runs Flax's layer on the input of PyTorch's layer, "update" is
-            the optimizers' first step from the same gradients, "later updates" are the steps after it.
+            the optimizers' first update from the same gradients, and "later updates" are the following updates.
         tensor: The name of the tensor, by the layer's path in PyTorch; for later updates with the index of the update.
         absolute: The largest difference of two values.
         scale: The largest absolute value; for gradients, at least a thousandth of the largest gradient of all tensors.

@@ -47,7 +47,7 @@ class Event:
         number: The index of the call of the layer, from 0.
         values: The tensor.
         module: The layer.
-        alone: Whether this is the layer's only input, so that the layer can run by itself.
+        alone: Whether the tensor is the layer's only input, so that the layer can be run separately.
     """
 
     path: str
@@ -334,7 +334,7 @@ class Run:
         ]
 
     def alone(self) -> list[Difference]:
-        """Compare each layer by itself: Flax's layer runs on the input of PyTorch's layer."""
+        """Compare each layer separately: Flax's layer runs on the input of PyTorch's layer."""
         found = []
         for pair, event, given, output in self.calls():
             try:

@@ -347,7 +347,8 @@ def _with_momentum(rule: Rule, kept: float, after_pause: float, silent: tuple[fl
 
 
 def _with_correction(rule: Rule, given: Responses) -> Rule:
-    """Infer bias correction: with it, constant gradients give constant updates from the first update on.
+    """Infer whether moments have bias correction: if they have, constant gradients cause constant updates from the
+    first update on.
 
     With a schedule of the learning rate, this check is not possible; the usual setting is then assumed.
     """
@@ -695,8 +696,8 @@ def of_update(stepping: Stepping, found: Sequence[Difference]) -> list[Cause]:
 
 
 def _two_biases(run: Run, parted: Iterable[str]) -> list[Cause]:
-    """Find recurrent layers of PyTorch. They add two biases, so an optimizer step changes the sum of the biases by
-    twice as much as in Flax."""
+    """Find recurrent layers of PyTorch, which add two biases: an optimizer step changes the sum of both biases by twice
+    as much as the single bias in Flax."""
     recurrent = {pair.torch.path for pair in run.pairs if pair.torch.kind.name in ("GRU", "LSTM")}
     found = []
     for tensor in parted:

@@ -51,16 +51,17 @@ class Replay(BufferModule):
         capacity: Number of rows in memory, over all time steps and environments; new rows overwrite the oldest.
         batch_size: The default number of rows or slices in a batch, B.
         num_envs: Number of environments, whose rows are written side by side, ``[time, env]``; each environment is a
-            stream. If None, all rows are one stream, ``[n, ...]`` in the order of time. Slices, and transforms that
-            read the next rows, require a number of environments.
+            stream. If ``num_envs`` is None, all rows are one stream, ``[n, ...]`` in the order of time. Slices, and
+            transforms that read the next rows, require a number of environments.
         slices: The options of slices, if batches consist of slices; None: batches consist of single rows.
-        transform: Functions of a batch, applied in order: those of ``mouse_core.replay`` that draw no random numbers
-            and read only the batch, such as ``NStep`` and ``NextView``, or your own.
+        transform: Functions of a batch, applied in order: transforms of ``mouse_core.replay`` that draw no random
+            numbers and read only the batch, such as ``NStep`` and ``NextView``, or your own functions.
         alignment: The transition that the action, reward and done of a row belong to.
         priorities: The options of priorities: rows (or slices, by their first rows) are drawn in proportion to powers
-            of their priorities. If None, all rows or slices are equally likely. New rows have the largest priority so
-            far, at least 1, and ``set_priorities`` changes them. ``beta`` is a number, a tensor ``[]`` on the device,
-            or a function from the index of the sample, a tensor, to a tensor, such as a ``LinearSchedule``.
+            of their priorities. If ``priorities`` is None, all rows or slices are equally likely. New rows have the
+            largest priority so far, at least 1, and ``set_priorities`` changes them. ``beta`` is a number, a tensor
+            ``[]`` on the device, or a function from the index of the sample, a tensor, to a tensor, such as a
+            ``LinearSchedule``.
         order: The order of rows. "random": rows are drawn with replacement. "epochs": every row is drawn once per
             epoch, shuffled; slices lie side by side. "queue": every row is drawn once, the oldest first.
         sampler: A custom sampler in place of ``priorities`` and ``order``: an instance of a subclass of
@@ -72,7 +73,7 @@ class Replay(BufferModule):
         ConfigError: An argument is out of range, the device does not exist, a transform does not run on devices, or the
             pad does not fit a field.
         SchemaError: A field is not a tensor of numbers, or has a name that batches need.
-        MissingFieldError: ``slices`` is given, and no field of the rows marks the ends of episodes.
+        MissingFieldError: Batches consist of slices, and no field of the rows marks the ends of episodes.
         MouseError: An error of a transform of ``mouse_core.replay`` for a batch of such rows.
 
     Example:
@@ -410,7 +411,7 @@ def _in_numpy(values: torch.Tensor) -> Any:
 
 
 def number_of(index: Any, device: torch.device) -> torch.Tensor:
-    """Return the number of a sample, int64 ``[]`` on a device; raise ConfigError if it is out of range."""
+    """Return the index of a sample, int64 ``[]`` on a device; raise ConfigError if the index is out of range."""
     if isinstance(index, torch.Tensor):
         if index.ndim or index.is_floating_point() or index.dtype == torch.bool:
             raise ConfigError(f"index: expected an integer, found {index.dtype} {[*index.shape]}")
