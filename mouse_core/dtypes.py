@@ -298,8 +298,9 @@ def convert(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     Only conversions to floats narrower than float64 may round. All other conversions must keep every value.
 
     Raises:
-        RowError: A value does not fit: an integer is out of range, or float64 cannot represent it exactly (for floats);
-            a fraction or NaN becomes an integer; a finite float would become infinite; or a boolean is not 0 or 1.
+        RowError: A value does not fit ``dtype``: an integer is out of range; an integer would become a float although
+            float64 cannot represent it exactly; a fraction or NaN would become an integer; a finite float would become
+            infinite; or a boolean is not 0 or 1.
     """
     if array.dtype == dtype:
         return array

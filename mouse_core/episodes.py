@@ -41,8 +41,9 @@ def step_begins(
 ) -> Bools:
     """Return whether each step begins an episode: the step before it ends one or has another id, or its time restarts.
 
-    Three examples: for ``ends`` False, True, False the result is False, False, True, and with ``end_before`` True it is
-    True, False, True; for ``ids`` 4, 4, 7 it is False, False, True; and for ``times`` 3, 0, 1 it is False, True, False.
+    Three examples: for ``ends`` False, True, False, the result is False, False, True (or True, False, True if
+    ``end_before`` is True); for ``ids`` 4, 4, 7, the result is False, False, True; and for ``times`` 3, 0, 1, the
+    result is False, True, False.
 
     Args:
         ends: Whether a step is its episode's last, ``[n, ...]``.
@@ -232,8 +233,8 @@ class EpisodeIndex:
         num_envs: Number of environments, E.
         steps: Largest number of time steps that exist.
         first: The index of the first step.
-        next_ids: The next id of every environment, if episodes are numbered, int64 ``[E]``; by default ``0 .. E - 1``.
-            Episodes of environment e have the ids e, e + E, e + 2 * E, ...
+        next_ids: The next id in every environment, if the index assigns the ids of episodes, int64 ``[E]``; by default
+            ``0 .. E - 1``. Episodes of environment e have the ids e, e + E, e + 2 * E, ...
 
     Attributes:
         end: The index of the next step.
@@ -287,7 +288,8 @@ class EpisodeIndex:
         return max(self.end - self.steps, self._base)
 
     def view(self, rule: WindowRule) -> WindowView:
-        """Return the view of a rule's windows; it stays valid until a change other than ``extend``."""
+        """Return the view of a rule's windows; the view stays valid until the index is changed by a method other than
+        ``extend``."""
         view = self._views.get(rule)
         if view is None:
             if len(self._views) >= _VIEWS_KEPT:
@@ -354,8 +356,8 @@ class EpisodeIndex:
 
         Args:
             ends: Whether each step is the last of its episode, ``[n, E]``; None: no step is.
-            ids: The id of each step's episode, ``[n, E]``; an episode begins where the id changes. If None, episodes
-                are numbered.
+            ids: The id of each step's episode, ``[n, E]``; an episode begins where the id changes. If ``ids`` is None,
+                each new episode gets the next id.
         """
         n = len(ends) if ends is not None else len(ids) if ids is not None else 0
         if not n:
@@ -424,7 +426,7 @@ class EpisodeIndex:
         self._views.clear()
 
     def change_ends(self, env: int, steps: Int64s, ends: Bools) -> None:
-        """Set whether existing steps end their episodes; only if episodes are numbered.
+        """Set whether existing steps end their episodes; only allowed if the index assigns the ids of episodes.
 
         Args:
             env: The environment of the steps.
@@ -448,7 +450,7 @@ class EpisodeIndex:
         self._replace(env, first, cuts[kept], ids[kept])
 
     def change_ids(self, env: int, steps: Int64s, ids: Int64s) -> None:
-        """Set the ids of existing steps, ``[n]``; only if ids alone define the episodes."""
+        """Set the ids of existing steps, ``[n]``; only allowed if the episodes are defined only by ids."""
         first, begins, known = self._alive(env)
         # Make each changed step an episode of its own, set its id, and join neighbours with equal ids.
         cuts = np.union1d(begins, np.concatenate([steps, steps + 1]))
@@ -576,8 +578,8 @@ class WindowView:
 
 
 class _RunningCounts:
-    """Counts of the windows (or of the episodes with windows) before each episode; they give the episode of the window
-    with index ``rank``.
+    """Counts of the windows (or of the episodes with windows) before each episode; the episode of the window with a
+    given rank is found with these counts.
 
     The windows of an episode are counted once, when the episode has ended. The windows of the oldest and of the newest
     episode are counted again whenever steps were added, because steps of the oldest episode may be overwritten, and the

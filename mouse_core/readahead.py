@@ -395,7 +395,8 @@ def _advise_many(process_madvise: Any, ranges: Int64s, advice: int) -> bool:
 
 @functools.cache
 def _system_calls() -> tuple[Any, Any]:
-    """Return the C library's ``madvise`` and ``process_madvise``; None for a missing one (glibc before 2.36, macOS).
+    """Return the C library's ``madvise`` and ``process_madvise``; None for a missing function (glibc before 2.36,
+    macOS).
 
     Python's ``mmap.madvise`` does not accept memory that Arrow has mapped.
     """
@@ -444,14 +445,15 @@ class ReadAhead:
 
     Args:
         backings: Remote memory that may contain the bytes.
-        files: Mapped local files, for all addresses outside of ``backings``; copies do not wait for them. None: none.
+        files: Mapped local files, for all addresses outside of ``backings``; copies do not wait for these files. None:
+            no files.
         blocks: Plans blocks of batches, as ``batches._planner.PlannedBlocks`` does.
         views: Returns the views by which a block is copied; None for a block that is not copied.
         gathered: Function that yields the ranges of a batch that are read but not copied: first the known ranges, then
             the ranges that reading the known ranges reveals.
-        read: Function that returns the blocks that are read for a block: the block itself; or a block of stretches
-            (runs of consecutive rows that are read at once), if batches are drawn from stretches; or both, if stretches
-            may be evicted early.
+        read: Function that returns the blocks that are read for a block. If batches are drawn from stretches (runs of
+            consecutive rows that are read at once), it returns a block of stretches, and also the block itself if
+            stretches may be evicted early. Otherwise, it returns the block itself.
     """
 
     def __init__(

@@ -171,9 +171,9 @@ def times(run: Run, wait: Series, compute: Series) -> tuple[float, float, float,
     """Return the times of a run in seconds, from its recorded waiting and computing times.
 
     Returns:
-        The waiting time and the computing time after the first step; the time of the first step, including compilation
-        and other one-time work; and the steps per second after the first step, including waiting, or None for fewer
-        than two steps.
+        Four numbers: the waiting time after the first step; the computing time after the first step; the time of the
+        first step, including compilation and other one-time work; and the steps per second after the first step,
+        including waiting, or None for fewer than two steps.
     """
     waited, computed = (series[run.run][1] if run.run in series else np.empty(0) for series in (wait, compute))
     first = run.first_step_seconds if run.first_step_seconds is not None else float(computed[:1].sum())

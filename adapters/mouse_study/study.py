@@ -221,13 +221,14 @@ class Training:
 
     Args:
         step: A function that takes one training step on a batch and returns the loss, as a number or an array of one
-            number; or a mapping of names to such values, with the name "loss". Without a store and without ``batches``,
-            the function is called without arguments. The time of a step ends when the loss is available as a number, so
-            it includes asynchronous work.
-        state: All objects that a step changes, except the batches: objects with ``state_dict`` and ``load_state_dict``
-            (modules and optimizers of torch, buffers), objects of ``flax.nnx``, random generators, and dicts, whose
-            values are replaced (parameters of JAX, counters); or a list, tuple or dict of such objects. Global
-            generators are always saved. Without a state, a killed run starts again from the first step.
+            number. The function may also return a mapping of names to such values, with the name "loss". Without a
+            store and without ``batches``, the function is called without arguments. The measured time of a step ends
+            when the loss is available as a number, so the time includes asynchronous work.
+        state: All objects that a step changes, except the batches, as a single object or a list, tuple or dict. Allowed
+            objects have ``state_dict`` and ``load_state_dict`` (modules and optimizers of torch, buffers), or are
+            objects of ``flax.nnx``, random generators, or dicts, whose values are replaced (parameters of JAX,
+            counters). Global generators are always saved. Without a state, a killed run starts again from the first
+            step.
         batches: The source of batches instead of ``Context.loader()``: a loader, whose state is saved, or a function
             without arguments, for example ``buffer.sample``.
         evaluate: A function that is called without arguments every ``Study.evaluate_every`` steps and after the last

@@ -22,9 +22,9 @@ def as_nested(batch: Any) -> Any:
             of several views of a batch.
 
     Returns:
-        A TensorDict of batch size ``[B]`` with a field ``[B, *, ...]`` for each field except ``cu_seqlens``,
-        ``sequence_id`` and ``mask``, whose information the nested tensors contain; for several views, a tuple of
-        TensorDicts.
+        A TensorDict of batch size ``[B]`` with a field ``[B, *, ...]`` for each field. The fields ``cu_seqlens``,
+        ``sequence_id`` and ``mask`` are left out, because the nested tensors contain their information. For several
+        views, the result is a tuple of TensorDicts.
 
     Raises:
         ConfigError: ``batch`` is not a packed batch.

@@ -282,7 +282,7 @@ class MaskFields:
         fields: Names of the fields.
         probability: Probability that a step is masked.
         value: The value of masked steps, a number that all fields can represent; NaN only for floating-point fields. If
-            None, the value is 0, and -1 for ``time``.
+            ``value`` is None, masked steps become 0, and masked steps of ``time`` become -1.
 
     Raises:
         ConfigError: No field is given, a field is given twice, the probability is outside ``[0, 1]``, or the value is
@@ -505,8 +505,8 @@ class AugmentTokensConfig:
     fields must exist.
 
     Args:
-        scale_reward, shift_reward: Distributions for ``reward * scale + shift``. They change only ``reward``. They do
-            not change ``xformed_reward``, or ``q_star``, whose values keep the scale of the original rewards.
+        scale_reward, shift_reward: Distributions for ``reward * scale + shift``. These options change only ``reward``,
+            not ``xformed_reward``, and not ``q_star``, whose values keep the scale of the original rewards.
         scale_xformed_reward: Whether the same scale and shift also apply to ``xformed_reward``.
         scale_obs, shift_obs: Distributions for ``obs_continuous * scale + shift``.
         scale_obs_image, shift_obs_image: Distributions for ``obs_image * scale + shift``, rounded half to even and

@@ -37,8 +37,9 @@ class StreamAugment:
         config: The augmentations, with the needed numbers of actions and states.
         views: Number of views of a batch.
         arriving: The fields of a batch before augmentation.
-        computed: The dtypes in which numbers are scaled and shifted, by field. These are the dtypes of ``arriving``
-            before replacements for a framework. So every framework gets the same numbers, rounded to its dtypes.
+        computed: The dtypes in which numbers are scaled and shifted, by field. ``computed`` has the dtypes of
+            ``arriving`` before replacements for a framework, so that every framework gets the same numbers, rounded to
+            its dtypes.
         batch_dims: Number of batch axes: 2, or 1 for batches ``[B, ...]`` without steps.
         offsets: The fields whose shape begins with an axis of offsets.
         memory: Allocates large new arrays.

@@ -88,7 +88,7 @@ class Absent:
 
 
 def as_items(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return a view of rows ``[n, k]`` with one item per row, ``[n]``; it shares the memory."""
+    """Return a view of rows ``[n, k]`` with one item per row, ``[n]``; the view shares the memory of ``rows``."""
     return rows.view(f"V{rows.shape[1] * rows.itemsize}")[:, 0]
 
 

@@ -354,7 +354,7 @@ class PlannedBlocks:
         return found
 
     def behind(self, block: Block) -> Block:
-        """Return a block of the batches after ``block``; it is not cached."""
+        """Return a block of the batches after ``block``; the new block is not cached."""
         batches = self._limited(_GROWTH * len(block.sizes), block.step)
         return self.planner.block(block.end, block.step, batches, block.kind)
 

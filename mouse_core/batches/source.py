@@ -42,7 +42,7 @@ class BatchSource:
 
     Args:
         store: A store, from which the source takes a snapshot, or a snapshot.
-        sequence_length: Number of steps in a window, S. None: 64; with ``windows``, None means batches ``[B, ...]``
+        sequence_length: Number of steps in a window, S. None means 64, or with ``windows``, batches ``[B, ...]``
             without an axis of steps.
         batch_size: Number of windows in a batch, B, over all shards.
         sampling: "random", "last", "sequential", "batch", "blocks" or ``sampling.Blocks``, or a

@@ -57,7 +57,7 @@ class Mix:
         stages: The index of the first batch of each stage, with the members' weights as the smallest integers in the
             same ratio.
         per: The unit of a weight: "member", "step" or "trajectory".
-        temperature: The temperature that evens out shares; see ``Mixture``.
+        temperature: The temperature, which makes shares more equal; see ``Mixture``.
         field: The name of the field with the member of each window; None: no field.
     """
 
@@ -145,7 +145,7 @@ def _checked(weights: Any, names: Sequence[str]) -> tuple[int, ...]:
 
 
 def _evened(share: Fraction, temperature: float) -> Fraction:
-    """Return a share of at most 1, evened out by a temperature; a share above 0 stays above 0."""
+    """Return a share of at most 1 after a temperature was applied; a share above 0 stays above 0."""
     return Fraction(max(float(share) ** (1 / temperature), sys.float_info.min)) if share else share
 
 
@@ -596,8 +596,8 @@ class Mixture(Store):
     """Combines several stores to a single store; each member has a share of the windows. Loaders and sources accept a
     mixture like a store.
 
-    No window spans two members. Shares are exact counts, not averages: among the first n windows, for any n and in any
-    process, a member's number of windows differs from its share by a few windows at most.
+    No window spans two members. Shares are exact, not only on average: among the first n windows, for any n and in any
+    process, the number of a member's windows differs from its share of n by at most a few windows.
 
     A field must be of the same kind in all members; if shorter rows are padded (``action``, ``obs_continuous``), the
     field has the largest member's width. A field that a member lacks must be left out with ``fields=``. Members may
@@ -611,7 +611,8 @@ class Mixture(Store):
             proportional to the weight times the number of steps, so that a store twice as large has twice the share.
             "trajectory": the share is proportional to the weight times the number of episodes.
         temperature: Shares are proportional to ``(weight * size) ** (1 / temperature)``, where the size is 1, or the
-            number of steps or episodes of the member. 1 leaves the shares unchanged; larger numbers even them out.
+            number of steps or episodes of the member. A temperature of 1 leaves the shares unchanged; larger
+            temperatures make them more equal.
         field: The name of a batch field with the member of each window, int64 ``[B, S]``, as its position in ``names``.
             None: no field. A mixture that is a member must have the same ``field``, or None.
 

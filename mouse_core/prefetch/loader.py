@@ -369,10 +369,10 @@ class Loader(Generic[T]):
     def state_dict(self) -> dict[str, Any]:
         """Return the state for continuing with the next batch in any process: integers and strings.
 
-        The keys are ``seed``, ``next_index``, ``rows`` (of the snapshot; for a mixture a dict by the members' names),
-        ``epoch_start`` (the index of the first batch of the first epoch over the snapshot), ``fingerprint`` (of data
-        and configuration), ``configuration`` (readable), and with videos ``decoder``. The state is equal for every
-        framework, shard and number of workers.
+        The keys are ``seed``; ``next_index``; ``rows``, the number of rows of the snapshot (for a mixture, a dict by
+        the members' names); ``epoch_start``, the index of the first batch of the first epoch over the snapshot;
+        ``fingerprint`` of the data and the configuration; ``configuration`` as readable text; and, if there are videos,
+        ``decoder``. The state is equal for every framework, shard and number of workers.
 
         Over a user-defined source, the keys are ``next_index`` and ``fingerprint``. Over a replay buffer, the state has
         ``next_index`` and, as arrays, the batches that were drawn but not delivered; the buffer has its own state.

@@ -438,7 +438,7 @@ def clock_of(snapshot: Snapshot, seconds: Seconds) -> FieldReader:
 
 
 def times_of(snapshot: Snapshot, seconds: Seconds) -> Clock:
-    """Return the time stamps of all rows of a snapshot; they are read once per snapshot.
+    """Return the time stamps of all rows of a snapshot; time stamps are read only once per snapshot.
 
     Raises:
         DataError: A value is outside the bounds of the field, or time stamps decrease within an episode.

@@ -72,9 +72,9 @@ class Shares:
     def counts(self, n: int) -> list[int]:
         """Return the number of windows of each member among the first ``n`` windows.
 
-        For M members with a share, and a member of weight w, the count differs from ``w n`` by at most
-        ``1/2 + w (M - 2) / 2``: at the time ``t`` at which the n-th window is due, every member's count is within 1/2
-        of ``w t``, and n is the sum of the counts.
+        If M members have a share, the count of a member with weight w differs from ``w n`` by at most ``1/2 + w (M - 2)
+        / 2``. Proof: let ``t`` be the time at which the n-th window is due. At this time, every member's count differs
+        from ``w t`` by at most 1/2, and the sum of all counts is n.
         """
         rounds, rest = divmod(n, int(self._of_round.sum()))
         first, members = self._due(rest, rest)

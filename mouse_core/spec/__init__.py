@@ -1,7 +1,8 @@
 """Specs of batches (the alignment, and the dtype and shape of each field), and specs of values (``Bounded``,
 ``Composite``, ...).
 
-This module defines the specs of batches. The specs of values are in other modules, imported at the first use.
+This module defines the specs of batches. The specs of values are defined in other modules, which are imported at the
+first use.
 """
 
 from __future__ import annotations
@@ -78,8 +79,8 @@ class Field:
         fill: Value that replaces a null; by default a null raises an error.
         pad: Value that fills rows shorter than ``shape``; by default, a row of another width raises an error.
         bounds: Lowest and highest allowed value, both included; by default, any value is allowed. Images have values
-            0..255. They have values 0..65535 if ``bounds`` exceed 255 or, without ``bounds``, if ``dtype`` is uint16
-            (depth images).
+            0..255; depth images have values 0..65535, if ``bounds`` exceed 255 or, without ``bounds``, if ``dtype`` is
+            uint16.
         required: Whether a store without the column raises an error; otherwise the field is absent.
         max_ndim: Largest number of dimensions of a row's values; by default the number of dimensions of ``shape``, or
             without ``shape`` no limit.
@@ -251,8 +252,8 @@ def merge_fields(fields: Iterable[Field], dims: Mapping[str, int | None], layout
     """Merge ``fields`` into the fields of a layout: a field replaces the field of the same name, or is added at the
     end.
 
-    A field that replaces a standard field gets at least the standard ``min_ndim``. It also gets the standard labels if
-    it has the standard bounds and no labels. A field without ``dim`` gets its dimension from ``dims``, under the name
+    A field that replaces a standard field gets at least the standard ``min_ndim``; if it has the standard bounds and no
+    labels, it also gets the standard labels. A field without ``dim`` gets its dimension from ``dims``, under the name
     of its option in ``DIMS``.
     """
     merged = {standard.name: standard for standard in LAYOUTS[layout]}

@@ -466,7 +466,7 @@ class Domain:
             raise DataError(f"{where}: {reason}" if where else reason)
 
     def reshape(self, shape: int | Shape) -> Self:
-        """Return the spec in another shape. One size may be -1; it is inferred.
+        """Return the spec in another shape; a single size of -1 is inferred.
 
         For a spec with dynamic dimensions, each -1 is a dynamic dimension. The last axis of ``OneHot`` and
         ``MultiOneHot`` stays the last axis.

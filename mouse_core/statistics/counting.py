@@ -194,9 +194,9 @@ class Sketch:
 
     For example, a kept number on level 3 represents 8 numbers. When a level is full, its numbers are sorted, and every
     second number is moved to the next level; the others are dropped. Each move to the next level changes the rank of a
-    value by at most the count that a kept number of the level represents. ``error`` is the sum of these changes, so it
-    is a strict bound. Below 8,192 numbers, all numbers are kept and ranks are exact. For ten million numbers the error
-    of ranks is 0.06%, and for a thousand million numbers 0.13%.
+    value by at most the count that a kept number of the level represents. ``error`` is the sum of these changes, and
+    thus a strict bound of the error of any rank. Below 8,192 numbers, all numbers are kept and ranks are exact. For ten
+    million numbers the error of ranks is 0.06%, and for a thousand million numbers 0.13%.
 
     Attributes:
         count: Number of counted finite numbers.

@@ -520,9 +520,9 @@ def sample_ensemble(
     """Return the batch with index ``index`` from several replays; each replay contributes its share.
 
     The batch equals the batch of a ``mouse_core.replay.ReplayBufferEnsemble`` with the same seed, over buffers with the
-    same rows and no other reader, as long as each member with a weight above 0 has a row in every batch. A member's
-    share is its weight times the batch size, rounded up or down at random, so that the mean is exact. The seeds of
-    members come from ``seed``, and the transforms of members are applied.
+    same rows that no other caller samples, as long as each member with a weight above 0 has a row in every batch. A
+    member's share is its weight times the batch size, rounded up or down at random, so that the mean is exact. The
+    seeds of members come from ``seed``, and the transforms of members are applied.
 
     Args:
         replays: Replays with order="random", all of which have rows; see ``can_sample``.
@@ -630,7 +630,7 @@ def to_host(replay: Replay, buffer: ReplayBuffer, *, samples: int = 0) -> None:
 
 
 def from_host(replay: Replay, buffer: ReplayBuffer) -> Replay:
-    """Return the replay with all rows of a buffer; it then draws the same samples as the buffer.
+    """Return the replay with all rows of a buffer; the replay then draws the same samples as the buffer.
 
     Each row keeps its slot, and the replay gets the buffer's seed; ``buffer.stats()["samples"]`` is the index of the
     buffer's next sample. Episodes may have other numbers (``traj_id``).

@@ -85,7 +85,7 @@ class Spill:
             ConfigError: The call is inside of ``jax.vmap``.
             MissingFieldError: ``rows`` has no ``done``, ``terminated`` or ``truncated``.
             SchemaError: ``rows`` is not a dict of arrays; two columns have the same name; columns, shapes or dtypes
-                differ from earlier calls; a store does not support them; or no column can mark a truncated episode.
+                differ from earlier calls, or are not supported by a store; or no column can mark a truncated episode.
             ClosedError: The object was closed.
 
         If the store cannot write rows, for example on a full disk, the compiled function raises an error. Rows that

@@ -377,20 +377,20 @@ def where_they_part(
     """Train two implementations of a model for a step in float64, and find the first tensor that differs.
 
     First, the function compares the initial weights: whether they are equal, or have equal spreads. Then both models
-    get the weights of the PyTorch model and the same batch. They are compared in the order of a training step: the
-    inputs and outputs of each layer, each layer alone on PyTorch's input, the loss, all gradients, running statistics,
-    and the first updates of the optimizers from equal gradients. The gradients for these updates are the gradients of
-    the batch, and multiples of them (times 1/2, 0, -1, a million and so on). If a difference is larger than rounding
-    explains, the function searches for known causes, and confirms each cause by a check. If updates differ, both
-    optimizers receive other gradients that reveal their settings. The two models are not changed.
+    get the weights of the PyTorch model and the same batch. The models are compared in the order of a training step:
+    the inputs and outputs of each layer, each layer alone on PyTorch's input, the loss, all gradients, running
+    statistics, and the first updates of the optimizers from equal gradients. The gradients for these updates are the
+    gradients of the batch, and multiples of them (times 1/2, 0, -1, a million and so on). If a difference is larger
+    than rounding explains, the function searches for known causes, and confirms each cause by a check. If updates
+    differ, both optimizers receive other gradients that reveal their settings. The two models are not changed.
 
     Args:
         torch_module: A PyTorch model in the mode in which it is trained.
         flax_module: The Flax model.
         batch: Arrays, in any nesting of a batch. Floats are converted to float64, and integers to int64.
         torch_loss: A function of the PyTorch model and the batch as tensors that returns a scalar.
-        flax_loss: A function of the Flax model and the batch as JAX arrays that returns a scalar. It should not call
-            compiled functions, because layers cannot be observed inside compiled functions.
+        flax_loss: A function of the Flax model and the batch as JAX arrays that returns a scalar. The function should
+            not call compiled functions, because layers inside them cannot be observed.
         torch_optimizer: A function that creates an optimizer for a list of parameters. If an optimizer is missing,
             updates are not compared. If the training does something before or after each step, such as clipping or a
             schedule, add it as a hook of the optimizer (``register_step_pre_hook``, ``register_step_post_hook``).
