@@ -392,7 +392,7 @@ def _feature_of(data_type: pa.DataType) -> dict[str, Any] | None:
 
 
 def _texts(metadata: DatasetMetadata, names: Iterable[str]) -> dict[str, str | None]:
-    """Return the metadata's text of each column that has one."""
+    """Return the text of metadata to store in the feature of each column that carries metadata."""
     names = list(names)
     carriers = [name for name in _CARRIERS if name in names] or names[:1]
     parts = (metadata, DatasetMetadata(metadata.alignment))

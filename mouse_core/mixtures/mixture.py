@@ -674,7 +674,7 @@ class Mixture(Store):
         return {name: some / sum(windows) for name, some in zip(self.names, windows, strict=True)}
 
     def snapshot(self, rows: Any = None) -> MixtureSnapshot:
-        """Return a snapshot of the present rows of all members, or of the rows of an earlier snapshot, without copying
+        """Return a snapshot of the current rows of all members, or of the rows of an earlier snapshot, without copying
         steps.
 
         Args:

@@ -160,8 +160,8 @@ class Agreement:
             unread = [rank for rank in came if board.get(f"{name}/read/{rank}") is None]
 
     def _check_gone_on(self, missing: Sequence[int], at: int) -> None:
-        """Raise ConfigError if a rank with the same number of agreements has continued to batch ``at`` or a later
-        batch.
+        """Raise ConfigError if a rank that took part in as many agreements as this rank has already continued to batch
+        ``at`` or a later batch.
         """
         for rank in missing:
             held, _, index = (self._board.get(f"{self._name}/at/{rank}") or "-1 -1").partition(" ")

@@ -408,8 +408,7 @@ class Domain:
             batch: Shape of the batch.
 
         Raises:
-            ConfigError: The seed or shape is invalid, or the spec has dynamic dimensions, to which ``expand`` gives a
-                size.
+            ConfigError: The seed or shape is invalid, or the spec has dynamic dimensions; call ``expand`` first.
         """
         self._check_static("sample")
         return self._draw(key_of(seed), (), check_shape(batch, where="batch", dynamic=False))
@@ -418,7 +417,7 @@ class Domain:
         """Return zeros, ``[*batch, *shape]``, even if zero is not in the domain.
 
         Raises:
-            ConfigError: The shape is invalid, or the spec has dynamic dimensions, to which ``expand`` gives a size.
+            ConfigError: The shape is invalid, or the spec has dynamic dimensions; call ``expand`` first.
         """
         self._check_static("zeros")
         return self._filled(0, check_shape(batch, where="batch", dynamic=False))
@@ -427,7 +426,7 @@ class Domain:
         """Return ones, ``[*batch, *shape]``, even if one is not in the domain.
 
         Raises:
-            ConfigError: The shape is invalid, or the spec has dynamic dimensions, to which ``expand`` gives a size.
+            ConfigError: The shape is invalid, or the spec has dynamic dimensions; call ``expand`` first.
         """
         self._check_static("ones")
         return self._filled(1, check_shape(batch, where="batch", dynamic=False))

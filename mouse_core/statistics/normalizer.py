@@ -253,7 +253,7 @@ class Normalizer(Mapping[str, Scaling]):
 
 
 def follow(snapshot: Snapshot, kinds: Mapping[str, Normalization]) -> Normalizer:
-    """Return a normaliser with the statistics of a snapshot, which are updated when rows are added.
+    """Return a normaliser with the statistics of a snapshot; the statistics are updated when rows are added.
 
     Raises:
         ConfigError: A kind is unknown.

@@ -572,7 +572,8 @@ class Stepping:
             steps: The gradients of each update in the layout of PyTorch.
 
         Yields:
-            The weights before an update, PyTorch's update, and Flax's update; all by full name, in the layout of Flax.
+            For each update, three dicts by full name, in the layout of Flax: the weights before the update, PyTorch's
+            update, and Flax's update.
         """
         optimizer = self.torch_optimizer(list(self.module.parameters()))
         leaves, state = self.leaves, with_wide_counts(self.flax_optimizer, self.run.flax_params)

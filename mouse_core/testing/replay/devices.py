@@ -360,7 +360,8 @@ class DeviceReplayConformance(InArrays):
         raise NotImplementedError
 
     def add(self, state: Any, rows: Any) -> Any:
-        """Add rows, NumPy arrays ``[n, ...]``, ``[time, env, ...]`` or one time step of them; return the replay."""
+        """Add rows and return the replay. Rows are NumPy arrays ``[n, ...]`` or ``[time, env, ...]``, or a single row
+        or time step."""
         raise NotImplementedError
 
     def sample(self, state: Any, index: int) -> tuple[Any, Any]:
