@@ -445,7 +445,7 @@ def _leaf(values: Any, path: str) -> npt.NDArray[Any]:
     if array.dtype.kind not in "biuf" and not is_ml_float(array.dtype):
         raise TypeError(
             f"digest: expected an array of numbers or texts, found {type(values).__name__} ({array.dtype}) in "
-            f"{path[1:] or 'place of the batch'}; give the fields of an object by name, as vars(it) does"
+            f"{path[1:] or 'place of the batch'}; pass the fields of an object as a dict, such as vars(value)"
         )
     return array if array.ndim else array[None]
 

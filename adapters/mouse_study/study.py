@@ -54,7 +54,7 @@ def reference(function: Callable[..., Any] | str, where: str) -> dict[str, str |
         raise ConfigError(f"{where}: expected a function, or a text 'module:function', found {function!r:.80}")
     if "<" in name:
         raise ConfigError(
-            f"{where}: expected a function at the top of a module, which another process can import, found {name}"
+            f"{where}: expected a function at the top level of a module that another process can import, found {name}"
         )
     if module != "__main__":
         return {"module": module, "file": _loaded_from.get(module), "name": name}
@@ -64,8 +64,8 @@ def reference(function: Callable[..., Any] | str, where: str) -> dict[str, str |
     file = getattr(main, "__file__", None)
     if file is None:
         raise ConfigError(
-            f"{where}: expected a function that stands in a file, which another process can import, found {name}, "
-            "typed into this one"
+            f"{where}: expected a function that is defined in a file, which another process can import, found {name}, "
+            "defined interactively"
         )
     return {"module": Path(file).stem, "file": str(Path(file).resolve()), "name": name}
 
@@ -304,7 +304,9 @@ class Study:
             check_count("evaluate_every", self.evaluate_every, lowest=1)
         for variant, options in self.variants.items():
             if not isinstance(options, Mapping):
-                raise ConfigError(f"variants: {variant}: expected options by name, or {{}}, found {options!r:.80}")
+                raise ConfigError(
+                    f"variants: {variant}: expected a dict of options, which may be empty, found {options!r:.80}"
+                )
         self._check_data()
         self._check_seeds()
         self.declaration()

@@ -88,7 +88,10 @@ class Augmenter(Generic[T]):
             self._shared = self._draw(fields, self._updates - 1)
         shape, shared = self._shared
         if (found := self._shape(fields)) != shape:
-            raise SchemaError(f"augmenter: expected a batch {list(shape)}, as updated, found {list(found)}")
+            raise SchemaError(
+                f"augmenter: expected a batch of shape {list(shape)}, as in update_augmentations, "
+                f"found shape {list(found)}"
+            )
         draws = with_masks(shared, self._config, self._key(self._updates - 1, self._calls), shape, fields=set(fields))
         for name, fill in draws.fills.items():
             check_masked_as(name, fill, fields[name])

@@ -83,7 +83,7 @@ def check_rows(field: str, values: Array, *expected: int) -> None:
     if values.ndim < 2 or tuple(values.shape[: len(expected)]) != expected:
         wanted = ", ".join(str(size) for size in expected)
         raise SchemaError(
-            f"augment: {field}: expected shape [{wanted}, ...], as the draws have, found shape {tuple(values.shape)}"
+            f"augment: {field}: expected shape [{wanted}, ...], as in the draws, found shape {tuple(values.shape)}"
         )
 
 

@@ -216,7 +216,7 @@ class SharedStore:
             if number != count + 1:
                 other = "others" if number == count else f"number {number}"
                 has = f"client {client!r}: expected the rows of its write number {count + 1}, found {other}"
-                raise ConfigError(f"{has}; has another client its name?")
+                raise ConfigError(f"{has}; does another client have the same name?")
             done = (last.done or 0) if again and last is not None else 0
             if done:
                 columns = {name: values[done:] for name, values in columns.items()}

@@ -380,13 +380,13 @@ def read_message(read: Read, begin: int, size: int, *, guess: int = 4096) -> Mes
         return None
     body = begin + PREFIX_BYTES + length
     if body > size:
-        raise DataError(f"expected the head of a message before byte {size}, found it to end at {body}; it was cut")
+        raise DataError(f"expected the head of a message before byte {size}, found its end at {body}; it was cut")
     if len(memory) < PREFIX_BYTES + length:
         memory = memoryview(read(begin, body))
     flat = Flat.root(memory[PREFIX_BYTES : PREFIX_BYTES + length])
     end = body + flat.number(3, "<q")
     if not body <= end <= size:
-        raise DataError(f"expected the body of a message before byte {size}, found it to end at {end}; it was cut")
+        raise DataError(f"expected the body of a message before byte {size}, found its end at {end}; it was cut")
     table = flat.table(2)
     if flat.number(1, "<B") == _SCHEMA:
         _check_little(table)

@@ -178,7 +178,7 @@ def check_bytes(folder: Path, manifest: FilesManifest, advance: Callable[[int], 
     """
     wrong = []
     if _own_digest(read_json_object(folder / _STATE)) != manifest.own_digest:
-        wrong.append(f"{folder / _STATE}: expected what was written there, found something else")
+        wrong.append(f"{folder / _STATE}: expected the content that was written, found other content")
     for name, known in manifest.files.items():
         file = folder / name
         try:

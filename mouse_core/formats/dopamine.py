@@ -78,7 +78,7 @@ def read_dopamine(
     notes = ["Terminal states and time limits are one flag in this format; both are done 1."]
     absent = sorted(set(range(min(numbers), max(numbers))) - set(found))
     if absent:
-        notes.append(f"Checkpoints that are not there: {', '.join(map(str, absent[:20]))}.")
+        notes.append(f"Missing checkpoints: {', '.join(map(str, absent[:20]))}.")
     first, every = next(rows(parts[:1], 1, 1)), partial(rows, parts, batch_rows, stack_size)
     metadata = {"checkpoints": numbers}
     return RowStream.of_columns(name, "dopamine", first, every, notes=tuple(notes), format_metadata=metadata)

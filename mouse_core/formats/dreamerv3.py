@@ -110,7 +110,7 @@ def _find_streams(root: Path) -> list[list[_Chunk]]:
     followed = Counter(chunk.following for chunk in chunks.values() if chunk.following in chunks)
     if twice := [chunks[name].path.name for name, count in followed.items() if count > 1]:
         raise damaged(
-            root, f"expected chunks that follow one other chunk each, found {twice[:4]}, which follow several"
+            root, f"expected chunks that follow one other chunk each, found {twice[:4]}, which follow several chunks"
         )
     # A chunk that no other chunk links to begins a stream. Chunks that remain at the end form a circle.
     streams = []

@@ -113,7 +113,7 @@ def digest_of(function: Callable[..., Any], version: str, called: str) -> str:
         if not version:
             raise ConfigError(
                 f"{called}: expected a function whose result depends only on values that can be described, found "
-                f"{_name(function)}: {error}; pass version='1', and another version after each change"
+                f"{_name(function)}: {error}; pass version='1', and a new version after each change"
             ) from error
     while isinstance(function, partial):
         function = function.func

@@ -233,7 +233,7 @@ class TreeLayout(Aligned):
                 "defines what an episode is"
             )
         if not starred and (self.episodes is not None or self.nan_action or "*" in (self.numbers or {}).values()):
-            yield "expected '*' in paths, with episodes, nan_action or the number of an episode"
+            yield "with episodes, nan_action or the number of an episode, expected '*' in paths"
         if starred and (unlike := [path for path in self.leads() if "*" not in path]):
             yield f"expected '*' in the paths of observation and action, found {unlike}"
         if not any(ways[:3]):
@@ -801,7 +801,7 @@ def _hint(role: str, path: str, layout: TreeLayout) -> str:
     group = layout.group()
     below = path.split("/")[len(group.split("/")) if group else 0 :]
     place = "/".join([group, *below]).lstrip("/")
-    return f"; where that is no damage, leave_out=[{place!r}] reads the rest" if role == "metadata" else ""
+    return f"; if the data are not damaged, leave_out=[{place!r}] reads the rest" if role == "metadata" else ""
 
 
 def lengths_of(arrays: Sequence[Array], layout: TreeLayout, *, where: str) -> tuple[int, bool]:

@@ -695,7 +695,7 @@ def _shape(spec: Any, path: str, outer: int) -> tuple[int | None, ...] | None:
     if len(shape) < outer:
         raise SchemaError(
             f"observer: {path}: expected a table signature whose shapes begin with the axis of the sequence, found "
-            f"{list(shape)}; to_tensor_specs(spec, outer_dims=(None,)) makes one"
+            f"{list(shape)}; to_tensor_specs(spec, outer_dims=(None,)) makes such a signature"
         )
     return shape[outer:]
 

@@ -371,7 +371,9 @@ def key_of(name: str | Sequence[str]) -> Key:
 def _root_and_next(data: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
     """Return the arrays at the root, and the arrays in ``next``, by path."""
     if not isinstance(data.get("next"), Mapping):
-        raise SchemaError(f"data: expected arrays by name and 'next' with some more, found {list(data)}")
+        raise SchemaError(
+            f"data: expected a dict of arrays that has another dict of arrays as 'next', found {list(data)}"
+        )
     return _arrays_by_path({name: value for name, value in data.items() if name != "next"}), _arrays_by_path(
         data["next"]
     )
@@ -1492,7 +1494,7 @@ def _of_steps(steps: Any, capacity: int | None, cursor: int) -> tuple[Arrays, in
     """Return the arrays of steps by path, the capacity, and the position to write next."""
     if not isinstance(steps, Mapping) or not isinstance(steps.get("next"), Mapping):
         found = list(steps) if isinstance(steps, Mapping) else type(steps).__name__
-        raise SchemaError(f"steps: expected arrays by name and 'next' with some more, found {found}")
+        raise SchemaError(f"steps: expected a dict of arrays that has another dict of arrays as 'next', found {found}")
     arrays = {key: np.asarray(value) for key, value in by_path(steps).items()}
     used = _steps_shape({key: values.shape for key, values in arrays.items()}, "steps")[0]
     if not used:

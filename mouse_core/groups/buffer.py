@@ -1017,7 +1017,7 @@ class RolloutBuffer(BatchFiles):
             for uid in given:
                 if uid not in self._uids:
                     raise MissingRowError(
-                        f"give_up: expected the uids of some of {len(self._uids)}, found {uid!r:.100}"
+                        f"give_up: expected uids among those of {len(self._uids)} rollouts, found {uid!r:.100}"
                     )
             new = [uid for uid in dict.fromkeys(given) if uid not in self._given_up]
             if new:
@@ -1092,7 +1092,7 @@ class RolloutBuffer(BatchFiles):
             if number < (count := len(self._stored)) or batch_size is None:
                 return super().batch_at(number)
             if number > count:
-                raise ConfigError(f"index: expected at most {count}, the batch that comes next, found {number}")
+                raise ConfigError(f"index: expected at most {count}, the index of the next batch, found {number}")
             return self.create_and_store_batch(batch_size)
 
     # ------------------------------------------------------------------ end

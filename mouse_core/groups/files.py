@@ -509,8 +509,8 @@ def declare(root: Path, columns: Iterable[RolloutColumn] | None, *, sync: bool) 
     with storing(f"folder {root}"):
         if unfilled and next(root.glob("[!.]*/part-*.parquet"), None) is not None:
             raise ConfigError(
-                f"columns: expected a fill for the late column {unfilled[0]!r}, as groups of the folder are sealed and "
-                "do not wait for it, found none; fill=float('nan') shows where no value came"
+                f"columns: expected a fill for the late column {unfilled[0]!r}, since the folder has sealed groups, "
+                "which do not wait for its values, found none; fill=float('nan') marks missing values"
             )
     write_file(root / STATE / _NOTE, wanted.to_json().encode(), sync=sync)
     return wanted

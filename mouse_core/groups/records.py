@@ -527,7 +527,7 @@ class Versions:
         """Raise DataError if a rollout's version is newer than the version of the last ``set_latest``."""
         if self.is_ahead(version):
             raise DataError(
-                f"rollout {rollout_uid!r}: expected a version up to {self.latest!r}, as set_policy_version said, "
+                f"rollout {rollout_uid!r}: expected a version up to {self.latest!r}, the latest version that was set, "
                 f"found {version!r}"
             )
 
@@ -785,7 +785,9 @@ def with_columns(rollout: RolloutRecord, declared: Columns) -> RolloutRecord:
         return rollout
     for name in (*rollout.columns, *(name for turn in rollout.turns for name in turn.columns)):
         if declared[name].late:
-            raise DataError(f"{where}: expected the late column {name!r} by add_column, found it in the rollout")
+            raise DataError(
+                f"{where}: expected the late column {name!r} to be added by add_column, found it in the rollout"
+            )
     own = {name: declared[name].taken(given, None, where) for name, given in rollout.columns.items()}
     turns = tuple(
         [

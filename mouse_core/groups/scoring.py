@@ -112,7 +112,7 @@ def weights_of(retention: Retention, rows: HeldRollouts) -> npt.NDArray[np.float
         )
     given: npt.NDArray[np.float64] = weights.astype(np.float64)
     if not (np.isfinite(given) & (given >= 0)).all():
-        raise DataError(f"retention {name_of(retention)}: expected finite weights from 0, found others")
+        raise DataError(f"retention {name_of(retention)}: expected finite weights of 0 or more, found other weights")
     return given
 
 

@@ -262,7 +262,7 @@ def _compare(
     gone = sorted({"/".join(place[:2]) for place in by_place if place[:2] not in there} - index.gone)
     if gone:
         warnings.warn(
-            f"rollouts {root}: expected all files of sealed groups, found {len(gone)} gone, {gone[0]} first; their "
+            f"rollouts {root}: expected all files of sealed groups, found {len(gone)} missing, {gone[0]} first; their "
             "groups are left out",
             StoreWarning,
             stacklevel=4,

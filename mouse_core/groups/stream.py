@@ -48,9 +48,9 @@ class MicroBatch:
             if getattr(self, name) is not None:
                 check_count(name, getattr(self, name))
         if self.collate == "concatenate" and self.length is not None:
-            raise ConfigError(f"length: expected None with collate='concatenate', found {self.length!r}")
+            raise ConfigError(f"length: with collate='concatenate', expected None, found {self.length!r}")
         if self.collate == "pad" and self.length is None:
-            raise ConfigError("length: expected the tokens of a row with collate='pad', found None")
+            raise ConfigError("length: with collate='pad', expected the number of tokens in a row, found None")
         if self.length is not None and check_count("length", self.length) > tokens:
             raise ConfigError(f"length: expected at most max_tokens, {tokens}, found {self.length}")
 
@@ -135,7 +135,7 @@ def plan(lengths: npt.ArrayLike, count: int, kind: MicroBatch) -> list[list[list
     """See ``plan_micro_batches``."""
     given = np.asarray(lengths)
     if given.ndim != 1 or (given.size and (given.dtype.kind not in "iu" or given.min() < 0)):
-        raise DataError(f"lengths: expected the tokens of each example, found {lengths!r:.80}")
+        raise DataError(f"lengths: expected the number of tokens of each example, found {lengths!r:.80}")
     sizes: list[int] = given.tolist()
     for place, size in enumerate(sizes):
         if size > kind.row:

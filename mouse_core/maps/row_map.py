@@ -817,7 +817,9 @@ class RowMap:
         if (version := state.get("format")) != _FORMAT:
             raise StateError(f"state: expected format {_FORMAT}, found {version!r:.80} (of a newer release?)")
         if state.get("grows") is not self._keys.grows:
-            raise StateError(f"state: expected the state of a map with the capacity {self.capacity}, found another")
+            raise StateError(
+                f"state: expected the state of a map with the capacity {self.capacity}, found the state of another map"
+            )
         with self._held():
             parts = self._keys.loaded(state.get("keys")), self._values.loaded(state.get("values"))
             keys, values = Stored(parts[0], "keys"), Stored(parts[1], "values")

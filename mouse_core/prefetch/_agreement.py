@@ -168,7 +168,7 @@ class Agreement:
             if int(held) == self._held and int(index) >= at:
                 raise ConfigError(
                     f"ranks: expected all {self.ranks.count} to call refresh() before batch {at}, "
-                    f"found rank {rank} at batch {index} without"
+                    f"found rank {rank} at batch {index} without this call"
                 )
 
     def _check_waiting(self, missing: Sequence[int], waited: float, call: str, at: int, *, tell: bool) -> None:

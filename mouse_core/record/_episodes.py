@@ -502,7 +502,7 @@ class EpisodeWriter:
             RolloutError: No episode is running.
         """
         if self._step < 0:
-            raise RolloutError("record: expected reset() before step(), found no episode that runs")
+            raise RolloutError("record: expected reset() before step(), found no running episode")
         agents = None
         if self._gone is None and type(terminated) in _FLAGS and type(truncated) in _FLAGS:
             done = 1 if terminated else 2 if truncated else 0
@@ -535,7 +535,7 @@ class EpisodeWriter:
             codes = agent_codes(flags[0], flags[1], self._gone)[0]
         except ValueError as error:
             raise DataError(
-                "terminated, truncated: expected a flag, or a flag for each agent [A], alike in each step, found "
+                "terminated, truncated: expected a flag, or a flag for each agent [A], the same in each step, found "
                 f"{given!r:.80}: {error}"
             ) from error
         self._gone, self._is_cut = codes != 0, self._is_cut or bool((codes == TRUNCATED).any())

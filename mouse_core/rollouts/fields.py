@@ -107,7 +107,7 @@ def complete_fields(fields: Mapping[str, Any]) -> dict[str, RolloutField]:
             shape.
     """
     if not isinstance(fields, Mapping):
-        raise ConfigError(f"fields: expected a dict of names and RolloutFields or shapes, found {fields!r}")
+        raise ConfigError(f"fields: expected a dict from names to RolloutFields or shapes, found {fields!r}")
     if isinstance(fields, Spec) and fields.alignment != "outgoing":
         raise ConfigError(f"fields: expected a spec of alignment 'outgoing', found {fields.alignment!r}")
     made = {}
@@ -137,7 +137,7 @@ def _as_field(name: str, given: Any) -> RolloutField:
     dtype = np.dtype(given.dtype)
     vector = name in ("rewards", "values") and len(given.shape) == 1
     if given.shape not in ((), (1,)) and not vector:
-        hint = "; agents that end one by one are environments: num_envs=N * A" if name == "dones" else ""
+        hint = "; agents that end separately count as environments: num_envs=N * A" if name == "dones" else ""
         raise ConfigError(f"fields[{name!r}]: expected one number for each row, () or (1,), found {given.shape}{hint}")
     if (number_kind(dtype) == "f") == (name == "dones"):
         wanted = "a boolean or integer" if name == "dones" else "a floating"

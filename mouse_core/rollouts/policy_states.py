@@ -78,8 +78,8 @@ class PolicyStates:
                 tree_map(_check_same, row[place], self._memory[place], path=path)
             elif not self._all_said:
                 raise SchemaError(
-                    f"hidden_states: expected hidden states in every row, found them first in row {step}; if a policy "
-                    "has no state yet, (None, None) says so"
+                    f"hidden_states: expected hidden states in every row, found them first in row {step}; while a "
+                    "policy has no state, pass (None, None)"
                 )
         return row if said else None
 

@@ -263,8 +263,12 @@ class RolloutStorage:
             if not field.optional or field.mask or not self._step or (name in rows) == (name in self._present):
                 continue
             if name in rows:
-                raise SchemaError(f"{name}: expected it in every row or in none, found it first in row {self._step}")
-            raise MissingFieldError(f"{name}: expected it in every row or in none, found none in row {self._step}")
+                raise SchemaError(
+                    f"{name}: expected a value in every row or in none, found the first value in row {self._step}"
+                )
+            raise MissingFieldError(
+                f"{name}: expected a value in every row or in none, found no value in row {self._step}"
+            )
 
     @classmethod
     def motion_mimic(

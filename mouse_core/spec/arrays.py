@@ -1060,7 +1060,8 @@ def _padded_mask(mask: Array, nvec: Array, most: int, *, where: str) -> Array:
     rows = nvec.reshape(-1, nvec.shape[-1]) if nvec.ndim else nvec.reshape(1, 1)
     if not bool((rows == rows[0]).all()) or mask.shape[-1] != rows[0].sum():
         raise ConfigError(
-            f"{where}: expected a mask of {int(rows[0].sum())} booleans, or of {most} for each code, found {mask.shape}"
+            f"{where}: expected a mask of {int(rows[0].sum())} booleans, or of {most} booleans for each code, "
+            f"found {mask.shape}"
         )
     padded = np.zeros((*mask.shape[:-1], rows.shape[1], most), bool)
     begin = 0

@@ -50,7 +50,7 @@ def from_gymnasium(space: Any, *, where: str = "space") -> Any:
         items = parts.items() if isinstance(parts, Mapping) else enumerate(parts if parts is not None else ())
         return Composite({str(name): from_gymnasium(part, where=f"{where}/{name}") for name, part in items})
     if kind not in SPACES:
-        raise ConfigError(f"{where}: expected one of {list(SPACES)}, found {kind}; a wrapper can make it one")
+        raise ConfigError(f"{where}: expected one of {list(SPACES)}, found {kind}; a wrapper can convert it")
     try:
         return _leaf(kind, get)
     except (KeyError, OverflowError, TypeError, ValueError) as error:

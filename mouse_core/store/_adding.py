@@ -103,7 +103,7 @@ def episode_columns(
         raise DataError(
             f"observations: expected {count + 1} rows beside {count} rewards in a store of alignment 'arrived', "
             f"found {count}: the observation that the episode ended in is missing; a store of alignment 'outgoing' "
-            "does without it"
+            "does not need it"
         )
     alignment = alignment or ("arrived" if length > count else "outgoing")
     transitions = _leaves("actions", parts["actions"], declared)

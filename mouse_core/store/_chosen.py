@@ -277,7 +277,7 @@ class _Answers:
             answer = self._ask(episode)
             if not isinstance(answer, bool | np.bool_):
                 raise ConfigError(
-                    f"where: expected True or False of episode {episode['episode']}, found {answer!r:.80}"
+                    f"where: expected True or False for episode {episode['episode']}, found {answer!r:.80}"
                 )
             self._known[names[place]] = bool(answer)
         found = np.zeros(table.num_rows, np.bool_)

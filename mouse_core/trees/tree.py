@@ -142,7 +142,7 @@ def _settled(tree: Tree, worth: _Worth, group: list[int], vertices: Sequence[flo
                 return found
             steps *= 2
     raise ConfigError(
-        f"discount: expected less than 1 for a tree with cycles whose values do not settle in {steps} steps, "
+        f"discount: expected less than 1 for a tree with cycles whose values do not converge in {steps} steps, "
         f"found {discount}"
     )
 

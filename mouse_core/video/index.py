@@ -426,8 +426,8 @@ def _check_container(file: Path) -> None:
         if head[place:].startswith(sign) and (name != "MPEG-TS" or head.startswith(sign)):
             raise damaged(
                 file,
-                f"expected MP4 or MOV, found {name}; where its codec is one that is read (H.264, HEVC, AV1, VP9, "
-                "Motion JPEG), ffmpeg -i INPUT -map 0:v:0 -c copy OUTPUT.mp4 puts the same frames into one",
+                f"expected MP4 or MOV, found {name}; if its codec is supported (H.264, HEVC, AV1, VP9, "
+                "Motion JPEG), ffmpeg -i INPUT -map 0:v:0 -c copy OUTPUT.mp4 copies the frames into an MP4 file",
             )
 
 

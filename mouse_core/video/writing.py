@@ -140,7 +140,9 @@ class VideoCodec:
         ]
         if odd:
             full = "yuv444p" if "yuv444p" in formats else "another codec"
-            raise ConfigError(f"video: {found}: expected even sides, found {shape[0]}x{shape[1]}; {full} takes any")
+            raise ConfigError(
+                f"video: {found}: expected even sides, found {shape[0]}x{shape[1]}; {full} accepts any size"
+            )
         return found
 
     def _check_sides(self, shape: tuple[int, int, int]) -> None:
@@ -151,7 +153,7 @@ class VideoCodec:
         if shape[0] < height or shape[1] < width:
             raise ConfigError(
                 f"video: {self.codec}: expected frames of at least {height}x{width} (height x width), found "
-                f"{shape[0]}x{shape[1]}; h264 and vp9 take any"
+                f"{shape[0]}x{shape[1]}; h264 and vp9 accept any size"
             )
 
     def options(self, width: int) -> dict[str, str]:
@@ -185,7 +187,9 @@ def _formats(codec: str) -> frozenset[str]:
     try:
         return frozenset(one.name for one in av.Codec(name, "w").video_formats)
     except ValueError as error:
-        raise ImportError(f"video: expected the encoder {name} in PyAV, found none; its own wheels have it") from error
+        raise ImportError(
+            f"video: expected the encoder {name} in PyAV, found none; PyAV's own wheels include it"
+        ) from error
 
 
 class VideoWriter:
@@ -242,8 +246,9 @@ class VideoWriter:
             raise DataError(f"{self.path}: expected frames of {wanted}, found {frames.dtype} {list(frames.shape[1:])}")
         if self.dtype != np.uint8 and frames.size and frames.max() > self._largest:
             raise DataError(
-                f"{self.path}: expected numbers up to {self._largest}, which {self.pixel_format} holds, found "
-                f"{frames.max()}; png holds any"
+                f"{self.path}: expected numbers up to {self._largest}, the largest number in "
+                f"{self.pixel_format}, found "
+                f"{frames.max()}; png can store any number"
             )
         with self._said():
             for frame in frames:

@@ -361,7 +361,7 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "parts": (
         {"observations": {"a": np.zeros(5), "b": np.zeros(4)}},
         DataError,
-        r"the same in all parts, found {\"observations\['a'\]\": 5, \"observations\['b'\]\": 4}",
+        r"equally many in all parts, found {\"observations\['a'\]\": 5, \"observations\['b'\]\": 4}",
     ),
     "actions": ({"actions": np.zeros((5, 2), np.float32)}, DataError, "actions: expected 4 rows .*found 5"),
     "infos": ({"infos": {"x": np.zeros(3)}}, DataError, r"infos\['x'\]: expected 4 or 5 rows .*found 3"),

@@ -252,7 +252,7 @@ def test_an_upload_never_takes_the_place_of_another_store(server, options, tmp_p
         with DatasetStore.open(tmp_path / name, "a") as store:
             store.extend(regular(first * ROWS))
     upload(tmp_path / "one", url, reaching=reaching)
-    with pytest.raises(ConfigError, match="from a folder that was copied, only one goes on"):
+    with pytest.raises(ConfigError, match="of two copies of a folder, only one can continue the upload"):
         upload(tmp_path / "copy", url, reaching=reaching)
     assert main(["upload", str(tmp_path / "one"), f"file://{tmp_path}/sent"]) == 0
     file = next((tmp_path / "one" / "segments").iterdir())
@@ -261,7 +261,7 @@ def test_an_upload_never_takes_the_place_of_another_store(server, options, tmp_p
         upload(tmp_path / "one", "s3://data/damaged", reaching=reaching)
     for number, name in enumerate(("state.json", "dataset_dict.json", "part-0.parquet", "data/0.parquet")):
         server.put(f"data/beside-{number}/{name}", b"{}")
-        with pytest.raises(ConfigError, match=rf"found other rows \({name}\), which would not be seen any more"):
+        with pytest.raises(ConfigError, match=rf"found other rows \({name}\), which readers would no longer see"):
             upload(tmp_path / "two", f"s3://data/beside-{number}", reaching=reaching)
 
 
@@ -496,7 +496,7 @@ def test_files_without_digests_of_their_pages_are_warned_of_where_they_are_large
 
     monkeypatch.setattr(rows, "_MUCH", 1000)
     send(server, folder, "copied")
-    with pytest.warns(StoreWarning, match=r"each of 2 files, [\d,]+ bytes in all, is read as a whole"):
+    with pytest.warns(StoreWarning, match=r"each of 2 files, [\d,]+ bytes in all, is read completely"):
         DatasetStore.open(URL, **options)
     DatasetStore.open(URL, verify=False, **options)
     send(server, folder, "uploaded")

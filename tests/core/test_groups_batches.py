@@ -117,7 +117,7 @@ def test_bad_calls() -> None:
     with pytest.raises(DataError, match="rollouts: expected a RolloutRecord at 0, found 3"):
         make_examples([3], [1.0])  # type: ignore[list-item]
     for lengths in ([3, "x"], [1.5], [-1], [[3]]):
-        with pytest.raises(DataError, match="lengths: expected the tokens of each example, found"):
+        with pytest.raises(DataError, match="lengths: expected the number of tokens of each example, found"):
             plan_micro_batches(lengths, 2, max_tokens=8)  # type: ignore[arg-type]
     with pytest.raises(DataError, match="expected an RLExample at 0, found 3"):
         pack([3], 4)  # type: ignore[list-item]

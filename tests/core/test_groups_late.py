@@ -169,7 +169,9 @@ def test_a_folder_waits_for_what_was_declared_when_its_groups_were_sealed(tmp_pa
     with opened(tmp_path, batch_maker=InOrder()) as buffer:
         buffer.add_rollouts([rollout(n, reward=1.0) for n in range(3)])
     # One group is sealed, and would have zeros that nobody said; rewards are with their rollouts.
-    with pytest.raises(ConfigError, match=r"expected a fill for the late column 'reference', as groups .* are sealed"):
+    with pytest.raises(
+        ConfigError, match=r"expected a fill for the late column 'reference', since the folder has sealed groups"
+    ):
         opened(tmp_path, [RolloutColumn("reference", late=True), *REWARD])
     reference = RolloutColumn("reference", late=True, fill=float("nan"))
     for _ in range(2):
@@ -324,7 +326,7 @@ def test_what_a_judge_never_scores_can_be_given_up(tmp_path: Path) -> None:
         buffer.flush()  # r50 is a group of its own file, and of the problem of r0 and r1
         buffer.add_column("reward", {"r0": 0.0, "r1": 1.0, "r2": 1.0})
         assert buffer.create_and_store_batch(3) is None
-        with pytest.raises(MissingRowError, match="give_up: expected the uids of some of 6, found 'r9'"):
+        with pytest.raises(MissingRowError, match="give_up: expected uids among those of 6 rollouts, found 'r9'"):
             buffer.give_up(["r3", "r9"])
         assert buffer.waiting_for()["reward"].uids == ("r3", "r4", "r50")
         assert buffer.give_up(["r3", "r50"]) == 2

@@ -77,8 +77,8 @@ def test_what_cannot_be_planned() -> None:
     for options, wanted in [
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": 8, "collate": "stack"}, r"expected one of \['pack', 'pad', 'concatenate'\], found 'stack'"),
-        ({"max_tokens": 8, "collate": "pad"}, "length: expected the tokens of a row"),
-        ({"max_tokens": 8, "collate": "concatenate", "length": 4}, "length: expected None"),
+        ({"max_tokens": 8, "collate": "pad"}, "length: with collate='pad', expected the number"),
+        ({"max_tokens": 8, "collate": "concatenate", "length": 4}, "length: with collate='concatenate', expected None"),
         ({"max_tokens": 8, "length": 9}, "length: expected at most max_tokens, 8, found 9"),
         ({"max_tokens": 8, "max_examples": 0}, "max_examples"),
     ]:
@@ -290,7 +290,7 @@ def test_states_of_others_are_refused(root: Path, tmp_path: Path) -> None:
     with filled(tmp_path / "other", batches=0) as buffer:
         stream = RolloutStream(buffer, 50, batch_size=4)
         stream.load_state_dict(state)
-        with pytest.raises(ConfigError, match="index: expected at most 0, the batch that comes next, found 1"):
+        with pytest.raises(ConfigError, match="index: expected at most 0, the index of the next batch, found 1"):
             next(stream)
         assert not buffer.batches
 

@@ -193,7 +193,7 @@ def test_inspect_names_all_episodes_that_cannot_be_read(tmp_path: Path, capsys: 
     for message, why in zip(said, ("expected a timestamp", "cannot be decoded", "expected a frame at"), strict=True):
         assert why in message
     (rate,) = [one.message for one in report.findings if one.code == "off-rate"]
-    assert rate.endswith("fps (10) say, first frame 5 of episode 4, at 0.4000 s")
+    assert rate.endswith("fps (10) give, first frame 5 of episode 4, at 0.4000 s")
     assert (report.episodes.count, report.rows) == (2, 11)
     assert main(["inspect", str(root), "--final", "drop", "--strict"]) == 1
     assert "episode 3: " in capsys.readouterr().out.replace("\n", " ")
@@ -270,7 +270,7 @@ def test_a_tolerance_takes_frames_that_are_further_away(tmp_path: Path) -> None:
     )
     set_times(root, lambda times: pa.array(times + np.float32(0.003), pa.float32()))
     for videos in ("frames", "pixels"):
-        with pytest.raises(DataError, match=r"at 0\.\d030 s, .*; tolerance=0\.003\d \(--tolerance\) takes it"):
+        with pytest.raises(DataError, match=r"at 0\.\d030 s, .*; tolerance=0\.003\d \(--tolerance\) allows it"):
             read_lerobot(root, final="drop", videos=videos).to_table()
     with pytest.raises(DataError, match=r"expected an episode that can be read, found none.*tolerance="):
         read_lerobot(root, final="drop", skip_broken=True)

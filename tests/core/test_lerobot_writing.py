@@ -375,13 +375,13 @@ def called(name: str) -> Any:
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        ({"images": "raw"}, ConfigError, "expected videos, png or jpeg, as LeRobot has pictures, found 'raw'"),
+        ({"images": "raw"}, ConfigError, "expected videos, png or jpeg, the image formats of LeRobot, found 'raw'"),
         ({"frames_per_second": 0}, ConfigError, r"frames_per_second \(--fps\): expected a positive number"),
         ({"images": {"reward": "png"}}, ConfigError, "expected one of the image columns"),
         ({"shard_bytes": "many"}, ConfigError, r"shard_bytes \(--max-shard-size\): expected bytes"),
         (uneven, DataError, r"\['sometimes'\]: expected the same value in all episodes"),
         (missing, DataError, "expected all observations but the last, found rows marked as missing"),
-        (blind, DataError, f"column '{TOP}': expected a picture in every row, found 1 without"),
+        (blind, DataError, f"column '{TOP}': expected a picture in every row, found 1 rows without"),
         (without_action, DataError, "expected a column 'action'"),
         (DatasetMetadata("outgoing"), SchemaError, "expected rows of alignment 'arrived'"),
         (DatasetMetadata("arrived", tasks={5: "x"}), DataError, "expected tasks .5."),

@@ -257,12 +257,22 @@ def test_pictures_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     odd = pictures(4)[:, :47, :63]
     ragged = pa.array([[[[1, 2, 3]] * 2] * 2, [[[1, 2, 3]] * 3] * 2], pa.list_(pa.list_(pa.list_(pa.uint8()))))
     for columns, way, error, message in (
-        ({DEPTH: deep}, "video:hevc", DataError, "expected numbers up to 4095, which gray12le holds, found 4096; png"),
-        ({TOP: odd}, "video:h264", ConfigError, "expected even sides, found 47x63; yuv444p takes any"),
+        (
+            {DEPTH: deep},
+            "video:hevc",
+            DataError,
+            "expected numbers up to 4095, the largest number in gray12le, found 4096; png",
+        ),
+        ({TOP: odd}, "video:h264", ConfigError, "expected even sides, found 47x63; yuv444p accepts any"),
         ({TOP: ragged}, "png", DataError, "expected pixels of shape .* as in its first row, found"),
         ({"metadata_place": np.zeros((4, 2))}, "png", ConfigError, "expected columns of pictures"),
         ({TOP: np.zeros((4, 8, 8, 4), np.uint8)}, "video:h264", ConfigError, "expected frames of 1 or 3 channels"),
-        ({TOP: pictures(4)[:, :14]}, "video:hevc", ConfigError, "at least 16x16 .* found 14x64; h264 and vp9 take any"),
+        (
+            {TOP: pictures(4)[:, :14]},
+            "video:hevc",
+            ConfigError,
+            "at least 16x16 .* found 14x64; h264 and vp9 accept any",
+        ),
         ({TOP: pictures(4)[:, :, :30]}, "video:av1", ConfigError, "at least 4x32 .* found 48x30; h264 and vp9"),
     ):
         metadata = DatasetMetadata("arrived", fields=[Field(name, image=True) for name in columns if name == TOP])

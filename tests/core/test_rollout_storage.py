@@ -263,11 +263,15 @@ def test_masks_say_what_was_available() -> None:
 def test_optional_fields_are_in_all_rows_or_in_none() -> None:
     storage = small(extra=RolloutField((), optional=True))
     storage.add_transitions({**ROW, "extra": [1.0, 2.0]})
-    with pytest.raises(MissingFieldError, match="extra: expected it in every row or in none, found none in row 1"):
+    with pytest.raises(
+        MissingFieldError, match="extra: expected a value in every row or in none, found no value in row 1"
+    ):
         storage.add_transitions(ROW)
     storage.clear()
     storage.add_transitions(ROW)
-    with pytest.raises(SchemaError, match="extra: expected it in every row or in none, found it first in row 1"):
+    with pytest.raises(
+        SchemaError, match="extra: expected a value in every row or in none, found the first value in row 1"
+    ):
         storage.add_transitions({**ROW, "extra": [1.0, 2.0]})
     assert storage.step == 1
 

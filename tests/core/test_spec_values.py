@@ -302,7 +302,7 @@ def test_a_mask_can_be_changed() -> None:
     assert sorted(map(tuple, joined.enumerate().tolist())) == [(0, 1), (2, 1)]
     assert joined.one_hot().mask.tolist() == [True, False, True, False, True]
     assert joined.with_mask(joined.mask) == joined
-    with pytest.raises(ConfigError, match="expected a mask of 5 booleans, or of 3 for each code"):
+    with pytest.raises(ConfigError, match="expected a mask of 5 booleans, or of 3 booleans for each code"):
         joined.with_mask(np.ones(4, bool))
     with pytest.raises(ConfigError, match="allows a choice at every place"):
         MultiOneHot([2, 2], mask=np.array([1, 1, 0, 0], bool))
@@ -475,7 +475,7 @@ def test_bounds_are_those_of_the_dtype() -> None:
         assert from_json(json.dumps(none.to_json())) == none, "of no places"
     assert wide.project([[2.0**65, -3.0]]).tolist() == [[2**64 - 1, 1]]
     assert Composite({"a": Unbounded()}).astype("float16").dtype == {"a": np.float16}
-    with pytest.raises(ConfigError, match="expected bounds that int8 holds"):
+    with pytest.raises(ConfigError, match="expected bounds that int8 can represent"):
         Bounded(0, 500, dtype="int32").astype("int8")
 
 

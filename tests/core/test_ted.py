@@ -149,7 +149,7 @@ def test_what_a_layout_cannot_hold_is_refused() -> None:
     with pytest.raises(SchemaError, match=r"next\.info: expected the same key at the root or in reward_keys"):
         TED2Flat(data)
     same(Flat2TED(TED2Flat(data, reward_keys=("reward", "info")), reward_keys=("reward", "info")), data)
-    with pytest.raises(SchemaError, match="expected arrays by name and 'next'"):
+    with pytest.raises(SchemaError, match="expected a dict of arrays that has another dict"):
         TED2Flat({"observation": np.zeros(3)})
     flat = TED2Flat(steps([4, 3]))
     flat["observation"] = flat["observation"][:-1]

@@ -569,7 +569,7 @@ def test_a_view_that_is_empty_for_now_waits_for_rows() -> None:
         (lambda store: store.where(step_id=1), "found 'step_id'; a column of the steps"),
         (lambda store: store.where(length="long"), "length: expected a value of type int64"),
         (lambda store: store.where(length=(1, 2, 3)), "range"),
-        (lambda store: store.where(lambda episode: None), "expected True or False of episode 0, found None"),
+        (lambda store: store.where(lambda episode: None), "expected True or False for episode 0, found None"),
         (lambda store: store.where(length=(100, None)), r"where\(length=\(100, None\)\): .* 3 episodes, found none"),
         (lambda store: store.where(length=3).where(length=4), "store's 1 episodes, found none"),
         (lambda store: store.best(0), "best: expected a share"),

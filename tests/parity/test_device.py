@@ -249,7 +249,7 @@ def test_batches_of_several_replays_are_those_of_the_host(make: Make) -> None:
         ({"row": {}}, SchemaError, "at least one field, found {}"),
         ({"row": {"reward": 0.0}, "slices": Slices(sequence_length=3)}, MissingFieldError, "or a field 'done', found"),
         ({"slices": Slices(sequence_length=3, end_key="over")}, MissingFieldError, "found 'over'"),
-        ({"slices": Slices(sequence_length=3, traj_key="reward")}, SchemaError, "expected integers as numbers of"),
+        ({"slices": Slices(sequence_length=3, traj_key="reward")}, SchemaError, "expected integers as trajectory ids"),
         (
             {"slices": Slices(sequence_length=3, pad=0.5)},
             ConfigError,

@@ -238,7 +238,7 @@ def test_only_some_runs_are_taken(tmp_path: Path, capsys: pytest.CaptureFixture[
     results = study(**told).run(tmp_path, only=["b/*/11"], jobs=2, progress=True)
     assert [run.run for run in results.runs] == ["b/numpy/11"]
     assert "b/numpy/11" in capsys.readouterr().err
-    with pytest.raises(ConfigError, match=r"expected VARIANT/FRAMEWORK/SEED of some run, as a/numpy/0 is, found 'c'"):
+    with pytest.raises(ConfigError, match=r"expected VARIANT/FRAMEWORK/SEED of a run, such as a/numpy/0, found 'c'"):
         study(**told).run(tmp_path, only=["c"])
 
 
@@ -246,7 +246,7 @@ def test_what_cannot_be_declared_is_refused() -> None:
     for changed, message in (
         ({"frameworks": {"tensorflow": trained.train}}, "frameworks: expected torch, jax or numpy"),
         ({"frameworks": {}}, "frameworks: expected one or more"),
-        ({"frameworks": {"numpy": lambda context: None}}, "expected a function at the top of a module"),
+        ({"frameworks": {"numpy": lambda context: None}}, "expected a function at the top level of a module"),
         ({"frameworks": {"numpy": "train"}}, "expected a function, or a text 'module:function', found 'train'"),
         ({"variants": {"a/b": {}}}, "variants: expected names of letters"),
         ({"variants": {"a": {"rate": np.float32(1)}}}, r"variants\['a'\]\['rate'\]: expected numbers, texts"),
@@ -256,7 +256,7 @@ def test_what_cannot_be_declared_is_refused() -> None:
         ({"steps": 0}, "steps"),
         ({"seeds": 3}, "seeds: expected a list of integers, found 3"),
         ({"seeds": [2**63]}, r"seeds: expected integers below 2\*\*63"),
-        ({"variants": {"a": None}}, "variants: a: expected options by name, or {}, found None"),
+        ({"variants": {"a": None}}, "variants: a: expected a dict of options, which may be empty, found None"),
         ({"batches": 3}, "batches: expected the loader's options by name, .* found 3"),
         ({"store": ""}, "store: expected the path of data, .* found ''"),
         ({"store": {"format": "minari"}}, "store: expected the path of data, .* found {'format'"),
@@ -302,7 +302,7 @@ def test_what_a_training_gives_wrong_is_named(tmp_path: Path) -> None:
     errors = {run.framework: str(run.error) for run in mouse_study.load_study(file).run(tmp_path / "out", jobs=2).runs}
     objects = errors.pop("numpy-objects")
     assert objects.startswith("ConfigError: batches: expected arrays by name")
-    assert objects.endswith("digest=False declares a study without")
+    assert objects.endswith("digest=False declares a study without digests")
     assert errors == {
         "numpy-nothing": "ConfigError: nothing: expected a Training as result, found NoneType",
         "numpy-texts": "ConfigError: loss: expected a number, or an array with one element, found str",

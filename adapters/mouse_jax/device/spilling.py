@@ -101,7 +101,7 @@ class Spill:
                 raise
             raise ConfigError(
                 "spill: expected a call outside of jax.vmap, found a call inside; return the rows from the mapped "
-                "function, and write all of them outside, with one more name in axes"
+                "function, and write all of them outside, with a name for the mapped axis in axes"
             ) from error
 
     def __enter__(self) -> Self:
@@ -138,7 +138,10 @@ class Spill:
         for key, value in flatten(as_dicts(rows)).items():
             name = key if isinstance(key, str) else "_".join(map(str, key))
             if name in columns:
-                raise SchemaError(f"spill: expected columns of different names, found {name!r} twice, joined by '_'")
+                raise SchemaError(
+                    f"spill: expected columns of different names, found {name!r} twice, after "
+                    f"nested keys are joined by '_'"
+                )
             try:
                 leaf = as_numbers(jnp.asarray(value))
             except TypeError as error:

@@ -117,7 +117,7 @@ def selected(runs: Sequence[str], only: Sequence[str]) -> list[str]:
         parts = pattern.split("/")
         fits = [run for run in runs if all(map(fnmatchcase, run.split("/"), parts)) and len(parts) <= 3]
         if not fits:
-            raise ConfigError(f"only: expected VARIANT/FRAMEWORK/SEED of some run, as {runs[0]} is, found {pattern!r}")
+            raise ConfigError(f"only: expected VARIANT/FRAMEWORK/SEED of a run, such as {runs[0]}, found {pattern!r}")
         chosen |= set(fits)
     return [run for run in runs if run in chosen]
 

@@ -281,7 +281,8 @@ class Worker:
         except (TypeError, DataError, RecursionError) as error:
             raise ConfigError(
                 "batches: expected arrays by name, whose digest shows that runs were given the same data, found "
-                f"{type(batch).__name__}: {' '.join(str(error).split()):.200}; digest=False declares a study without"
+                f"{type(batch).__name__}: {' '.join(str(error).split()):.200}; digest=False declares a study "
+                f"without digests"
             ) from error
 
     def _is_due(self, step: int, every: int | None) -> bool:

@@ -260,7 +260,7 @@ class NpzTree:
             wrong = [name for name in members if not name.endswith(_SUFFIX)]
             if wrong or len(set(members)) < len(members):
                 # Writers of npz files write each array once, one after another.
-                raise damaged(self.path, f"expected arrays of different names, found {wrong[:4] or 'one twice'}")
+                raise damaged(self.path, f"expected arrays of different names, found {wrong[:4] or 'a name twice'}")
         self._names = [name.removesuffix(_SUFFIX) for name in members]
 
     def finish(self, *, others: bool) -> None:

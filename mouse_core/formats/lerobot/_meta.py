@@ -77,7 +77,7 @@ def missed(time: float, found: float, frames_per_second: float, more: str = "") 
     """Return the error text for a frame whose time is out of tolerance; the text states a sufficient tolerance."""
     away = abs(found - time)
     hint = (
-        f"; tolerance={np.ceil(away * 1e4 + 1) / 1e4:g} (--tolerance) takes it" if away < 1 / frames_per_second else ""
+        f"; tolerance={np.ceil(away * 1e4 + 1) / 1e4:g} (--tolerance) allows it" if away < 1 / frames_per_second else ""
     )
     return f"expected a frame at {time:.4f} s, found the nearest at {found:.4f} s{more}{hint}"
 
@@ -581,7 +581,7 @@ _INDICES = ("episode_index", "length", "data/chunk_index", "data/file_index")
 _MOST = 2**48
 # A line for each episode.
 _MOST_LINES = 256 << 20
-_KILLED = "; of a recording that was killed, skip_broken=True (--skip-broken) reads the episodes that are whole"
+_KILLED = "; if the recording was interrupted, skip_broken=True (--skip-broken) reads its complete episodes"
 
 
 @dataclass(frozen=True)
@@ -711,7 +711,7 @@ def read_description(root: Path, *, skip_broken: bool = False) -> Description:
             why = f"expected {name} of {found}, as in meta/episodes, found {info[name]!r:.40}"
             if not skip_broken:
                 raise damaged(file, f"{why}{_KILLED}")
-            lost.append(f"{file}: {why}: what is not listed is left out")
+            lost.append(f"{file}: {why}: episodes and frames that are not listed are left out")
     stats = root / "meta" / "stats.json"
     tasks = _listed_tasks(root) if is_old else _tasks(root)
     return Description(

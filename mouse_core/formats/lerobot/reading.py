@@ -149,8 +149,9 @@ class Looking:
             yield (
                 "off-rate",
                 "warning",
-                f"{TIME}: {self.untimely:,} rows of {self.of_untimely:,} episodes were not recorded when their number "
-                f"and fps ({self._frames.described.frames_per_second:g}) say, first {self.first_untimely}",
+                f"{TIME}: {self.untimely:,} rows of {self.of_untimely:,} episodes were not recorded at the time that "
+                f"their frame number and fps ({self._frames.described.frames_per_second:g}) give, "
+                f"first {self.first_untimely}",
             )
 
     def _break(self, place: int, why: str, cause: Exception | None = None, key: str = "") -> None:

@@ -244,7 +244,7 @@ def _with_pixels(stream: RowStream, images: Any) -> tuple[RowStream, dict[str, t
     wanted = by_column(images)
     raw = [name for name, kept in wanted.items() if kept.way == "raw"]
     if raw:
-        raise ConfigError("images: expected videos, png or jpeg, as LeRobot has pictures, found 'raw'")
+        raise ConfigError("images: expected videos, png or jpeg, the image formats of LeRobot, found 'raw'")
     # Frames of videos are decoded as well, because LeRobot stores the frames of an episode in sequence.
     wanted = {name: replace(kept, codec=kept.codec or VideoCodec()) for name, kept in wanted.items()}
     try:

@@ -125,8 +125,9 @@ def public_url(url: str) -> str:
     # In Azure addresses, abfss://container@account, the part before the @ is not a user.
     if mark and (parts.scheme.lower() in ("http", "https", "s3", "s3a", "gs", "hf") or ":" in user):
         raise ConfigError(
-            f"{without_secrets(url)}: expected an address without a user name, found a user name; the environment or "
-            "storage_options= say who asks, as {'client_options': {'default_headers': {'authorization': ...}}}"
+            f"{without_secrets(url)}: expected an address without a user name, found a user name; pass credentials in "
+            "the environment or in storage_options=, such as "
+            "{'client_options': {'default_headers': {'authorization': ...}}}"
         )
     return urlunsplit((parts.scheme.lower(), parts.netloc, parts.path.rstrip("/"), "", ""))
 

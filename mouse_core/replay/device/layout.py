@@ -299,7 +299,7 @@ def _find_marks(fields: Mapping[FieldKey, Any], slices: Slices) -> EpisodeFields
             raise SchemaError(f"slices: {key!r}: expected one value a row, found {list(fields[key].shape)}")
     if ids is not None and kind_of(fields[ids].dtype) not in "iu":
         raise SchemaError(
-            f"slices: {ids!r}: expected integers as numbers of trajectories, found {fields[ids].dtype}; end_key= or "
+            f"slices: {ids!r}: expected integers as trajectory ids, found {fields[ids].dtype}; end_key= or "
             "traj_key= names the fields that count"
         )
     return marks

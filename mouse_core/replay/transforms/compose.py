@@ -121,8 +121,8 @@ class Compose:
             if number not in gathering and not isinstance(other, OnWrite | NextView):
                 behind = self.transforms[min(at for at in looking if at > number)]
                 raise ConfigError(
-                    f"transform: expected {behind!r:.60} before what may change the rows that it reads, and behind "
-                    f"nothing but NextView, found {other!r:.60} before it"
+                    f"transform: expected {behind!r:.60} before all transforms that may change the rows that it "
+                    f"reads, and after none but NextView, found {other!r:.60} before it"
                 )
         for at in gathering:
             if getattr(self.transforms[at], "done", "done") != self.done:
@@ -259,8 +259,8 @@ class OnWrite:
             if isinstance(part, Cast | Apply) and part.stored:
                 kind, stored = type(part).__name__, dict(part.stored)
                 raise ConfigError(
-                    f"OnWrite: expected {kind} without stored, found stored={stored}, which acts on rows on "
-                    "their way in by itself: leave OnWrite out"
+                    f"OnWrite: expected {kind} without stored, found stored={stored}, which already "
+                    "transforms rows when they are written: leave OnWrite out"
                 )
 
     @property

@@ -331,7 +331,7 @@ def _renamed(batch: Any, moves: Mapping[FieldKey, tuple[FieldKey, Any]]) -> Any:
             raise SchemaError(
                 f"Rename: expected no field {new!r} as the new name of {old!r}, found this field; "
                 f"Exclude({new!r}) before this "
-                "leaves it out"
+                "transform removes it"
             )
         batch = replaced(batch, {new: values})
     return batch

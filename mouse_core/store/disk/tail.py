@@ -264,7 +264,7 @@ def read_layout(path: str, read: Callable[[int, int], bytes]) -> TailLayout:
         raise damaged(path, f"expected 1..{_MOST_IN_A_BLOCK} rows with one checksum, found {block_rows!r:.40}")
     layout = TailLayout(columns, rows, identity, block_rows, bool(said["waits"]))
     if layout.description != described or not columns:
-        raise damaged(path, "expected a description of columns, found another")
+        raise damaged(path, "expected a description of columns, found other content")
     return layout
 
 

@@ -133,8 +133,8 @@ class StoreRows(StoreBackend):
     def _follow(self, manifest: Manifest) -> None:
         if any(tail.rows != 0 for tail in manifest.tails) and not self._version:
             warnings.warn(
-                f"{self._client.url}: rows that were not sealed when the folder was copied are not there; mouse upload "
-                "sends all that were flushed",
+                f"{self._client.url}: rows that were not sealed when the folder was copied are missing; mouse upload "
+                "sends all flushed rows",
                 StoreWarning,
                 stacklevel=2,
             )
@@ -168,9 +168,9 @@ class StoreRows(StoreBackend):
         size = sum(sealed.bytes for sealed in manifest.segments)
         if size > _MUCH and not self._client.exists(name_of_sums(manifest.segments[-1])):
             warnings.warn(
-                f"{self._client.url}: each of {len(manifest.segments):,} files, {size:,} bytes in all, is read as a "
-                "whole before its first row, as no digests of its pages lie beside it; mouse upload sends them, and "
-                "verify=False takes rows as they come",
+                f"{self._client.url}: each of {len(manifest.segments):,} files, {size:,} bytes in all, is read "
+                "completely before its first row, since the store has no digests of its pages; mouse upload sends "
+                "digests, and verify=False reads rows without a check",
                 StoreWarning,
                 stacklevel=2,
             )

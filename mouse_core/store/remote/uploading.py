@@ -85,9 +85,8 @@ def upload(
         new = [sealed for sealed in manifest.segments if sealed not in known]
         if any(sealed.number in numbers for sealed in new):
             raise ConfigError(
-                f"{client.url}: expected an earlier state of this store, found a store with other rows, from a "
-                "folder that was "
-                "copied, only one goes on"
+                f"{client.url}: expected an earlier state of this store, found a store with other rows; of two "
+                "copies of a folder, only one can continue the upload"
             )
         sent = _send(client, source, manifest, new, progress=progress)
         _send_sums(client, source, manifest, new)
@@ -130,7 +129,7 @@ def _check_free(client: FolderClient) -> None:
     if signs:
         raise ConfigError(
             f"{client.url}: expected no data, or an earlier state of this store, found other rows ({signs[0]}), which "
-            "would not be seen any more; choose another address"
+            "readers would no longer see; choose another address"
         )
 
 

@@ -126,7 +126,7 @@ def test_checkpoints_of_dopamine_have_the_same_stores(tmp_path: Path) -> None:
     for number in (0, 1, 3):
         write_dopamine(tmp_path / "x", atari(), number=number)
     rows = formats.open(tmp_path / "x", final="mark")
-    assert rows.notes[1:] == ("Checkpoints that are not there: 2.",)
+    assert rows.notes[1:] == ("Missing checkpoints: 2.",)
     for store in ("observation", "reward"):
         file = tmp_path / "x" / f"$store$_{store}_ckpt.1.gz"
         data = file.read_bytes()

@@ -168,7 +168,7 @@ def test_the_note_itself_is_verified(change: Any, tmp_path: Path) -> None:
     assert verify(tmp_path / "out").compared
     change(state)
     file.write_text(json.dumps(state))
-    with pytest.raises(DataError, match=r"state\.json: expected what was written there"):
+    with pytest.raises(DataError, match=r"state\.json: expected the content that was written"):
         verify(tmp_path / "out")
 
 
