@@ -340,7 +340,7 @@ class Study:
         if isinstance(store, Mapping):
             path = store.get("path")
         if not (store is None or callable(store) or (isinstance(path, str | os.PathLike) and os.fspath(path))):
-            raise ConfigError(f"store: expected the path of data, a dict with it, or a function, found {store!r:.80}")
+            raise ConfigError(f"store: expected a path, a dict with a 'path', or a function, found {store!r:.80}")
         if not isinstance(self.batches, Mapping) and not callable(self.batches):
             raise ConfigError(
                 f"batches: expected the loader's options by name, or a function that makes them, found "

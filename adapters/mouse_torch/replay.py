@@ -95,7 +95,9 @@ class ReplayBuffer(_InTorch, buffer.ReplayBuffer):
         self._kept = isinstance(storage, TensorStorage)
         super()._take_parts(storage, sampler, writer)
         if self._kept and self._target.type != "cpu" and not self.writer.ordered:
-            raise ConfigError(f"writer: expected a ring for rows on {self._target}, found {self.writer!r}")
+            raise ConfigError(
+                f"writer: for rows on {self._target}, expected a writer that keeps a ring, found {self.writer!r}"
+            )
 
     @property
     def keeps_tensors(self) -> bool:

@@ -240,7 +240,7 @@ def check_number(where: str, value: Any, *, above: bool = False) -> float:
     """Return ``value`` as a float if it is a finite number from 0, or above 0; raise ConfigError otherwise."""
     is_one = not isinstance(value, bool) and isinstance(value, int | float | np.number)
     if not is_one or not 0 <= value < math.inf or (above and not value):
-        raise ConfigError(f"{where}: expected a number {'above' if above else 'from'} 0, found {value!r:.80}")
+        raise ConfigError(f"{where}: expected a number {'above 0' if above else 'of 0 or more'}, found {value!r:.80}")
     return float(value)
 
 

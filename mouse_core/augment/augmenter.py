@@ -132,7 +132,7 @@ class Augmenter(Generic[T]):
             StateError: ``state`` is not a state of an augmenter; the augmenter has not changed.
         """
         if set(state) != _STATE_KEYS or any(type(value) is not int or value < 0 for value in state.values()):
-            raise StateError(f"state: expected {sorted(_STATE_KEYS)} as integers from 0, found {dict(state)}")
+            raise StateError(f"state: expected {sorted(_STATE_KEYS)} as integers of 0 or more, found {dict(state)}")
         try:
             self._seed = check_seed(state["seed"])
         except ConfigError as error:

@@ -261,7 +261,7 @@ class StoreServer:
             return {"error": "ConfigError", "message": "call: expected a hello with the client name", "count": 0}
         with self._change:
             if not self._change.wait_for(lambda: self._names.get(name, thread) is thread, _PATIENCE_S):
-                message = f"client: expected a name that no other client has, found {name!r}, which is connected"
+                message = f"client: expected a unique name, found {name!r}, the name of a connected client"
                 return {"error": "ConfigError", "message": message, "count": 0}
             self._names[name] = thread
         return None

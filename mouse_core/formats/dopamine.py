@@ -63,7 +63,7 @@ def read_dopamine(
         DataError: A file is damaged.
     """
     if batch_rows < 1 or stack_size < 1:
-        raise ConfigError(f"batch_rows, stack_size: expected positive numbers, found {batch_rows!r}, {stack_size!r}")
+        raise ConfigError(f"batch_rows, stack_size: expected positive integers, found {batch_rows!r}, {stack_size!r}")
     found = _checkpoints(Path(path))
     if not found:
         raise ConfigError(f"{path}: expected files $store$_observation_ckpt.<number>.gz, found none")

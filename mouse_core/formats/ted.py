@@ -910,7 +910,7 @@ def _ring(entries: Entries | Trajectories, steps: int) -> tuple[int, int, int, b
     n, lanes = shape[0], steps // shape[0]
     shift = _number(numbers.get("shift"), n, entries.name, "shift")
     if shift == 0 and not full:
-        raise damaged(entries.name, "shift: expected a place from 1 on in a ring that is not full, found 0")
+        raise damaged(entries.name, "shift: in a ring that is not full, expected a place of 1 or more, found 0")
     used = n if full or shift is None else shift
     length = _number(numbers.get("_len"), steps, entries.name, "len")
     return n, lanes, used if length is None else min(used, length // lanes), full

@@ -495,7 +495,9 @@ def _ragged(leaf: Leaf, features: Mapping[str, Feature], n: int, levels: int) ->
         flat = features.get(f"{leaf.name}/ragged_flat_values", [])
         lengths = features.get(f"{leaf.name}/ragged_row_lengths_0")
     if levels > 1 or (lengths is None and n != 1):
-        raise DataError(f"{where}: expected sequences of values, found sequences of sequences, which cannot be rows")
+        raise DataError(
+            f"{where}: expected sequences of values, found sequences of sequences, which rows cannot contain"
+        )
     counts = np.array([len(flat)]) if lengths is None else np.asarray(lengths)
     if counts.dtype.kind not in "iu" or len(counts) != n or (counts < 0).any():
         raise DataError(f"{where}: expected {n} lengths, found {len(counts)}")

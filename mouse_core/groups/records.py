@@ -158,7 +158,7 @@ class RolloutColumn:
         shape = tuple(self.shape) if isinstance(self.shape, Iterable) else (self.shape,)
         if not all(isinstance(size, int | np.integer) and size > 0 for size in shape):
             raise ConfigError(
-                f"column {self.name!r}: expected a shape of sizes from 1, found {self.shape!r:.80}; pad "
+                f"column {self.name!r}: expected a shape of positive sizes, found {self.shape!r:.80}; pad "
                 "values of different sizes, such as images, to the largest, and store their sizes in another column"
             )
         object.__setattr__(self, "shape", tuple(map(int, shape)))
@@ -971,7 +971,7 @@ class RLExample(ByValue):
         if self.turn_ids is not None:
             ids = np.asarray(self.turn_ids)
             if ids.shape != self.tokens.shape or (ids.size and (ids.dtype.kind not in "iu" or ids.min() < 0)):
-                raise DataError(f"{where}: expected turn_ids from 0 for each of {len(self.tokens)} tokens")
+                raise DataError(f"{where}: expected turn_ids of 0 or more for each of {len(self.tokens)} tokens")
             object.__setattr__(self, "turn_ids", own_array(ids, np.int32, self.turn_ids))
         for name, column in self.declared.items():
             count = {"token": len(self.tokens), "example": None, "turn": turns}[column.per]

@@ -98,7 +98,10 @@ class Mix:
             return [len(member.episode_starts) if member.num_rows else 0 for member in members]
         for name, weight, member in zip(self.names, weights, members, strict=True):
             if weight and not member.num_rows:
-                raise ConfigError(f"mixture: expected rows in every member with a weight, found {name!r} empty")
+                raise ConfigError(
+                    f"mixture: expected rows in every member whose weight is above 0, found "
+                    f"member {name!r} without rows"
+                )
         return [1] * len(members)
 
 
@@ -136,7 +139,7 @@ def _checked(weights: Any, names: Sequence[str]) -> tuple[int, ...]:
         weights = [weights[name] for name in names]
     given = listed("weights", weights)
     if len(given) != len(names) or not all(is_number(weight) and weight >= 0 for weight in given) or not any(given):
-        raise ConfigError(f"weights: expected {len(names)} numbers from 0, not all 0, found {given}")
+        raise ConfigError(f"weights: expected {len(names)} numbers of 0 or more, not all 0, found {given}")
     # 2 and 1, 1.0 and 0.5, 0.7 and 0.35 are the same weights, also in a fingerprint: they become 2 and 1.
     shares = [exact(weight if isinstance(weight, int | Fraction) else float(weight)) for weight in given]
     common = math.lcm(*(share.denominator for share in shares))

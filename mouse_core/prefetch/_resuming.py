@@ -94,8 +94,8 @@ def dropped_of(store: Any) -> str:
     if not gone:
         return ""
     return (
-        f"; the store has dropped its {gone:,} oldest rows (max_rows, max_bytes or clear), so that a state from before "
-        "cannot go on: keep a snapshot with their rows, or begin anew"
+        f"; the store has dropped its {gone:,} oldest rows (max_rows, max_bytes or clear), so a state from before "
+        "cannot continue: keep a snapshot with their rows, or start again"
     )
 
 

@@ -473,7 +473,7 @@ class Loader(Generic[T]):
     def _check_usable(self) -> None:
         refuse_traced("loader")
         if self._closed:
-            raise ClosedError("loader: expected an open loader, found it closed")
+            raise ClosedError("loader: expected an open loader, found a closed loader")
         if self._process is not None and self._process != os.getpid():
             raise ForkError(
                 f"loader: expected to be used in process {self._process}, found the forked child {os.getpid()}; "

@@ -111,7 +111,7 @@ class Prefetcher(ABC, Generic[T]):
         self.next_index += 1
         outcome = self._take()
         if outcome is None:
-            raise ClosedError("loader: expected an open loader, found it closed")
+            raise ClosedError("loader: expected an open loader, found a closed loader")
         if isinstance(outcome, Failed):
             self._error = outcome.error
             raise self._error

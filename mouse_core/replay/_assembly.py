@@ -213,7 +213,7 @@ def priorities_in(
         )
     values = values.astype(np.float64).reshape(-1)
     if not (np.isfinite(values) & (values >= 0)).all():
-        raise DataError(f"rows: field {key!r}: expected finite priorities from 0, found {values[:8].tolist()}")
+        raise DataError(f"rows: field {key!r}: expected finite priorities of 0 or more, found {values[:8].tolist()}")
     return values
 
 

@@ -176,7 +176,8 @@ class ReplayBufferEnsemble(BaseBuffer):
             for number, (member, share) in enumerate(zip(self.buffers, shares, strict=True)):
                 if share and not len(member):
                     raise ConfigError(
-                        f"sample: expected rows in every buffer with a share, found buffer {number} empty"
+                        f"sample: expected rows in every buffer whose share is above 0, found buffer {number} "
+                        f"without rows"
                     )
             before = [member._mark() for member in self.buffers]
             parts = []
@@ -197,7 +198,7 @@ class ReplayBufferEnsemble(BaseBuffer):
 
     def _refresh(self) -> None:
         if not self._grows:
-            raise no_store("members of which none has one")
+            raise no_store("members without a store")
         for member in self.buffers:
             if member._grows:
                 member._refresh()

@@ -145,7 +145,7 @@ def _as_field(name: str, given: Any) -> RolloutField:
     if name != "dones" and dtype.itemsize < 2:
         raise ConfigError(f"fields[{name!r}]: expected a dtype of at least 16 bits to compute with, found {dtype}")
     if name in ("rewards", "dones") and (given.optional or given.mask):
-        raise ConfigError(f"fields[{name!r}]: expected a field that every row has, found {given}")
+        raise ConfigError(f"fields[{name!r}]: expected a field without optional and mask, found {given}")
     return RolloutField(given.shape or (1,), dtype, given.optional, given.mask)
 
 

@@ -358,7 +358,7 @@ def find_extractors(amp_cfg: Any, fields: Mapping[str, RolloutField]) -> tuple[E
             raise ConfigError(f"amp_cfg: expected a function as {name}, found {call!r}")
         found.append(call)
     if "observations" not in fields or fields["observations"].optional:
-        raise ConfigError(f"amp_cfg: expected a field 'observations' beside it, found {list(fields)}")
+        raise ConfigError(f"amp_cfg: expected a field 'observations', found {list(fields)}")
     if "reference_observations" in fields and not fields["reference_observations"].mask:
         raise ConfigError("amp_cfg: expected reference_observations with mask=True, found none")
     return found[0], found[1]

@@ -165,7 +165,7 @@ def check_codes(unknown: Array, time_outs: Array | None, *, where: str) -> None:
     place = f"environment {others[0] if len(others) == 1 else others}, row {row}" if others else f"row {row}"
     wanted = "time_outs and final_values" if time_outs is None else "time_outs to be true"
     raise ConfigError(
-        f"{where}: expected {wanted}, as dones say 2 (truncated) at {place}; add 1 for ends that are to count as "
+        f"{where}: expected {wanted}, as dones are 2 (truncated) at {place}; use 1 for ends that are to count as "
         "terminations"
     )
 

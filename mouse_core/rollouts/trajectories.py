@@ -112,7 +112,9 @@ def split_and_pad_trajectories(
         SchemaError, ConfigError: Shapes do not match; see also ``trajectory_rows``.
     """
     if tuple(values.shape[:2]) != tuple(dones.shape[:2]):
-        raise SchemaError(f"values: expected [T, N, ...] as dones {tuple(dones.shape)}, found {tuple(values.shape)}")
+        raise SchemaError(
+            f"values: expected the axes [T, N] of dones {tuple(dones.shape)} in front, found {tuple(values.shape)}"
+        )
     rows, masks = trajectory_rows(dones, num_trajectories=num_trajectories)
     return take_rows(values, rows, masks), masks
 

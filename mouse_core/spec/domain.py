@@ -95,7 +95,7 @@ def reshaped(shape: Shape, to: Any) -> Change:
     if not is_dynamic(shape):
         return lambda array, ndim: array.reshape(_inferred(array.shape[:ndim], target) + array.shape[ndim:])
     if sorted(size for size in shape if size == -1) != sorted(size for size in target if size == -1):
-        raise ConfigError(f"reshape: expected the dynamic dimensions of {shape} to stay, found {target}")
+        raise ConfigError(f"reshape: expected as many dynamic dimensions (-1) as in {shape}, found {target}")
 
     def change(array: Array, ndim: int) -> Array:
         dynamic = next(size for size, declared in zip(array.shape, shape, strict=False) if declared == -1)

@@ -400,12 +400,10 @@ def parts_of(shares: Mapping[str, float], seed: int, by: str) -> dict[str, Split
     ends = np.cumsum([0.0, *shares.values()]).tolist()
     left = 1.0 - ends[-1]
     if not shares or left < -_ENOUGH:
-        raise ConfigError(f"split: expected shares of at most 1 in all, as train=0.9, found {dict(shares)}")
+        raise ConfigError(f"split: expected shares whose sum is at most 1, such as train=0.9, found {dict(shares)}")
     if left > _ENOUGH:
         if REST in shares:
-            raise ConfigError(
-                f"split: expected shares with the sum 1, as {REST!r} is one of them, found {dict(shares)}"
-            )
+            raise ConfigError(f"split: with the name {REST!r}, expected shares whose sum is 1, found {dict(shares)}")
         shares, ends = {**shares, REST: left}, [*ends, 1.0]
     ends[-1] = 1.0
     return {name: SplitRule(name, ends[at], ends[at + 1], seed, by) for at, name in enumerate(shares)}

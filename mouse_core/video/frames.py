@@ -146,7 +146,7 @@ class VideoFiles:
             wrong = there & ((frame < 0) | (video < 0))
             if wrong.any():
                 found = f"frame {frame[wrong][0]} of video {video[wrong][0]}"
-                raise RowError(int(rows[wrong][0]), f"expected numbers from 0 on, found {found}")
+                raise RowError(int(rows[wrong][0]), f"expected numbers of 0 or more, found {found}")
             numbers, place = np.unique(video[there], return_inverse=True)
             which[rows[there]] = len(indexes) + place.reshape(-1)
             frames[rows[there]] = frame[there]

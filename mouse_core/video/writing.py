@@ -65,7 +65,7 @@ class VideoCodec:
         if self.codec not in _ENCODERS:
             raise ConfigError(f"video: expected a codec, one of {list(_ENCODERS)}, found {self.codec!r}")
         if type(self.gop) is not int or self.gop < 1:
-            raise ConfigError(f"video: gop: expected a number of frames from 1 on, found {self.gop!r}")
+            raise ConfigError(f"video: gop: expected a number of frames of 1 or more, found {self.gop!r}")
         most = _MOST_CRF[self.codec]
         if self.crf is not None and not 0 <= self.crf <= most:
             raise ConfigError(f"video: crf: expected a number from 0 to {most} for {self.codec}, found {self.crf!r}")

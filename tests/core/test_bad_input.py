@@ -946,7 +946,7 @@ def test_use_after_close(workers: int, used: bool) -> None:
         lambda: loader.load_state_dict(state),
     ]
     for use in uses:
-        with pytest.raises(ClosedError, match="expected an open loader, found it closed") as caught:
+        with pytest.raises(ClosedError, match="expected an open loader, found a closed loader") as caught:
             use()
         assert isinstance(caught.value, RuntimeError)
     assert loader.state_dict() == state

@@ -271,7 +271,7 @@ def test_a_name_is_one_client(server: StoreServer, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("mouse_core.collect.server._PATIENCE_S", 0.1)
     client = StoreClient(server.address, "a")
     client.extend(numbered(0, 1))
-    with pytest.raises(ConfigError, match="expected a name that no other client has, found 'a'"):
+    with pytest.raises(ConfigError, match="expected a unique name, found 'a'"):
         StoreClient(server.address, "a", timeout_s=0)
     client.close()
     with StoreClient(server.address, "a") as again:

@@ -117,7 +117,7 @@ def test_T76_recorded_rows_and_then_fresh_ones() -> None:
     recorded, online = filled(40), ReplayBuffer(ArrayStorage(100))
     both = ReplayBufferEnsemble(recorded, online, p=Schedule({0: [1, 0], 2: [0.5, 0.5]}), batch_size=8)
     assert [both.sample()["buffer_ids"].sum() for _ in range(2)] == [0, 0]
-    with pytest.raises(ConfigError, match="found buffer 1 empty"):
+    with pytest.raises(ConfigError, match="found buffer 1 without rows"):
         both.sample()
     online.extend(rows(5))
     assert both.sample()["buffer_ids"].sum() == 4

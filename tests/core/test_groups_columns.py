@@ -32,7 +32,7 @@ from mouse_core.groups import (
         ({"per": "group"}, r"expected per among \['token', 'turn', 'example'\], found 'group'"),
         ({"dtype": "str"}, "expected the dtype of numbers"),
         ({"dtype": "float33"}, "expected the dtype of numbers"),
-        ({"shape": (0,)}, "expected a shape of sizes from 1"),
+        ({"shape": (0,)}, "expected a shape of positive sizes"),
         ({"dtype": "uint8", "fill": 256}, "expected fill as a value of uint8, found 256"),
         ({"dtype": "uint8", "fill": "a"}, "expected fill as a value of uint8"),
         ({"dtype": "bool", "fill": 1.5}, "expected fill as a value of bool"),

@@ -124,9 +124,9 @@ def test_advantages_are_exact_where_that_matters() -> None:
         ("baseline", "median", "expected one of ['mean', 'leave_one_out'] or None, found 'median'"),
         ("ddof", 2, "expected 0 or 1, found 2"),
         ("ddof", True, "expected 0 or 1, found True"),
-        ("eps", -1, "expected a number from 0, found -1"),
-        ("eps", "1e-4", "expected a number from 0, found '1e-4'"),
-        ("std_floor", math.nan, "expected a number from 0, found nan"),
+        ("eps", -1, "expected a number of 0 or more, found -1"),
+        ("eps", "1e-4", "expected a number of 0 or more, found '1e-4'"),
+        ("std_floor", math.nan, "expected a number of 0 or more, found nan"),
     ],
 )
 def test_options_that_cannot_be_used(option: str, value: Any, expected: str) -> None:

@@ -228,7 +228,7 @@ def test_cameras_are_kept_each_in_its_own_way(tmp_path: Path) -> None:
         ("jpeg:0", "expected one of"),
         ("png:9", "expected one of"),
         ("video:h263", r"expected a codec, one of \['h264', 'hevc', 'av1', 'vp9'\], found 'h263'"),
-        ("video:h264:gop=0", "gop: expected a number of frames from 1 on, found 0"),
+        ("video:h264:gop=0", "gop: expected a number of frames of 1 or more, found 0"),
         ("video:h264:crf=52", "crf: expected a number from 0 to 51 for h264, found 52"),
         ("video:h264:speed=1", r"expected options like \['gop=2', .* found 'speed=1'"),
         ("video:h264:gop=2:gop=3", "each once, found 'gop=3'"),

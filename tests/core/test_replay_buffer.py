@@ -487,7 +487,7 @@ def test_rows_may_bring_their_priority_along() -> None:
     buffer.append({"a": 4, "td_error": 1e12})
     assert set(buffer.sample(64)["index"].tolist()) == {4}
     for bad in (-1.0, float("nan"), float("inf")):
-        with pytest.raises(DataError, match="finite priorities from 0"):
+        with pytest.raises(DataError, match="finite priorities of 0 or more"):
             buffer.append({"a": 5, "td_error": bad})
     assert len(buffer) == 5
 

@@ -363,7 +363,7 @@ def test_arguments() -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             ReplayBufferEnsemble(*buffers, **options)
-    with pytest.raises(ConfigError, match="found buffer 1 empty"):
+    with pytest.raises(ConfigError, match="found buffer 1 without rows"):
         ReplayBufferEnsemble(buffer, ReplayBuffer(ArrayStorage(3))).sample(4)
     assert buffer.stats()["samples"] == 0
     assert len(ReplayBufferEnsemble(buffer, member(1))) == 40

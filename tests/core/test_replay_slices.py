@@ -556,7 +556,7 @@ GOLDEN = [[[8, 18, 26, 49], [12, 7, 24, 24]], [[4, 5, 33, 54], [4, 4, 19, 34]], 
 @pytest.mark.parametrize("sampler", [SliceSampler, SliceSamplerWithoutReplacement, PrioritizedSliceSampler])
 def test_environments_that_take_turns_are_told_of_ndim_2(sampler: Any, ends: dict[str, int], rows: int) -> None:
     more = {name: np.full(rows, value) for name, value in ends.items()}
-    says = r"'episode' come back behind others: rows of several env.*ndim=2"
+    says = r"'episode' recur after others: are these rows of several env.*ndim=2"
     strict = ReplayBuffer(ArrayStorage(18), sampler(sequence_length=4, pad=False), batch_size=2)
     strict.extend({"episode": np.arange(rows) % 6, **more})
     with pytest.raises(ConfigError, match=says):

@@ -149,7 +149,7 @@ def test_fields_are_what_the_spec_says() -> None:
         ),
         ({"rewards": RolloutField((), "int32")}, "expected a floating dtype, found int32"),
         ({"dones": RolloutField((), "float32")}, "expected a boolean or integer dtype"),
-        ({"dones": RolloutField((), "uint8", optional=True)}, "expected a field that every row has"),
+        ({"dones": RolloutField((), "uint8", optional=True)}, "expected a field without optional and mask"),
         ({"a": RolloutField((), mask=True), "a_mask": ()}, "a_mask exists already"),
         (
             Spec({"a": FieldSpec("a", np.dtype("float32"), ())}),

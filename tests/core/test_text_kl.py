@@ -86,7 +86,7 @@ def test_refusals() -> None:
         (lambda: AdaptiveKLController(0.1, target=1.0, horizon=9).update([math.nan]), "kl: expected one or more fin"),
         (lambda: AdaptiveKLController(0.1, target=1.0, horizon=9).update([]), "kl: expected one or more fin"),
         (lambda: AdaptiveKLController(0.1, target=1.0, horizon=9).update(1.0, count=45), "fewer than 5 horizons"),
-        (lambda: ConstantKLController(-1.0), "coef: expected a number from 0, found -1.0"),
+        (lambda: ConstantKLController(-1.0), "coef: expected a number of 0 or more, found -1.0"),
     ]:
         with pytest.raises(ConfigError, match=message):
             call()

@@ -252,7 +252,7 @@ def test_a_video_that_was_encoded_anew_is_another(rows: pa.Table, folder: Path, 
 def test_numbers_that_name_nothing_are_refused(rows: pa.Table, folder: Path) -> None:
     for frames, message in (
         ([0, 20], r"0\.mp4: expected frames 0 to 19, found frame 20"),
-        ([0, -1], r"expected numbers from 0 on, found frame -1 of video 0 at row 1"),
+        ([0, -1], r"expected numbers of 0 or more, found frame -1 of video 0 at row 1"),
     ):
         with pytest.raises(DataError, match=message):
             BatchSource(store_of(video_rows(folder, {TOP: frames}, videos=1), folder), 2, 1)[0]

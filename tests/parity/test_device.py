@@ -276,7 +276,7 @@ def test_what_cannot_be_made_is_refused_at_once(make: Make, options: Any, error:
 
 @pytest.mark.parametrize("beta", [-1, float("nan"), "x", torch.ones(2), jnp.ones(2)], ids=repr)
 def test_what_is_no_beta(beta: Any) -> None:
-    with pytest.raises(ConfigError, match=r"beta: expected a .*number from 0"):
+    with pytest.raises(ConfigError, match=r"beta: expected a .*number of 0 or more"):
         Priorities(beta=beta)
 
 
@@ -327,8 +327,8 @@ def test_priorities_that_cannot_be_are_refused(make: Make) -> None:
     with pytest.raises(ConfigError, match="beta: expected a replay with priorities"):
         plain.sample(beta=1)
     for index, values, error, words in (
-        ([0], [-1.0], DataError, "finite priorities from 0, found -1"),
-        ([0], [np.nan], DataError, "finite priorities from 0, found nan"),
+        ([0], [-1.0], DataError, "finite priorities of 0 or more, found -1"),
+        ([0], [np.nan], DataError, "finite priorities of 0 or more, found nan"),
         ([0], [1e15], DataError, "priorities up to .* of 12 rows"),
         ([4], [1.0], IndexError, r"slots in 0\.\.3, found 4"),
         ([0.0], [1.0], ConfigError, "expected integers"),

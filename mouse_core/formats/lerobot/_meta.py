@@ -877,7 +877,7 @@ def _listed_episodes(root: Path, cameras: Sequence[str], info: Mapping[str, Any]
     file = root / "meta" / "episodes.jsonl"
     size = info.get("chunks_size", 1000)
     if not is_whole(size) or size < 1:
-        raise damaged(root / "meta" / "info.json", f"expected chunks_size from 1 on, found {size!r:.40}")
+        raise damaged(root / "meta" / "info.json", f"expected chunks_size of 1 or more, found {size!r:.40}")
     entries = _lines(file, ("episode_index", "length"))
     if not entries:
         raise damaged(file, "expected episodes, found none")
@@ -904,7 +904,7 @@ def _lines(file: Path, numbers: Sequence[str]) -> list[Mapping[str, Any]]:
             for name in numbers:
                 if not is_whole(entry.get(name)) or not 0 <= entry[name] < _MOST:
                     raise damaged(
-                        file, f"expected {name} from 0 on, found {entry.get(name)!r:.40}", at=f"line {place + 1}"
+                        file, f"expected {name} of 0 or more, found {entry.get(name)!r:.40}", at=f"line {place + 1}"
                     )
             entries.append(entry)
     return entries
@@ -919,7 +919,7 @@ def _numbers(batch: pa.RecordBatch, name: str, file: Path) -> list[Any]:
         raise damaged(file, f"{name}: expected numbers, found {column.type} with {column.null_count} nulls")
     values: list[Any] = column.to_pylist()
     if any(not 0 <= value < _MOST for value in values):
-        raise damaged(file, f"{name}: expected numbers from 0 on, found {min(values)} to {max(values)}")
+        raise damaged(file, f"{name}: expected numbers of 0 or more, found {min(values)} to {max(values)}")
     return values
 
 

@@ -297,12 +297,14 @@ class Asking:
         except (CancelledError, asyncio.CancelledError, RuntimeError) as error:
             if loop.is_running() and not isinstance(error, CancelledError | asyncio.CancelledError):
                 raise
-            raise ClosedError(f"{self._name}: the program ends, and reads nothing more") from None
+            raise ClosedError(f"{self._name}: the program is ending, so nothing more is read") from None
 
     def _running(self) -> asyncio.AbstractEventLoop:
         with self._lock:
             if is_forked():
-                raise ForkError(f"{self._name}: expected a process of which no parent had made requests, found another")
+                raise ForkError(
+                    f"{self._name}: expected a process whose parents made no requests, found a fork after requests"
+                )
             if self._loop is None:
                 self._loop, self._forks = _counted(asyncio.new_event_loop(), self._telling), forks()
                 _begun[:] = _begun or [self._forks]

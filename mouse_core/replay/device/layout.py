@@ -189,7 +189,7 @@ def _composed(transform: Any, alignment: Alignment) -> Compose | None:
             "changes rows that are written": (
                 part.stored if isinstance(part, Cast | Apply) else getattr(part, "inverse", None)
             ),
-            "makes one shape of rows that differ in length, which are not on a device": isinstance(part, Pad),
+            "pads rows of different lengths, which a device does not store": isinstance(part, Pad),
         }
         means = next((what for what, is_so in refused.items() if is_so), None)
         if means is not None:

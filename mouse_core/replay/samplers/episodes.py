@@ -469,6 +469,6 @@ STATE = ("steps", "counts", "begins", "ids", "ended", "next_ids")
 def of_turns(key: FieldKey) -> str:
     """Return the hint of an error or warning about a field whose trajectory numbers recur after other numbers."""
     return (
-        f"numbers of {key!r} come back behind others: rows of several environments? A storage with ndim=2 takes "
-        "[time, env], each environment a stream of its own"
+        f"numbers of {key!r} recur after others: are these rows of several environments? A storage with ndim=2 takes "
+        "[time, env] and keeps environments apart"
     )

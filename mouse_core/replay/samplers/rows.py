@@ -526,7 +526,7 @@ class StalenessSampler(BaseSampler):
         weights = np.asarray(self._weight(staleness), np.float64)
         if weights.shape != staleness.shape or not (np.isfinite(weights) & (weights >= 0)).all():
             raise DataError(
-                f"sample: weight: expected {list(staleness.shape)} finite weights from 0, found {weights!r:.80}"
+                f"sample: weight: expected {list(staleness.shape)} finite weights of 0 or more, found {weights!r:.80}"
             )
         sums: Floats = np.cumsum(weights)
         if not sums[-1] > 0:

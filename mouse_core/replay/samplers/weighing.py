@@ -218,7 +218,7 @@ def weighed(priority: npt.NDArray[Any], capacity: int, alpha: float, eps: float)
     # NaN fails every comparison, and comes through the minimum.
     if narrow.size and not (narrow.min() >= 0 and narrow.max() < np.inf):
         wrong = ~((narrow >= 0) & (narrow < np.inf))
-        raise _refusal("finite priorities from 0", priority, wrong, alpha, eps)
+        raise _refusal("finite priorities of 0 or more", priority, wrong, alpha, eps)
     tables = powers(alpha)
     weights: Int64s = _weighed(narrow, eps, tables)
     most = largest_weight(capacity, tables)
@@ -329,7 +329,7 @@ def check_beta(value: Any) -> None:
     if not (hasattr(value, "dtype") and hasattr(value, "ndim")) or isinstance(value, np.generic):
         check_number("beta", value)
     elif value.ndim or kind_of(value.dtype) not in "iuf":
-        raise ConfigError(f"beta: expected a number from 0, found an array of {value.dtype} {list(value.shape)}")
+        raise ConfigError(f"beta: expected a number of 0 or more, found an array of {value.dtype} {list(value.shape)}")
 
 
 def check_eps(value: Any) -> float:

@@ -141,7 +141,7 @@ def steps_of(values: Array, *, where: str, key: FieldKey) -> tuple[int, int]:
     if values.ndim < 2:
         # A buffer cannot read the following steps for returns, because their number is not known in advance.
         if where == "ReturnsToGo":
-            otherwise = "sum when episodes are written: OnWrite(ReturnsToGo(...))"
+            otherwise = "compute returns when episodes are written, with OnWrite(ReturnsToGo(...))"
         else:
             otherwise = "give the transform to a buffer, which reads the steps that it needs"
         raise SchemaError(

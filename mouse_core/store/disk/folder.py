@@ -343,7 +343,7 @@ def _check_files(segments: Sequence[Sealed], tails: Sequence[Tail], next_number:
 
 def _check_counts(counts: Sequence[Any], *, lowest: int = 0) -> None:
     if counts and ({*map(type, counts)} != {int} or min(counts) < lowest or max(counts) >= 1 << 62):
-        raise DataError(f"expected whole numbers from {lowest} on")
+        raise DataError(f"expected whole numbers of {lowest} or more")
 
 
 READERS = "readers"

@@ -930,7 +930,7 @@ def open_rows(
     folder = Path(os.path.abspath(os.fspath(path)))
     if mode == "r":
         if limits != ALL:
-            raise ConfigError("max_rows, max_bytes: expected mode 'a', found 'r'; only the writer drops rows")
+            raise ConfigError("max_rows, max_bytes: expected mode 'a', found 'r'; only a writer removes rows")
         if layout is not None:
             raise ConfigError("layout: expected mode 'a', found 'r'; a reader cannot change the layout of files")
         return ReadRows(folder, told.schema, told.budget, verify)

@@ -40,7 +40,7 @@ from mouse_core.text.recipes import (
 
 # A text that no chat contains.
 _PROBE = "\ufdd0"
-_WITHOUT = "expected a template with {% generation %}, or one whose text only grows with the messages"
+_WITHOUT = "expected a template with {% generation %}, or a template that only appends text for each message"
 
 
 @dataclass(frozen=True, slots=True)
