@@ -1,5 +1,4 @@
-"""Tools for benchmarks: ``Contender``s that are measured in turns with ``interleave``, and their lower bound,
-``plain_copies``.
+"""Tools for benchmarks. ``interleave`` measures ``Contender`` objects in turns; ``plain_copies`` is the lower bound.
 """
 
 from mouse_core._base.progress import progress_bar

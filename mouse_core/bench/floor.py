@@ -1,4 +1,4 @@
-"""The smallest possible cost of a batch: a plain copy of the bytes of its stored values."""
+"""The lower bound of the time for a batch: a plain copy of the bytes of its stored values."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Int64s = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Pieces:
-    """Ranges of bytes to copy one after another.
+    """Ranges of bytes that are copied one after another.
 
     Args:
-        source: Addresses, uint64 ``[n]``.
-        size: Bytes, int64 ``[n]``.
+        source: Memory addresses of the ranges, uint64 ``[n]``.
+        size: Sizes of the ranges in bytes, int64 ``[n]``.
     """
 
     source: npt.NDArray[np.uint64]
@@ -37,14 +37,14 @@ class Pieces:
 def pieces_of(
     snapshot: Snapshot, fields: Iterable[str], starts: Int64s, length: int, lengths: Int64s | None = None
 ) -> Pieces:
-    """Return the byte ranges of the stored values of windows in local memory, field by field, window by window.
+    """Return the byte ranges of the stored values of windows in local memory, ordered by field and then by window.
 
     Args:
         snapshot: The rows.
         fields: Names of fields.
         starts: The first row of each window, ``[n]``.
-        length: The steps of a window.
-        lengths: Number of existing steps of each window, ``[n]``; None: all.
+        length: Number of steps of a window.
+        lengths: Number of existing steps of each window, ``[n]``; by default, all steps exist.
     """
     steps = np.full(len(starts), length) if lengths is None else lengths
     # Row of each present step: [10, 11, 12, 50, 51] for starts [10, 50] and 3 and 2 steps.
@@ -58,10 +58,10 @@ def pieces_of(
 
 
 def plain_copies(batches: Sequence[Pieces]) -> Callable[[int], None]:
-    """Return a function that copies the pieces of batch ``number`` (modulo the number of batches).
+    """Return a function that takes the index of a batch (modulo the number of batches) and copies its pieces.
 
-    Arrow copies long pieces in its own loop, when it converts views of bytes to bytes. Arrow's views of up to
-    ``_SHORT`` bytes contain the bytes themselves, so NumPy copies short pieces.
+    Arrow copies long pieces, by a conversion from views of bytes to bytes. Arrow's views of up to ``_SHORT`` bytes
+    contain the bytes instead of an address, so NumPy copies short pieces.
     """
     prepared = [(_views(batch), _short_pieces(batch)) for batch in batches]
 

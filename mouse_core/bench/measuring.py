@@ -1,9 +1,9 @@
-"""Compares the speed of calls on a machine that may be busy: calls are interleaved in equal slices of time.
+"""Compares the speed of calls on a machine that may be busy, by interleaving the calls in equal slices of time.
 
-Contenders take turns within one run, in a new order every round, and are compared round by round, so that a slow phase
-of the machine affects all of them. The time of a contender is the processor time of this process, if that is less than
-the wall-clock time, so that other work on the machine does not count. For contenders with other processes, or whose
-waiting times matter, it is the wall-clock time.
+Contenders take turns within a run, in a new order every round, and are compared round by round, so that a slow phase of
+the machine affects all contenders. The time of a contender is the processor time of this process or the wall-clock
+time, whichever is less, so that other work on the machine does not count. If a contender uses other processes, or if
+its waiting times matter, its time is the wall-clock time.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class Contender:
 
     Args:
         name: Name of the contender.
-        call: Does the work of one batch; called with consecutive numbers.
+        call: A function that does the work of one batch; it is called with the consecutive indices of batches.
         kind: "floor", "ours" or "peer".
-        wall: Whether its time is always the wall-clock time.
-        ahead: Number of batches that it prepares in advance; these must be finished before another contender is
-            measured.
+        wall: Whether the time of the contender is always the wall-clock time.
+        ahead: Number of batches that the contender prepares in advance. These batches are finished before another
+            contender is measured.
         multiple: Number of batches that are measured together, because they share work.
-        before: Called before each slice, outside of the measurement.
-        after: Called after each slice, outside of the measurement.
+        before: A function that is called before each slice, outside of the measurement.
+        after: A function that is called after each slice, outside of the measurement.
     """
 
     name: str
@@ -52,11 +52,11 @@ class Contender:
 
 
 def steady(contender: Contender, waiting: int) -> Contender:
-    """Return a contender that works ahead, changed so that its slices begin without prepared batches.
+    """Return a copy of a contender that prepares batches in advance; its slices begin without prepared batches.
 
     Args:
-        contender: The contender that works ahead.
-        waiting: Number of batches that its options let it prepare.
+        contender: The contender that prepares batches in advance.
+        waiting: Number of batches that the contender may prepare in advance.
     """
 
     longest = 0.0
@@ -76,11 +76,11 @@ def steady(contender: Contender, waiting: int) -> Contender:
 
 @dataclass(frozen=True)
 class Timing:
-    """The measured times of one contender.
+    """The measured times of a contender.
 
     Args:
         contender: The contender.
-        seconds: Seconds per batch, float64 ``[rounds]``; NaN in rounds without the contender.
+        seconds: Seconds per batch, float64 ``[rounds]``; NaN in rounds in which the contender was not measured.
         wall: Wall-clock seconds per batch, of the same shape.
     """
 
@@ -99,7 +99,7 @@ class Timing:
         return self.quartiles[1]
 
     def ratio(self, other: Timing) -> tuple[float, float, float]:
-        """Return the quartiles of the ratio of this time to the time of ``other``, computed round by round."""
+        """Return the quartiles over rounds of the ratio of this contender's time to the time of ``other``."""
         return _quartiles(self.seconds / other.seconds)
 
 
@@ -124,10 +124,12 @@ def interleave(
     """Measure contenders in turns.
 
     Args:
-        contenders: The contenders; the first takes part in every round, so that all others can be compared with it.
-        rounds: Number of turns of a fast contender, at least 3; fewer if the first contender is slow.
-        slice_seconds: Approximate length of a turn.
-        budget_seconds: Approximate total time of a contender; slow contenders have fewer turns, but at least 3.
+        contenders: The contenders. The first contender is measured in every round, so that all others can be compared
+            with it.
+        rounds: Number of rounds, at least 3. There are fewer rounds if the first contender is slow.
+        slice_seconds: Approximate length of a turn in seconds.
+        budget_seconds: Approximate total time of each contender in seconds. Slow contenders have fewer turns, but at
+            least 3.
     """
     order = random.Random(0)
     turns = [_prepare(contender, slice_seconds) for contender in contenders]
@@ -158,7 +160,7 @@ def _prepare(contender: Contender, slice_seconds: float) -> _Turn:
 
 
 def _take_once(turn: _Turn) -> tuple[float, float]:
-    """Return the seconds of the calls of a slice, including the work around them."""
+    """Measure a slice; return the seconds of its calls, and the seconds of the work before and after the calls."""
     began = time.perf_counter()
     inside = max(_take(turn)[1] * turn.calls, 1e-9)
     return inside, time.perf_counter() - began - inside
@@ -199,7 +201,7 @@ def _quartiles(values: npt.NDArray[np.float64]) -> tuple[float, float, float]:
 
 
 def private_memory() -> int | None:
-    """Return the bytes of anonymous memory of this process (RssAnon); None if the system does not report it."""
+    """Return the anonymous memory of this process in bytes (RssAnon); None if the system does not report it."""
     try:
         lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     except OSError:

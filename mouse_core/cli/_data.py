@@ -71,7 +71,7 @@ def add_alignment(parser: argparse.ArgumentParser) -> None:
 
 
 def how_to_read(chosen: argparse.Namespace) -> dict[str, Any]:
-    """Return the reading options of ``add_source`` as arguments of ``formats.open``."""
+    """Convert the reading options that ``add_source`` added to arguments of ``formats.open``."""
     said = {
         "format": chosen.format,
         "final": chosen.final,
@@ -82,7 +82,7 @@ def how_to_read(chosen: argparse.Namespace) -> dict[str, Any]:
 
 
 def viewer_of(chosen: argparse.Namespace) -> list[str]:
-    """Return the words of the command that shows the same data with the same reading options."""
+    """Return the ``mouse view`` command for the same data with the same reading options, as a list of words."""
     words = ["mouse", "view", chosen.source]
     for name in ("format", "final", "last_step", "tolerance", "split", "alignment", "image_root"):
         given = getattr(chosen, name)
@@ -100,12 +100,12 @@ def open_source(chosen: argparse.Namespace) -> RowStream:
 
 
 def wants_bar() -> bool:
-    """Whether to show a progress bar: stderr is a terminal."""
+    """Whether to show a progress bar, which is the case if stderr is a terminal."""
     return sys.stderr.isatty()
 
 
 def write_text(file: str, text: str) -> None:
-    """Write a page or report; replace a file completely or not at all; write through links, pipes and devices.
+    """Write a page or report. A file is replaced completely or not at all; links, pipes and devices are written to.
 
     Raises:
         StorageError: The file cannot be written.
@@ -203,7 +203,7 @@ def run_convert(chosen: argparse.Namespace) -> int:
 
 
 def _written(stream: RowStream, chosen: argparse.Namespace) -> Conversion:
-    """Write the rows as the arguments request."""
+    """Write the rows in the format that the arguments select, and describe the result."""
     shard_bytes = chosen.max_shard_size or ("100MB" if chosen.to == "lerobot" else "500MB")
     if chosen.to != "lerobot":
         from mouse_core.formats.converting import convert

@@ -88,7 +88,7 @@ def run_inspect(chosen: argparse.Namespace) -> int:
 
 
 def _page(chosen: argparse.Namespace, report: Report) -> str:
-    """Return the page of a report, with episodes if the rows are steps."""
+    """Return the HTML page of a report, with episodes if the rows are steps."""
     from mouse_core.view import to_html
     from mouse_core.view.opening import opened_store
 
@@ -106,7 +106,7 @@ def _page(chosen: argparse.Namespace, report: Report) -> str:
 
 
 def _show_topics(source: str) -> bool:
-    """Show the topics of a robot's recording; return whether the source is a recording."""
+    """Print the topics of a robot recording; return False if the source is not a robot recording."""
     from mouse_core.formats.opening import is_recording
     from mouse_core.formats.robot_logs import topics_in
 
@@ -240,7 +240,7 @@ def run_view(chosen: argparse.Namespace) -> int:
 
 @contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """End the command at SIGTERM and SIGHUP (sent by a closing terminal) as at Ctrl-C, and remove temporary files."""
+    """Treat SIGTERM and SIGHUP (sent by a closing terminal) like Ctrl-C, so that temporary files are removed."""
     import signal
     import threading
 
@@ -259,7 +259,7 @@ def _ended_by_signals() -> Iterator[None]:
 
 
 def _name(source: str) -> str:
-    """Return the name of a source: the end of its path or address, without secrets in it."""
+    """Return the name of a source: the last part of its path or address, without secrets."""
     from mouse_core.remote.clients import is_url, public_url
 
     shown = public_url(source) if is_url(source) else source

@@ -31,15 +31,15 @@ GROUP = "mouse_core.commands"
 """The group of entry points for commands of other packages."""
 
 Command = tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]
-"""Two functions: the first declares the command's arguments, the second runs the command and returns the exit status.
+"""Two functions of a command: one declares the arguments, one runs the command and returns the exit status.
 
-The docstring of the second function is the command's help. Only this function imports the modules of the command, so
-that ``mouse --help`` starts fast.
+The docstring of the second function is the help of the command. Only the second function imports the modules of the
+command, so that ``mouse --help`` starts fast.
 """
 
 
 def others() -> dict[str, Command]:
-    """Return the commands of other packages by name; a command that cannot be loaded prints the reason."""
+    """Return the commands of other packages by name. If a command cannot be loaded, running it prints the reason."""
     from importlib.metadata import entry_points
 
     return {entry.name: _loaded(entry) for entry in entry_points(group=GROUP)}
@@ -127,7 +127,10 @@ def run_push(chosen: argparse.Namespace) -> int:
 
 
 def _statistics(folder: str, stores: dict[str, Any]) -> Any:
-    """Load the statistics to push from a folder; for "", compute them over the split "train" or the only split."""
+    """Load the statistics to push from a folder.
+
+    For "", compute statistics over the split "train" or the only split.
+    """
     from mouse_core.statistics import Statistics, statistics
 
     if folder:
@@ -138,7 +141,10 @@ def _statistics(folder: str, stores: dict[str, Any]) -> Any:
 
 
 def _stores(chosen: argparse.Namespace, folder: str) -> dict[str, Any]:
-    """Return the source's splits as stores; other sources than datasets on disk are converted to a dataset first."""
+    """Return the splits of the source as stores.
+
+    A source that is not a dataset on disk is converted to a dataset first.
+    """
     from mouse_core import formats
     from mouse_core.errors import AlignmentWarning
     from mouse_core.formats.converting import convert
@@ -345,7 +351,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _short_warnings(command: str) -> Iterator[None]:
-    """Print warnings about the data once each, without the source line that Python would add."""
+    """Print each warning about the data once, without the line of source code that Python adds."""
     shown: set[str] = set()
 
     def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:

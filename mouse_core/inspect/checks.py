@@ -288,7 +288,7 @@ class _Parts:
         return np.asarray(np.isin(self.part, parts))
 
     def episodes(self, parts: Int64s) -> tuple[Int64s, Int64s]:
-        """Return indices into ``begins`` of the long episodes mostly in these stretches, and of the other long ones."""
+        """Return indices into ``begins`` of two groups: long episodes mostly in these segments, other long episodes."""
         share = np.add.reduceat(self.rows(parts).astype(np.float64), self.begins) / self.length
         enough = self.length >= _FEWEST_IN_EPISODE
         return np.flatnonzero(enough & (share >= 0.5)), np.flatnonzero(enough & (share < 0.5))

@@ -292,9 +292,10 @@ def solved(gram: Floats, product: Floats) -> Floats:
 
 
 def gains_of(steps: Steps) -> dict[str, float]:
-    """Return the variance that each block explains in addition to the others.
+    """Return the shares of changes that a block of actions explains in addition to other blocks.
 
-    Include ``stated`` against ``earlier`` alone.
+    For example, "earlier" is the share that ``earlier`` explains in addition to ``stated``, and "all" is the share that
+    all three blocks explain.
     """
     fits = _Fits(steps)
     errors = {names: fits.error(names) for size in range(4) for names in combinations(BLOCKS, size)}
@@ -553,7 +554,7 @@ def _obeyed(rest: Steps, there: Steps, other: str) -> float:
 
 
 def _episodes_that_prefer(steps: Steps, other: str) -> Int64s | None:
-    """Return the episodes whose changes fit ``other`` better than the stated actions; None if they are few or all."""
+    """Return the episodes whose changes fit ``other`` better than the stated actions. None if very few or all do."""
     names, inverse, counts = np.unique(steps.episode, return_inverse=True, return_counts=True)
     enough = counts >= _FEWEST_IN_EPISODE
     if enough.sum() < _FEWEST_EPISODES:

@@ -1,7 +1,8 @@
-"""The KL divergence of a policy from its reference: estimates, a penalty in rewards, and its coefficient.
+"""KL divergence of a policy from a reference policy: estimates, reward penalties, and controllers of the coefficient.
 
-The functions are pure and use the array API, for NumPy, torch and JAX, also under ``jax.jit``. Log-probabilities belong
-to sampled tokens, ``[..., L]``, with tokens along the last axis; results have the same dtype.
+The functions are pure and use the array API, so they accept NumPy, torch and JAX, also under ``jax.jit``.
+Log-probabilities of sampled tokens have the shape ``[..., L]``, with tokens along the last axis. Results have the same
+dtype.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ def kl_estimates(
     Args:
         logprobs: Log-probabilities of the tokens under the policy, floating ``[..., L]``.
         reference_logprobs: Log-probabilities of the same tokens under the reference, ``[..., L]``.
-        mask: The mask of the tokens that the policy sampled, bool ``[..., L]``; other values are ignored, also NaN.
-            None: all tokens.
+        mask: The mask of the tokens that the policy sampled, bool ``[..., L]``. Values of other tokens are ignored,
+            even NaN. None stands for all tokens.
         estimator: "k1", "k2" or "k3".
 
     Returns:
@@ -91,14 +92,14 @@ def kl_penalized_rewards(
 ) -> Array:
     """Return the rewards of tokens minus a KL penalty: ``reward - coef * kl``.
 
-    The reward of a whole answer is added to its last token in the mask, where the text ends. Ziegler et al.,
+    If there is a reward for each answer, it is added to the last token of the answer in the mask. Ziegler et al.,
     "Fine-tuning language models from human preferences" (2019), section 2.2; Stiennon et al., "Learning to summarize
-    from human feedback" (2020). The sum over the tokens is the reward of the answer, as RLOO uses it.
+    from human feedback" (2020). RLOO uses the sum of the result over the tokens of an answer.
 
     Args:
-        rewards: One reward for each answer, ``[...]``, or for each token, ``[..., L]``.
+        rewards: A reward for each answer, ``[...]``, or for each token, ``[..., L]``.
         logprobs, reference_logprobs, mask: As in ``kl_estimates``. Gradients are not stopped.
-        coef: The weight of the divergence, such as the ``coef`` of a controller.
+        coef: The weight of the divergence, such as ``controller.coef``.
         estimator: As in ``kl_estimates``.
 
     Returns:
@@ -155,20 +156,20 @@ class ConstantKLController:
         check_number("coef", self.coef)
 
     def update(self, kl: npt.ArrayLike, *, count: int | None = None) -> ConstantKLController:
-        """Return this controller; the arguments are those of ``AdaptiveKLController.update``."""
+        """Return this controller, unchanged. The arguments are the same as for ``AdaptiveKLController.update``."""
         return self
 
 
 @dataclass(frozen=True)
 class AdaptiveKLController:
-    """A coefficient that grows while the divergence is above a target, and shrinks while it is below.
+    """A coefficient that increases while the divergence is above a target, and decreases while the divergence is below.
 
     coef' = coef (1 + clip(kl / target - 1, -0.2, 0.2) count / horizon), from Ziegler et al., "Fine-tuning language
-    models from human preferences" (2019), section 2.2. The fields are the whole state: ``dataclasses.asdict`` saves it,
-    and ``AdaptiveKLController(**saved)`` restores it.
+    models from human preferences" (2019), section 2.2. To save a controller, use ``dataclasses.asdict``;
+    ``AdaptiveKLController(**saved)`` restores the controller.
 
     Args:
-        coef: The current weight of the divergence; above 0, as 0 would never change.
+        coef: The current weight of the divergence; above 0, because a weight of 0 would never change.
         target: The target divergence, in nats; above 0.
         horizon: The number of answers over which the coefficient changes by the full relative error; at least 1.
 
@@ -176,8 +177,8 @@ class AdaptiveKLController:
         ConfigError: A number is out of range.
 
     Example:
-        A divergence of twice the target is clipped to 20% too much; 10 answers with a horizon of 100 apply a tenth of
-        it:
+        The divergence is twice the target, so the relative error of 100% is clipped to 20%. For 10 answers and a
+            horizon of 100, a tenth of the 20% is applied:
 
         >>> from mouse_core.text import AdaptiveKLController
         >>> AdaptiveKLController(0.1, target=6.0, horizon=100).update(12.0, count=10)
@@ -194,12 +195,12 @@ class AdaptiveKLController:
         check_count("AdaptiveKLController: horizon", self.horizon)
 
     def update(self, kl: npt.ArrayLike, *, count: int | None = None) -> AdaptiveKLController:
-        """Return the controller after the update with some answers.
+        """Return a new controller, updated with the divergences of some answers.
 
         Args:
-            kl: The divergences of the answers in nats, one for each answer (usually the sum over its tokens), or their
-                mean; tensors on any device are accepted, with or without gradients.
-            count: The number of answers; None: the number of values in ``kl``.
+            kl: The divergence of each answer in nats (usually the sum over its tokens), or the mean over answers.
+                Tensors on any device are accepted, with or without gradients.
+            count: The number of answers; by default the number of values in ``kl``.
 
         Raises:
             ConfigError: ``kl`` is empty or has a number that is not finite; or ``count`` is below 1, or at least five

@@ -1,4 +1,4 @@
-"""Recipes that convert texts to padded rows of tokens, or to one row for each token; and the tokenizers of recipes."""
+"""Recipes that convert texts to padded rows of tokens, or to a row for each token; and interfaces of tokenizers."""
 
 from __future__ import annotations
 
@@ -29,35 +29,38 @@ _BEHIND_SETTINGS = '"added_tokens"'
 
 @runtime_checkable
 class Encoder(Protocol):
-    """Converts texts to token ids, with one interface for all tokenizers.
+    """Common interface of all tokenizers, which converts texts to token ids.
 
-    ``pad_id`` and ``eos_id`` are the tokenizer's ids of padding and of the end of a text, None if the tokenizer has no
-    such id.
+    ``pad_id`` is the tokenizer's id for padding, and ``eos_id`` its end-of-text id; each is None if the tokenizer has
+    no such id.
     """
 
     @property
     def pad_id(self) -> int | None:
-        """The id of padding."""
+        """The token id for padding."""
         ...
 
     @property
     def eos_id(self) -> int | None:
-        """The id that ends a text."""
+        """The end-of-text id."""
         ...
 
     def __call__(
         self, texts: Sequence[str], *, max_length: int | None = None, add_special_tokens: bool = True
     ) -> list[list[int]]:
-        """Return the ids of each text, at most ``max_length``, without padding."""
+        """Return at most ``max_length`` ids for each text, without padding."""
         ...
 
     def with_offsets(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[tuple[Any, Any]]:
-        """Return the ids of each text, and each token's begin and end in the text, ``[L, 2]``."""
+        """Return the ids of each text, and the begin and end of each token in the text, ``[L, 2]``."""
         ...
 
 
 class _OfTokenizers:
-    """A copy of a tokenizer of the package ``tokenizers``, because truncation is a setting of the tokenizer."""
+    """An ``Encoder`` for a tokenizer of the package ``tokenizers``.
+
+    It copies the tokenizer, because truncation is a setting of it.
+    """
 
     def __init__(self, tokenizer: Any, said: Mapping[str, Any] | None = None) -> None:
         made = _copied(tokenizer)
@@ -92,7 +95,7 @@ class _OfTokenizers:
 
 
 class _OfTransformers:
-    """A callable like the tokenizers of ``transformers``."""
+    """An ``Encoder`` for a callable with the interface of the tokenizers of ``transformers``."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -118,7 +121,7 @@ class _OfTransformers:
 
 
 def _copied(tokenizer: Any) -> Any:
-    """Return a copy of a tokenizer of the package ``tokenizers``, including settings that its JSON lacks."""
+    """Copy a tokenizer of the package ``tokenizers``, including settings that its JSON does not contain."""
     made = type(tokenizer).from_str(tokenizer.to_str())
     if _splits_special(tokenizer):
         made.encode_special_tokens = True
@@ -126,7 +129,7 @@ def _copied(tokenizer: Any) -> Any:
 
 
 def _splits_special(tokenizer: Any) -> bool:
-    """Whether special tokens inside of texts are tokenised like any other text."""
+    """Whether special tokens that occur inside of texts are tokenised like any other text."""
     return bool(getattr(tokenizer, "encode_special_tokens", False))
 
 
@@ -135,7 +138,7 @@ def with_offsets(tokenizer: Any, texts: Sequence[str], add_special_tokens: bool)
 
     Raises:
         ConfigError: The tokenizer returns no offsets.
-        DataError: A text is not Unicode.
+        DataError: A text is not valid Unicode.
     """
     for text in texts:
         try:
@@ -168,7 +171,7 @@ def with_offsets(tokenizer: Any, texts: Sequence[str], add_special_tokens: bool)
 def known(tokenizer: Any, version: str) -> tuple[str, Callable[[], Encoder]]:
     """Return the identity of a tokenizer, and a function that loads it.
 
-    The identity does not need the loaded tokenizer: only its file is read.
+    If the tokenizer is a file, the identity is computed from the file, without loading the tokenizer.
 
     Args:
         tokenizer: A ``tokenizers.Tokenizer``; the path of its JSON file, or of a folder with a ``tokenizer.json``; or
@@ -176,7 +179,8 @@ def known(tokenizer: Any, version: str) -> tuple[str, Callable[[], Encoder]]:
         version: The user's version of the tokenizer.
 
     Raises:
-        ConfigError: The tokenizer has none of these types, its file is missing, or it has no identity and no version.
+        ConfigError: The tokenizer has another type, its file is missing, or it cannot be identified and ``version`` is
+            empty.
     """
     if isinstance(tokenizer, str | os.PathLike):
         return _known_file(Path(tokenizer))
@@ -219,7 +223,7 @@ def _known_file(path: Path) -> tuple[str, Callable[[], Encoder]]:
 
 
 def _id_of(tokenizer: Any, said: Any) -> int | None:
-    """Return the id of a token that ``transformers`` saved, as a text or as a dict of its properties."""
+    """Return the id of a token from a file of ``transformers``, which contains the token as a text or as a dict."""
     token = said.get("content") if isinstance(said, Mapping) else said
     found: int | None = tokenizer.token_to_id(token) if isinstance(token, str) else None
     return found
@@ -230,7 +234,7 @@ def _of_json(text: str) -> str:
 
 
 def _used(tokenizer: Any) -> str:
-    """Return the truncation and padding options of a tokenizer that matter and are not the defaults."""
+    """Return the truncation and padding options of a tokenizer that affect the ids and differ from the defaults."""
     padding, truncation = tokenizer.padding, tokenizer.truncation
     pad_id, side = padding and padding["pad_id"], truncation["direction"] if truncation else "right"
     said = "" if pad_id is None and side == "right" else f" {pad_id} {side}"
@@ -238,7 +242,7 @@ def _used(tokenizer: Any) -> str:
 
 
 def _of_object(tokenizer: Any, version: str) -> str:
-    """Return a digest of everything that determines the ids."""
+    """Return a digest of all parts of a tokenizer object that determine the ids."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None and hasattr(backend, "to_str"):
         names = ("truncation_side", "pad_token_id", "eos_token_id", "split_special_tokens")
@@ -257,14 +261,14 @@ _Made = TypeVar("_Made")
 _LARGEST_ID = 2**31 - 1
 Ids = Sequence[int] | npt.NDArray[np.int64]
 JSON = pa.json_()
-"""Type of columns whose values have any form, such as chats: each value is JSON, so texts are in quotes."""
+"""Type of columns with values of any form, such as chats. Each value is stored as JSON, so texts are in quotes."""
 
 
 class InRow(DataError):
-    """An error in one of a recipe's input rows.
+    """An error in an input row of a recipe.
 
     Args:
-        row: The number of the row, from 0.
+        row: The index of the row.
         message: The error message.
     """
 
@@ -280,7 +284,7 @@ def each(call: Callable[[Any], _Made], values: Iterable[Any]) -> list[_Made]:
     """Apply a function to each row.
 
     Raises:
-        InRow: The function raises an error for a row; the first such row is named.
+        InRow: The function raised an error; the first row with an error is named.
     """
     made = []
     for row, value in enumerate(values):
@@ -294,17 +298,17 @@ def each(call: Callable[[Any], _Made], values: Iterable[Any]) -> list[_Made]:
 def values_of(
     texts: pa.RecordBatch, column: str | None, *, may_be_text: bool = False, may_be_none: bool = False
 ) -> list[Any]:
-    """Parse each row's value in a column of JSON; None for each row if the column does not exist.
+    """Parse the value of each row in a column of JSON; return None for each row if the column does not exist.
 
     Args:
         texts: The rows.
         column: The column, if there is one.
-        may_be_text: Whether a text that is not the JSON of messages counts as a plain text; otherwise every text must
-            be JSON.
+        may_be_text: Whether a text that is not the JSON of messages is returned as a plain text. Otherwise every text
+            must be JSON.
         may_be_none: Whether rows may lack a value.
 
     Raises:
-        InRow: A row lacks a required value, or its text is not JSON; the first such row is named.
+        InRow: A row lacks a required value, or its text is not JSON; the first such row is named in the error.
     """
     if column is None:
         return [None] * texts.num_rows
@@ -330,7 +334,7 @@ def _read(text: str, column: str | None) -> Any:
 
 
 def _chat_or_text(text: str) -> Any:
-    """Return messages in OpenAI's or ShareGPT's form if a text is the JSON of one or more messages; else the text."""
+    """Parse a text that is the JSON of messages (OpenAI's or ShareGPT's form); return any other text unchanged."""
     if not text.lstrip().startswith(("[", "{")):
         return text
     try:
@@ -345,7 +349,7 @@ def _chat_or_text(text: str) -> Any:
 
 
 def check_id(name: str, token: Any) -> None:
-    """Raise ConfigError unless a token can have this id, or it is None."""
+    """Raise ConfigError unless ``token`` is None or can be the id of a token."""
     if token is not None:
         check_count(name, token, 0)
         if token > _LARGEST_ID:
@@ -368,10 +372,10 @@ def _kept_types(keep: Mapping[str, str]) -> dict[str, pa.DataType]:
 
 
 class PaddedRecipe:
-    """Base class of recipes for padded rows: it checks arguments, and defines the columns and fields of rows.
+    """Base class of recipes for padded rows, which checks arguments and defines the columns and fields of rows.
 
-    For each prefix in ``_sides``, a row has the lists ``_lists``, each of length ``max_length``; then follow
-    ``_numbers``, and the columns in ``keep``.
+    For each prefix in ``_sides``, a row has the lists in ``_lists``, each of length ``max_length``. After these, a row
+    has the numbers in ``_numbers`` and the columns in ``keep``.
     """
 
     _sides: ClassVar[tuple[str, ...]] = ("",)
@@ -397,24 +401,24 @@ class PaddedRecipe:
 
     @property
     def _sources(self) -> dict[str, pa.DataType]:
-        """The columns from which tokens are created."""
+        """Names of the columns from which tokens are created."""
         raise NotImplementedError
 
     @property
     def columns(self) -> Mapping[str, pa.DataType]:
-        """The columns of the texts, and the kept columns."""
+        """Names and types of the columns of texts, and of the kept columns."""
         return {**self._sources, **_kept_types(self.keep)}
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of a row: lists of one length, the numbers, and the kept columns."""
+        """The columns of a row: lists of fixed length, numbers, and the kept columns."""
         kinds = [pa.int32() if name.endswith("input_ids") else pa.uint8() for name in self._names]
         lists = {name: pa.list_(kind, self.max_length) for name, kind in zip(self._names, kinds, strict=True)}
         return pa.schema({**lists, **self._numbers, **_kept_types(self.keep)})
 
     @property
     def fields(self) -> Sequence[Field]:
-        """The fields of a batch: the lists, int64 ``[L]``; the numbers, int64; and the kept columns."""
+        """The fields of a batch: the lists as int64 ``[L]``, the numbers as int64, and the kept columns."""
         own = [Field(name, dtype="int64") for name in (*self._names, *self._numbers)]
         return [*own, *self._more_fields, *(Field(name, dtype=dtype) for name, dtype in self.keep.items())]
 
@@ -425,7 +429,7 @@ class PaddedRecipe:
         return found
 
     def _batch(self, columns: Sequence[pa.Array], texts: pa.RecordBatch) -> pa.RecordBatch:
-        """Return rows with ``columns`` and the kept columns of the texts."""
+        """Return rows with ``columns`` and the kept columns."""
         return batch_of(self.schema, [*columns, *(texts[name] for name in self.keep)])
 
 
@@ -456,7 +460,7 @@ def _joined(ids: Sequence[Ids]) -> npt.NDArray[np.int64]:
 
 
 def ended(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int8]:
-    """Return 1 at the last token of each text, else 0, for concatenated texts."""
+    """Return, for concatenated texts, an array with 1 at the last token of each text, else 0."""
     done = np.zeros(int(lengths.sum()), np.int8)
     done[lengths.cumsum()[lengths > 0] - 1] = 1
     return done
@@ -477,7 +481,7 @@ def padded(ids: Sequence[Ids], length: int, pad_id: int, side: str) -> list[pa.A
 
 
 def batch_of(schema: pa.Schema, columns: Sequence[pa.Array]) -> pa.RecordBatch:
-    """Return columns as a batch."""
+    """Return columns as a record batch."""
     return pa.RecordBatch.from_arrays(list(columns), schema=schema)
 
 
@@ -485,17 +489,18 @@ def batch_of(schema: pa.Schema, columns: Sequence[pa.Array]) -> pa.RecordBatch:
 class Recipe(Protocol):
     """Converts texts to rows of tokens.
 
-    A recipe's ``repr`` must contain all settings that affect the rows, as for a dataclass.
+    The ``repr`` of a recipe must contain all settings that affect the rows, like the ``repr`` of a dataclass.
 
-    The classes of this module are recipes. A custom recipe is a frozen dataclass with these four methods.
+    ``Texts``, ``Prompts``, ``Pairs`` and ``Tokens`` are recipes. A custom recipe is a frozen dataclass with these four
+    methods.
     """
 
     @property
     def columns(self) -> Mapping[str, pa.DataType]:
         """Return names and types of the columns that the recipe reads.
 
-        ``pa.json_()`` is the type for values of any form: ``rows`` then receives the JSON of each value (for a text a
-        JSON string, ``'"hi"'``), and null for a missing value.
+        The type ``pa.json_()`` is for values of any form. For such a column, ``rows`` receives the JSON of each value
+        (a text is a JSON string, ``'"hi"'``), and null for a missing value.
         """
         ...
 
@@ -510,21 +515,21 @@ class Recipe(Protocol):
         ...
 
     def rows(self, texts: pa.RecordBatch, encode: Encoder) -> pa.RecordBatch:
-        """Convert texts to rows. The method must be a pure function; it may leave out texts."""
+        """Convert texts to rows. The method must be a pure function, and may leave out texts."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Texts(PaddedRecipe):
-    """Converts every text to a row, padded to one length: ``input_ids`` and ``attention_mask``, ``[B, L]`` in a batch.
+    """Converts every text to a row of fixed length. A batch has ``input_ids`` and ``attention_mask``, both ``[B, L]``.
 
     Args:
         max_length: Number of tokens in a row, L; the tokenizer truncates longer texts.
         text: The column of the texts.
-        pad_id: The id of padding; by default the tokenizer's id of padding, else its id of the end of a text.
-        padding_side: The padded side. Generation needs "left".
+        pad_id: The token id for padding; by default the tokenizer's id for padding, else its end-of-text id.
+        padding_side: The side of a row that is padded, "left" or "right". Text generation needs "left".
         add_special_tokens: Whether the tokenizer adds its special tokens around texts.
-        keep: Columns of numbers that rows keep, by name with their dtypes, as in ``{"rewards": "float32"}``.
+        keep: Numeric columns that are copied to the rows, with their dtypes, such as ``{"rewards": "float32"}``.
 
     Raises:
         ConfigError: The length is below 1; an id, side or dtype is invalid; or a name is already used.
@@ -551,22 +556,23 @@ class Texts(PaddedRecipe):
 
 @dataclass(frozen=True, kw_only=True)
 class Prompts(PaddedRecipe):
-    """Converts every prompt with its answer to a row, as ``PromptData`` of TorchRL.
+    """Converts every prompt and its answer to a row, like ``PromptData`` of TorchRL.
 
-    A row has the tokens of ``prompt + separator + label``. ``prompt_rindex``, int64 ``[B]``, is the index of the
-    prompt's last token when the prompt is tokenised alone, without the tokens that the tokenizer appends to every text.
-    ``labels`` is a second name of ``input_ids`` and takes no further memory.
+    A row has the tokens of ``prompt + separator + label``. ``prompt_rindex``, int64 ``[B]``, is the index of the last
+    token of the prompt. For this index, the prompt is tokenised alone, and tokens that the tokenizer appends to every
+    text are ignored. ``labels`` is the same array as ``input_ids``.
 
     Args:
         max_length: Number of tokens in a row, L.
         prompt: The column of the prompts.
         label: The column of the answers.
         separator: The text between prompt and answer.
-        pad_id: The id of padding; by default the tokenizer's id of padding, else its id of the end of a text.
-        eos_id: The id of the end of an answer; by default the tokenizer's id of the end of a text, if it has one.
-        only_whole: Whether to leave out full rows that do not end with ``eos_id``, as their texts may be truncated.
+        pad_id: The token id for padding; by default the tokenizer's id for padding, else its end-of-text id.
+        eos_id: The id that ends an answer; by default the tokenizer's end-of-text id, if the tokenizer has one.
+        only_whole: Whether to leave out full rows that do not end with ``eos_id``, because their texts may be
+            truncated.
         add_special_tokens: Whether the tokenizer adds its special tokens around texts.
-        keep: Columns of numbers that rows keep, by name with their dtypes.
+        keep: Numeric columns that are copied to the rows, with their dtypes.
 
     Raises:
         ConfigError: The length is below 1; an id or dtype is invalid; or a name is already used.
@@ -594,7 +600,10 @@ class Prompts(PaddedRecipe):
         return {self.prompt: pa.string(), self.label: pa.string()}
 
     def rows(self, texts: pa.RecordBatch, encode: Encoder) -> pa.RecordBatch:
-        """Return a row for each prompt; with ``only_whole``, only if the answer ends within the row."""
+        """Return a row for each prompt.
+
+        With ``only_whole``, prompts whose answers do not end within the row are left out.
+        """
         prompts, labels = texts[self.prompt].to_pylist(), texts[self.label].to_pylist()
         options: dict[str, Any] = {"max_length": self.max_length, "add_special_tokens": self.add_special_tokens}
         both = [f"{prompt}{self.separator}{label}" for prompt, label in zip(prompts, labels, strict=True)]
@@ -611,10 +620,10 @@ class Prompts(PaddedRecipe):
 
 @dataclass(frozen=True, kw_only=True)
 class Pairs(PaddedRecipe):
-    """Converts every prompt with a chosen and a rejected answer to a row, as ``PairwiseDataset`` of TorchRL.
+    """Converts every prompt with a chosen and a rejected answer to a row, like ``PairwiseDataset`` of TorchRL.
 
     A batch has ``chosen_data.input_ids``, ``chosen_data.attention_mask`` and the same fields of ``rejected_data``, each
-    ``[B, L]``; ``as_pairs`` nests them. The tokens come from ``prompt + separator + answer``.
+    ``[B, L]``; ``as_pairs`` nests these fields. The tokens come from the text ``prompt + separator + answer``.
 
     Args:
         max_length: Number of tokens in a row, L; the tokenizer truncates longer texts.
@@ -622,11 +631,11 @@ class Pairs(PaddedRecipe):
         chosen: The column of the preferred answers.
         rejected: The column of the other answers.
         separator: The text between prompt and answer.
-        min_words: Smallest number of words of an answer; pairs with a shorter answer, and pairs of equal answers, are
+        min_words: Smallest number of words in an answer. Pairs with a shorter answer, and pairs with equal answers, are
             left out.
-        pad_id: The id of padding; by default the tokenizer's id of padding, else its id of the end of a text.
+        pad_id: The token id for padding; by default the tokenizer's id for padding, else its end-of-text id.
         add_special_tokens: Whether the tokenizer adds its special tokens around texts.
-        keep: Columns of numbers that rows keep, by name with their dtypes.
+        keep: Numeric columns that are copied to the rows, with their dtypes.
 
     Raises:
         ConfigError: The length is below 1; an id or dtype is invalid; or a name is already used.
@@ -653,7 +662,7 @@ class Pairs(PaddedRecipe):
         return dict.fromkeys((self.prompt, self.chosen, self.rejected), pa.string())
 
     def rows(self, texts: pa.RecordBatch, encode: Encoder) -> pa.RecordBatch:
-        """Return a row for each pair of different answers that are long enough."""
+        """Return a row for each pair whose answers differ and are long enough."""
         sides = texts[self.chosen].to_pylist(), texts[self.rejected].to_pylist()
         differ = [
             one != other and min(len(one.split()), len(other.split())) >= self.min_words
@@ -673,14 +682,14 @@ class Pairs(PaddedRecipe):
 
 @dataclass(frozen=True, kw_only=True)
 class Tokens:
-    """Converts each token to a row, and each text to an episode, for batches of windows ``[B, S]`` or packed texts.
+    """Converts each token to a row, and each text to an episode, for batches of windows ``[B, S]`` or of packed texts.
 
     ``input_ids`` is the token; ``done`` is 1 at the last token of a text. A text without tokens has no rows.
 
     Args:
         text: The column of the texts.
-        max_length: Largest number of tokens of a text; the tokenizer truncates longer texts. None: no limit.
-        eos_id: The id to append to every text that does not already end with it; None: no id.
+        max_length: Largest number of tokens of a text; the tokenizer truncates longer texts. None for no limit.
+        eos_id: The id that is appended to every text that does not end with this id; None to append no id.
         add_special_tokens: Whether the tokenizer adds its special tokens around texts.
 
     Raises:
@@ -699,7 +708,7 @@ class Tokens:
 
     @property
     def columns(self) -> Mapping[str, pa.DataType]:
-        """The text."""
+        """The column of the texts."""
         return {self.text: pa.string()}
 
     @property
@@ -734,7 +743,7 @@ def _last_of_prompt(alone: Sequence[int], whole: Sequence[int], empty: Sequence[
 
 
 def fields_of(recipe: Recipe) -> list[Field]:
-    """Return the fields of a recipe, and the standard fields, which are optional for texts."""
+    """Return the fields of a recipe together with the standard fields, which are optional for texts."""
     own = list(recipe.fields)
     named = {one.name for one in own}
     return [*own, *(replace(one, required=False) for one in STANDARD_FIELDS if one.required and one.name not in named)]
@@ -744,14 +753,14 @@ _PAIR = ("chosen_data", "rejected_data")
 
 
 def as_pairs(batch: Any) -> dict[str, Any]:
-    """Return a batch of ``Pairs`` with its two answers as nested dicts; no array is copied.
+    """Convert a batch of ``Pairs`` to nested dicts, one for each of the two answers; no array is copied.
 
     Args:
         batch: A dict of arrays or a TensorDict, of NumPy, torch or JAX, with ``chosen_data.input_ids`` and so on.
 
     Returns:
-        ``chosen_data`` and ``rejected_data``, each a dict of ``input_ids`` and ``attention_mask``, and all other
-        fields.
+        A dict with ``chosen_data`` and ``rejected_data``, each a dict of ``input_ids`` and ``attention_mask``, and with
+            all other fields.
 
     Raises:
         MissingFieldError: The batch lacks the fields of an answer.
@@ -770,13 +779,13 @@ def as_pairs(batch: Any) -> dict[str, Any]:
 
 
 def mask_label(batch: Mapping[str, Any], *, pad_id: int) -> dict[str, Any]:
-    """Return a batch of ``Prompts`` without the answers, as ``PromptData.mask_label`` of TorchRL.
+    """Replace the answers in a batch of ``Prompts`` by padding, like ``PromptData.mask_label`` of TorchRL.
 
-    Only the tokens before ``prompt_rindex`` are kept, as in TorchRL: the last token of the prompt is removed, too.
+    Only the tokens before ``prompt_rindex`` are kept, as in TorchRL. So the last token of the prompt is also replaced.
 
     Args:
-        batch: ``input_ids`` ``[B, L]`` and ``prompt_rindex`` ``[B]`` of NumPy, torch or JAX; also a TensorDict.
-        pad_id: The id that replaces all other tokens.
+        batch: A dict or TensorDict with ``input_ids`` ``[B, L]`` and ``prompt_rindex`` ``[B]``, of NumPy, torch or JAX.
+        pad_id: The token id for padding.
 
     Returns:
         ``input_ids`` and ``attention_mask`` ``[B, L]``, in the dtype of the ids, and ``prompt_rindex``.

@@ -1,4 +1,4 @@
-"""``tokenize`` converts texts of files, datasets, tables and iterables to a store of tokens, once for each recipe."""
+"""Tokenises texts (files, datasets, tables, iterables) into a store on disk; an existing store is opened."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from mouse_core.store.dataset_store import DatasetStore
 from mouse_core.text.recipes import JSON, Encoder, InRow, Recipe, fields_of, known
 
 CHUNK = 512
-"""The number of texts that one call tokenises."""
+"""How many texts a call of the tokenizer gets."""
 # A file that changed within this number of seconds before it was recorded may change again in the same clock tick of
 # the file system.
 _TICK = 2.0
@@ -51,9 +51,10 @@ class Source:
     """Texts that can be read more than once.
 
     Args:
-        name: The name of the texts in messages.
-        batches: Returns a new iterator over record batches of the requested columns.
-        stamp: A value that changes when the files change, computed without reading them; None: no such value.
+        name: The name of the texts in error messages.
+        batches: A function that takes columns, and returns a new iterator over record batches with these columns.
+        stamp: A value that changes when the files change, and is computed without reading the files; None if there is
+            no such value.
     """
 
     name: str
@@ -110,7 +111,10 @@ def _of_path(path: Path, columns: _Columns, split: str | None) -> Source:
 
 
 def _stamp_of(paths: Iterable[Path]) -> list[Any]:
-    """Return names, sizes and times of files, and whether all changed long enough ago for these to identify them."""
+    """Return names, sizes and times of files.
+
+    If a file changed just now, its time cannot show later changes; return [].
+    """
     files = [file for path in paths for file in (sorted(path.rglob("*")) if path.is_dir() else [path])]
     found: list[Any] = []
     for file in files:
@@ -123,10 +127,12 @@ def _stamp_of(paths: Iterable[Path]) -> list[Any]:
 
 
 def _of_lines(files: list[Path], name: str) -> list[Path]:
-    """Return the files with lines; none if there are files of other formats, as text files beside these are only notes.
+    """Return the files with lines.
+
+    The result is empty if the folder has data of other formats; then text files are treated as notes.
 
     Raises:
-        ConfigError: Files of other formats lie beside files of JSON lines.
+        ConfigError: The folder has files of JSON lines and data of other formats.
     """
     seen = [file for file in files if not file.name.startswith(".")]
     lines = [file for file in files if _suffix(file) in _OF_JSON]
@@ -144,7 +150,7 @@ def _suffix(file: Path) -> str:
 
 
 class _Lines:
-    """The objects in files of JSON lines, or the lines of text files, without empty lines."""
+    """Reads the objects in files of JSON lines, or the lines of text files; empty lines are left out."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self._paths = list(paths)
@@ -198,7 +204,7 @@ def _of_table(table: pa.Table) -> Iterator[pa.RecordBatch]:
 
 
 def _checked(name: str, columns: _Columns, batches: Callable[[], Iterator[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
-    """Yield batches of at most ``CHUNK`` rows, with ``columns`` in their types."""
+    """Yield batches of at most ``CHUNK`` rows, with ``columns`` cast to their types."""
     row = 0
     for whole in batches():
         for begin in range(0, whole.num_rows, CHUNK):
@@ -228,7 +234,7 @@ def _checked(name: str, columns: _Columns, batches: Callable[[], Iterator[pa.Rec
 
 
 def _as_json(found: pa.Array) -> pa.Array:
-    """Convert values to JSON, without the null fields of structs, as Arrow gives every struct all keys."""
+    """Convert values to JSON. Null fields of structs are left out, because Arrow adds all keys to every struct."""
     if isinstance(found.type, pa.JsonType):
         return found.storage.cast(pa.string()).cast(JSON)
     return _array_of([_without_nulls(one) for one in found.to_pylist()], JSON)
@@ -260,7 +266,7 @@ def _of_objects(name: str, columns: _Columns, objects: Iterable[Any]) -> Iterato
     """Convert objects (dicts, or texts if one column is read) to record batches.
 
     Raises:
-        DataError: An object is neither a dict nor such a text, a row lacks a required value, or no row has a column.
+        DataError: An object has another type, a row lacks a required value, or no row has a column.
     """
     alone = next(iter(columns)) if len(columns) == 1 else None
     kind = list if alone is not None and columns[alone] == JSON else str
@@ -305,16 +311,16 @@ _AHEAD = 4
 def encoded(
     batches: Iterator[pa.RecordBatch], recipe: Recipe, encode: Encoder, num_workers: int
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows that a recipe creates from each batch, in order; the first error ends the iterator.
+    """Yield the rows that a recipe creates from each batch, in order. The first error is raised and ends the iterator.
 
     Args:
-        batches: Texts, taken a few batches ahead.
+        batches: Batches of texts; a few batches are read in advance.
         recipe: The recipe.
         encode: The tokenizer.
-        num_workers: Number of processes; 0: one thread, so that a tokenizer is never called by two threads at once.
+        num_workers: Number of processes. With 0, a single thread calls the tokenizer.
 
     Raises:
-        ConfigError: The recipe or the tokenizer cannot be pickled for processes.
+        ConfigError: The recipe or the tokenizer cannot be pickled, which processes need.
         WorkerError: A process ended early.
     """
     if num_workers:
@@ -331,7 +337,7 @@ def encoded(
 
 
 def _numbered(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yield pairs of the number of a batch's first row and the batch."""
+    """Yield each batch together with the index of its first row, as pairs ``(index, batch)``."""
     row = 0
     for batch in batches:
         yield row, batch
@@ -358,9 +364,10 @@ class Tokenized:
     Args:
         path: The folder of the store, for ``DatasetStore.open``.
         rows: The number of rows.
-        texts: The number of texts, including those that a recipe left out.
+        texts: The number of texts, including texts that the recipe left out.
         reopened: Whether the store existed already, so that nothing was tokenised.
-        left_out: The number of texts that the recipe left out, if each becomes a row or an episode.
+        left_out: The number of texts that the recipe left out, for recipes that convert each text to a row or an
+            episode.
     """
 
     path: str
@@ -370,7 +377,7 @@ class Tokenized:
     left_out: int = 0
 
     def to_store(self, **options: Any) -> DatasetStore:
-        """Return the tokens as a memory-mapped store; ``options`` are those of ``DatasetStore.open``."""
+        """Return the tokens as a memory-mapped store; ``options`` are passed to ``DatasetStore.open``."""
         return DatasetStore.open(self.path, **options)
 
 
@@ -388,37 +395,38 @@ def tokenize(
     """Tokenise texts into a store on disk, or return the existing store of the same texts.
 
     In ``folder``, each combination of texts, tokenizer and recipe has a separate store, named by a digest of all three.
-    If one of them changes, a new store is created; the old store stays until you delete it. A store is complete or
-    absent. After an interruption at any moment, the same call continues, and keeps the finished files. Several
-    processes with the same call wait for the process that creates the store.
+    If the texts, the tokenizer or the recipe change, a new store is created; the old store stays until you delete it.
+    An incomplete store is never opened. After an interruption, the same call continues and keeps the finished files. If
+    several processes make the same call, one process creates the store, and the others wait.
 
-    Each call reads all texts to compute the digest. Files with the names, sizes and times of the last call are not read
-    again, so that the call takes milliseconds.
+    Each call reads all texts to compute the digest. If the names, sizes and times of files are the same as in the last
+    call, the files are not read again, and the call takes milliseconds.
 
-    Tokenising runs in parallel with reading and writing, in calls of a few hundred texts. Only a few calls are queued,
-    so memory does not grow with the texts. Fast tokenizers use all cores by themselves; ``num_workers`` is for slow
+    Tokenising runs in parallel with reading and writing, in blocks of a few hundred texts. Only a few blocks are
+    queued, so memory does not grow with the number of texts. Fast tokenizers use all cores; ``num_workers`` is for slow
     tokenizers.
 
     Args:
         source: Texts, or dicts of texts by column, in a list or another iterable that can be iterated over more than
-            once; a ``datasets.Dataset``; a ``pyarrow.Table``; or a path. A path names a file of JSON lines (``.jsonl``)
-            or a text file with one text in each line (``.txt``), both possibly compressed (``.gz`` or ``.zst``); a
-            Parquet or Arrow file; a folder of such files; or a folder saved by ``datasets``. Empty lines are left out.
+            once; a ``datasets.Dataset``; a ``pyarrow.Table``; or a path. A path names a file of JSON lines
+            (``.jsonl``), a text file with a text in each line (``.txt``), a compressed file of these types (``.gz`` or
+            ``.zst``), a Parquet or Arrow file, a folder of such files, or a folder saved by ``datasets``. Empty lines
+            are left out.
         tokenizer: A ``tokenizers.Tokenizer`` (of its truncation and padding options, only the truncated side and the id
             of padding are used); the path of its JSON file, or of a folder with ``tokenizer.json``, as ``transformers``
             saves it (``tokenizer_config.json`` has the tokens for padding and for the end of texts); or a callable like
             the tokenizers of ``transformers``: ``tokenizer(texts, truncation=True, max_length=L)["input_ids"]``.
         folder: The folder of the stores; created if it is missing.
         recipe: ``Texts``, ``Prompts``, ``Pairs``, ``Tokens``, a recipe of ``mouse_core.text.chat``, or a custom recipe.
-        split: The split to read, for files with splits; by default all splits.
-        num_workers: The number of processes that tokenise; 0: a thread of this process. Each process imports the main
-            module, so a script needs ``if __name__ == "__main__":``.
-        version: A text that is part of the digest, for changes that the digest does not detect. The digest of a
-            function covers its code, its defaults, its closure, and the globals, functions and classes of its module
-            that it uses. The digest of an object covers its class, everything that its methods use, and its pickle; the
-            digest of a custom recipe covers its class and its ``repr``. In installed packages, only the code of
-            functions and the names of classes count; imports inside of a call are ignored. Objects that cannot be
-            pickled, such as a lock or a file, need a version.
+        split: The split to read, if the files have splits; by default all splits.
+        num_workers: The number of processes that tokenise. With 0, a thread of this process tokenises. Each process
+            imports the main module, so a script needs ``if __name__ == "__main__":``.
+        version: A text that is part of the digest. Change it after changes that the digest does not detect. The digest
+            of a function covers its code, its defaults, its closure, and the globals, functions and classes of its
+            module that it uses. The digest of an object covers its class, everything that its methods use, and its
+            pickle; the digest of a custom recipe covers its class and its ``repr``. Of installed packages, the digest
+            covers only the code of functions and the names of classes; imports inside of a function are ignored.
+            ``version`` is required for objects that cannot be pickled, such as a lock or a file.
         progress: Whether to show a progress bar.
 
     Returns:
@@ -426,7 +434,7 @@ def tokenize(
 
     Raises:
         ConfigError: A file does not exist; ``tokenizer`` is not a tokenizer; ``source`` can be iterated over only once;
-            the id of padding is unknown; or the tokenizer cannot be identified without a ``version``.
+            the id for padding is unknown; or the tokenizer cannot be identified and ``version`` is empty.
         DataError: A file is damaged, a row has no text, a column is missing, or the source has no row.
         WorkerError: A worker process ended early.
         ImportError: The tokenizer is a file, and ``tokenizers`` is not installed.
@@ -469,7 +477,7 @@ def tokenize(
 
 
 def _of_ones_own(recipe: Recipe, version: str) -> str:
-    """Return a digest of a user-defined recipe's class; "" for this library's recipes."""
+    """Return a digest of the class of a user-defined recipe; "" for recipes of this library."""
     kind = type(recipe)
     return "" if kind.__module__.startswith("mouse_core.") else f" {digest_of(kind, version, 'recipe')}"
 
@@ -513,7 +521,7 @@ def _watched(batches: Iterator[pa.RecordBatch], digest: RowDigest) -> Iterator[p
 
 
 def _known_texts(source: Source, root: Path, recipe: Recipe, split: str | None) -> tuple[int, str]:
-    """Return the number of texts and their digest; for unchanged files, from a cache."""
+    """Return how many texts there are, and the digest of the texts. For unchanged files, both come from a cache."""
     if source.stamp is None:
         return _digest_of(source, recipe)
     asked = json.dumps([os.path.abspath(source.name), split, str(recipe.columns)])

@@ -1,4 +1,4 @@
-"""A viewer of recorded data in a browser: every episode, step by step, and the windows of batches."""
+"""A browser viewer of recorded data, which shows every episode step by step, and the windows of batches."""
 
 from mouse_core.view.stored import to_html
 from mouse_core.view.viewer import Viewer, view

@@ -1,4 +1,4 @@
-"""Answers of the viewer to requests of the page: JSON objects and images."""
+"""Answers the requests of the viewer's page with JSON objects and images."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from mouse_core.view.pictures import shown as shown_value
 from mouse_core.view.thinning import thinned
 
 Asked = dict[str, str]
-"""Query of a request: values by name."""
+"""The query of a request: values by name."""
 
 _MOST_STEPS = 4096
 _MOST_WINDOWS = 4096
@@ -44,10 +44,10 @@ _MOST_TASKS = 1000
 
 
 def source_of(shown: Shown, asked: Asked) -> BatchSource:
-    """Return the source of batches to show: the caller's source, or a source with the options of the page.
+    """Return the source of batches that is shown: the caller's source, or a source with the options set on the page.
 
     Raises:
-        ConfigError: The options of the page are invalid for a source.
+        ConfigError: The options set on the page are invalid.
     """
     if shown.batches is not None:
         return shown.batches
@@ -76,7 +76,7 @@ def source_of(shown: Shown, asked: Asked) -> BatchSource:
 
 
 def whole(asked: Asked, name: str, default: int, least: int, most: int) -> int:
-    """Return an integer from the query of a page.
+    """Return an integer from the query of a request.
 
     Raises:
         ConfigError: The value is not an integer in ``least .. most``.
@@ -111,7 +111,7 @@ def _one_of(asked: Asked, name: str, known: tuple[str, ...]) -> str:
 
 
 def window(shown: Shown, asked: Asked) -> dict[str, Any]:
-    """Return a window of a batch: the values of each field by step and dimension, with the masks.
+    """Return a window of a batch: the values of each field by step and dimension, and the masks.
 
     Raises:
         ConfigError: The batch or the window does not exist.
@@ -181,7 +181,7 @@ def _window_of(shown: Shown, asked: Asked) -> tuple[BatchSource, int, int, int]:
 
 
 def _window(source: BatchSource, plan: Plan, number: int, view: int) -> dict[str, Any]:
-    """Return the fields of one window of a plan, ``[1, ...]``, as in the batch."""
+    """Return the fields of a single window of a plan, ``[1, ...]``, with the same values as in the batch."""
     if source.packed is not False:
         raise ConfigError("batches: expected windows side by side, found packed windows, which this page cannot show")
     # A user's function may read all windows of a batch, so it needs the complete batch; all other stages change each
@@ -202,7 +202,7 @@ def _window(source: BatchSource, plan: Plan, number: int, view: int) -> dict[str
 
 
 def _offsets(source: BatchSource) -> dict[str, list[float]]:
-    """Return the offsets of each field from the anchor, in steps or seconds; empty without windows by field."""
+    """Return the offsets of each field from the anchor, in steps or seconds. Without windows by field, return {}."""
     around = source.batch_plan.windows
     if around is None:
         return {}
@@ -213,13 +213,13 @@ def _offsets(source: BatchSource) -> dict[str, list[float]]:
 
 
 def _columns(values: npt.NDArray[Any], has_steps: bool) -> list[list[float | None]]:
-    """Return the first dimensions of a window's field as lists over steps; numbers that are not finite become None."""
+    """Return the first dimensions of a window's field, each as a list over steps; NaN and infinity become None."""
     flat = values.reshape(values.shape[0] if has_steps and values.ndim else 1, -1)[:, :_MOST_DIMENSIONS]
     return [finite(column) for column in flat.astype(np.float64).T]
 
 
 def finite(values: npt.NDArray[Any]) -> list[float | None]:
-    """Return numbers for JSON; numbers that are not finite become None."""
+    """Return numbers for JSON; NaN and infinity become None."""
     found: Any = values.astype(object)
     found[~np.isfinite(values)] = None
     listed: list[float | None] = found.tolist()
@@ -233,7 +233,7 @@ def _steps(mask: npt.NDArray[Any]) -> list[bool]:
 
 
 def _episode_at(shown: Shown, row: int) -> dict[str, int] | None:
-    """Return the episode of a row, and the row's step in the episode; None if the episode is not counted yet."""
+    """Return the episode of a row, and the index of the row in the episode; None if the episode is not counted yet."""
     with shown.lock:
         starts = shown.episodes.columns()["start"]
         counted = shown.episodes.counted
@@ -244,7 +244,7 @@ def _episode_at(shown: Shown, row: int) -> dict[str, int] | None:
 
 
 class Answers:
-    """The viewer's answers by name, over some stores.
+    """Computes the viewer's answers about the shown stores; each answer has a name.
 
     Args:
         shown: The stores.
@@ -262,18 +262,18 @@ class Answers:
             "findings": self.findings,
             "window": lambda asked: window(self._at(asked), asked),
         }
-        """The answers that are JSON objects, by name."""
+        """Functions for the answers that are JSON objects, by name."""
         self.pictures: Mapping[str, Callable[[Asked], tuple[bytes, str]]] = {
             "image": self.image,
             "window-image": lambda asked: (window_picture(self._at(asked), asked), "image/png"),
         }
-        """The answers that are files, with their media types."""
+        """Functions for the answers that are files with a media type, by name."""
 
     def _at(self, asked: Asked) -> Shown:
         return self._shown[whole(asked, "source", 0, 0, len(self._shown) - 1)]
 
     def sources(self, asked: Asked) -> Any:
-        """Return title and columns of each source, after including rows that were appended meanwhile."""
+        """Return the title and the columns of each source, after including rows that were appended meanwhile."""
         found = []
         for one in self._shown:
             one.refresh()
@@ -344,10 +344,10 @@ class Answers:
             }
 
     def points(self, asked: Asked) -> Any:
-        """Return two columns of the filtered episodes as a moderate number of points of a plot.
+        """Return two columns of the filtered episodes as points of a plot; the number of points is limited.
 
-        If several episodes lie in one cell of the plot, only the first becomes a point. Texts become their positions
-        among the sorted texts of the column, and the answer contains these texts.
+        If several episodes are in the same cell of the plot, only the first episode becomes a point. A text becomes its
+        index among the sorted texts of the column, and the answer contains these texts.
         """
         one = self._at(asked)
         with one.lock:
@@ -369,7 +369,7 @@ class Answers:
             }
 
     def episode(self, asked: Asked) -> Any:
-        """Return the row range of an episode and its line in the list, by its number; None until it is counted."""
+        """Return the row range of an episode, given its index, and its row in the list. None until it is counted."""
         one = self._at(asked)
         number = whole(asked, "episode", 0, 0, 1 << 60)
         one.refresh()
@@ -398,9 +398,11 @@ class Answers:
         return one, begin, whole(asked, "end", begin + 1, begin + 1, rows)
 
     def curves(self, asked: Asked) -> Any:
-        """Return curves of some dimensions of a column over a range of rows, thinned without losing spikes and gaps.
+        """Return curves of some dimensions of a column over a range of rows.
 
-        Steps are counted from the row ``begin``; ``from`` and ``to`` limit the visible part.
+        The curves have fewer points, but all spikes and gaps.
+
+        Step 0 is the row ``begin``; ``from`` and ``to`` are the limits of the visible range.
         """
         one, begin, end = self._rows(asked)
         name = asked.get("column", "")
@@ -452,7 +454,7 @@ def query_of(asked: Asked) -> Query:
 
 
 def spread(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-    """Return the indices of points that represent a plot: the first point in each cell of a grid, ascending."""
+    """Return the indices of the points to draw: the first point in each cell of a grid, ascending."""
     (there,) = np.nonzero(np.isfinite(x) & np.isfinite(y))
     if len(there) <= _ACROSS * _UP // 2:
         return there
@@ -472,7 +474,10 @@ def _cells(values: npt.NDArray[np.float64], count: int) -> npt.NDArray[np.int64]
 
 
 def _axis(values: npt.NDArray[Any]) -> tuple[npt.NDArray[np.float64], list[str] | None]:
-    """Return numbers unchanged; texts as positions in their sorted order, with the texts if there are few."""
+    """Return numbers unchanged, and texts as indices among the sorted texts.
+
+    If there are few texts, return them too.
+    """
     if values.dtype != object:
         return values.astype(np.float64), None
     texts, places = np.unique(np.array([shortest(value) for value in values.tolist()], np.str_), return_inverse=True)

@@ -1,4 +1,4 @@
-"""Inspection of the shown rows in a background thread, started by the first request."""
+"""Inspects the shown rows in a background thread, which the first request starts."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _MOST_PLOTS, _MOST_DIMENSIONS = 96, 1024
 
 
 class Inspection:
-    """A report of a source and its state: not started, running, done or failed.
+    """An inspection of a source: its report, and its state (not started, running, done or failed).
 
     Args:
-        stream: Returns a new stream of the rows at each call.
+        stream: A function that returns a new stream of the rows at each call.
         ignore: Codes of findings to leave out.
     """
 
@@ -39,7 +39,7 @@ class Inspection:
 
     @property
     def state(self) -> str:
-        """ "none", "running", "done" or "failed"."""
+        """ The state of the inspection: "none", "running", "done" or "failed"."""
         if self._thread is not None and self._thread.is_alive():
             return "running"
         return "failed" if self.error else "none" if self.report is None else "done"
@@ -53,7 +53,7 @@ class Inspection:
         self._thread.start()
 
     def forget(self) -> None:
-        """Drop the report, which describes earlier rows."""
+        """Delete the report, because it describes earlier rows."""
         self.report = None
 
     def wait(self) -> None:
@@ -82,17 +82,17 @@ class Inspection:
         self.done += rows.num_rows
 
     def warnings(self) -> Counter[int]:
-        """Return the numbers of errors and warnings of each episode."""
+        """Return how many errors and warnings each episode has."""
         found = [] if self.report is None else self.report.warnings
         return Counter(number for one in found for number in {*one.episodes, one.episode} if number is not None)
 
 
 class _Ended(Exception):
-    """Raised in the inspection's thread after the viewer was closed, to stop the inspection."""
+    """Exception that stops the inspection's thread after the viewer was closed."""
 
 
 def report_content(report: Report) -> dict[str, Any]:
-    """Return a report for the page as a JSON object with facts, findings, tables and plots."""
+    """Convert a report to a JSON object for the page, with facts, findings, tables and plots."""
     return {
         "rows": report.rows,
         "heading": heading(report),

@@ -1,4 +1,4 @@
-"""Values of columns for display, read in their stored form: numbers by dimension, images and texts."""
+"""Reads values of columns for display: numbers by dimension, images and texts."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _ROWS = 1 << 20
 
 
 def kind_of(kind: ColumnType) -> str:
-    """Kind of display of a column: "numbers", "image" or "text"."""
+    """Return how a column is displayed: as "numbers", "image" or "text"."""
     if kind.kind in ("image", "video") or (kind.kind == "list" and kind.depth in (2, 3) and kind.value_type == "uint8"):
         return "image"
     return "numbers" if kind.kind in ("scalar", "list") else "text"
 
 
 def columns_of(snapshot: Snapshot) -> dict[str, pa.DataType]:
-    """Return the Arrow types of a snapshot's columns, each from the first segment with values in this column."""
+    """Return the Arrow types of a snapshot's columns. A type comes from the first segment with values in the column."""
     found: dict[str, pa.DataType] = {}
     for segment in snapshot.segments:
         for name, data_type in segment.types.items():
@@ -45,11 +45,11 @@ def columns_of(snapshot: Snapshot) -> dict[str, pa.DataType]:
 
 
 def described(snapshot: Snapshot, dimensions: Mapping[str, Sequence[str]] | None = None) -> list[dict[str, Any]]:
-    """Return name, type, kind, width and names of dimensions of every column, with columns of standard fields first.
+    """Return the name, type, kind, width and dimension names of every column; columns of standard fields come first.
 
     Args:
         snapshot: The rows.
-        dimensions: Names of dimensions, by column; they are ignored if their number does not match.
+        dimensions: Names of dimensions, by column. Names are ignored if there are more or fewer names than dimensions.
     """
     types = columns_of(snapshot)
     fields = {reader.spec.column: reader for reader in snapshot.readers.values()}
@@ -101,7 +101,7 @@ def tables(snapshot: Snapshot, begin: int, end: int) -> Iterator[pa.Table]:
 def read_numbers(snapshot: Snapshot, name: str, begin: int, end: int) -> Floats:
     """Return a column of numbers in rows ``begin .. end - 1``, float64 ``[n, width]``; missing values are NaN.
 
-    Placeholder values in rows without a recorded observation are missing too. The width equals the length of the
+    Placeholder values in rows without a recorded observation also become NaN. The width equals the length of the
     longest row.
     """
     found = _read(snapshot, name, begin, end)
@@ -111,7 +111,9 @@ def read_numbers(snapshot: Snapshot, name: str, begin: int, end: int) -> Floats:
 
 
 def read_dimensions(snapshot: Snapshot, name: str, dims: Sequence[int], start: int, first: int, last: int) -> Floats:
-    """Return some dimensions of a column in the steps ``first .. last - 1`` from the row ``start``, ``[n, dims]``.
+    """Return some dimensions of a column in the steps ``first .. last - 1``, ``[n, dims]``.
+
+    Step 0 is the row ``start``.
 
     Dimensions that do not exist are NaN in every step.
     """
@@ -147,7 +149,7 @@ def _read(snapshot: Snapshot, name: str, begin: int, end: int) -> Floats:
 
 
 def _as_numbers(array: pa.Array) -> Floats:
-    """Convert a column of numbers or nested lists of numbers to ``[n, width]``; NaN for nulls and missing values.
+    """Convert a column of numbers or nested lists of numbers to ``[n, width]``; nulls and missing values become NaN.
 
     For example, ``[[1, 2], null]`` and ``[[3]]`` become the rows ``[1, 2]`` and ``[3, NaN]``.
     """
@@ -165,7 +167,7 @@ def _as_numbers(array: pa.Array) -> Floats:
 
 
 def _scalars(array: pa.Array) -> Floats:
-    """Convert a one-dimensional array to float64; nulls and values that are no numbers become NaN."""
+    """Convert a one-dimensional array to float64; nulls and values that are not numbers become NaN."""
     if pa.types.is_boolean(array.type):
         array = array.cast(pa.uint8())
     if not (pa.types.is_integer(array.type) or pa.types.is_floating(array.type)):
@@ -177,7 +179,7 @@ def _scalars(array: pa.Array) -> Floats:
 
 
 def single_columns(snapshot: Snapshot, tasks: Mapping[int, str]) -> list[str]:
-    """Return the columns with a single number or text per row, except those that define episodes; and "task"."""
+    """Return the columns with a single number or text per row, except columns that define episodes; add "task"."""
     types = columns_of(snapshot)
     fields = snapshot.config.fields
     ours = {fields[name].column for name in _COUNTED if name in fields} | {"episode", "start", "length", "return"}
@@ -198,7 +200,7 @@ def _is_single(data_type: pa.DataType) -> bool:
 
 
 class Singles:
-    """Cached values of columns with single values, at requested rows.
+    """Reads and caches values of columns that have a single value per row.
 
     Args:
         tasks: The texts of tasks, by number.
@@ -209,7 +211,7 @@ class Singles:
         self._known: dict[str, tuple[Int64s, npt.NDArray[Any]]] = {}
 
     def of_all(self, snapshot: Snapshot, name: str, rows: Int64s) -> npt.NDArray[Any]:
-        """Return the values at ``rows`` ``[n]``, ascending; values of an earlier request are not read again."""
+        """Return the values at ascending ``rows`` ``[n]``; values that an earlier call read are not read again."""
         before, values = self._known.get(name, (np.zeros(0, np.int64), None))
         same = min(len(before), len(rows))
         kept = same if np.array_equal(before[:same], rows[:same]) else max(same - 1, 0)
@@ -223,7 +225,7 @@ class Singles:
         return more
 
     def of_some(self, snapshot: Snapshot, name: str, rows: Int64s) -> npt.NDArray[Any]:
-        """Return the values at ``rows``, in any order: float64, or objects that are texts or None."""
+        """Return the values at ``rows``, which may have any order: float64, or an array of texts and None."""
         types = columns_of(snapshot)
         if name == _TASK and name not in types:
             number = next(one for one in _TASK_NUMBERS if one in types)
@@ -246,7 +248,10 @@ def _texts(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _by_segment(snapshot: Snapshot, rows: Int64s) -> Iterator[tuple[Any, Int64s]]:
-    """Yield ascending rows by segment, as numbers within the segment; rows near each other come together."""
+    """Divide ascending rows by segment; yield their indices in the segment.
+
+    Rows near each other are yielded together.
+    """
     begin = 0
     for segment in snapshot.segments:
         end = begin + segment.num_rows

@@ -1,4 +1,4 @@
-"""Counts the episodes of a snapshot, block by block on request; sorts and filters them."""
+"""Counts the episodes of a snapshot, one block of rows at a time; sorts and filters episodes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mouse_core.view.columns import Singles, is_filler, single_columns
 Int64s = npt.NDArray[np.int64]
 
 OWN = ("episode", "start", "length", "return", "done")
-"""Names of the columns of every list."""
+"""Names of the columns that every list of episodes has."""
 
 MARKS = "warnings"
 """Name of the column with the number of warnings about each episode, after an inspection."""
@@ -31,14 +31,14 @@ _ORDERS_KEPT = 8
 
 @dataclass(frozen=True)
 class Query:
-    """Query of a list of episodes: filter and order.
+    """The filter and the order of a list of episodes.
 
     Args:
         sort: The column by which episodes are sorted.
         down: Whether the largest values come first.
         low, high: Smallest and largest allowed value by column, as numbers or texts; for ``done`` also the label of a
-            code. Missing values pass no filter.
-        has: Texts that columns must contain (ignoring upper and lower case), by name; numbers are compared in their
+            code. An episode without a value does not pass a filter.
+        has: Texts by column that the value of the column must contain (case is ignored). Numbers are compared in their
             shortest text form.
     """
 
@@ -50,7 +50,7 @@ class Query:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Key of the query in the cache."""
+        """The key under which the result of the query is cached."""
         limits = (tuple(sorted(one.items())) for one in (self.low, self.high, self.has))
         return (self.sort, self.down, *limits)
 
@@ -58,8 +58,9 @@ class Query:
 class EpisodeList:
     """The counted episodes of a snapshot: their first rows, lengths, returns and ends.
 
-    After all rows are counted, the values equal those of ``Store.episodes``, which reads all rows at once. Here
-    ``advance`` reads rows for a limited time, so that the first episodes can be shown while the others are counted.
+    When all rows are counted, the values equal the result of ``Store.episodes``, which reads all rows in a single call.
+    Here each call of ``advance`` reads rows for a limited time, so that the first episodes can be shown while other
+    episodes are counted.
 
     Args:
         snapshot: The rows.
@@ -86,7 +87,7 @@ class EpisodeList:
         self._singles = Singles(self._tasks)
 
     def take(self, snapshot: Snapshot) -> bool:
-        """Continue with a later snapshot; return whether the counted episodes are still valid."""
+        """Replace the snapshot by a later snapshot; return whether the counted episodes are still valid."""
         before = self.snapshot
         if snapshot is before:
             return True
@@ -103,7 +104,7 @@ class EpisodeList:
         return self.counted >= self.snapshot.num_rows
 
     def advance(self, seconds: float) -> None:
-        """Count at least one block, and further blocks for about ``seconds``.
+        """Count at least one block of rows, and more blocks until about ``seconds`` have passed.
 
         Raises:
             DataError: A value is outside the bounds of its field.
@@ -152,13 +153,13 @@ class EpisodeList:
     # ------------------------------------------------------------------ what was counted
 
     def mark(self, counts: Mapping[int, int] | None) -> None:
-        """Set the column ``warnings``: the number of warnings by episode; None: the rows were not inspected."""
+        """Set the column ``warnings``, the number of warnings of each episode; None if the rows were not inspected."""
         if counts != self._marks:
             self._marks = counts
             self._orders = {}
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the counted columns, ``[n]`` each; for the last episode, they have its values so far."""
+        """Return the counted columns, ``[n]`` each. The last episode has the values that were counted so far."""
         if self._made is not None and self._made[0] == self.counted:
             return self._made[1]
         none = np.zeros(0, np.int64)
@@ -188,17 +189,17 @@ class EpisodeList:
         return reward is not None and not reward.spec.shape
 
     def names(self) -> list[str]:
-        """Return the names of columns for sorting and filtering: the counted columns, then columns of single values."""
+        """Return the columns for sorting and filtering: the counted columns, then columns with single values."""
         own = [name for name in OWN if name != "return" or self._has_returns]
         own += [] if self._marks is None else [MARKS]
         return own + [name for name in single_columns(self.snapshot, self._tasks) if name not in own]
 
     def values(self, name: str, numbers: Int64s | None = None) -> npt.NDArray[Any]:
-        """Return a column's values for all episodes, or for the episodes ``numbers``.
+        """Return the values of a column for all episodes, or for the episodes with the indices ``numbers``.
 
         Returns:
-            Numbers, float64 ``[n]`` with NaN for missing values; or texts ``[n]`` with None. For a column of rows, an
-            episode has the value of its last row with a value.
+            Numbers, float64 ``[n]``, with NaN for missing values; or texts ``[n]``, with None for missing values. For a
+                column of rows, the value of an episode is the last value in its rows that is not null.
 
         Raises:
             ConfigError: There is no such column.
@@ -222,10 +223,12 @@ class EpisodeList:
         return self._singles.of_some(self.snapshot, name, last[numbers])
 
     def order(self, query: Query) -> Int64s:
-        """Return the numbers of the episodes that pass a query, in its order; episodes without a value come last.
+        """Return the indices of the episodes that pass the filter of a query, in the query's order.
+
+        Episodes without a value are last.
 
         Raises:
-            ConfigError: A column does not exist, or the limit for a column of numbers is not a number.
+            ConfigError: A column does not exist, or a limit for a numeric column is not a number.
         """
         self.columns()
         known = self._orders.get(query.key)

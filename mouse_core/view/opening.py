@@ -1,4 +1,4 @@
-"""Opens data for a viewer: stores, sources of batches, and recorded data of any format, in place if possible."""
+"""Opens data for a viewer: stores, sources of batches, and data of any format, without conversion if possible."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ _NETWORK = ("huggingface_hub", "httpx", "httpx2", "httpcore", "httpcore2", "requ
 def open_data(
     path_or_name: str, splits: Sequence[str] | None = None, *, progress: bool = False, **options: Any
 ) -> Iterator[DatasetStore]:
-    """Open recorded data as a store of mapped files, within a ``with`` block.
+    """Context manager that opens recorded data as a store of memory-mapped files.
 
     Data that a store cannot read in place are converted into a temporary folder.
 
     Args:
-        path_or_name: A file, folder or address of any format; an id as for ``formats.open``; or ``namespace/name`` of a
-            dataset on the Hub, if it cannot be a path.
+        path_or_name: A file, folder or address of any format; an id as for ``formats.open``; or the name
+            ``namespace/name`` of a dataset on the Hub, if no such path exists.
         splits: Names of the splits to read; by default all.
         progress: Whether a bar shows the progress of a conversion.
         **options: The options of ``formats.open``.
@@ -88,7 +88,7 @@ def _from_hub(name: str, splits: Sequence[str] | None, image_roots: Sequence[str
 
 
 def refusals_as_errors(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """Call a function of the Hub's client, and convert its errors to errors of one line.
+    """Call a function of the Hub's client, and convert its errors to a ConfigError with a single line.
 
     Raises:
         ConfigError: The Hub reports an error, or cannot be reached.
@@ -107,11 +107,11 @@ def refusals_as_errors(call: Callable[..., Any], *arguments: Any, **options: Any
 
 @contextmanager
 def opened_store(source: str, *, progress: bool = False, **options: Any) -> Iterator[DatasetStore]:
-    """Open recorded data as a store within a ``with`` block.
+    """Context manager that opens recorded data as a store.
 
-    The files of a store in a folder are not compared with their digests, because that would read every file completely.
-    Rows that are added later become visible. Parquet files and the videos of LeRobotDatasets are read in place. Data
-    that cannot be read in place are converted into a temporary folder.
+    The files of a store in a folder are not compared with their digests, because this would read every file completely.
+    Rows that are added later become visible. Parquet files and the videos of LeRobotDatasets are read in place. Other
+    data that cannot be read in place are converted into a temporary folder.
 
     Args:
         source: A path, an address or a name, as for ``open_data``.
@@ -131,7 +131,7 @@ def opened_store(source: str, *, progress: bool = False, **options: Any) -> Iter
 
 
 def _open_in_place(path: Path, options: dict[str, Any]) -> DatasetStore | None:
-    """Open data on this machine without a conversion; None if the format needs a conversion."""
+    """Open data on this machine without a conversion; return None if the format needs a conversion."""
     as_store = {"alignment": options.get("alignment"), "image_roots": options.get("image_roots", ())}
     name = options.get("format")
     if not path.exists() or options.get("splits"):
@@ -152,7 +152,7 @@ def _open_in_place(path: Path, options: dict[str, Any]) -> DatasetStore | None:
 
 
 def _open_mapped(path: Path, as_store: dict[str, Any]) -> DatasetStore | None:
-    """Open a file in Arrow's file format by mapping it into memory; None if its values are compressed."""
+    """Open a file in Arrow's file format, memory-mapped; return None if its values are compressed."""
     with reading(path), mapped(path) as (source, _):
         reader = pa.ipc.open_file(source)
         # A batch of a compressed file is decompressed to new memory; a batch of any other file is a view of the map.
@@ -181,13 +181,13 @@ class Shown:
     Args:
         name: A unique name among the shown stores.
         store: The store; None for a source of batches, whose snapshot does not change.
-        batches: The source of batches that the caller passed; None: users choose the options of batches on the page.
+        batches: The source of batches that the caller passed. If None, users choose the options of batches on the page.
         fixed: The snapshot of ``batches``.
-        stream: Returns all rows for the inspection; None: the rows of ``store``.
+        stream: A function that returns all rows for the inspection. If None, the rows of ``store`` are inspected.
         ignore: Codes of findings that the inspection leaves out.
         lock: Lock that is held while the rows are refreshed.
-        generation: Number of times that earlier rows were replaced; counts and findings start again each time.
-        made: The sources of batches that were created for the page, by their options.
+        generation: How often earlier rows were replaced. Each time, counts and findings start again.
+        made: The sources of batches that were created with options set on the page, by these options.
     """
 
     name: str
@@ -213,7 +213,7 @@ class Shown:
         return self.fixed
 
     def refresh(self) -> None:
-        """Include new rows; if earlier rows were replaced, count the episodes and inspect the rows again."""
+        """Include new rows. If earlier rows were replaced, delete the counts of episodes and the findings."""
         snapshot = self._current_snapshot()
         with self.lock:
             if snapshot is not self.episodes.snapshot:
@@ -231,7 +231,7 @@ class Shown:
 
 
 def rows_of(source: str, store: DatasetStore, **options: Any) -> RowStream:
-    """Return the rows of recorded data for ``mouse inspect``, with the notes of their format.
+    """Return the rows of recorded data for ``mouse inspect``, with the notes of the format's reader.
 
     Args:
         source: The source, as for ``opened_store``.
@@ -249,11 +249,12 @@ def rows_of(source: str, store: DatasetStore, **options: Any) -> RowStream:
 def shown_of(
     given: Iterable[tuple[str, Any]], streams: Sequence[Callable[[], RowStream]] = (), *, ignore: Sequence[str] = ()
 ) -> list[Shown]:
-    """Prepare stores and sources of batches for a viewer; a repeated name gets a number, as in "store (2)".
+    """Prepare stores and sources of batches for a viewer. If a name is repeated, a number is added, as in "store (2)".
 
     Args:
         given: Pairs of a name and a store or source of batches.
-        streams: Functions that return the rows for the inspection, in the order of `given`; by default the stores.
+        streams: Functions that return the rows for the inspection, in the order of `given`; by default, the rows of the
+            stores.
         ignore: Codes of findings that the inspection leaves out.
 
     Raises:

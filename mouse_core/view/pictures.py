@@ -1,4 +1,4 @@
-"""Converts images of steps to files that a browser can show."""
+"""Converts images of steps to PNG or JPEG files for a browser."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def picture(snapshot: Snapshot, name: str, row: int, *, files: bool = True) -> t
 
     Args:
         snapshot: The rows.
-        name: A column of images (encoded, or bytes ``[H, W]``, ``[H, W, C]`` or ``[C, H, W]``), or a field of images,
-            such as frames of videos.
+        name: A column of images (encoded, or uint8 ``[H, W]``, ``[H, W, C]`` or ``[C, H, W]``), or a field of images,
+            for example of video frames.
         row: The row of the step.
         files: Whether to open images and videos that rows name by path.
 
@@ -42,7 +42,7 @@ def picture(snapshot: Snapshot, name: str, row: int, *, files: bool = True) -> t
 
 
 def small(encoded: bytes) -> tuple[bytes, str]:
-    """Shrink a PNG or JPEG file by the mean of square blocks of pixels.
+    """Shrink an image in a PNG or JPEG file, by averaging square blocks of pixels.
 
     Returns:
         The bytes of a file, and its media type.
@@ -79,7 +79,7 @@ def _picture(snapshot: Snapshot, name: str, row: int, files: bool) -> tuple[byte
 
 def png(pixels: npt.NDArray[Any]) -> bytes:
     """Return pixels as a PNG: ``[H, W]``, ``[H, W, C]`` or ``[C, H, W]``. Only the last frame of a stack is used.
-    Numbers above 255, such as depth, are scaled so that the largest is white.
+    If numbers exceed 255, as for depth, all numbers are scaled so that the largest number is white.
 
     Raises:
         DataError: The array has another shape.
@@ -130,7 +130,10 @@ def _roots(snapshot: Snapshot, row: int) -> tuple[str, ...]:
 
 
 def shown(value: Any) -> list[str]:
-    """Return a step's value as texts, one for each dimension, of limited length; empty for other types."""
+    """Return a step's value as texts of limited length, one for each dimension.
+
+    Types that are not shown give no text.
+    """
     if isinstance(value, list):
         found = [text for item in value[:_MOST_VALUES] for text in shown(item)]
         return found[:_MOST_VALUES]

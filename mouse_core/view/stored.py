@@ -1,4 +1,4 @@
-"""Writes the viewer's page as one file, with its data, its scripts and its style."""
+"""Writes the viewer's page as a single file that contains its data, scripts and style."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ _MOST_MATCHES = 4
 def chosen(
     lengths: Int64s, returns: npt.NDArray[np.float64] | None, findings: Sequence[Finding] = ()
 ) -> dict[int, list[str]]:
-    """Return the numbers of the episodes to keep, with reasons: a few typical episodes, and episodes with findings.
+    """Return the indices of the episodes to embed, and the reasons: a few typical episodes, and episodes with findings.
 
-    If there are at most ``MOST_EPISODES`` episodes, all are kept.
+    If there are at most ``MOST_EPISODES`` episodes, all episodes are embedded.
 
     Args:
         lengths: Number of rows of every episode, ``[n]``.
         returns: Returns of the episodes; None without rewards.
-        findings: The findings, the worst first.
+        findings: The findings, most severe first.
     """
     found: dict[int, list[str]] = {}
 
@@ -74,18 +74,19 @@ def chosen(
 
 
 def spread(count: int, most: int, also: Iterable[int] = ()) -> Int64s:
-    """Return at most ``most`` numbers below ``count``, evenly spread, and the numbers in ``also``, ascending.
+    """Return up to ``most`` evenly spaced indices below ``count``, and the indices in ``also``, ascending.
 
-    For ``count`` 5 and ``most`` 3, the numbers are 0, 2 and 4.
+    For example, with ``count=5`` and ``most=3``, the indices are 0, 2 and 4.
     """
     found = np.linspace(0, count - 1, min(max(most, 1), count)).round().astype(np.int64)
     return np.unique(np.concatenate([found, np.array([one for one in also if 0 <= one < count], np.int64)]))
 
 
 def shares(widths: Sequence[int], most: int) -> list[int]:
-    """Return the number of kept dimensions of each column: at least one each, and at most ``most`` in total.
+    """Return how many dimensions of each column to keep: at least one for each column, and at most ``most`` in total.
 
-    For widths 3, 10 and 1,000 and a total of 100, the numbers are 3, 10 and 62: the widest columns are cut.
+    For example, with the widths 3, 10 and 1,000 and ``most=100``, the result is 3, 10 and 62: only the widest column
+    loses dimensions.
     """
     limit = max(widths, default=0)
     while limit > 1 and sum(min(width, limit) for width in widths) > most:
@@ -109,7 +110,7 @@ _KEPT = "kept"
 
 
 def stored(one: Shown, report: Report, *, command: str, files: bool) -> dict[str, Any]:
-    """Return the content of a page about a store, as an object for JSON of bounded size.
+    """Return the content of a page about a store: an object for JSON, of bounded size.
 
     Args:
         one: The shown store.
@@ -145,13 +146,13 @@ def stored(one: Shown, report: Report, *, command: str, files: bool) -> dict[str
 
 
 def report_alone(report: Report, *, name: str, command: str, why: str) -> dict[str, Any]:
-    """Return the content of a page about a report without its rows.
+    """Return the content of a page that shows a report without rows.
 
     Args:
         report: The report.
         name: The name of the rows.
         command: The command that shows the rows.
-        why: Why the page has no rows.
+        why: The reason why the page has no rows.
     """
     nothing = {"columns": ["episode"], "texts": [], "episodes": [], "rows": report.rows, "total": 0}
     source = {"name": name, "rows": report.rows, "generation": 0, "alignment": report.alignment, "batches": False}
@@ -161,7 +162,7 @@ def report_alone(report: Report, *, name: str, command: str, why: str) -> dict[s
 
 
 def _about(listed: Mapping[str, Any], kept: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Return the sentences about the embedded episodes and the other episodes."""
+    """Return sentences that state which episodes are embedded and which are not."""
     total = listed["total"]
     if len(kept) < total:
         yield f"{len(kept):,} of {total:,} episodes are here step by step, as the column {_KEPT} says."
@@ -187,7 +188,7 @@ def _findings(report: Report) -> dict[str, Any]:
 
 
 def _columns(described: Sequence[Column], most: int) -> tuple[list[Column], list[str]]:
-    """Return the kept columns, with their kept dimensions, and notes about the others."""
+    """Return the kept columns with their kept dimensions, and notes about columns and dimensions that are left out."""
     kept = list(described[:_MOST_COLUMNS])
     numbers = [column for column in kept if column["kind"] == "numbers"]
     widths = shares([max(column["width"], 1) for column in numbers], most)
@@ -211,7 +212,7 @@ def _narrowed(column: Column, width: int) -> Column:
 
 
 def _list(one: Shown, kept: Mapping[int, Sequence[str]]) -> dict[str, Any]:
-    """Return the list of episodes; only a part if there are very many."""
+    """Return the list of episodes; if there are very many episodes, return only a part of the list."""
     episodes = one.episodes
     names = [name for name in episodes.names() if name not in ("start", _KEPT)][:_MOST_COLUMNS]
     total = len(episodes)
@@ -236,7 +237,7 @@ def _cells(values: npt.NDArray[Any]) -> list[Any]:
 
 
 def _rounded(values: npt.NDArray[np.float64]) -> list[float | int | None]:
-    """Return numbers with six digits, integers unchanged; None for numbers that are not finite."""
+    """Return integers unchanged, and floats rounded to six digits; NaN and infinity become None."""
     return [_short(value) if value - value == 0 else None for value in values.tolist()]
 
 
@@ -248,12 +249,12 @@ def _short(value: float) -> float | int:
 
 
 class _Keeper:
-    """Keeps episodes of a store.
+    """Converts episodes of a store to the content of the page.
 
     Args:
         one: The shown store.
         columns: The columns to keep, with their kept dimensions.
-        count: Number of kept episodes, which share the available bytes.
+        count: Number of kept episodes; each gets an equal share of the available bytes.
         files: Whether to open images that rows name by path.
     """
 
@@ -274,12 +275,12 @@ class _Keeper:
         return [f"Pictures of {named} are not here: they lie in other files, or cannot be read."] if none else []
 
     def episode(self, number: int, names: Sequence[str], also: Sequence[int]) -> dict[str, Any]:
-        """Return an episode: its row of the list, curves, values of steps, and images.
+        """Return the content of an episode: its row in the list, curves, values of steps, and images.
 
         Args:
-            number: The number of the episode.
+            number: The index of the episode.
             names: Columns of the list.
-            also: Steps that are kept in any case.
+            also: Steps that are always kept.
         """
         at = np.array([number])
         values = {name: _cells(self._one.episodes.values(name, at))[0] for name in (*names, "start") if name != _KEPT}
@@ -356,7 +357,7 @@ _POLICY = (
 
 
 def check_plotly() -> None:
-    """Raise ImportError with the package to install if Plotly is missing."""
+    """Raise ImportError, which names the package to install, if Plotly is missing."""
     plotly_script()
 
 
@@ -369,21 +370,22 @@ def to_html(
     files: bool = False,
     why: str = "",
 ) -> str:
-    """Return the viewer's page as one file, with some episodes of a store and the findings of its inspection.
+    """Return the viewer's page as a single HTML file, with some episodes of a store and the findings of an inspection.
 
-    The file loads nothing from elsewhere, so it can be mailed, or opened from a folder. If there are many episodes, the
-    file contains up to ten: the first, the episodes with the highest, median and lowest return, the shortest, the
-    longest, and episodes with findings. Long episodes are thinned. Plotly takes 5 MB of the file, and the data at most
-    8 MB. Texts of the data stay text, and the browser runs only the page's own scripts.
+    The file loads nothing from other files or hosts, so it can be mailed, or opened from a folder. If there are many
+    episodes, the file contains up to ten: the first episode, the episodes with the highest, median and lowest return,
+    the shortest and the longest episode, and episodes with findings. Curves of long episodes have fewer points. Plotly
+    takes 5 MB of the file, and the data take at most 8 MB. The browser runs only the scripts of the page; texts of the
+    data are never run as scripts.
 
     Args:
-        store: The store; None: only the report is shown.
-        report: The report of ``inspect``; None: the store is inspected.
+        store: The store. With None, only the report is shown.
+        report: The report of ``inspect``. With None, the store is inspected.
         name: Name of the store on the page.
-        command: The command that shows all episodes, such as ``mouse view recordings``; the page names it.
-        files: Whether to include images that rows name by path, and frames of videos. Use this only for data whose
-            paths lead to no private files.
-        why: Reason why the page has only a report.
+        command: The command that shows all episodes, such as ``mouse view recordings``; the page states this command.
+        files: Whether to include images that rows name by path, and frames of videos. Set this only if the paths in the
+            data do not lead to private files.
+        why: The reason why the page has only a report.
 
     Raises:
         ConfigError: Neither a store nor a report is given.
@@ -421,13 +423,19 @@ def _policy(scripts: list[str]) -> str:
 
 
 def _inline(script: str) -> str:
-    """Return a script for embedding: it cannot end its element, and the browser computes the same digest."""
+    """Convert a script for embedding.
+
+    Its text cannot end the HTML element, and the browser computes the same digest.
+    """
     lines = script.replace("\r\n", "\n").replace("\r", "\n").replace("<!--", "<\\!--")
     return re.sub(r"</(?=script)", r"<\\/", lines, flags=re.IGNORECASE)
 
 
 def _bundled() -> str:
-    """Return the page's modules as one script: each is a function that returns its exports, imported modules first."""
+    """Join the page's modules to a single script.
+
+    Each module becomes a function that returns its exports; imported modules are first.
+    """
     made: dict[str, str] = {}
 
     def add(name: str) -> None:

@@ -1,4 +1,4 @@
-"""Reduces curves to fewer points than steps; every spike and every gap stays visible."""
+"""Reduces the number of points of curves; every spike and every gap stays visible."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _VALUES = 1 << 22
 
 @dataclass(frozen=True)
 class Curve:
-    """Points of a curve, by step.
+    """The points of a curve.
 
     Args:
         steps: Int64 ``[n]``, ascending.
@@ -29,17 +29,19 @@ class Curve:
 
 
 def thinned(read: Callable[[int, int], Floats], begin: int, end: int, buckets: int, width: int = 1) -> list[Curve]:
-    """Return the curves of some columns over steps ``begin .. end - 1``, thinned in ``buckets`` equal stretches.
+    """Return the curves of some columns over the steps ``begin .. end - 1``, reduced to a few points in each bucket.
 
-    Each stretch keeps its smallest and its largest value, at their own steps. Values that are not finite (NaN,
-    infinite) are gaps: a stretch keeps its first and its last gap. If there are hardly more steps than points, all
-    steps are kept. So the range of a curve over complete stretches equals the range of its points.
+    The steps are divided into ``buckets`` ranges of equal length. In each bucket, the steps with the smallest and the
+    largest value are kept. Values that are not finite (NaN, infinite) are gaps; in each bucket, the first and the last
+    gap are kept. So the range of the curve in a bucket equals the range of the kept points. If there are few steps, all
+    steps are kept.
 
     Args:
-        read: Returns the values of steps ``first .. last - 1``, float64 ``[n, columns]``.
+        read: A function that takes ``first`` and ``last``, and returns the values of the steps ``first .. last - 1``,
+            float64 ``[n, columns]``.
         begin, end: The steps.
-        buckets: Number of stretches, at least 1; about the width of the plot in pixels.
-        width: Number of values of a step that are read; it determines how many steps are read at a time.
+        buckets: Number of buckets, at least 1; about the width of the plot in pixels.
+        width: Number of values that are read for each step, which determines how many steps are read at a time.
     Returns:
         A curve for each column.
     """

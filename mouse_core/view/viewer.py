@@ -1,4 +1,4 @@
-"""The server of the viewer: a page on this machine that shows stores in a browser or a notebook."""
+"""The server of the viewer, which shows stores on a page in a browser or a notebook on this machine."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _MOST_IDLE = 64
 
 
 def plotly_script() -> Path:
-    """Return the path of Plotly's script, in its package.
+    """Return the path of Plotly's script in the installed package.
 
     Raises:
         ImportError: Plotly is not installed.
@@ -64,15 +64,15 @@ def plotly_script() -> Path:
 
 
 class Viewer:
-    """A page that shows stores, until it is closed; ``view`` creates it.
+    """A page that shows stores, until the viewer is closed; ``view`` creates a viewer.
 
-    A notebook shows it in the cell's output. The page is served over HTTP on the loopback interface, from background
-    threads. The page's address has an unguessable token; requests without the token, or with another name in ``Host``,
-    get no data.
+    In a notebook, the page is shown in the output of the cell. Background threads serve the page over HTTP on the
+    loopback interface. The address of the page contains a random token. Requests without the token, or with another
+    host name in the header ``Host``, get no data.
 
     Args:
         shown: The stores and sources.
-        port: The port; 0: any free port.
+        port: The port; 0 for any free port.
         height: Height of the page in a notebook, in pixels.
 
     Raises:
@@ -92,7 +92,10 @@ class Viewer:
 
     @property
     def url(self) -> str:
-        """The page's address, with an unguessable token. Anyone with the address can read the shown data."""
+        """The address of the page, with a random token.
+
+        Every user of this machine who knows the address can read the shown data.
+        """
         return self._url
 
     def wait(self) -> None:
@@ -127,7 +130,7 @@ class Viewer:
 
 
 class _Listener(ThreadingHTTPServer):
-    """Listening socket that closes the longest idle connections."""
+    """HTTP server that closes the longest idle connections to limit their number."""
 
     daemon_threads = True
     request_queue_size = socket.SOMAXCONN
@@ -165,7 +168,7 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 60
 
     def do_GET(self) -> None:
-        """Answer a request, unless its connection was closed to make room."""
+        """Answer a request, unless the connection was closed to limit the number of connections."""
         if not self.server.idle.remove(self.connection):
             self.close_connection = True
             return
@@ -236,7 +239,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *arguments: Any) -> None:
-        """Print nothing: an address contains the token."""
+        """Print nothing, because an address contains the token."""
 
 
 def view(
@@ -248,23 +251,25 @@ def view(
 ) -> Viewer:
     """Show the episodes of stores step by step, and the windows of batches, on a page of this machine.
 
-    Only visible rows are read, so stores of any size open at once. The page includes rows that are added later. The
-    page is served on the loopback interface, does not change the data, and loads nothing from other hosts.
+    Only rows that the page shows are read, so a store of any size opens immediately. Rows that are added later are
+    shown too. The page is served on the loopback interface, does not change the data, and loads nothing from other
+    hosts.
 
     Args:
-        *stores: Stores, views of stores, mixtures, or a ``BatchSource``. Batches of a ``BatchSource`` are shown as
-            delivered: augmented, padded, with masks and offsets.
+        *stores: Stores, views of stores, mixtures, or a ``BatchSource``. Batches of a ``BatchSource`` are shown as the
+            loader delivers them: augmented, padded, with masks and offsets.
         names: The names that the page shows.
-        port: The port; 0: any free port.
+        port: The port; 0 for any free port.
         height: Height of the page in a notebook, in pixels.
-        inspect: Whether to start the inspection of all rows at once, in a thread; otherwise users start it on the page.
+        inspect: Whether the inspection of all rows starts immediately, in a thread. Otherwise users start it on the
+            page.
 
     Returns:
         The viewer. Open its ``url`` in a browser; a notebook shows the viewer if it is the last line of a cell.
 
     Raises:
         ConfigError: No store is given, or an argument is not a store.
-        ImportError: Plotly, which draws the plots, is not installed: it comes with the extra ``view``.
+        ImportError: Plotly is not installed; the extra ``view`` installs Plotly.
         OSError: The port is in use.
 
     Example:

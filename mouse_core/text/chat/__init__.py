@@ -1,4 +1,4 @@
-"""Chats: messages, templates that render messages to text, and the mask of the tokens that an assistant generated.
+"""Chats: messages, templates that render messages to text, and masks of the tokens that an assistant generated.
 
 Templates are Jinja programs. ``pip install 'mouse-data[text]'`` installs Jinja, which is imported at the first use.
 """

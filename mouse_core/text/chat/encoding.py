@@ -1,4 +1,4 @@
-"""Conversion of chats to text and tokens with a mask of the assistant's tokens, to turns of rollouts, and to rows."""
+"""Converts chats to text, to tokens with a mask of the assistant's tokens, to turns of rollouts, and to rows."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ _WITHOUT = "expected a template with {% generation %}, or a template that only a
 
 @dataclass(frozen=True, slots=True)
 class RenderedChat:
-    """The text of a chat, and the spans that an assistant generated.
+    """The text of a chat, and the spans of text that an assistant generated.
 
     Args:
         text: The text.
-        spans: Begin and end of each generated span in characters, in order and without overlap.
+        spans: Begin and end of each generated span as positions of characters, in order and without overlap.
         messages: The chat.
     """
 
@@ -68,23 +68,23 @@ def render_chat(
 ) -> RenderedChat:
     """Render a chat to text, with the spans of characters that an assistant generated.
 
-    If the template has ``{% generation %}``, the text inside of it is generated. Otherwise two renderings show the text
-    of an answer: the chat that ends with the answer, and the chat before the answer with the generation prompt. The
-    text that only the first has is the answer, up to the end of turn, if the template writes one. Both renderings
-    require that a template's text only grows with the messages, which is checked for every answer.
+    If the template has ``{% generation %}``, the text inside of this statement is generated. Otherwise two renderings
+    are compared for each answer: the chat that ends with the answer, and the chat before the answer with the generation
+    prompt. The text that only the first rendering has is the answer, up to the end of turn if the template writes one.
+    For this, the second rendering must be the beginning of the first; this is checked for every answer.
 
-    An answer with the ``weight`` 0, as in OpenAI's fine-tuning data, does not count as generated.
+    An answer with ``weight`` 0 (a key of OpenAI's fine-tuning data) does not count as generated.
 
     Args:
         template: The template.
-        messages, tools, documents: As ``ChatTemplate.render`` takes them.
-        end_of_turn: The last text that an assistant generates, such as ``<|im_end|>``; text that the template writes
-            behind it is not generated. If None, it is the template's variable ``eos_token``. The argument is ignored
-            with ``{% generation %}``.
+        messages, tools, documents: See ``ChatTemplate.render``.
+        end_of_turn: The text with which an assistant ends an answer, such as ``<|im_end|>``; text that the template
+            writes after it is not generated. The default is the template's variable ``eos_token``. The argument is
+            ignored if the template has ``{% generation %}``.
 
     Raises:
-        DataError: An error of ``render``, or the generated text cannot be determined (the error names the message and
-            the reason).
+        DataError: An error of ``render``, or the generated text cannot be determined; the error names the message and
+            the reason.
     """
     renderings = Renderings(template, messages, tools, documents)
     text = renderings(renderings.messages)
@@ -111,7 +111,7 @@ def is_learned(message: Message) -> bool:
 
 
 def _of_generation(renderings: Renderings, text: str) -> tuple[tuple[int, int], ...]:
-    """Return the spans between the marks of generated text, as positions in the text without marks."""
+    """Return the spans of generated text, which is between marks, as positions in the text without marks."""
     marked, begin, end = renderings.marked(text)
     if marked.replace(begin, "").replace(end, "") != text:
         raise DataError("chat template: expected unchanged text from {% generation %}, found changed text")
@@ -149,7 +149,7 @@ def _of_answer(renderings: Renderings, text: str, place: int, end: str) -> tuple
 
 
 def _writes_end(renderings: Renderings, before: str, place: int, end: str) -> bool:
-    """Whether the template writes an end of turn; the answer itself may also contain this text."""
+    """Whether the template writes the end of turn. The text of the answer may contain the same characters."""
     (said,) = to_openai(renderings.messages[place : place + 1])
     without = _without(said, end)
     if without == said:
@@ -158,7 +158,7 @@ def _writes_end(renderings: Renderings, before: str, place: int, end: str) -> bo
 
 
 def _without(value: Any, text: str) -> Any:
-    """Return JSON values after replacing a text in all their texts."""
+    """Return JSON values in which a text is replaced wherever it occurs."""
     if isinstance(value, str):
         return value.replace(text, _PROBE)
     if isinstance(value, list):
@@ -167,7 +167,7 @@ def _without(value: Any, text: str) -> Any:
 
 
 def _check_header(renderings: Renderings, before: str, place: int, where: str) -> None:
-    """Check that a header precedes the answer; otherwise the template's text before it would count as generated."""
+    """Raise DataError unless a header precedes the answer. Otherwise text of the template would count as generated."""
     earlier = renderings.messages[:place]
     if before != renderings(earlier):
         return
@@ -183,7 +183,7 @@ STRADDLING = ("include", "exclude", "refuse")
 
 @dataclass(frozen=True, eq=False, slots=True)
 class EncodedChat:
-    """A chat as tokens.
+    """The tokens of a chat.
 
     Args:
         input_ids: int64 ``[L]``.
@@ -213,21 +213,23 @@ def encode_chat(
 ) -> EncodedChat:
     """Convert a chat to tokens, with the mask of the tokens that an assistant generated.
 
-    The text is tokenised in one piece, as in ``apply_chat_template`` of ``transformers``. A token counts as generated
-    if its characters (by the tokenizer's offsets) are generated. So all tokens of a generated multi-byte character are
-    generated, and tokens without characters, such as special tokens of the tokenizer, are not. Truncation applies to
-    both ids and mask.
+    The complete text is tokenised at once, as in ``apply_chat_template`` of ``transformers``. A token counts as
+    generated if its characters (by the tokenizer's offsets) are generated. So all tokens of a generated multi-byte
+    character are generated. Tokens without characters, such as special tokens of the tokenizer, are not generated. Both
+    ids and mask are truncated.
 
     Args:
         template: The template.
-        messages, tools, documents, end_of_turn: As ``render_chat`` takes them.
-        tokenizer: A ``tokenizers.Tokenizer``, whose own truncation and padding are ignored, or a fast tokenizer of
+        messages, tools, documents, end_of_turn: See ``render_chat``.
+        tokenizer: A ``tokenizers.Tokenizer`` (its truncation and padding are ignored), or a fast tokenizer of
             ``transformers``.
-        max_length: Largest number of tokens that are kept; None: all.
-        truncation_side: The side on which tokens are cut off: "right" keeps the beginning, "left" the end.
-        straddling: Treatment of tokens with both generated and other characters. "include": they count as generated, as
-            in ``transformers``. "exclude": they do not. "refuse": they raise DataError.
-        add_special_tokens: Whether the tokenizer adds its special tokens; templates usually write them themselves.
+        max_length: Largest number of tokens that are kept; None keeps all tokens.
+        truncation_side: The side on which tokens are removed: "right" keeps the beginning of the chat, "left" keeps the
+            end.
+        straddling: Treatment of tokens that have both generated and other characters. With "include", such tokens count
+            as generated, as in ``transformers``. With "exclude", they do not count as generated. With "refuse", they
+            raise DataError.
+        add_special_tokens: Whether the tokenizer adds its special tokens. Usually templates already write these tokens.
 
     Raises:
         ConfigError: An option is unknown, or the tokenizer returns no offsets.
@@ -255,13 +257,15 @@ def encode_preference(
 
     Args:
         template: The template.
-        prompt: The chat up to the answers.
-        chosen, rejected: The messages that follow the prompt. All three may be plain texts. Then no template is used,
-            an answer ends with the template's variable ``eos_token`` (if it has one), and the tokenizer adds its
-            special tokens around texts, as in TRL's standard format.
+        prompt: The messages before the answers.
+        chosen, rejected: The messages of the preferred and of the other answer. ``prompt``, ``chosen`` and ``rejected``
+            may also be plain texts. Then no template is rendered, an answer ends with the template's variable
+            ``eos_token`` (if the template has this variable), and the tokenizer adds its special tokens around texts,
+            as in TRL's standard format.
         tokenizer, tools: As in ``encode_chat``.
-        straddling: Treatment of tokens with characters of both the prompt and an answer, as when a prompt ends with a
-            space. "include": both answers begin with the first of these tokens. "refuse": such tokens raise DataError.
+        straddling: Treatment of tokens with characters of both the prompt and an answer, which occur for example if a
+            prompt ends with a space. With "include", both answers begin with the first of these tokens. With "refuse",
+            such tokens raise DataError.
 
     Returns:
         ``prompt_ids`` with the generation prompt at the end, ``chosen_ids`` and ``rejected_ids``, each int64 ``[L]``.
@@ -269,7 +273,7 @@ def encode_preference(
     Raises:
         ConfigError: An error of ``encode_chat``.
         DataError: An error of ``ChatTemplate.render``; or the text of a complete chat does not begin with the text of
-            the prompt; or a token has characters of both with ``straddling="refuse"``.
+            the prompt; or a token has characters of both the prompt and an answer, with ``straddling="refuse"``.
     """
     check_choice("straddling", straddling, ("include", "refuse"))
     texts = preference_texts(template, prompt, chosen, rejected, tools)
@@ -281,8 +285,7 @@ class PairTexts(NamedTuple):
 
     Args:
         prompt, chosen, rejected: The three texts.
-        are_plain: Whether the texts are plain. Other texts are rendered by a template, which writes special tokens
-            itself.
+        are_plain: Whether the texts are plain. Otherwise a template rendered the texts and wrote the special tokens.
     """
 
     prompt: str
@@ -298,7 +301,7 @@ def preference_texts(
     rejected: Iterable[Any] | str,
     tools: Any,
 ) -> PairTexts:
-    """The texts of a prompt, and of both chats that begin with the prompt.
+    """Return the texts of a prompt, and of both chats that begin with the prompt.
 
     Raises:
         DataError: An error of ``encode_preference``.
@@ -320,7 +323,7 @@ def preference_texts(
 
 
 def preference_of(ids: Sequence[Ids], straddling: str) -> dict[str, Ids]:
-    """Return the ids of the prompt and of the two answers, from the ids of the prompt and of both chats.
+    """Return the ids of the prompt and of the two answers, given the ids of the prompt and of both complete chats.
 
     Raises:
         DataError: An error of ``encode_preference``.
@@ -372,10 +375,10 @@ def tokens_of(tokenizer: Any, texts: Sequence[str], add_special_tokens: bool) ->
 
 
 def _whole(offsets: Ids) -> Ids:
-    """Return offsets that include white space: some tokenizers trim it from tokens and leave an empty range.
+    """Return offsets that include white space, because some tokenizers remove it from the offsets of tokens.
 
     For example, offsets (0, 1), (3, 3), (3, 4) become (0, 1), (1, 3), (3, 4). Empty ranges at or before the end of
-    another token stay empty, as such tokens have no characters.
+    another token stay empty, because such tokens have no characters.
     """
     starts, ends = offsets[:, 0], offsets[:, 1]
     before = np.maximum.accumulate(np.concatenate([[0], ends]))[:-1]
@@ -383,7 +386,7 @@ def _whole(offsets: Ids) -> Ids:
 
 
 def mask_of(rendered: RenderedChat, offsets: Ids, straddling: str) -> Ids:
-    """Return the mask of tokens that an assistant generated."""
+    """Return the mask of the tokens that an assistant generated."""
     generated = np.zeros(len(rendered.text) + 1, np.int64)
     for start, end in rendered.spans:
         generated[start + 1 : end + 1] = 1
@@ -404,14 +407,14 @@ def mask_of(rendered: RenderedChat, offsets: Ids, straddling: str) -> Ids:
 
 
 def kept_of(max_length: int | None, truncation_side: str) -> slice:
-    """Return the slice of tokens that truncation keeps."""
+    """Return the slice of the tokens that truncation keeps."""
     if max_length is None:
         return slice(None)
     return slice(max_length) if truncation_side == "right" else slice(-max_length, None)
 
 
 def check_cut(max_length: Any, truncation_side: Any) -> None:
-    """Check ``max_length`` and ``truncation_side``."""
+    """Raise ConfigError if ``max_length`` or ``truncation_side`` is invalid."""
     check_choice("truncation_side", truncation_side, ("right", "left"))
     if max_length is not None:
         check_count("max_length", max_length, 1)
@@ -423,24 +426,25 @@ _TEMPLATE = "template"
 
 
 def to_turns(chat: EncodedChat, *, logprobs: npt.ArrayLike | None = None) -> tuple[Turn, ...]:
-    """Convert a chat to the turns of a ``RolloutRecord``, which have each token of the chat once and in order.
+    """Convert a chat to the turns of a ``RolloutRecord``. The turns contain each token of the chat once and in order.
 
-    A turn of an assistant has exactly the generated tokens. Tokens between answers, including the generation prompt,
-    belong to the last message between these answers; earlier messages there have no tokens. Tokens without a message,
-    such as tokens behind the last answer, become a turn with the role "template". Parts of a message that a turn cannot
-    represent, such as calls of tools, are in the turn's metadata. An answer with the ``weight`` 0 has no
-    log-probabilities, and so is not trained.
+    A turn of an assistant has exactly the generated tokens. Tokens between two answers, including the generation
+    prompt, belong to the last message between these answers; other messages between them have no tokens. Tokens without
+    a message, such as tokens after the last answer, become a turn with the role "template". Parts of a message that a
+    turn cannot represent, such as calls of tools, are in the metadata of the turn. An answer with ``weight`` 0 has no
+    log-probabilities, so it is not trained.
 
     Args:
-        chat: A chat from ``encode_chat``. A truncated chat has all turns, with the remaining tokens.
+        chat: A chat from ``encode_chat``. A truncated chat has all turns, but only the remaining tokens.
         logprobs: Log-probabilities of all tokens under the policy, float32 ``[L]``. Only log-probabilities of generated
-            tokens are kept, and their turns are trained. None: no log-probabilities.
+            tokens are kept, and turns with log-probabilities are trained. With None, turns have no log-probabilities.
 
     Returns:
         At least one turn for each message.
 
     Raises:
-        DataError: The number of log-probabilities is wrong, or the numbers of answers and of generated spans differ.
+        DataError: ``logprobs`` has another length than the tokens, or there are more or fewer answers than generated
+            spans.
     """
     messages = chat.rendered.messages
     values = None if logprobs is None else host_array(widened(logprobs))
@@ -464,7 +468,7 @@ def to_turns(chat: EncodedChat, *, logprobs: npt.ArrayLike | None = None) -> tup
 
 
 def from_turns(turns: Iterable[Turn]) -> tuple[Message, ...]:
-    """Return the messages of turns: the original messages for turns of ``to_turns``, else messages with role and text.
+    """Return the messages of turns. Turns from ``to_turns`` give the original messages, other turns give role and text.
 
     Raises:
         DataError: There are no turns, or an element is not a turn.
@@ -480,7 +484,10 @@ def from_turns(turns: Iterable[Turn]) -> tuple[Message, ...]:
 
 
 def _runs(chat: EncodedChat) -> list[tuple[int, int]]:
-    """Return the range of tokens of each span; an empty range at the right place if no token is left."""
+    """Return the range of tokens for each span.
+
+    If no token of a span is left, the range is empty, at the span's position.
+    """
     spans = np.array(chat.rendered.spans, np.int64).reshape(-1, 2)
     if not len(spans):
         return []
@@ -523,7 +530,7 @@ _ANSWERS = ("chosen", "rejected")
 
 
 class _OfChats:
-    """Base class of the recipes for chats."""
+    """Base class of recipes for chats."""
 
     template: ChatTemplate
     max_length: int | None
@@ -543,7 +550,7 @@ class _OfChats:
         return {name: JSON for name in (self.messages, self.tools) if name is not None}
 
     def _encoded(self, texts: pa.RecordBatch, encode: Encoder) -> tuple[list[Ids], list[Ids], pa.BooleanArray]:
-        """Return the truncated ids and masks of chats with a trained token, and the numbers of these chats."""
+        """Return the truncated ids and masks of the chats that have a trained token, and the indices of these chats."""
         chats = zip(values_of(texts, self.messages), values_of(texts, self.tools, may_be_none=True), strict=True)
         rendered = each(
             lambda chat: render_chat(
@@ -562,27 +569,31 @@ class _OfChats:
 
 @dataclass(frozen=True, kw_only=True)
 class Chats(_OfChats, PaddedRecipe):
-    """Converts every chat to a row, padded to one length, with the mask of the tokens that an assistant generated.
+    """Converts every chat to a row of fixed length, with the mask of the tokens that an assistant generated.
 
     A batch has ``input_ids``, ``attention_mask`` and ``assistant_masks``, int64 ``[B, L]``. The values equal the
-    results of ``encode_chat``. Labels are the ids where ``assistant_masks`` is 1, and -100 at other positions.
+    results of ``encode_chat``. To create labels, use the ids where ``assistant_masks`` is 1, and -100 at other
+    positions.
 
-    A chat is a list of dicts for ``from_openai`` or ``from_sharegpt``, or its JSON text. Chats without a generated
-    token, before or after truncation, are left out.
+    A chat is a list of dicts for ``from_openai`` or ``from_sharegpt``, or the JSON text of such a list. Chats without a
+    generated token, before or after truncation, are left out.
 
     Args:
-        template: The template. If it writes the time, it needs ``now``, because its texts would change with the time.
+        template: The template. If the template writes the time, its argument ``now`` is required, because its texts
+            would change with the time.
         max_length: Number of tokens in a row, L; both ids and masks of longer chats are truncated.
         messages: The column of the chats.
-        tools: The column of the tools that may be called, with a list of JSON schemas (or no value) in each row; None:
+        tools: The column of the tools that may be called, with a list of JSON schemas (or null) in each row. With None,
             there is no such column. A column that no row has raises a DataError.
         end_of_turn, truncation_side, straddling: As in ``encode_chat``.
-        pad_id: The id of padding; by default the tokenizer's id of padding, else its id of the end of a text.
-        padding_side: The padded side.
-        keep: Columns of numbers that rows keep, by name with their dtypes, as in ``{"rewards": "float32"}``.
+        pad_id: The token id for padding; by default the tokenizer's id for padding, or its end-of-text id if there is
+            no id for padding.
+        padding_side: The side of a row that is padded, "left" or "right".
+        keep: Numeric columns that are copied to the rows, with their dtypes, such as ``{"rewards": "float32"}``.
 
     Raises:
-        ConfigError: The length, an option or a dtype is invalid, or the template writes the time and has no ``now``.
+        ConfigError: The length, an option or a dtype is invalid, or the template writes the time and its ``now`` is
+            None.
     """
 
     template: ChatTemplate
@@ -612,14 +623,14 @@ class Chats(_OfChats, PaddedRecipe):
 
 @dataclass(frozen=True, kw_only=True)
 class ChatTokens(_OfChats):
-    """Converts each token of a chat to a row, and each chat to an episode, for batches of windows or packed chats.
+    """Converts each token of a chat to a row, and each chat to an episode, for batches of windows or of packed chats.
 
-    ``input_ids`` is the token, ``assistant_masks`` is 1 where an assistant generated it; ``done`` is 1 at the last
-    token of a chat. The recipe leaves out the same chats as ``Chats``.
+    ``input_ids`` is the token, ``assistant_masks`` is 1 if an assistant generated the token, and ``done`` is 1 at the
+    last token of a chat. The recipe leaves out the same chats as ``Chats``.
 
     Args:
         template, messages, tools, end_of_turn, truncation_side, straddling: As in ``Chats``.
-        max_length: Longer chats are truncated to this number of tokens; None: no limit.
+        max_length: Largest number of tokens of a chat; longer chats are truncated. None for no limit.
 
     Raises:
         ConfigError: An error of ``Chats``.
@@ -635,7 +646,7 @@ class ChatTokens(_OfChats):
 
     @property
     def columns(self) -> Mapping[str, pa.DataType]:
-        """Return the column of the chats and, if there is one, the column of the tools, both as JSON."""
+        """Return the column of the chats and, if given, the column of the tools; both have the type JSON."""
         return self._sources
 
     @property
@@ -661,21 +672,21 @@ class Preferences(PaddedRecipe):
     """Converts every prompt with a chosen and a rejected answer to a row, for DPO and reward models.
 
     A batch has ``chosen_data.input_ids``, ``chosen_data.attention_mask``, ``chosen_data.completion_mask`` and the same
-    of ``rejected_data``, int64 ``[B, L]``; ``as_pairs`` of ``mouse_core.text`` nests them. Tokens are those of
-    ``encode_preference``: the completion is all that follows the prompt.
+    fields of ``rejected_data``, int64 ``[B, L]``; ``as_pairs`` of ``mouse_core.text`` nests these fields. Tokens equal
+    the result of ``encode_preference``; the completion is all tokens after the prompt.
 
-    Prompt and answers may be plain texts in place of chats, as in TRL's standard format. Then no template is used, an
-    answer ends with the template's variable ``eos_token`` (if it has one), and the tokenizer adds its special tokens. A
-    text counts as a chat if it is the JSON of one or more dicts that have ``role`` or ``from``, as a list or under
-    ``conversations``; otherwise it is plain. Pairs are left out if both answers are equal (possibly only after
-    truncation), or if an answer has no token.
+    Prompt and answers may be plain texts instead of chats, as in TRL's standard format. Then no template is rendered,
+    an answer ends with the template's variable ``eos_token`` (if the template has this variable), and the tokenizer
+    adds its special tokens. A text counts as a chat if it is the JSON of dicts that have ``role`` or ``from`` (a dict,
+    a list, or a list under ``conversations``); any other text is plain. Pairs are left out if both answers are equal
+    after truncation, or if an answer has no token.
 
     Args:
-        template: The template. If it writes the time, it needs ``now``.
+        template: The template. If the template writes the time, its argument ``now`` is required.
         max_length: Number of tokens in a row, L; longer texts are truncated.
-        prompt: The column of the chats up to the answers. If None, there is no such column, and the prompt is the
-            common beginning of both chats. If one chat is the beginning of the other, the last common message belongs
-            to the answer. For plain texts, the prompt is the common beginning of their tokens.
+        prompt: The column of the prompts. If None, ``chosen`` and ``rejected`` have complete chats, and the prompt is
+            their common beginning. If one chat is the beginning of the other, the last common message belongs to the
+            answer. For plain texts, the prompt is the common beginning of their tokens.
         chosen: The column of the preferred answers.
         rejected: The column of the other answers.
         tools, truncation_side, pad_id, padding_side, keep: As in ``Chats``.
@@ -712,7 +723,7 @@ class Preferences(PaddedRecipe):
         return {name: JSON for name in names if name is not None}
 
     def rows(self, texts: pa.RecordBatch, encode: Encoder) -> pa.RecordBatch:
-        """Return a row for each pair of different answers that both have a token."""
+        """Return a row for each pair whose answers differ and both have a token."""
         names = (self.prompt, self.chosen, self.rejected, self.tools)
         given = [values_of(texts, name, may_be_text=True) for name in names[:3]]
         given.append(values_of(texts, self.tools, may_be_none=True))
@@ -771,7 +782,7 @@ def _check_template(template: Any) -> None:
 
 
 def _messages(value: Any, column: str) -> tuple[Message, ...]:
-    """Return the chat in a column, in OpenAI's or ShareGPT's form."""
+    """Convert a chat in OpenAI's or ShareGPT's form to messages."""
     is_sharegpt = isinstance(value, list) and value and isinstance(value[0], dict) and "role" not in value[0]
     if not isinstance(value, list) and not (isinstance(value, dict) and "conversations" in value):
         raise DataError(f"column {column!r}: expected a list of messages, found {value!r:.80}")

@@ -1,4 +1,4 @@
-"""Messages of chats, conversions from and to dicts of OpenAI and ShareGPT, and templates that render a chat to text."""
+"""Messages of chats, conversions to and from dicts (OpenAI, ShareGPT), and templates that render a chat to text."""
 
 from __future__ import annotations
 
@@ -31,19 +31,20 @@ class ChatTemplate:
     ``continue``, ``raise_exception``, ``strftime_now``, a ``tojson`` without escapes for HTML, and ``{% generation
     %}``.
 
-    Templates are programs, often of other authors. Templates run in Jinja's ``ImmutableSandboxedEnvironment``: they
-    receive JSON values, and cannot access files, modules or Python objects. Another process renders the templates, with
-    limits of time, memory and text; a template that exceeds a limit raises a DataError.
+    Templates are programs, often by unknown authors. Templates run in Jinja's ``ImmutableSandboxedEnvironment``: they
+    receive only JSON values, and cannot access files, modules or Python objects. A separate process renders templates,
+    with limits of time, memory and text length; a template that exceeds a limit raises a DataError.
 
     Args:
         source: The Jinja program.
         variables: Additional variables of the template, such as ``bos_token`` and ``eos_token``.
-        now: The time that ``strftime_now`` returns; None: the time of the rendering. Reproducible texts need a value.
-        arguments: The form in which the template receives the arguments of calls. "given": as in the chat. "dict":
-            texts of JSON objects are parsed, for templates that write ``arguments | tojson``. "json": JSON texts, for
-            templates that write the arguments unchanged.
+        now: The time that ``strftime_now`` returns. With None, it is the time of the rendering, so texts are not
+            reproducible.
+        arguments: The form in which the template receives the arguments of tool calls. With "given", the form in the
+            chat. With "dict", JSON texts are parsed to dicts, for templates that write ``arguments | tojson``. With
+            "json", dicts are converted to JSON texts, for templates that write the arguments unchanged.
         max_chars: Largest number of characters of a rendered text.
-        max_seconds: Largest number of seconds of a rendering.
+        max_seconds: Largest duration of a rendering in seconds.
 
     Raises:
         ConfigError: ``source`` is not a template, or the variables are not JSON values.
@@ -125,7 +126,7 @@ class ChatTemplate:
         """Return the text of a chat.
 
         Args:
-            messages: Messages, or dicts as ``from_openai`` takes them.
+            messages: Messages, or dicts in the form that ``from_openai`` accepts.
             tools: JSON schemas of the tools that may be called.
             documents: Documents for retrieval: dicts with ``title`` and ``text``.
             add_generation_prompt: Whether the text ends with the header of an assistant's answer.
@@ -158,7 +159,7 @@ class ChatTemplate:
 
 
 class Renderings:
-    """Several renderings of one chat, all with the same time.
+    """Renders a chat several times, always with the same time.
 
     Args:
         template: The template.
@@ -178,7 +179,7 @@ class Renderings:
         return self._template._rendered(messages, self._given, add_generation_prompt, self._now, ("", ""))
 
     def marked(self, text: str) -> tuple[str, str, str]:
-        """Return the text with marks around generated text, and the two marks."""
+        """Return the rendered text with marks around generated text, and the begin mark and the end mark."""
         free = [mark for mark in _MARKS if mark not in text][:2]
         if len(free) < 2:
             raise DataError(
@@ -203,7 +204,7 @@ def messages_of(given: Any) -> tuple[Message, ...]:
 class _Renderer:
     """The process that renders templates.
 
-    It starts at the first request, and restarts after a template exceeded a limit.
+    The process starts at the first request, and restarts after a template exceeded a limit.
     """
 
     def __init__(self) -> None:
@@ -211,7 +212,10 @@ class _Renderer:
         self._child: Child | None = None
 
     def ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """Return the answer of ``rendering_child.py``; raise DataError for an error, or without an answer in time."""
+        """Return the answer of ``rendering_child.py``.
+
+        Raise DataError if it reports an error or does not answer in time.
+        """
         with self._lock:
             if self._child is None or self._child.owner != os.getpid():
                 self._child = Child(Path(__file__).with_name("rendering_child.py"))
@@ -235,7 +239,7 @@ _TO_COMPILE = 10.0
 
 
 def _has_generation(source: str) -> bool:
-    """Whether a template has ``{% generation %}``; ConfigError if it cannot be compiled."""
+    """Whether a template has ``{% generation %}``; raise ConfigError if the template cannot be compiled."""
     if importlib.util.find_spec("jinja2") is None:
         raise ImportError("chat templates need Jinja: pip install 'mouse-data[text]'")
     if len(source) > _LONGEST:
@@ -266,19 +270,19 @@ def _in_folder(folder: Path) -> tuple[Any, dict[str, Any]]:
 _PLAIN = (str, int, float, bool, type(None))
 
 IMAGE_KEYS = ("url", "path", "image", "image_url")
-"""Keys that an image may have in a dict."""
+"""Keys of a dict that can contain an image."""
 
 
 @dataclass(frozen=True, slots=True)
 class MessagePart:
-    """A part of a message with several parts: a text or an image.
+    """A part of a message that consists of several parts; a part is a text or an image.
 
     Args:
         type: "text" or "image".
         text: The text of a part of type "text".
-        image: The path, URL or ``data:`` URL of an image; "" if only its position in the message is known.
+        image: The path, URL or ``data:`` URL of an image; "" if only the position of the image in the message is known.
         extra: Additional JSON values by name for templates or processors, such as ``min_pixels``.
-        key: The key of an image in dicts: "url", "path", "image", or "image_url", which is OpenAI's form.
+        key: The key under which dicts contain the image: "url", "path", "image", or "image_url" (OpenAI's form).
 
     Raises:
         DataError: A type or key is unknown, an image has a text, or ``extra`` uses the name of another attribute.
@@ -309,8 +313,8 @@ class ToolCall:
 
     Args:
         name: The name of the tool, not empty.
-        arguments: The arguments by name; or their text, as the assistant wrote it.
-        id: The id to which the tool's answer refers, if there is one.
+        arguments: The arguments by name, or the text of the arguments that the assistant wrote.
+        id: The id of the call, to which the tool's answer refers; None without an id.
         extra: Additional JSON values by name, such as a ``type`` other than "function".
 
     Raises:
@@ -338,11 +342,12 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message of a chat.
+    """A message of a chat.
 
     Args:
         role: The author: "system", "user", "assistant", "tool", or another role that a template knows.
-        content: The text, or the parts in order; None: no content, as some templates expect for messages with calls.
+        content: The text, or the parts in order. None for no content, which some templates expect in messages with
+            calls.
         tool_calls: The requested calls of tools.
         tool_call_id: The id of the call that a tool's message answers.
         name: The name of the tool or the author, if there is one.
@@ -373,14 +378,14 @@ class Message:
 
     @property
     def text(self) -> str:
-        """The concatenated texts of all parts."""
+        """The concatenated texts of all text parts."""
         if isinstance(self.content, str):
             return self.content
         return "".join(part.text for part in self.content or ())
 
 
 def checked_messages(messages: Any) -> tuple[Message, ...]:
-    """Return messages as a tuple.
+    """Check messages, and return them as a tuple.
 
     Raises:
         DataError: There are no messages, or an element is not a message.
@@ -395,7 +400,7 @@ def checked_messages(messages: Any) -> tuple[Message, ...]:
 
 
 def plain(value: Any, where: str) -> Any:
-    """Return a copy of JSON values that has only plain types, without subclasses.
+    """Return a copy of JSON values that has only Python's built-in types, without subclasses.
 
     Raises:
         DataError: The values are not JSON values.
@@ -439,17 +444,17 @@ _SHAREGPT_ROLES = {
 }
 
 ARGUMENTS = ("given", "dict", "json")
-"""Forms of the arguments of calls."""
+"""Forms of the arguments of tool calls."""
 
 
 def from_openai(messages: Iterable[Mapping[str, Any]]) -> tuple[Message, ...]:
     """Convert dicts with ``role`` and ``content``, as in OpenAI's API and in chat templates, to a chat.
 
-    Content may be a text, None, or a list of parts: ``{"type": "text", "text": ...}``, ``{"type": "image_url",
+    The content may be a text, None, or a list of parts: ``{"type": "text", "text": ...}``, ``{"type": "image_url",
     "image_url": {"url": ...}}``, or ``{"type":
-    "image"}`` with ``url``, ``path`` or ``image``. ``tool_calls`` are dicts with ``function``, or only the dicts of the
-    functions; their arguments, a dict or a text, stay unchanged. Other keys of messages, parts and calls become
-    ``extra``, unless their values are None.
+    "image"}`` with ``url``, ``path`` or ``image``. ``tool_calls`` are dicts with ``function``, or the dicts that
+    ``function`` would contain. The arguments of calls, a dict or a text, stay unchanged. Other keys of messages, parts
+    and calls become ``extra``, unless their values are None.
 
     Raises:
         DataError: ``messages`` is empty or has an element that is not a dict, content has another type, or the function
@@ -482,15 +487,15 @@ def to_openai(messages: Iterable[Message], *, arguments: str = "given") -> list[
 
     Args:
         messages: The chat.
-        arguments: The form of the arguments of calls: "given" leaves them unchanged; "dict" parses texts of JSON
-            objects; "json" converts them to texts, as in OpenAI's API.
+        arguments: The form of the arguments of tool calls: "given" leaves arguments unchanged; "dict" parses JSON
+            texts; "json" converts arguments to JSON texts, as in OpenAI's API.
 
     Returns:
-        A dict for each message with ``role`` and ``content``, and other keys if they have values. Images keep their
-        original form; with "json" all have the type "image_url".
+        A dict for each message, with ``role`` and ``content``, and with other keys if they have values. Images keep
+            their original form; with ``arguments="json"``, all images have the type "image_url".
 
     Raises:
-        DataError: There are no messages, an element is no message, or ``arguments`` is unknown.
+        DataError: There are no messages, an element is not a message, or ``arguments`` is unknown.
     """
     if arguments not in ARGUMENTS:
         raise DataError(f"arguments: expected one of {list(ARGUMENTS)}, found {arguments!r:.80}")
@@ -499,12 +504,12 @@ def to_openai(messages: Iterable[Message], *, arguments: str = "given") -> list[
 
 
 def for_template(messages: Iterable[Message], arguments: str) -> list[dict[str, Any]]:
-    """Return a chat as dicts for templates: as ``to_openai``, but images have the type "image" in all forms."""
+    """Convert a chat to dicts for templates, like ``to_openai``, but all images have the type "image"."""
     return [_as_dict(message, arguments, _image) for message in messages]
 
 
 def from_sharegpt(conversation: Any) -> tuple[Message, ...]:
-    """Convert dicts with ``from`` and ``value``, as in data sets in the ShareGPT format, to a chat.
+    """Convert dicts with ``from`` and ``value``, as in datasets in the ShareGPT format, to a chat.
 
     "human" and "gpt" become "user" and "assistant"; the value of a "function_call" becomes a call, and an "observation"
     becomes a tool's message.

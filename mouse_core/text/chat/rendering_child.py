@@ -1,7 +1,7 @@
-"""Render chat templates for another process: a harmful template can hang this process, or exhaust its memory, only.
+"""Render chat templates in a separate process, because a harmful template may hang or exhaust memory.
 
-The script reads requests and writes answers; each is a line of JSON. It imports nothing of this package, so that it
-starts quickly.
+The script reads requests and writes answers; each request and answer is a line of JSON. The script imports nothing of
+this package, so that it starts quickly.
 """
 
 from __future__ import annotations
