@@ -1,5 +1,4 @@
-"""Tools for benchmarks. ``interleave`` measures ``Contender`` objects in turns; ``plain_copies`` is the lower bound.
-"""
+"""Tools for benchmarks. ``interleave`` measures ``Contender`` objects in turns; ``plain_copies`` is the lower bound."""
 
 from mouse_core._base.progress import progress_bar
 from mouse_core.bench.floor import Pieces, pieces_of, plain_copies

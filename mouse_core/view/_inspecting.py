@@ -39,7 +39,7 @@ class Inspection:
 
     @property
     def state(self) -> str:
-        """ The state of the inspection: "none", "running", "done" or "failed"."""
+        """The state of the inspection: "none", "running", "done" or "failed"."""
         if self._thread is not None and self._thread.is_alive():
             return "running"
         return "failed" if self.error else "none" if self.report is None else "done"
@@ -104,7 +104,7 @@ def report_content(report: Report) -> dict[str, Any]:
 
 
 def _plots(report: Report) -> Iterator[dict[str, Any]]:
-    """Yield plots: histograms (``edges`` ``[n + 1]``, ``counts`` ``[n]``), counts by name, and ranges of dimensions."""
+    """Yield plots: histograms (``edges`` ``[n + 1]``, ``counts`` ``[n]``), counts by name, ranges by dimension."""
     if report.episodes is not None and report.episodes.count:
         for title, found in (("steps of episodes", report.episodes.lengths), ("returns", report.episodes.returns)):
             yield {"title": title, "edges": list(found.edges), "counts": list(found.counts)}

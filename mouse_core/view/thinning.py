@@ -73,7 +73,10 @@ def _finite(values: Floats) -> Floats:
 
 
 def _marked(values: Floats) -> Int64s:
-    """Return the steps of the smallest and largest value and the first and last gap, sorted, int64 ``[4, columns]``."""
+    """Return the steps of the smallest value, the largest value, the first gap and the last gap, sorted.
+
+    The result is int64 ``[4, columns]``.
+    """
     gaps = np.isnan(values)
     low = np.where(gaps, np.inf, values).argmin(axis=0)
     high = np.where(gaps, -np.inf, values).argmax(axis=0)
