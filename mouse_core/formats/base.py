@@ -84,7 +84,7 @@ class RowStream:
             impossible.
         metadata: The metadata in the data, and additions by the reader. The alignment in the metadata is None if the
             data do not state it; then "arrived" is assumed.
-        image_roots: Further folders (absolute, without links) in which images that rows name by path may lie, besides
+        image_roots: Further folders (absolute, without links) in which images that rows name by path may be, besides
             the folders of the data.
         noted: Digest of all rows that was recorded when the rows were written; None if none was recorded.
     """
@@ -158,7 +158,7 @@ class RowStream:
         return replace(self, **changes)
 
     def image_folders(self) -> tuple[str, ...]:
-        """Return the folders in which images that rows name by path may lie: data folders and ``image_roots``."""
+        """Return the folders in which images that rows name by path may be: data folders and ``image_roots``."""
         folders = list(self.image_roots)
         if os.path.exists(self.path):
             folder = self.path if os.path.isdir(self.path) else os.path.dirname(os.path.abspath(self.path))
@@ -233,7 +233,7 @@ class RowStream:
         Raises:
             ConfigError: ``path`` exists, ends in a suffix of files, or is being written by another process.
             StorageError: The folder cannot be written; a partial folder is removed.
-            DataError: The source is damaged, or a row names a file that is no image or lies outside of the allowed
+            DataError: The source is damaged, or a row names a file that is no image or is outside of the allowed
                 folders.
         """
         target = Path(path)
@@ -634,7 +634,7 @@ def _begun(schema: pa.Schema, hashed: Callable[[], Any]) -> dict[str, _ColumnDig
 class _ColumnDigest:
     """Digest of one level of nested lists in a column.
 
-    It covers nulls, list lengths, and the values or the next inner level.
+    The digest covers nulls, list lengths, and the values or the next inner level.
     """
 
     def __init__(self, kind: str, hashed: Callable[[], Any]) -> None:
@@ -750,7 +750,7 @@ class DigestedRows:
     Args:
         batches: The rows.
         digest: A digest to which every row is added; None for no digest.
-        advance: Called with the number of rows of each read.
+        advance: A function for progress; it is called with the number of rows after each read.
     """
 
     def __init__(
@@ -841,7 +841,8 @@ def embed(files: pa.Array, read: Callable[..., bytes], *, where: str, first_row:
 
     Args:
         files: The column.
-        read: Returns the bytes of a file; called with its path, and with ``where`` for messages.
+        read: A function that takes the path of a file, and ``where`` for error messages, and returns the bytes of the
+            file.
         where: Name of the column for error messages.
         first_row: Index of the first row.
     """

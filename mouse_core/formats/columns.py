@@ -108,7 +108,7 @@ def metadata_column(path: str) -> str:
 
 
 def flatten(name: str, value: Any, joint: str = "_") -> dict[str, Any]:
-    """Return the leaves of a nested value by name; a leaf's name is ``name`` and the keys that lead to the leaf.
+    """Return the leaves of a nested value by name. The name of a leaf is ``name`` followed by the keys of the leaf.
 
     Args:
         name: Beginning of all names.
@@ -512,7 +512,7 @@ class TransitionRows:
             begins[0] = self._begun = True
 
     def _take(self, parts: dict[str, Columns], ready: int) -> Columns:
-        """Return rows for the first ``ready`` transitions, and keep the other transitions for the next call."""
+        """Return rows for the first ``ready`` transitions, and keep all other transitions for the next call."""
         flags = parts["begins"]["begins"]
         ends = np.concatenate([flags[1:], np.ones(1, bool)])[: len(flags)]
         last = ends[:ready]
@@ -603,9 +603,9 @@ def transition_rows(parts: Iterable[tuple[Any, ...]], *, final: str | None, wher
 
 
 def _next(columns: Columns, ready: int) -> Columns:
-    """Return, for each of the first ``ready`` rows, the row after it.
+    """Return the rows ``1 .. ready``: for each of the first ``ready`` rows, the row after it.
 
-    If there is no row after it, the value is arbitrary.
+    If row ``ready`` does not exist, its value is arbitrary.
     """
     return {
         name: values[1 : ready + 1] if ready < len(values) else np.roll(values, -1, axis=0)
@@ -706,7 +706,7 @@ def _ends(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 def hash_rows(values: Values) -> UInt64s:
     """Return a hash of every row, ``[rows]``.
 
-    Rows with equal bytes have equal hashes; different rows almost surely differ.
+    Rows with equal bytes have equal hashes; different rows have different hashes almost surely.
     """
     numbers = values.numbers
     if numbers is None or values.shape is None:

@@ -157,9 +157,9 @@ def convert(
 ) -> Conversion:
     """Write all rows to ``target``. The memory that this needs does not grow with the number of rows.
 
-    Files are written to a folder ``.NAME.converting`` beside the target. When all rows are written, they are read back.
-    If their digest equals the digest of the source, the folder is renamed to the target. After an interruption, the
-    same call resumes: it keeps the finished files after comparing them with the source.
+    Files are written to a folder ``.NAME.converting`` next to the target. When all rows are written, they are read
+    back. If their digest equals the digest of the source, the folder is renamed to the target. After an interruption,
+    the same call resumes: it keeps the finished files after comparing them with the source.
 
     If rows refer to images by path, the images are written into the rows and are part of the digest. If rows refer to
     frames of videos, the result gets hard links to the videos, or copies if the file system has no links.
@@ -192,7 +192,7 @@ def convert(
             - ``images`` is set for rows without images, or for videos in one Parquet file
         ImportError: Videos need PyAV, which is not installed.
         StorageError: Files cannot be written; a repeated call resumes.
-        DataError: The source is damaged, a row refers to a file that is no image or lies outside of the allowed
+        DataError: The source is damaged, a row refers to a file that is no image or is outside of the allowed
             folders, or the result differs from the source.
         SchemaError: ``datasets`` has no type for a column.
     """
@@ -339,7 +339,7 @@ def preprocess(
     removes a column. All other columns are copied in their stored form. The received arrays are read-only. The function
     must be pure, because blocks are computed in any order, and again after an interruption.
 
-    Blocks are written to a folder ``.NAME.preprocessing`` beside ``path``. When all blocks are complete and were read
+    Blocks are written to a folder ``.NAME.preprocessing`` next to ``path``. When all blocks are complete and were read
     back, the folder is renamed to ``path``. After an interruption at any moment the same call resumes, with any
     ``num_workers``. If ``path`` already has the result for the same rows and function, nothing is computed; all rows
     are read to compare them. Images that rows name by path are compared by path. Two functions are equal if their
@@ -371,7 +371,7 @@ def preprocess(
         ConfigError: The function cannot be pickled, there are no rows, or an option is out of range; ``path`` has
             another dataset, or unfinished work with other rows or another function; or another process is working on
             ``path``.
-        WorkerError: The function raised an error, which is chained, or a process ended early.
+        WorkerError: The function raised an error, which is the cause of the WorkerError, or a process ended early.
         DataError: Rows cannot be converted to arrays, or the function does not return a dict of columns for the same
             rows.
         StorageError: Files cannot be written; a repeated call resumes. On a full disk, the last blocks may be lost.
@@ -611,7 +611,10 @@ def _values(table: pa.Table, name: str, where: str) -> npt.NDArray[Any]:
 
 
 def _replaced(table: pa.Table, given: Columns, returned: Any, where: str) -> pa.Table:
-    """Return the rows with the columns that a function returned: changed columns in place, new ones at the end."""
+    """Return the rows with the columns that a function returned.
+
+    Changed columns keep their positions; new columns are last.
+    """
     if not isinstance(returned, Mapping):
         raise DataError(f"{where}: expected a function that returns a dict of columns, found {returned!r:.80}")
     for name, values in returned.items():

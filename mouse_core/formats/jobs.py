@@ -246,7 +246,7 @@ def _members_of(kind: type) -> list[tuple[str, Any]]:
 
 
 def _names_in(code: CodeType) -> set[str]:
-    """Return the names in the code of a function and of the functions inside it, except globals that they assign."""
+    """Return the names in the code of a function and of its inner functions, except globals that the code assigns."""
     inner = [_names_in(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
     assigned = {step.argval for step in dis.get_instructions(code) if step.opname == "STORE_GLOBAL"}
     return {name for name in code.co_names if not name.startswith("__")}.union(*inner) - assigned

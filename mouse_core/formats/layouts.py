@@ -277,7 +277,7 @@ class TreeLayout(Aligned):
         return self.one_a_file or self.episode_ends is not None or any("*" in path for path in self.leads())
 
     def group(self) -> str:
-        """Path of the group that holds an episode; empty if an episode is the whole file."""
+        """Path of the group that contains an episode; empty if the file is an episode."""
         lead = next((path.split("/") for path in self.leads() if "*" in path), [])
         return "/".join(lead[: 1 + next((place for place, part in enumerate(lead) if "*" in part), -1)])
 
@@ -648,7 +648,7 @@ class Array:
 
 
 def natural_key(text: str) -> list[tuple[int, int, str]]:
-    """Return the key that sorts names by the numbers in them: demo_2 comes before demo_10."""
+    """Return the key that sorts names by the numbers in them, so that demo_2 is before demo_10."""
     return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", text) if part]
 
 
@@ -907,7 +907,7 @@ class Stretch:
     """Consecutive rows of a file.
 
     Args:
-        arrays: The arrays that hold the rows.
+        arrays: The arrays from which the rows are read.
         first: The first row.
         steps: The number of transitions.
         closed: Whether the last observation is stored, in one more row.
@@ -1108,9 +1108,10 @@ def read_layouts(
     The last row of an episode has ``done`` 1 if ``terminated`` is set in the last step, 2 if only ``truncated`` is set
     there, and otherwise the code of the layout's ``ending``. If the layout determines the ends of episodes, flags in
     earlier steps are ignored. Without rewards the column ``reward`` is 0. Metadata whose names begin with ``action``,
-    ``policy`` or ``log_prob`` move with the action; other metadata stay with their observation. If the last observation
-    is missing, its row has NaN for float metadata, and repeats integers and texts of the row before. Episodes without
-    steps are left out; a warning at the end counts them. Numbers are cast to the types of the first episode.
+    ``policy`` or ``log_prob`` move to the next row together with the action; other metadata stay in their row. If the
+    last observation is missing, its row has NaN for float metadata, and repeats integers and texts of the row before.
+    Episodes without steps are left out; a warning at the end counts them. Numbers are cast to the types of the first
+    episode.
 
     Args:
         path: A file; a folder of files, which are read in the order of the numbers in their names; or a tar archive of

@@ -304,11 +304,11 @@ class EpisodeSlice:
     """Consecutive rows of one episode.
 
     Args:
-        episode: Number of the episode.
+        episode: Index of the episode.
         begins: Index of the first row in its episode.
         observations: Observations ``[n, ...]``, nested like the space.
-        arriving: ``actions``, ``rewards``, ``terminations`` and ``truncations`` of the transitions that led to the
-            rows: n values, or n - 1 if the piece begins the episode.
+        arriving: ``actions``, ``rewards``, ``terminations`` and ``truncations`` of the transitions before the rows: n
+            values, or n - 1 if the first row begins the episode.
         beside: Infos and other values by path, ``[n, ...]``.
         arriving_beside: Infos and other values by path, one for each transition.
         of_episode: The seed and the options of the episode.
@@ -597,7 +597,7 @@ def _h5_read(file: H5File, waiting: list[tuple[_H5Episode, int, int]]) -> Iterat
 
 
 class _H5Episode:
-    """The HDF5 datasets of an episode, with their paths and numbers of rows."""
+    """The HDF5 datasets of an episode: their paths, and how many rows each has."""
 
     def __init__(self, path: str, number: int, tree: dict[str, Any], specs: Mapping[str, Any], infos: bool) -> None:
         self._path = path
@@ -801,7 +801,7 @@ def _notes(metadata: dict[str, Any], specs: dict[str, Any]) -> tuple[str, ...]:
 def _schema(samples: Iterator[EpisodeSlice], where: str) -> pa.Schema:
     """Return the schema of all rows.
 
-    It is derived from several sampled episodes, because episodes may have different metadata.
+    The schema is derived from several sampled episodes, because episodes may have different metadata.
     """
     found: dict[str, pa.DataType] = {}
     for piece in samples:

@@ -171,7 +171,7 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.+-]*(/[A-Za-z0-9][\w.+-]*)*([:@][\w./+-]+)?"
 def is_id(source: Any) -> bool:
     """Whether a source is the id of a dataset: a text that begins with one of ``ID_SCHEMES`` and a colon.
 
-    A text with ``//`` after the colon is an address and no id. A ``Path`` is never an id.
+    A text with ``//`` after the colon is an address, not an id. A ``Path`` is never an id.
     """
     if not isinstance(source, str):
         return False
@@ -189,8 +189,8 @@ def located(source: str) -> tuple[Path, str | None]:
 
     Raises:
         ConfigError: The library does not know the dataset, or a file or folder has the same name as the id; or the
-            dataset is not in the cache and could not be downloaded. Then the message states the searched folders and
-            the reason.
+            dataset is not in the cache and could not be downloaded (the message states the searched folders and the
+            reason).
         ImportError: The dataset is not in the cache, and the library is not installed; the message names the packages
             to install.
     """
@@ -478,7 +478,7 @@ def open(
             ("arrived") or after it ("outgoing"). Required only if the data do not state the alignment; the value
             becomes part of the metadata.
         batch_rows: Largest number of rows of a batch.
-        image_roots: Further folders in which images that rows name by path may lie, besides the folders of the data.
+        image_roots: Further folders in which images that rows name by path may be, besides the folders of the data.
         **options: Options of the format's reader.
 
     Returns:

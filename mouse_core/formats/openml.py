@@ -61,7 +61,8 @@ def read_openml(
 
     Args:
         path: An ARFF file (gzip or not), a Parquet file, or the folder of a dataset in the cache of OpenML's client,
-            which also contains a description. For scikit-learn's cache, pass the file below ``data/v1/download``.
+            which contains the table and a description. For scikit-learn's cache, pass the file below
+            ``data/v1/download``.
         target: The attribute to predict. By default, it is the target in the description, or the last attribute if
             there is no description.
         missing: "drop" omits examples that lack the value of an attribute; by default such examples raise a DataError.

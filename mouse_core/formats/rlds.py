@@ -291,10 +291,10 @@ def read_rlds(
     """Read episodes of RLDS as rows.
 
     ``done`` is 1 at a last step that is terminal, and 2 at other last steps. Observations become the column
-    ``observation``, or ``observation.<key>`` if they are nested; actions likewise. ``discount`` becomes
-    ``metadata_discount``, other features of steps become ``metadata_<key>``, and features of an episode become
-    ``metadata_episode_<key>`` in each row of the episode. Features whose names begin with ``action``, ``policy`` or
-    ``log_prob`` move to the next row with the action, other features stay with their step.
+    ``observation``, or columns ``observation.<key>`` if observations are nested. Actions become ``action`` or
+    ``action.<key>``. ``discount`` becomes ``metadata_discount``, other features of steps become ``metadata_<key>``, and
+    features of an episode become ``metadata_episode_<key>`` in each row of the episode. Features whose names begin with
+    ``action``, ``policy`` or ``log_prob`` move to the next row with the action, other features stay with their step.
 
     Args:
         episodes: An iterable of episodes that can be iterated over repeatedly, such as a list; or a function that
@@ -737,7 +737,7 @@ def convert_rlds_to_trajectories(
         policy_info_fn: A function that takes a step and the next step, and returns ``policy_info``; by default ``()``.
 
     Returns:
-        An iterator, which reads episodes when their trajectories are requested.
+        An iterator over trajectories, which reads an episode when its trajectories are requested.
 
     Raises:
         DataError: There are no steps. Raised at the call.

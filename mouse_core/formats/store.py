@@ -23,7 +23,7 @@ _ROWS = 1 << 16
 def read_store(path: str | os.PathLike[str], *, batch_rows: int = BATCH_ROWS, **reaching: Any) -> RowStream:
     """Read the flushed rows of a store in a folder or at an address; see ``DatasetStore.open``.
 
-    Each file is compared with its digest before it is opened. Every batch is validated.
+    Each file is compared with its digest before the file is opened. Every batch is validated.
 
     Args:
         path: The folder, or the address.

@@ -47,7 +47,7 @@ from mouse_core.spec import check_choice
 
 
 def masked_crc32c(data: Any) -> int:
-    """Return the CRC-32C of bytes as TFRecord stores it: rotated by 15 bits, plus a constant.
+    """Return the CRC-32C of bytes in the form that TFRecord stores: rotated by 15 bits, plus a constant.
 
     Raises:
         ImportError: google-crc32c is not installed.
@@ -276,7 +276,7 @@ class Leaf:
 
 
 def parse_features(path: Path) -> dict[str, Leaf]:
-    """Return the leaves of ``features.json`` by path.
+    """Return the leaves of the features in ``features.json``, by path.
 
     Raises:
         DataError: The file does not have the form that TFDS writes.

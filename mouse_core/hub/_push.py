@@ -244,9 +244,9 @@ def check_statistics(
     *,
     where: str,
 ) -> None:
-    """Raise ConfigError unless the statistics describe the pushed rows.
+    """Raise ConfigError unless the statistics describe the pushed rows of "train".
 
-    These are the split "train", or all splits without it.
+    Without a split "train", the statistics must describe the pushed rows of all splits.
     """
     if statistics is None:
         return

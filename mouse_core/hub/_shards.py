@@ -156,7 +156,7 @@ class SplitPiece:
         where: Name of the rows in error messages: the split, and the store if there are several stores.
         dataset: The rows.
         first_row: Index of the first row in its store.
-        image_roots: Folders in which images that rows name by path may lie.
+        image_roots: Folders in which images that rows name by path may be.
     """
 
     where: str

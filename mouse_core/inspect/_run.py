@@ -185,7 +185,7 @@ def _marked_rows(columns: Sequence[ColumnReport]) -> int:
 def _about_repeats(episodes: EpisodesReport, *, vectors: bool, states: bool) -> Iterator[Finding]:
     """Yield findings about observations that equal the observation before.
 
-    These are rare for float vectors and common for states.
+    Such repetitions are rare for float vectors and common for discrete states.
 
     With images and in small environments any share of repetitions is possible: for example, an agent that walks into a
     wall observes the same again. But a repetition in every second row is an anomaly.

@@ -463,7 +463,10 @@ class EpisodeCounter:
         self._finished.append((lengths, returns, np.clip(codes, -1, 3).astype(np.int8), hashes))
 
     def all_of_them(self) -> tuple[UInt64s, Int64s]:
-        """Return hashes and row counts of all episodes; the last episode is included after ``result``."""
+        """Return the hash and the length in rows of every episode.
+
+        The last episode is included only after a call of ``result``.
+        """
         lengths, *_, hashes = map(np.concatenate, zip(*self._finished, strict=True))
         return hashes, lengths + int(self.arrived)
 

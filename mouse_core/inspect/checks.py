@@ -368,7 +368,7 @@ def _together(spread: Floats) -> Floats:
 def _rounding(sizes: Floats, negligible: float = _NEGLIGIBLE) -> float:
     """Return the size up to which a range is only rounding.
 
-    It is a share of the median of positive ``sizes``, if any, else 0.
+    This size is a share of the median of positive ``sizes``, or 0 if no size is positive.
     """
     known = sizes[np.isfinite(sizes) & (sizes > 0)]
     return negligible * float(np.median(known)) if len(known) else 0.0

@@ -59,7 +59,7 @@ class Encoder(Protocol):
 class _OfTokenizers:
     """An ``Encoder`` for a tokenizer of the package ``tokenizers``.
 
-    It copies the tokenizer, because truncation is a setting of it.
+    The tokenizer is copied, because truncation is a setting of the tokenizer.
     """
 
     def __init__(self, tokenizer: Any, said: Mapping[str, Any] | None = None) -> None:

@@ -113,7 +113,7 @@ def _of_path(path: Path, columns: _Columns, split: str | None) -> Source:
 def _stamp_of(paths: Iterable[Path]) -> list[Any]:
     """Return names, sizes and times of files.
 
-    If a file changed just now, its time cannot show later changes; return [].
+    The list is empty if a file changed just now, because its time may then be the same after a later change.
     """
     files = [file for path in paths for file in (sorted(path.rglob("*")) if path.is_dir() else [path])]
     found: list[Any] = []
@@ -521,7 +521,7 @@ def _watched(batches: Iterator[pa.RecordBatch], digest: RowDigest) -> Iterator[p
 
 
 def _known_texts(source: Source, root: Path, recipe: Recipe, split: str | None) -> tuple[int, str]:
-    """Return how many texts there are, and the digest of the texts. For unchanged files, both come from a cache."""
+    """Return how many texts there are, and the digest of the texts. If files are unchanged, a cache has both values."""
     if source.stamp is None:
         return _digest_of(source, recipe)
     asked = json.dumps([os.path.abspath(source.name), split, str(recipe.columns)])

@@ -442,9 +442,9 @@ def _packets(task: _Task) -> int:
 
 
 def undecodable(index: VideoIndex) -> dict[int, str]:
-    """Return the frames that cannot be decoded, and frames that are decoded together with them.
+    """Return the frames that cannot be decoded, with a reason for each.
 
-    Each frame has a reason.
+    All frames that depend on the same key frame as such a frame are returned too.
 
     Raises:
         ImportError: PyAV is not installed.

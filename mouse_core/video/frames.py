@@ -75,7 +75,7 @@ class VideoFiles:
 
         Args:
             number: Index of the video.
-            roots: Folders (absolute, without links) in which the video may lie.
+            roots: Folders (absolute, without links) in which the video may be.
 
         Raises:
             DataError: There is no video with the index ``number``; or its file is outside of ``roots``, or differs from

@@ -33,7 +33,7 @@ def picture(snapshot: Snapshot, name: str, row: int, *, files: bool = True) -> t
 
     Raises:
         ConfigError: There is no such column, or the row has no image.
-        DataError: The image cannot be decoded, is too large, or lies outside of the allowed folders.
+        DataError: The image cannot be decoded, is too large, or is outside of the allowed folders.
     """
     try:
         return _picture(snapshot, name, row, files)

@@ -118,7 +118,7 @@ class H5File:
         """Read rows of several datasets.
 
         Args:
-            items: For each dataset: its path, the first row to read, and the row behind the last one to read.
+            items: For each dataset: its path, the first row to read, and the end (the row after the last row to read).
 
         Returns:
             Arrays ``[n, ...]``; text as arrays of objects (bytes), ragged values as arrays of objects (arrays).

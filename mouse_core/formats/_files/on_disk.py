@@ -71,7 +71,7 @@ def files_by_split(root: Path) -> dict[str, list[Path]]:
 
 
 def kept_beside(root: Path, kind: str) -> Path:
-    """Return the folder for derived files of a dataset: ".mouse" in its folder, or a cache folder if that is read-only.
+    """Return the folder for files derived from a dataset: ".mouse" in its folder, or a cache folder if it is read-only.
 
     Args:
         root: The dataset's folder.
@@ -217,7 +217,7 @@ def _is_data(file: Path) -> bool:
 
 
 def _is_index(file: Path) -> bool:
-    """Whether a file is the index of a video beside it."""
+    """Whether a file is the index of a video in the same folder."""
     return file.name.endswith(INDEX) and file.with_name(file.name.removesuffix(INDEX)).is_file()
 
 

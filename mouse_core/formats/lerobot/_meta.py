@@ -233,7 +233,7 @@ class Videos:
         return wanted, found, np.abs(shown[found] - wanted) <= allowed
 
     def _opened(self, key: str, video: int) -> tuple[VideoIndex, Floats]:
-        """Return the index of a video, and the times of its frames."""
+        """Open a video; return its index and the times of its frames."""
         if video in self._failed:
             raise self._failed[video]
         held = self._held.get(key)
@@ -260,7 +260,10 @@ def _runs(episode: Int64s) -> Iterator[slice]:
 
 
 def base_of(root: Path) -> Path:
-    """Return the folder that contains all files. In the Hub's cache, it has the snapshots and blobs."""
+    """Return the folder that contains all files of the dataset, including the targets of links.
+
+    In the Hub's cache, it is the folder with "snapshots" and "blobs".
+    """
     above = root.absolute().parent
     return above.parent if above.name == "snapshots" and (above.parent / "blobs").is_dir() else root
 

@@ -166,7 +166,7 @@ class LeRobotFiles(DecodedFiles):
         return ParquetObjects(self.objects)
 
     def decode(self, chunk: int, name: str) -> pa.Array:
-        """Decode columns of numbers together, and a column of images alone; see ``DecodedFiles``."""
+        """Decode numeric columns together, and each column of images separately; see ``DecodedFiles``."""
         pictures = {column_of(key): key for key in self.frames.pictures}
         if name in pictures:
             keys, names = [pictures[name]], {name}
