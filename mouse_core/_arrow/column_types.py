@@ -111,7 +111,7 @@ def declared_columns(given: Any) -> dict[str, pa.Field]:
     if isinstance(given, pa.Schema):
         given = {one.name: one for one in given}
     if not isinstance(given, Mapping) or not all(map(is_text, given)):
-        raise ConfigError(f"columns: expected a schema, or types by column, found {given!r:.200}")
+        raise ConfigError(f"columns: expected an Arrow schema, or a dict of types, found {given!r:.200}")
     return {name: _declared(name, one) for name, one in given.items()}
 
 

@@ -302,7 +302,7 @@ def anchors_of(
         found = windows
     elif transitions:
         if windows is not None:
-            raise ConfigError("transitions: expected no windows, since transitions define their own, found windows")
+            raise ConfigError("transitions: expected windows=None, since transitions have fixed windows, found windows")
         if boundary not in ("stream", "episode"):
             raise ConfigError(f"transitions: expected windows within episodes, found boundary={boundary!r}")
         if not isinstance(pad, bool | None):

@@ -61,7 +61,7 @@ class Flat:
         try:
             return int(struct.unpack_from(kind, self.memory, at)[0])
         except struct.error as error:
-            raise DataError(f"expected metadata of Arrow, found a reference behind its end ({error})") from error
+            raise DataError(f"expected metadata of Arrow, found a reference beyond its end ({error})") from error
 
     def _place(self, number: int) -> int:
         """Return the position of a field; 0 if the field is missing."""

@@ -189,7 +189,7 @@ def _read_flags(file: NpzTree, chunk: _Chunk, keys: Mapping[str, Any]) -> list[n
         if values.shape != (chunk.length,):
             raise damaged(
                 file.path,
-                f"{name}: expected {chunk.length} steps, as its name has it, found shape {list(values.shape)}",
+                f"{name}: expected {chunk.length} steps, as in the file's name, found shape {list(values.shape)}",
             )
     return [values.astype(bool) for values in flags]
 

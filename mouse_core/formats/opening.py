@@ -119,7 +119,7 @@ def _minari_folder(name: str) -> Path:
     if not (folder / "data").exists():
         if not _MINARI_VERSION.search(name):  # Minari does not define which dataset is the newest
             raise ConfigError(
-                f"minari:{name}: not in {folder}; to download it: expected a version behind the name, as in {name}-v0"
+                f"minari:{name}: not in {folder}; to download it: expected a version after the name, as in {name}-v0"
             )
         where, by_hand = f"minari:{name}: not in {folder}", f"`minari download {name}` does"
         with _downloading("minari", "Minari", where=where, by_hand=by_hand, install="'minari[hf,hdf5]'") as minari:
@@ -628,7 +628,7 @@ def _all_rows(stream: RowStream) -> Iterator[pa.RecordBatch]:
         found += batch.num_rows
         yield batch
     if found != stream.rows:
-        raise damaged(stream.path, f"expected {stream.rows} rows as the data say of themselves, found {found}")
+        raise damaged(stream.path, f"expected {stream.rows} rows, as the data state, found {found}")
 
 
 def _recognised(root: Path) -> _Format | None:

@@ -217,7 +217,7 @@ def _read_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
                 raise DataError(f"{path}, line {number} of the data: expected {count} values, found {len(values)}")
             yield number, values
         if number < 0:
-            raise DataError(f"{path}: expected examples behind @data, found none")
+            raise DataError(f"{path}: expected examples after @data, found none")
 
 
 @contextmanager

@@ -275,7 +275,7 @@ def _bag(folder: Path) -> Recording:
         mode = str(said.get("compression_mode") or "none").lower()
     for one in files:
         if not one.is_file():
-            raise damaged(one, f"expected a file, as {METADATA} has it, found none")
+            raise damaged(one, f"expected a file that {METADATA} lists, found none")
     check_inside(files, folder)
     return _recording(folder, files, mode)
 

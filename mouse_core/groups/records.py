@@ -339,7 +339,9 @@ class Columns(Mapping[str, RolloutColumn]):
         """
         for name, column in others.items():
             if self.get(name, column) != column:
-                raise ConfigError(f"columns: expected {name!r} as the folder has it, {self[name]}, found {column}")
+                raise ConfigError(
+                    f"columns: expected {name!r} as it is declared in the folder, {self[name]}, found {column}"
+                )
         return Columns({**self, **others}.values())
 
     def first(self, count: int) -> Columns:

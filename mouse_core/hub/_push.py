@@ -535,7 +535,7 @@ def push_named_stores_to_hub(
             ``push_to_hub``.
     """
     if not isinstance(stores, Mapping) or not stores:
-        raise ConfigError(f"stores: expected stores by name, found {stores!r:.200}")
+        raise ConfigError(f"stores: expected a dict of stores, found {stores!r:.200}")
     known = {} if statistics is None else statistics
     if not isinstance(known, Mapping) or not known.keys() <= stores.keys():
         raise ConfigError(f"statistics: expected Statistics by name, of {list(stores)}, found {known!r:.200}")

@@ -214,7 +214,9 @@ def filled(found: Any, absent: npt.NDArray[np.bool_], default: Any) -> Any:
     leaves = flatten(found)
     given = flatten(default) if isinstance(default, Mapping | tuple) else dict.fromkeys(leaves, default)
     if given.keys() != leaves.keys():
-        raise SchemaError(f"get: expected a default for {list(leaves)}, found a default for {list(given)}")
+        raise SchemaError(
+            f"get: expected a default for the fields {list(leaves)}, found a default for the fields {list(given)}"
+        )
     for key, leaf in leaves.items():
         if is_varying(leaf):
             leaf[absent] = object_array([given[key]], (1,))

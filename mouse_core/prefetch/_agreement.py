@@ -177,8 +177,8 @@ class Agreement:
         absent = f"rank {', '.join(map(str, missing[:_MOST_RANKS]))}"
         if waited > seconds:
             raise ConfigError(
-                f"ranks: expected all {self.ranks.count} at {call} before batch {at}, found that {absent} did not come "
-                f"in {seconds:.0f} s"
+                f"ranks: expected all {self.ranks.count} at {call} before batch {at}, found that {absent} did not "
+                f"arrive within {seconds:.0f} s"
             )
         if tell:
             warnings.warn(

@@ -153,7 +153,7 @@ def decoded(record: bytes) -> Row:
     for name, code, *more in json.loads(head):
         row[name], rest = _value(rest, name, code, more)
     if rest or not {"reward", "done", "episode_step"} <= row.keys():
-        raise DataError(f"expected a row, found {head!r:.80} and {len(rest)} bytes behind it")
+        raise DataError(f"expected a row, found {head!r:.80} and {len(rest)} bytes after it")
     return row
 
 

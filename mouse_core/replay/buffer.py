@@ -848,7 +848,9 @@ class ReplayBuffer(BaseBuffer):
     def _check_unnamed(steps: Iterable[Any]) -> None:
         """Raise SchemaError if a single time step names a time axis."""
         if any(named_time(step) is not None for step in steps):
-            raise SchemaError("append: expected one time step, [env, ...], found a time axis; extend takes [env, time]")
+            raise SchemaError(
+                "append: expected one time step, [env, ...], found a time axis; extend accepts [env, time]"
+            )
 
     def _write(self, rows: Any, *, one: bool) -> Any:
         """Write rows and return their slots; for one row in a plain ring, return its slot as an int."""

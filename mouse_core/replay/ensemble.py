@@ -299,7 +299,9 @@ class ReplayBufferEnsemble(BaseBuffer):
             buffer_ids = find(batch, "buffer_ids", where="update_priority")
             generation = batch.get("generation") if generation is None else generation
         if buffer_ids is None:
-            raise ConfigError("update_priority: expected the buffer_ids of the batch beside its index, found none")
+            raise ConfigError(
+                "update_priority: expected the buffer_ids of the batch in addition to its index, found none"
+            )
         ids, slots = to_numpy(buffer_ids), to_numpy(find(batch, "index", where="update_priority"))
         if ids.shape != slots.shape or (ids.size and not (ids.min() >= 0 and ids.max() < len(self.buffers))):
             last = len(self.buffers) - 1

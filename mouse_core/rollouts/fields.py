@@ -510,7 +510,7 @@ def _split_mask(name: str, value: Any, mask: Any) -> tuple[Any, Any]:
     """Return the data and the mask of a field; a transition may pass both as ``(data, mask)``."""
     if isinstance(value, tuple) and len(value) == 2:
         if mask is not None:
-            raise SchemaError(f"{name}: expected one mask, found {name}_mask beside (data, mask)")
+            raise SchemaError(f"{name}: expected one mask, found both {name}_mask and (data, mask)")
         return value
     if value is None and mask is not None:
         raise MissingFieldError(f"add_transitions: expected {name} with {name}_mask, found only the mask")

@@ -454,7 +454,7 @@ def _clock(snapshot: Snapshot, reader: FieldReader) -> Clock:
         row = int(back[0])
         raise DataError(
             f"{reader.spec.name}: expected time stamps that ascend within an episode, found {times[row]:g} s at row "
-            f"{row} behind {times[row - 1]:g} s"
+            f"{row} after {times[row - 1]:g} s"
         )
     return Clock(times, reader.column.reading.dtype)
 

@@ -101,7 +101,7 @@ def episode_columns(
         )
     if alignment == "arrived" and length == count:
         raise DataError(
-            f"observations: expected {count + 1} rows beside {count} rewards in a store of alignment 'arrived', "
+            f"observations: expected {count + 1} rows for {count} rewards in a store of alignment 'arrived', "
             f"found {count}: the observation that the episode ended in is missing; a store of alignment 'outgoing' "
             "does not need it"
         )
@@ -229,7 +229,7 @@ def _check_rows(part: str, columns: Columns, wanted: set[int], count: int) -> No
     for name, values in columns.items():
         if len(values) not in wanted:
             rows = " or ".join(map(str, sorted(wanted)))
-            raise DataError(f"{_shown(part, name)}: expected {rows} rows beside {count} rewards, found {len(values)}")
+            raise DataError(f"{_shown(part, name)}: expected {rows} rows for {count} rewards, found {len(values)}")
 
 
 def _ends(parts: Mapping[str, Any], rewards: npt.NDArray[Any]) -> Columns:

@@ -454,8 +454,8 @@ class NStepReturn:
         reward = known_field(rows, self.reward, "NStepReturn")
         if _is_by_agent(rows, reward):
             raise ConfigError(
-                "NStepReturn: expected rewards that end with the episode, found a reward for each agent beside "
-                "'agent_done'; the transform NStep of a replay buffer ends each agent by itself"
+                "NStepReturn: expected rewards that end with the episode, found a reward for each agent and a field "
+                "'agent_done'; the transform NStep of a replay buffer ends each agent separately"
             )
         return _number(name, "float32").replace(shape=reward.shape)
 

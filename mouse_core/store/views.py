@@ -357,7 +357,7 @@ def row_numbers(rows: Any, count: int) -> tuple[bool, list[int]]:
     if asked.dtype.kind not in "iu" or isinstance(rows, bool) or asked.ndim > 1:
         raise ConfigError(
             f"store: expected a row's number, a slice or a list of numbers, found {rows!r:.80}; "
-            "columns are those of store.to_dataset(), fields come in the batches of a BatchSource"
+            "store.to_dataset() has the columns, and the batches of a BatchSource have the fields"
         )
     numbers = asked.reshape(-1).tolist()
     for number in numbers:

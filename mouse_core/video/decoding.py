@@ -463,7 +463,7 @@ def undecodable(index: VideoIndex) -> dict[int, str]:
 def _check(which: Any, frames: Any, out: Any) -> None:
     if which.shape != frames.shape or which.ndim != 1 or which.dtype.kind not in "iu" or frames.dtype.kind not in "iu":
         raise ConfigError(
-            f"video, frame: expected integers [n] both, found {which.dtype} {list(which.shape)} and "
+            f"video, frame: expected two arrays of integers [n], found {which.dtype} {list(which.shape)} and "
             f"{frames.dtype} {list(frames.shape)}"
         )
     kinds = {(np.dtype(np.uint8), 3), (np.dtype(np.uint8), 1), (np.dtype(np.uint16), 1)}

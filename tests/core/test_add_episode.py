@@ -431,7 +431,7 @@ def test_later_episodes_must_be_like_the_first() -> None:
     ):
         with pytest.raises(error, match=match):
             store.add_episode(episode(1) | change)
-    with pytest.raises(DataError, match="expected 5 rows beside 4 rewards in a store of alignment 'arrived', found 4"):
+    with pytest.raises(DataError, match="expected 5 rows for 4 rewards in a store of alignment 'arrived', found 4"):
         store.add_episode(episode(1, final=False, task="pick"))
     with pytest.raises(DataError) as refused:
         store.add_episodes([episode(1, task="pick"), episode(2, task="pick") | {"rewards": [0.0]}])

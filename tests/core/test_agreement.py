@@ -224,7 +224,7 @@ def test_a_rank_that_never_comes_is_named_after_the_time_of_the_group() -> None:
                 loader.next_batch()
 
     found = run(work, 3, Notes(seconds=0.3))
-    assert "rank 1 did not come in 0 s" in str(found[0])
+    assert "rank 1 did not arrive within 0 s" in str(found[0])
     assert isinstance(found[2], ConfigError)
 
 

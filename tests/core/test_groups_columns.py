@@ -277,7 +277,7 @@ def test_declarations_of_a_folder(tmp_path: Path) -> None:
             buffer.add_rollout(RolloutRecord("e", "1", 1, "u", [turn], 1.0))
         assert not len(buffer)
     for columns, wanted in (
-        ([RolloutColumn("x", dtype="int8")], "expected 'x' as the folder has it, .*float32.*, found .*int8"),
+        ([RolloutColumn("x", dtype="int8")], "expected 'x' as it is declared in the folder, .*float32.*, found .*int8"),
         ([RolloutColumn("a"), RolloutColumn("a")], "expected each name once"),
         (["z"], "expected RolloutColumn"),
         ("z", "expected a list of RolloutColumn, found 'z'"),

@@ -690,7 +690,7 @@ def test_rows_of_this_process_are_not_sent_to_another(kind: Any, method: str) ->
     buffer = ReplayBuffer(kind(8), batch_size=4)
     buffer.extend([{"a": np.int64(number)} for number in range(11)])
     for sent in (buffer, buffer.storage, kind(8)):
-        with pytest.raises(ConfigError, match=r"give it a MemmapStorage\(capacity, path\)"):
+        with pytest.raises(ConfigError, match=r"use a MemmapStorage\(capacity, path\)"):
             get_context(method).Process(target=print, args=(sent,)).start()
     for other in (copy.deepcopy(buffer), pickle.loads(pickle.dumps(buffer))):
         assert other.sample()["a"].tolist() == copy.deepcopy(buffer).sample()["a"].tolist()

@@ -275,7 +275,7 @@ def test_a_next_observation_that_is_marked_as_missing_is_masked() -> None:
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"windows": {"action": [0]}}, "transitions: expected no windows"),
+        ({"windows": {"action": [0]}}, "transitions: expected windows=None"),
         ({"boundary": "task"}, "transitions: expected windows within episodes, found boundary='task'"),
         ({"pad": 0.0}, "pad: when transitions are read, expected True or False"),
         ({"lengths": range(1, 3)}, "lengths: when transitions are read, expected none"),

@@ -270,8 +270,8 @@ def test_bytes_that_changed_are_found(two: list[Path], tmp_path: Path) -> None:
         ([0], [20], r"0\.mp4: expected frames 0 to 19, found frame 20"),
         ([0], [-2], r"0\.mp4: expected frames 0 to 19, found frame -2"),
         ([1], [0], r"video: expected 0 to 0, found 1"),
-        ([0.0], [0], r"video, frame: expected integers \[n\] both, found float64 \[1\]"),
-        ([0, 0], [0], r"video, frame: expected integers \[n\] both"),
+        ([0.0], [0], r"video, frame: expected two arrays of integers \[n\], found float64 \[1\]"),
+        ([0, 0], [0], r"video, frame: expected two arrays of integers \[n\]"),
     ],
 )
 def test_frames_that_are_not_there_are_refused(two: list[Path], video: Any, frame: Any, message: str) -> None:

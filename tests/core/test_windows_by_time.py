@@ -148,7 +148,7 @@ def test_a_clock_that_goes_back_is_refused_with_its_row() -> None:
     """Within an episode; the next one may begin anywhere."""
     seconds = {"obs_discrete": Seconds([0.0])}
     assert BatchSource(store_of([3, 2], [5, 6, 7, 0, 1]), batch_size=5, windows=seconds)[0]["obs_discrete_mask"].all()
-    with pytest.raises(DataError, match=r"timestamp: .* ascend .* found 1 s at row 4 behind 4 s"):
+    with pytest.raises(DataError, match=r"timestamp: .* ascend .* found 1 s at row 4 after 4 s"):
         BatchSource(store_of([2, 4], [5, 6, 3, 4, 1, 2]), batch_size=2, windows=seconds)[0]
 
 

@@ -171,7 +171,7 @@ def test_rows_as_tensors_are_not_half_shared_with_another_process() -> None:
         other.extend(as_td(rows(3, 5), [3]))
         assert (len(other), other.storage.written, buffer.storage.written) == (8, 14, 11)
         assert not torch.equal(other[:]["reward"], buffer[:]["reward"])
-    with pytest.raises(ConfigError, match=r"give it a MemmapStorage\(capacity, path\)"):
+    with pytest.raises(ConfigError, match=r"use a MemmapStorage\(capacity, path\)"):
         get_context("spawn").Process(target=print, args=(buffer,)).start()
 
 

@@ -75,7 +75,7 @@ def error_of(error: Exception, shown: str, changed: str, asked: Callable[[], str
     if isinstance(error, exceptions.NotSupportedError | NotImplementedError):
         return DataError(f"{shown}: expected a server that supports byte ranges, found a server that does not")
     if "416" in said:
-        return DataError(f"{shown}: expected more bytes, found an object that ends before ({said})")
+        return DataError(f"{shown}: expected more bytes, found an object that ends earlier ({said})")
     if re.match(r"4\d\d(?<!408)(?<!429)", said):  # another attempt would get the same answer
         return DataError(f"{shown}: expected an answer, found a refusal ({said})")
     # Without keys, obstore requests the role of the machine, which most machines lack.

@@ -170,9 +170,9 @@ def _one_a_row(key: FieldKey, values: npt.NDArray[Any], kinds: str = "biuf") -> 
         raise SchemaError(f"slices: {key!r}: expected numbers, found {values.dtype}")
     if values.size != len(values):
         raise SchemaError(
-            f"episodes: {key!r}: expected one value a row, found rows of shape {list(values.shape[1:])}; rows that "
-            "are whole trajectories have no rows beside them to look at: RandomTimeCrop, BurnIn and ReturnsToGo "
-            "take such rows, all others take rows that are single steps; ends of agents are a field 'agent_done'"
+            f"episodes: {key!r}: expected one value a row, found rows of shape {list(values.shape[1:])}; if each "
+            "row is a complete trajectory, use only RandomTimeCrop, BurnIn and ReturnsToGo, because all others need "
+            "rows that are single steps; store the ends of agents in a field 'agent_done'"
         )
     return values.reshape(-1)
 

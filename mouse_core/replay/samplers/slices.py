@@ -185,10 +185,10 @@ def no_window(episodes: EpisodeIndex, rule: WindowRule, again: FieldKey | None) 
     """
     longest, hint = episodes.longest(), "pad=True accepts shorter episodes" if again is None else of_turns(again)
     if longest >= rule.length or not rule.strict:
-        needed, hint = (rule.length, "; pad=True takes what is left of it") if rule.strict else (1, "")
+        needed, hint = (rule.length, "; pad=True accepts shorter slices") if rule.strict else (1, "")
         return ConfigError(
-            f"slices: expected {needed} steps behind a place that the period of {rule.every} counts, found none, as "
-            f"the longest episode has {longest} behind those that are overwritten{hint}"
+            f"slices: expected {needed} steps after a row at which a slice may begin (period {rule.every}), found "
+            f"none, as the longest episode has {longest} steps that are not overwritten{hint}"
         )
     return ConfigError(
         f"slices: expected an episode of at least {rule.length} steps, found the longest to have {longest}; {hint}"

@@ -262,9 +262,9 @@ class RingStorage(RowStorage):
         """
         if is_spawning():
             raise ConfigError(
-                f"{type(self).__name__}: expected rows that processes share, found rows in the memory of this one, of "
-                "which the process that is started would get a copy of its own; give it a "
-                "MemmapStorage(capacity, path), or make the buffer there, and hand over rows by dumps() and loads()"
+                f"{type(self).__name__}: expected rows in shared memory, found rows in the memory of this "
+                "process, which a new process would copy; use a MemmapStorage(capacity, path), or create the buffer in "
+                "the new process and pass rows with dumps() and loads()"
             )
         return {name: value for name, value in self.__dict__.items() if name != "indexes"}
 

@@ -143,8 +143,8 @@ class Compose:
         for number, transform in enumerate(self.transforms):
             if read is not None and getattr(transform, "of_slices", False):
                 raise SchemaError(
-                    f"{type(transform).__name__}: expected slices, found single rows, behind which a transform has the "
-                    "buffer read; a SliceSampler draws slices"
+                    f"{type(transform).__name__}: expected slices, found single rows, with later rows that the buffer "
+                    "read for another transform; a SliceSampler draws slices"
                 )
             if hasattr(transform, "done"):
                 batch = _by_name(batch)

@@ -615,7 +615,9 @@ class Pad:
         for key in keys:
             path = path_of(key)
             if not isinstance(path[-1], str):
-                raise ConfigError(f"Pad: expected a field with a name beside which its mask can stand, found {key!r}")
+                raise ConfigError(
+                    f"Pad: expected a field whose key ends in a name, as its mask is <name>_mask, found {key!r}"
+                )
             values, mask = self._padded(find(batch, key, where="Pad"), key, lead)
             batch = replaced(batch, {path: values, (*path[:-1], f"{path[-1]}_mask"): mask})
         return batch

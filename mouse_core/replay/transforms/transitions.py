@@ -219,9 +219,8 @@ class HindsightRelabel:
         single = index is not None and index.ndim == 1
         if single and self.strategy != "random":
             raise SchemaError(
-                "HindsightRelabel: expected goals from complete episodes besides single transitions, found none; "
-                "give it "
-                f"to the buffer that they are drawn from, and pass on the fields {list(GATHERED)}"
+                "HindsightRelabel: for single transitions, expected goals from their episodes, found none; pass this "
+                f"transform to the buffer that draws the transitions, and keep the fields {list(GATHERED)}"
             )
         there = on_host(valid)
         length = there.shape[1]

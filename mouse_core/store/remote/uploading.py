@@ -77,7 +77,7 @@ def upload(
         manifest, lease = found.manifest, found.lease
         if manifest.metadata.videos:
             raise ConfigError(
-                f"{source}: expected rows with their pictures, found frames of videos, which are not read elsewhere; "
+                f"{source}: expected rows with their pictures, found frames of videos, which are not uploaded; "
                 "`mouse convert --images png` stores images in the rows"
             )
         before, version = _there(client, manifest)

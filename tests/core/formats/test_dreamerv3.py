@@ -139,7 +139,7 @@ def test_pieces_that_do_not_go_together(tmp_path: Path) -> None:
     paths = write_replay(tmp_path / "a", [steps])
     said = paths[1].name
     paths[1].rename(paths[1].with_name(said.replace("-5.npz", "-6.npz")))
-    with pytest.raises(DataError, match=r"expected 6 steps, as its name has it, found shape \[5\]"):
+    with pytest.raises(DataError, match=r"expected 6 steps, as in the file's name, found shape \[5\]"):
         read_dreamerv3(tmp_path / "a").to_table()
     paths = write_replay(tmp_path / "b", [steps])
     paths[1].rename(paths[1].with_name(paths[1].name.replace(identity(3), identity(2))))

@@ -209,7 +209,7 @@ def test_a_path_of_the_same_name_is_neither_taken_nor_left_silently(tmp_path: Pa
     [
         ("minari:../../etc", "expected an id as minari:D4RL"),
         ("minari:/etc", "expected an id as minari:D4RL"),
-        ("minari:toy/walk", r"minari:toy/walk: not in .*expected a version behind the name, as in toy/walk-v0"),
+        ("minari:toy/walk", r"minari:toy/walk: not in .*expected a version after the name, as in toy/walk-v0"),
         ("tfds:a:../b", "expected an id as tfds:name"),
         ("hf:a/b/c", "expected namespace/name"),
         ("minary:toy/walk-v1", r"ids of datasets begin with one of \['minari', 'lerobot', 'hf', 'tfds'\]"),

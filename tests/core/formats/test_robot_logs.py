@@ -232,7 +232,7 @@ def test_bags_are_what_the_mcap_file_is(tmp_path: Path) -> None:
                 formats.open(source, format=layout)
     described = tmp_path / "bag" / "metadata.yaml"
     described.write_text(described.read_text().replace("bag.mcap", "../../secret.mcap"))
-    with pytest.raises(DataError, match=r"secret.mcap: expected a file, as metadata.yaml has it, found none"):
+    with pytest.raises(DataError, match=r"secret.mcap: expected a file that metadata.yaml lists, found none"):
         topics_in(tmp_path / "bag")
 
 
