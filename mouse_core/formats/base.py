@@ -227,8 +227,8 @@ class RowStream:
 
         Args:
             path: The folder; nothing may exist there.
-            videos: Whether to put the videos whose frames rows name into the folder: as links, or as copies if the file
-                system has no links. Otherwise opening the folder needs ``image_roots``.
+            videos: Whether to add the videos to which rows refer to the folder: as hard links, or as copies if the file
+                system has no links. If False, opening the folder needs ``image_roots``.
 
         Raises:
             ConfigError: ``path`` exists, ends in a suffix of files, or is being written by another process.
@@ -369,8 +369,8 @@ def _check_arrived(alignment: str | None) -> None:
 def pieces_of(rows: Any) -> Iterator[tuple[bool, Columns]]:
     """Yield rows in pieces: a piece ends where an episode or a batch of ``rows`` ends.
 
-    An episode begins where ``episode_step`` is 0. Without that column, or where it is null, an episode begins after a
-    row with ``done``.
+    An episode begins where ``episode_step`` is 0. Without the column ``episode_step``, or where it is null, an episode
+    begins after a row with ``done``.
 
     Yields:
         Whether an episode begins with the piece, and the columns ``[n, ...]`` of the piece, without ``episode_step``

@@ -141,7 +141,10 @@ def named(whole: str, value: Any) -> Columns:
 
 
 def keys_of(name: str, whole: str) -> list[str]:
-    """Return the keys of a part of ``whole``: ``a`` and ``b`` for ``whole.a.b``, ``a_b`` for ``whole_a_b``."""
+    """Return the keys in a column name after ``whole``.
+
+    The keys of ``whole.a.b`` are ``a`` and ``b``; the key of ``whole_a_b`` is ``a_b``.
+    """
     key = name[len(whole) + 1 :]
     return key.split(".") if name.startswith(f"{whole}.") else [key or whole]
 

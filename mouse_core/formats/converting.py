@@ -63,7 +63,7 @@ class SegmentWriter:
     """Writes one sealed segment of a store; its rows stay in memory until ``finish``.
 
     Args:
-        folder: The folder of the store; segments lie in its folder ``segments``.
+        folder: The folder of the store, which contains the folder ``segments``.
         number: Index of the segment.
         schema: Schema of the rows; batches are cast to it.
         layout: See ``DatasetStore.open``.
@@ -155,7 +155,7 @@ def convert(
     shard_bytes: int | str = "500MB",
     progress: bool = False,
 ) -> Conversion:
-    """Write all rows to ``target``. The memory that this needs does not grow with the number of rows.
+    """Write all rows to ``target``, in bounded memory.
 
     Files are written to a folder ``.NAME.converting`` next to the target. When all rows are written, they are read
     back. If their digest equals the digest of the source, the folder is renamed to the target. After an interruption,
@@ -636,7 +636,7 @@ def _replaced(table: pa.Table, given: Columns, returned: Any, where: str) -> pa.
 
 
 def _check_opens(table: pa.Table, metadata: DatasetMetadata, where: str) -> None:
-    """Raise DataError if no store can open such rows, before all of them are computed."""
+    """Raise DataError if a store cannot open rows of this form; the check runs before most rows are computed."""
     if {"action", "reward", "done"} <= {*table.schema.names}:
         try:
             with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""Reads the replay of DreamerV3: streams of steps, each a chain of npz files ("chunks") whose names link to the next.
+"""Reads the replay of DreamerV3. A stream of steps is a chain of npz files ("chunks"); each name links to the next.
 
 A step has an observation, the reward that came with it, and the action that was taken after it. The file
 ``T1-aaa-bbb-1024.npz`` is chunk aaa with 1024 steps, and chunk bbb continues its stream.

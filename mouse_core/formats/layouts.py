@@ -943,7 +943,7 @@ def files_of(root: Path, layout: TreeLayout, suffixes: Sequence[str]) -> list[Pa
 
     Raises:
         ConfigError: No file is found.
-        DataError: A link leads out of the folder.
+        DataError: A link points outside of the folder.
     """
     if not root.exists():
         raise ConfigError(f"{root}: expected a file or folder, found none")

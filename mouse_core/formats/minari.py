@@ -146,7 +146,7 @@ def write_minari(
     env_spec: Any = None,
     metadata: Mapping[str, Any] | None = None,
 ) -> str:
-    """Write rows as a Minari dataset in an HDF5 file, for ``minari.load_dataset``. The memory for this is bounded.
+    """Write rows as a Minari dataset in an HDF5 file, for ``minari.load_dataset``, in bounded memory.
 
     Images are stored unchanged, without JPEG. ``info.<key>`` and ``metadata_<key>`` become ``infos[<key>]``;
     ``metadata_episode_seed`` is the episode's seed.
@@ -166,7 +166,7 @@ def write_minari(
         The id of the dataset.
 
     Raises:
-        ConfigError: Something is at ``path``, another process is writing it, or Minari does not accept the id.
+        ConfigError: ``path`` exists, another process is writing it, or Minari does not accept the id.
         StorageError: Files cannot be written; partial files are removed.
         DataError: Rows are null or marked as missing.
         ImportError: h5py is not installed.

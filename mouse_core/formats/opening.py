@@ -263,7 +263,7 @@ def is_tfds(path: Path) -> bool:
 
 
 def is_memmap(path: Path) -> bool:
-    """Whether a path is a folder that ``TensorDict.memmap`` wrote, or a TorchRL buffer that contains one."""
+    """Whether a path is a folder that ``TensorDict.memmap`` wrote, or a TorchRL buffer that contains such a folder."""
     return any(
         "tensordict" in str(_json(folder / "meta.json").get("_type", ""))
         or ((folder / "meta.json").is_file() and any(folder.glob("*.memmap")))

@@ -513,9 +513,9 @@ def write_rlds(rows: Any) -> Iterator[dict[str, Any]]:
 
     ``metadata_discount`` becomes ``discount``. Without this column, the discount is 0 at the action before a terminal
     step, else 1. Rows have no action after the last step of an episode, so the action, the reward and all values of the
-    action are zeros in the last step. The discount of a last step is 0 if it is terminal; if it is truncated, it equals
-    the discount of the step before, or 1 without a step before. RLDS has no unfinished episodes: an episode whose last
-    row has ``done`` 0 is written as truncated.
+    action are zeros in the last step. The discount of a last step is 0 if the step is terminal. If the step is
+    truncated, its discount equals the discount of the step before, or 1 if there is no step before. RLDS has no
+    unfinished episodes: an episode whose last row has ``done`` 0 is written as truncated.
 
     Args:
         rows: A ``RowStream``, a ``DatasetStore``, a ``datasets.Dataset``, a ``pyarrow.Table``, or record batches.

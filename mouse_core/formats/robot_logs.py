@@ -242,7 +242,7 @@ def recordings_of(root: Path, files: str | None = None) -> list[Recording]:
 
     Raises:
         ConfigError: The path has no recordings.
-        DataError: A description is damaged, or a link leads out of the folder.
+        DataError: A description is damaged, or a link points outside of the folder.
     """
     if not root.exists():
         raise ConfigError(f"{root}: expected a file or folder, found none")

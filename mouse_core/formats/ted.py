@@ -624,7 +624,7 @@ class FileEntries:
     def read(self, keys: Sequence[Key], first: int, end: int, lane: Lane | None = None) -> list[npt.NDArray[Any]]:
         """Read rows of entries, as in ``FolderEntries``.
 
-        Always all environments are read, because they share chunks of the file.
+        All environments are always read, because they share chunks of the file.
         """
         found = self._file.read([("/".join((self._place, *key)), first, end) for key in keys])
         return [_of_lane(values, lane) for values in found]
@@ -1171,7 +1171,7 @@ def write_ted(
         The number of steps that were written.
 
     Raises:
-        ConfigError: Something is at ``path``, another process is writing it, or the layout is unknown.
+        ConfigError: ``path`` exists, another process is writing it, or the layout is unknown.
         StorageError: Files cannot be written; no part of them remains.
         SchemaError: The rows have the alignment "outgoing", or a column has texts.
         DataError: Values are null, rows differ in length, or an episode continues after a done code. TED cannot store
@@ -1302,7 +1302,7 @@ class FolderWriter:
         self._streams: dict[Key, Any] = {}
 
     def append(self, path: Key, values: npt.NDArray[Any], *, ends: bool) -> None:
-        """Add values to an entry; ``ends`` states whether a trajectory ends with them."""
+        """Add values to an entry; ``ends`` states whether the last of these values ends a trajectory."""
         if path not in self._streams:
             place = self._folder.joinpath(*path[:-1])
             place.mkdir(parents=True, exist_ok=True)
@@ -1363,7 +1363,7 @@ class _FileWriter:
         self._ended: dict[Key, int] = {}
 
     def append(self, path: Key, values: npt.NDArray[Any], *, ends: bool) -> None:
-        """Add values to an entry; they stay in memory until they fill a chunk or complete a trajectory."""
+        """Add values to an entry. Values stay in memory until they fill a chunk or complete a trajectory."""
         self._run.setdefault(path, []).append(values)
         if self._nested and ends:
             number = self._ended.get(path, 0)
@@ -1423,7 +1423,7 @@ def write_checkpoint(
         The number of steps that were written, summed over environments.
 
     Raises:
-        ConfigError: Something is at ``path``, the layout is unknown, or the capacity or cursor is out of range.
+        ConfigError: ``path`` exists, the layout is unknown, or the capacity or cursor is out of range.
         SchemaError, DataError: The layout cannot store the data, as for ``TED2Flat``.
         StorageError: Files cannot be written; no part of them remains.
         ImportError: h5py is not installed, for "h5".

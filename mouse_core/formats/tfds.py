@@ -1,8 +1,8 @@
 """Reads RLDS datasets in the form of TensorFlow Datasets (TFDS), without TensorFlow.
 
 A folder holds ``dataset_info.json``, ``features.json``, and files of records (TFRecord or ArrayRecord). A record is an
-episode: a tf.train.Example that contains the concatenated values of all steps. The parts of this module in order:
-Examples, metadata and features, reader, writer.
+episode: a tf.train.Example that contains the concatenated values of all steps. The parts of this module are, in order:
+Examples, metadata and features, the reader, and the writer.
 """
 
 from __future__ import annotations
@@ -735,7 +735,7 @@ def write_tfds(
         episodes_per_file: Number of episodes in a file.
 
     Raises:
-        ConfigError: Something is at ``path``, or another process is writing it.
+        ConfigError: ``path`` exists, or another process is writing it.
         StorageError: Files cannot be written; partial files are removed.
         DataError: There are no rows, or values are null.
         ImportError: tensorflow-datasets or array_record is not installed.
@@ -780,14 +780,14 @@ def write_tfds(
 
 
 def _finish(folder: Path) -> None:
-    """Raise DataError unless the metadata that TFDS wrote list files of episodes."""
+    """Raise DataError unless the metadata that TFDS wrote name the files of episodes."""
     info = json.loads((folder / "dataset_info.json").read_text(encoding="utf-8"))
     if not any(split.get("shardLengths") for split in info.get("splits", ())):
         raise DataError(f"{folder}: expected files of episodes, found none")
 
 
 def _features(library: Any, steps: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the TFDS features for steps like the steps of the first episode."""
+    """Derive the TFDS features from the steps of the first episode."""
     found: dict[str, Any] = {}
     for name, value in steps.items():
         if isinstance(value, Mapping):

@@ -232,7 +232,7 @@ _FILE = "meta/stats.json"
 def statistics_path(config: str) -> str:
     """Return the path of a configuration's statistics.
 
-    The default configuration uses LeRobot's path; others use their folder.
+    The default configuration uses LeRobot's path; other configurations use their own folder.
     """
     return _FILE if config == CONFIG else f"{config_folder(config)}/{_FILE}"
 

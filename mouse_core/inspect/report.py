@@ -483,7 +483,7 @@ class Report:
         episodes: The episodes; None if the rows have no ``done``.
         actions: Statistics of the actions; None if there is no column of actions.
         findings: Errors, warnings and notes, in this order.
-        metadata: The metadata of the data: environments, tasks, specs of columns, and others.
+        metadata: Metadata of the dataset: environments, tasks, specs of columns, and other entries.
     """
 
     source: str

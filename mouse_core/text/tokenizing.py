@@ -521,7 +521,7 @@ def _watched(batches: Iterator[pa.RecordBatch], digest: RowDigest) -> Iterator[p
 
 
 def _known_texts(source: Source, root: Path, recipe: Recipe, split: str | None) -> tuple[int, str]:
-    """Return how many texts there are, and the digest of the texts. If files are unchanged, a cache has both values."""
+    """Return how many texts there are, and the digest of the texts. If files are unchanged, read both from a cache."""
     if source.stamp is None:
         return _digest_of(source, recipe)
     asked = json.dumps([os.path.abspath(source.name), split, str(recipe.columns)])

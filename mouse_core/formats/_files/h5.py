@@ -121,7 +121,7 @@ class H5File:
             items: For each dataset: its path, the first row to read, and the end (the row after the last row to read).
 
         Returns:
-            Arrays ``[n, ...]``; text as arrays of objects (bytes), ragged values as arrays of objects (arrays).
+            Arrays ``[n, ...]``. Texts are arrays of objects (bytes), and ragged values are arrays of objects (arrays).
 
         Raises:
             DataError: The file is damaged.

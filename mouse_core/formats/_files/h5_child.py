@@ -1,4 +1,4 @@
-"""Read one HDF5 file for another process: a damaged file may crash or hang only this process.
+"""Read an HDF5 file in a separate process, so that a damaged file can crash or hang only this process.
 
 The script takes a file's path. Each request is a line of JSON; the answer is a line of JSON and the bytes that this
 line announces. The script imports nothing of this package, so that it starts quickly.

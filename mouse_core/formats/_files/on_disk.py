@@ -197,7 +197,7 @@ def _plain_names(names: list[Any], file: Path, what: str) -> list[str]:
 
 
 def _other_data(root: Path, files: set[Path], described: set[Path]) -> Iterator[Path]:
-    """Yield data files at any depth that are not among ``files``; folders whose names begin with a dot are skipped."""
+    """Yield data files, at any depth, that are not in ``files``. Folders whose names begin with a dot are skipped."""
     for folder, folders, names in os.walk(root):
         folders[:] = [name for name in folders if not name.startswith(".")]
         here = Path(folder)

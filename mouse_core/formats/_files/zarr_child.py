@@ -1,4 +1,4 @@
-"""Read one zarr group for another process, with the same protocol as ``h5_child.py`` for HDF5.
+"""Read a zarr group in a separate process, with the same protocol as ``h5_child.py`` for HDF5.
 
 The script takes the path of a folder or zip file. The script imports nothing of this package.
 """

@@ -638,7 +638,7 @@ class Episodes:
 
     @memo
     def ends(self) -> Int64s:
-        """How many frames all episodes up to each episode's end have, int64 ``[n]``."""
+        """Cumulative number of frames at the end of each episode, int64 ``[n]``."""
         return np.cumsum(self.lengths)
 
     def places(self, rows: Int64s) -> tuple[Int64s, Int64s]:
