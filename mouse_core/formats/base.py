@@ -595,7 +595,7 @@ class RowDigest:
     """A digest of rows, which are added as record batches one after another.
 
     Args:
-        schema: The schema of the rows; required only if there may be no batches. By default the schema of the first
+        schema: The schema of the rows; required only if there may be no batches. The default is the schema of the first
             batch.
         hashed: Returns a new hash object, with ``update`` and ``digest``.
     """
@@ -837,7 +837,9 @@ def by_path(files: pa.Array) -> pa.Array:
 
 
 def embed(files: pa.Array, read: Callable[..., bytes], *, where: str, first_row: int) -> pa.Array:
-    """Return a ``{bytes, path}`` column with the bytes of the named files. Its paths are shortened to file names.
+    """Return a ``{bytes, path}`` column with the bytes of the named files.
+
+    The paths in the column are shortened to file names.
 
     Args:
         files: The column.
@@ -864,7 +866,7 @@ def _pieces(
 ) -> Iterator[pa.RecordBatch]:
     """Yield a batch, with the bytes of its images, in pieces of bounded size.
 
-    Images may be far larger than their paths.
+    A batch is divided because images may be far larger than their paths.
     """
     if not any(pc.any(by_path(batch.column(name))).as_py() for name in images):
         yield batch

@@ -87,7 +87,7 @@ def read_dopamine(
 def _checkpoints(path: Path) -> dict[int, dict[str, Path]]:
     """Return the files of every checkpoint by array name.
 
-    For the path of a file, only its own checkpoint is returned.
+    If the path is a file, only the checkpoint of this file is returned.
     """
     if path.is_file():
         number = re.search(r"_ckpt\.(\d{1,12})\.gz$", path.name)

@@ -101,8 +101,8 @@ def digest_of(function: Callable[..., Any], version: str, called: str) -> str:
 
     Args:
         function: The function or callable object.
-        version: The user's version of the function. If given, values that cannot be described are left out.
-        called: Name of the function in messages.
+        version: The user's version of the function. With a version, values that cannot be described are left out.
+        called: Name of the function in error messages.
 
     Raises:
         ConfigError: The function uses a value that cannot be described, and ``version`` is empty.
@@ -299,7 +299,7 @@ class Part:
 
     Args:
         first: Index of the first row in the source.
-        rows: Number of rows of the source.
+        rows: Number of rows in the source.
         digest: Digest of these rows in the source.
         files: Checksums (xxh3, 128 bits) of the files by name.
         facts: Further JSON data about the part.

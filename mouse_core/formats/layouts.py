@@ -140,9 +140,9 @@ class TreeLayout(Aligned):
             instead of ``alignment``.
         episode_ends: An array of ascending row indices: for each episode, the index of the row after its last row.
         is_last: A flag for each row, which is set in the last row of each episode. Of several paths, the first existing
-            path is used. With next observations, the last row is the last transition. Without them, the last row has
-            the episode's final observation. With ``is_last``, ``terminated`` and ``truncated`` determine only how an
-            episode ended.
+            path is used. With next observations, the last row is the last transition. Without next observations, the
+            last row has the episode's final observation. With ``is_last``, ``terminated`` and ``truncated`` determine
+            only how an episode ended.
         episode_steps: The number of steps after which the environment truncated episodes, for files without
             ``truncated``.
         one_a_file: Whether each file is an episode.

@@ -1,8 +1,8 @@
 """Reads HDF5 files in a separate process, and appends rows to HDF5 files.
 
 The HDF5 library trusts the content of files: a damaged file can cause an endless loop, exhaust the memory or crash the
-process. So another process reads the file, with limits of time and memory. If that process fails, this process raises
-an error.
+process. So another process reads the file, with limits of time and memory. If the reading process fails, this process
+raises an error.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class H5File:
     Raises:
         ImportError: h5py is not installed.
         ConfigError: The file does not exist.
-        DataError: The file is damaged, or no HDF5 file.
+        DataError: The file is damaged, or is not an HDF5 file.
     """
 
     child = _CHILD
@@ -72,7 +72,7 @@ class H5File:
 
         Raises:
             ConfigError: The file does not exist.
-            DataError: The file is damaged, or no HDF5 file.
+            DataError: The file is damaged, or is not an HDF5 file.
         """
         self.path = os.fspath(path)
         self.check(self.path)

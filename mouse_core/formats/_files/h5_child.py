@@ -204,7 +204,7 @@ def serve(path: str, opened: Callable[[str], Any]) -> None:
 
     Args:
         path: The first file; requests may name further files.
-        opened: Opens a file; the result has the methods of ``Opened``.
+        opened: A function that opens a file; the result has the methods of ``Opened``.
     """
     _bound_memory()
     out = sys.stdout.buffer
