@@ -238,8 +238,8 @@ def run_verify(chosen: argparse.Namespace) -> int:
     print(f"{found.path}: {found.rows:,} rows{digest}")  # noqa: T201
     if found.not_flushed:
         print(  # noqa: T201
-            f"{found.not_flushed:,} rows more are written and not flushed: readers see them after the writer's next "
-            "flush(), or once the folder was opened with mode 'a'"
+            f"{found.not_flushed:,} more rows are written but not flushed: readers see them after the writer's next "
+            "flush(), or after the folder is opened with mode 'a'"
         )
     if found.compared and not found.left:
         said = f"verified: {found.compared}"

@@ -507,7 +507,7 @@ def tail_column(
     if kind.kind == "video":
         raise ValueError(
             "expected images in the rows, since video frames cannot be appended; `mouse convert --images "
-            "video` makes videos of them, and mouse_core.mixtures mixes both"
+            "video` converts images to videos, and mouse_core.mixtures mixes stores of images and of videos"
         )
     if kind.kind != "image" or (not is_image and not pa.types.is_struct(known or _object_type(value))):
         stored = known or (pa.binary() if kind.kind == "image" else _object_type(value))

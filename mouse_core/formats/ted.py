@@ -698,8 +698,8 @@ def _check_nested(file: Path, names: Sequence[str]) -> None:
     if "actions" in names and "done" not in names:
         raise SchemaError(
             f"{file}: expected trajectories of TED, found trajectories of ManiSkill "
-            f"({', '.join(sorted(names)[:8])}), which "
-            "format='maniskill' (--format maniskill) reads"
+            f"({', '.join(sorted(names)[:8])}); "
+            "format='maniskill' (--format maniskill) reads them"
         )
 
 

@@ -234,7 +234,7 @@ class ReadRows(FolderRows):
 def _refused(path: Path) -> ConfigError:
     return ConfigError(
         f"store {path}: expected a store that was opened for writing, found a store opened for reading; "
-        f"DatasetStore.open({str(path)!r}, 'a') opens it for its one writer"
+        f"DatasetStore.open({str(path)!r}, 'a') opens it for writing"
     )
 
 

@@ -304,7 +304,7 @@ def test_rows_that_are_not_flushed_are_counted(tmp_path: Path, capsys: pytest.Ca
     found = verify(tmp_path)
     assert (found.rows, found.not_flushed) == (5, 3)
     assert main(["verify", str(tmp_path)]) == 0
-    assert "3 rows more are written and not flushed" in capsys.readouterr().out
+    assert "3 more rows are written but not flushed" in capsys.readouterr().out
     store.flush()
     assert (verify(tmp_path).rows, verify(tmp_path).not_flushed) == (8, 0)
     store.close()
