@@ -32,6 +32,9 @@ while True:
     request = json.loads(line)
     if "wait" in request:
         answer = os.waitstatus_to_exitcode(os.waitpid(request["wait"], 0)[1])
+    elif "poll" in request:
+        ended, status = os.waitpid(request["poll"], os.WNOHANG)
+        answer = os.waitstatus_to_exitcode(status) if ended else 999
     else:
         answer = os.fork()
         if not answer:
@@ -106,6 +109,15 @@ class Forked:
     def kill(self) -> None:
         if self.returncode is None:
             os.kill(self.pid, signal.SIGKILL)
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            answer = self._server.ask({"poll": self.pid})
+            self.returncode = None if answer == 999 else answer
+        return self.returncode
 
     def wait(self) -> int:
         if self.returncode is None:

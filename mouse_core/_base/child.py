@@ -38,12 +38,19 @@ class Child:
         )
 
     @property
+    def is_running(self) -> bool:
+        """Whether this process started the process of the script, and the process of the script has not ended."""
+        return self.owner == os.getpid() and self._process.poll() is None
+
+    @property
     def is_closed(self) -> bool:
         """Whether the process was ended by ``close``."""
         return bool(self._process.stdin.closed)
 
     def ask(self, request: dict[str, Any] | None, seconds: float) -> tuple[dict[str, Any], list[list[bytearray]]]:
         """Send a request, if one is given, and return the next answer and the byte strings of each value.
+
+        If another exception interrupts the call, the process is killed, so that no later call returns this answer.
 
         Args:
             request: The request.
@@ -54,6 +61,7 @@ class Child:
             EOFError: The process ended; the message is its exit code.
         """
         process = self._process
+        line = b"" if request is None else json.dumps(request).encode() + b"\n"
         with self._lock:
             overdue = threading.Event()
 
@@ -61,18 +69,21 @@ class Child:
                 overdue.set()
                 process.kill()
 
-            timer = threading.Timer(seconds, give_up)
+            timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), give_up)
             timer.daemon = True
-            timer.start()
             try:
-                if request is not None:
-                    process.stdin.write(json.dumps(request).encode() + b"\n")
-                    process.stdin.flush()
+                timer.start()
+                process.stdin.write(line)
+                process.stdin.flush()
                 answer: dict[str, Any] = json.loads(process.stdout.readline())  # of nothing at the end
                 values = answer.get("values", ())
                 return answer, [[_exactly(process.stdout, size) for size in value["sizes"]] for value in values]
             except (BrokenPipeError, EOFError, json.JSONDecodeError):
                 pass  # the process has ended, possibly in the middle of a line
+            except BaseException:
+                process.kill()
+                process.wait()
+                raise
             finally:
                 timer.cancel()
         process.wait()

@@ -394,12 +394,13 @@ class EpisodeSink:
         self._columns: dict[str, list[Any]] = {}
         self._ended: list[dict[str, list[Any]]] = []  # more than one episode only after an error of the store
         self._taken = 0  # rows that were written while later rows wait after an error
+        self._unfiled: list[Row] = []  # more than the rows of one call only after an error of the file
 
     def put(self, row: Row, first: Sequence[Row] = ()) -> None:
-        """Add a row, and before this row the rows ``first``."""
+        """Add a row, and before this row the rows ``first``; after a StorageError, the rows wait in memory."""
         for one in (*first, row):
             if self._running is not None:
-                self._running.add(one)
+                self._unfiled.append(one)
             if not self._columns:
                 self._columns = {name: [value] for name, value in one.items()}
                 continue
@@ -408,6 +409,14 @@ class EpisodeSink:
                 columns[name].append(value)
         if row["done"]:
             self._end()
+        else:
+            self._file()
+
+    def _file(self) -> None:
+        """Write the rows to the file that the file does not have yet."""
+        while self._running is not None and self._unfiled:
+            self._running.add(self._unfiled[0])
+            self._unfiled.pop(0)
 
     def _end(self) -> None:
         self._ended.append(self._columns)
@@ -415,7 +424,8 @@ class EpisodeSink:
         self.settle()
 
     def settle(self) -> None:
-        """Write the rows of ended episodes that still wait after an error of the store."""
+        """Write the rows of ended episodes that still wait after an error of the store or the file."""
+        self._file()
         while self._ended:
             rows = len(self._ended[0]["done"])
             if self._running is not None:
@@ -444,7 +454,7 @@ class EpisodeSink:
 
     def leave_out(self) -> None:
         """Discard the rows of the running episode."""
-        self._columns = {}
+        self._columns, self._unfiled = {}, []
         self._forget_running()
 
     def close(self) -> None:

@@ -1,7 +1,8 @@
 """Chats become texts as templates say, and masks have exactly the tokens that an assistant generated."""
 
 import pickle
-from datetime import datetime
+import signal
+from datetime import datetime, timedelta, tzinfo
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from mouse_core.text.chat import (
     to_openai,
     to_turns,
 )
+from mouse_core.text.chat.messages import _renderer
 from tests.core.chat_cases import (
     BRACKETS,
     CHATML,
@@ -332,6 +334,55 @@ def test_templates_that_take_long_are_stopped(source: str) -> None:
         ChatTemplate(source, max_seconds=0.01).render(TALK)
     with pytest.raises(ConfigError, match="max_seconds: expected a number above 0"):
         ChatTemplate("", max_seconds=0)
+
+
+class Late(Exception):
+    """What a signal raises."""
+
+
+def test_an_interrupted_rendering_gives_its_text_to_nobody() -> None:
+    def stop(*_: object) -> None:
+        raise Late
+
+    loops = "{% for i in range(400) %}{% for j in range(1000) %}{% endfor %}{% endfor %}slow"
+    slow, fast = ChatTemplate(loops, max_seconds=60), ChatTemplate("fast")
+    before = signal.signal(signal.SIGALRM, stop)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
+        with pytest.raises(Late):
+            slow.render(TALK)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert [fast.render(TALK), slow.render(TALK), fast.render(TALK)] == ["fast", "slow", "fast"]
+
+
+def test_who_kills_the_idle_renderer_is_not_noticed() -> None:
+    template = ChatTemplate("text")
+    child = _renderer._child
+    assert child is not None
+    child._process.send_signal(signal.SIGINT)  # as Ctrl-C does
+    child._process.wait()
+    assert template.render(TALK) == "text"
+
+
+def test_times_of_any_zone_and_numbers_of_any_size() -> None:
+    class Zone(tzinfo):  # of a class that no other process has
+        def utcoffset(self, _: datetime | None) -> timedelta:
+            return timedelta(hours=-3)
+
+        def tzname(self, _: datetime | None) -> str:
+            return "XX"
+
+        def dst(self, _: datetime | None) -> None:
+            return None
+
+    now = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=Zone())
+    form = "%Y-%m-%d %H:%M:%S.%f %Z %z"
+    assert ChatTemplate("{{ strftime_now(form) }}", {"form": form}, now=now).render(TALK) == now.strftime(form)
+    assert ChatTemplate("text", max_seconds=float("inf")).render(TALK) == "text"
+    with pytest.raises(DataError, match="chat template: expected values of JSON, found"):
+        ChatTemplate("{{ large }}", {"large": 10**6000}).render(TALK)
 
 
 def test_limits_do_not_change_what_is_small() -> None:

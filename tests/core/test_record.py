@@ -11,7 +11,17 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from mouse_core import BatchSource, ClosedError, ConfigError, DataError, DatasetStore, RolloutError, SchemaError
+from mouse_core import (
+    BatchSource,
+    ClosedError,
+    ConfigError,
+    DataError,
+    DatasetStore,
+    RolloutError,
+    SchemaError,
+    StorageError,
+)
+from mouse_core.files.log import MappedLog
 from mouse_core.metadata import DatasetMetadata, read_metadata
 from mouse_core.record import Recorder, VectorRecorder, record
 from mouse_core.spec import Categorical, from_gymnasium, from_json
@@ -677,6 +687,42 @@ def test_rows_wait_while_the_store_cannot_be_written(on_interrupted: str, monkey
     sink.close()
     assert full
     check_rows(store, all_rows(logs))
+
+
+def test_rows_wait_while_the_recording_file_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logs: list[list[Any]] = []
+    tries = 0
+    append = MappedLog.append
+
+    def failing(log: MappedLog, record: bytes) -> None:
+        nonlocal tries
+        tries += 1
+        if tries % 3 == 1:
+            raise StorageError(28, "No space left on device")
+        append(log, record)
+
+    monkeypatch.setattr(MappedLog, "append", failing)
+    with DatasetStore.open(tmp_path / "store", "a") as store:
+        env = Recorder(Logged(Counting([6, 1, 6]), logs), store)
+        for _ in range(4):
+            over = True
+            while over:
+                with suppress(StorageError):
+                    env.reset()
+                    over = False
+            while not over:
+                try:
+                    *_, terminated, truncated, _ = env.step(env.action_space.sample())
+                    over = terminated or truncated
+                except StorageError:
+                    over = logs[-1][-1][3] or logs[-1][-1][4]
+        over = True
+        while over:
+            with suppress(StorageError):
+                env.close()
+                over = False
+        check_rows(store, all_rows(logs))
+    assert not list((tmp_path / "store" / "recording").glob("*"))
 
 
 def test_an_environment_of_dm_env() -> None:

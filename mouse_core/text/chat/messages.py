@@ -9,7 +9,7 @@ import os
 import pickle
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from datetime import datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +155,14 @@ class ChatTemplate:
             variables[name] = plain(listed, f"chat, {name}")
         variables["messages"] = for_template(messages, self.arguments)
         request = {"source": self.source, "variables": variables, "marks": marks, "max_chars": self.max_chars}
-        return str(_renderer.ask(request | {"now": pickle.dumps(now).hex()}, self.max_seconds)["text"])
+        return str(_renderer.ask(request | {"now": pickle.dumps(_fixed(now)).hex()}, self.max_seconds)["text"])
+
+
+def _fixed(now: datetime) -> datetime:
+    """Return a time of the same values whose timezone another process can load: a fixed offset with a name."""
+    offset = now.utcoffset()
+    zone = None if offset is None else timezone(offset, now.tzname() or "")
+    return datetime.combine(now.date(), now.time(), zone)
 
 
 class Renderings:
@@ -204,7 +211,7 @@ def messages_of(given: Any) -> tuple[Message, ...]:
 class _Renderer:
     """The process that renders templates.
 
-    The process starts at the first request, and restarts after a template exceeded a limit.
+    The process starts at the first request, and restarts after a template exceeded a limit or the process was killed.
     """
 
     def __init__(self) -> None:
@@ -214,14 +221,16 @@ class _Renderer:
     def ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
         """Return the answer of ``rendering_child.py``.
 
-        Raise DataError if it reports an error or does not answer in time.
+        Raise DataError if the process reports an error or does not answer in time, or if a request cannot be sent.
         """
         with self._lock:
-            if self._child is None or self._child.owner != os.getpid():
+            if self._child is None or not self._child.is_running:
                 self._child = Child(Path(__file__).with_name("rendering_child.py"))
                 atexit.register(self._child.close)
             try:
-                answer, _ = self._child.ask(request, seconds)
+                answer, _ = self._child.ask({**request, "seconds": seconds}, seconds)
+            except ValueError as error:  # an integer of too many digits
+                answer = {"error": f"expected values of JSON, found {error}"}
             except (TimeoutError, EOFError) as error:
                 self._child.close()
                 self._child = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -22,6 +23,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MEMORY = 1 << 30
 """Limit of the address space in bytes."""
+
+_LONGEST = 1 << 24  # seconds
 
 # Variables with the marks around generated text and the time; a template cannot read or set variables of these names.
 _MARKS, _NOW = "\0marks", "\0now"
@@ -97,6 +100,12 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
     return {"text": "".join(pieces)}
 
 
+def _alarm(seconds: int) -> None:
+    """End this process after some seconds, in case the process that would kill it has died; 0: do not end it."""
+    if hasattr(signal, "alarm"):
+        signal.alarm(seconds)
+
+
 def _serve() -> None:
     with suppress(ImportError, ValueError, OSError):  # a system without such limits
         import resource
@@ -105,7 +114,9 @@ def _serve() -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for line in sys.stdin.buffer:
         try:
-            answer = _answer(json.loads(line))
+            request = json.loads(line)
+            _alarm(int(min(request["seconds"] + 10, _LONGEST)))
+            answer = _answer(request)
         except jinja2.TemplateSyntaxError as error:
             answer = {"error": f"expected a Jinja template, found in line {error.lineno}: {error}"}
         except _RefusedError as error:
@@ -114,6 +125,7 @@ def _serve() -> None:
             answer = {"error": f"expected values of less than {MEMORY >> 20} MB"}
         except Exception as error:  # a program of another author may raise any error
             answer = {"error": f"expected a text, found {type(error).__name__}: {error}"}
+        _alarm(0)
         sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
         sys.stdout.buffer.flush()
 
