@@ -608,7 +608,7 @@ REFUSED = {
     "array elsewhere": (DataError, "found a link at 'actions'"),
     "episode elsewhere": (DataError, "found a link at 'data'"),
     "soft link": (DataError, "found a link at 'actions'"),
-    "circle": (DataError, "expected groups at most 16 deep"),
+    "circle": (DataError, "expected groups at most 16 levels deep"),
     "virtual": (DataError, "points to other files"),
     "external bytes": (DataError, "points to other files"),
     "huge": (DataError, "chunks for shape"),
