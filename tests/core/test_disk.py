@@ -496,6 +496,78 @@ def test_a_full_disk_loses_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch
     assert DatasetStore.open(folder).snapshot().fingerprint == memory.snapshot().fingerprint
 
 
+def test_rows_that_wait_for_a_failed_sealing_stay_in_the_manifest_when_rows_are_appended(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``from_dataset`` seals appended rows first; if this fails, the next row is appended to a new file."""
+    expected = in_memory(rows(10))
+    expected.extend(rows(3, 1))
+    with DatasetStore.open(folder, "a") as writer:
+        writer.extend(rows(10))
+        with monkeypatch.context() as full:
+
+            def refuse(*args: Any) -> None:
+                raise StorageError("No space left")
+
+            full.setattr("mouse_core.store.disk.rows.write_segment", refuse)
+            with pytest.raises(StorageError, match="No space left"):
+                writer.from_dataset(in_memory(rows(5, 2)).to_dataset())
+            writer.extend(rows(3, 1))
+            writer.flush()
+            assert DatasetStore.open(folder)[:] == writer[:] == expected[:]
+            copy = folder.with_name("copy")
+            shutil.copytree(folder, copy)  # what a kill would leave
+        writer.flush()
+        writer._rows.seal_waiting()
+        assert DatasetStore.open(folder)[:] == writer[:] == expected[:]
+    assert DatasetStore.open(folder)[:] == expected[:]
+    with DatasetStore.open(copy, "a") as again:
+        assert again[:] == expected[:]
+
+
+def test_rows_that_were_taken_count_although_old_rows_cannot_be_dropped(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error would make the caller add the same rows again."""
+    real = folder_module.write_manifest
+
+    def only_added(path: Path, manifest: Manifest) -> None:
+        if manifest.dropped:
+            raise StorageError("No space left")
+        real(path, manifest)
+
+    with DatasetStore.open(folder, "a", max_rows=80) as writer:
+        writer.from_dataset(in_memory(rows(80)).to_dataset())
+        with monkeypatch.context() as full:
+            full.setattr(folder_module, "write_manifest", only_added)
+            writer.from_dataset(in_memory(rows(10, 1)).to_dataset())
+            assert writer[80:] == in_memory(rows(10, 1))[:]
+            writer.extend(rows(10, 2))
+            assert writer[90:] == in_memory(rows(10, 2))[:]
+        writer.extend(rows(40, 3))
+        assert len(writer) <= 80
+        assert writer.written == 140
+        assert writer[-40:] == in_memory(rows(40, 3))[:]
+
+
+def test_files_that_no_manifest_could_name_are_removed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with DatasetStore.open(folder, "a") as writer:
+        writer.extend(rows(10))
+        writer.from_dataset(in_memory(rows(10, 1)).to_dataset())
+        before = sorted(folder.rglob("*.arrow"))
+        with monkeypatch.context() as full:
+
+            def refuse(*args: Any) -> None:
+                raise StorageError("No space left")
+
+            full.setattr(folder_module, "write_manifest", refuse)
+            for _ in range(3):
+                with pytest.raises(StorageError, match="No space left"):
+                    writer.from_dataset(in_memory(rows(10, 2)).to_dataset())
+        assert sorted(folder.rglob("*.arrow")) == before
+        assert len(writer) == 20
+
+
 @pytest.mark.parametrize("filled", [0, 3])
 def test_rows_whose_texts_find_no_space_are_not_there(
     folder: Path, monkeypatch: pytest.MonkeyPatch, filled: int

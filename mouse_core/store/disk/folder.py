@@ -620,6 +620,9 @@ class WrittenFolder:
             write_manifest(self.path, manifest)
         except BaseException:
             self._put_back(before)
+            # The next attempt writes these rows to other files.
+            for one in () if self._is_doubted else {*manifest.segments} - {*before.segments}:
+                remove(self.path / one.name)
             raise
         self.manifest = manifest
         if manifest.next_number != before.next_number:

@@ -538,15 +538,15 @@ class WrittenRows(FolderRows):
         number = self.limits.too_many(files, *((0, 0) if tail is None else (tail.extent.rows, tail.nbytes)))
         if not number:
             return
-        try:
-            # The new rows must be on disk before the old rows are dropped, in case of a power cut.
-            self.commit()
-        except StorageError:
-            return  # the rows are dropped when the disk has room
         gone, tails = sum(rows for rows, _ in files[:number]), max(0, number - len(before.segments))
         after = replace(before, segments=before.segments[number:], tails=before.tails[tails:])
         closed = self._waiting[:tails]
-        self._replace(replace(after, dropped=before.dropped + gone), self._waiting[tails:])
+        try:
+            # The new rows must be on disk before the old rows are dropped, in case of a power cut.
+            self.commit()
+            self._replace(replace(after, dropped=before.dropped + gone), self._waiting[tails:])
+        except StorageError:
+            return  # the rows are dropped when the disk has room; an error would claim that the new rows do not count
         for waiting, _ in closed:
             waiting.close()
         self.count -= gone
@@ -847,7 +847,9 @@ class WrittenRows(FolderRows):
         tails = list(manifest.tails)
         if tails and tails[-1].rows is None:
             last = tails.pop()
-            tails += [last._replace(rows=self.open_count)] if self.open_count else []
+            # Without an open file, the last file waits to be sealed, because sealing failed or is not finished.
+            rows = self._waiting[-1][1].num_rows if self.tail is None and self._waiting else self.open_count
+            tails += [last._replace(rows=rows)] if rows else []
         tails.append(Tail(number, schema, identity=tail.layout.identity))
         self._replace(replace(manifest, metadata=self.schema.metadata(), tails=tuple(tails)))
 
