@@ -596,6 +596,19 @@ def test_a_loaded_buffer_knows_whose_trajectory_a_write_of_the_whole_ring_follow
         assert {*buffer.sample()["index"][:, 0].tolist()} == {0, 3}
 
 
+def test_a_buffer_that_loads_what_was_saved_before_the_first_row_follows_its_episodes(tmp_path: Path) -> None:
+    whole, loaded = (
+        ReplayBuffer(ArrayStorage(4), SliceSampler(sequence_length=1, period=3, end_key="done"), batch_size=64)
+        for _ in range(2)
+    )
+    whole.dumps(tmp_path / "buffer")
+    loaded.loads(tmp_path / "buffer")
+    for buffer in (whole, loaded):
+        for _ in range(8):
+            buffer.extend({"done": np.zeros(1, np.int8)})
+        assert {*buffer.sample()["index"][:, 0].tolist()} == {6 % 4}
+
+
 def test_slices_keep_their_places_when_another_buffer_of_the_rows_loads_a_state() -> None:
     """The rows are new to the second buffer then, and the first one knows from the state where episodes began."""
     storage = ArrayStorage(31)

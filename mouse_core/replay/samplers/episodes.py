@@ -253,8 +253,10 @@ class StorageEpisodes:
 
     def resume(self, storage: Storage) -> None:
         """Read the marks of the newest time step of a loaded storage now, because a later write of the complete ring
-        would overwrite this time step.
+        would overwrite this time step. A storage that was saved before its first row is followed from its first row on.
         """
+        if not storage.written and self._episodes is None:
+            self._is_whole = True
         if not self._is_whole or not len(storage):
             return
         slots = ring_slots(storage.written - storage.num_envs, storage.num_envs, storage.capacity)
