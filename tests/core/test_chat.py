@@ -361,7 +361,7 @@ def test_who_kills_the_idle_renderer_is_not_noticed() -> None:
     template = ChatTemplate("text")
     child = _renderer._child
     assert child is not None
-    child._process.send_signal(signal.SIGINT)  # as Ctrl-C does
+    child._process.send_signal(signal.SIGTERM)  # SIGINT may be ignored, as in a background job of a shell
     child._process.wait()
     assert template.render(TALK) == "text"
 
