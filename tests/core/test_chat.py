@@ -24,7 +24,7 @@ from mouse_core.text.chat import (
     to_openai,
     to_turns,
 )
-from mouse_core.text.chat.messages import _renderer
+from mouse_core.text.chat.messages import renderer
 from tests.core.chat_cases import (
     BRACKETS,
     CHATML,
@@ -359,7 +359,7 @@ def test_an_interrupted_rendering_gives_its_text_to_nobody() -> None:
 
 def test_who_kills_the_idle_renderer_is_not_noticed() -> None:
     template = ChatTemplate("text")
-    child = _renderer._child
+    child = renderer.child
     assert child is not None
     child._process.send_signal(signal.SIGTERM)  # SIGINT may be ignored, as in a background job of a shell
     child._process.wait()

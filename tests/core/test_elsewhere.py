@@ -227,7 +227,7 @@ def test_an_upload_sends_what_is_new_and_then_the_manifest(server, options, tmp_
     server.asked.clear()
     # Whoever reads before the manifest is there sees the store as it was.
     server.faults.append(Fault("manifest.json", method="PUT", times=9, status=403))
-    with pytest.raises(DataError, match="leave"):
+    with pytest.raises(DataError, match="permission"):
         upload(folder, url, reaching=reaching)
     assert len(there.snapshot()) == ROWS
     server.faults.clear()

@@ -370,7 +370,7 @@ def test_a_member_whose_stage_has_not_come_may_be_empty() -> None:
         loader.load_state_dict(state)
         loader.next_batch()
         loader.next_batch()
-        with pytest.raises(WorkerError, match="'online' empty"):
+        with pytest.raises(WorkerError, match="found member 'online' without rows"):
             loader.next_batch()
 
 
@@ -389,7 +389,7 @@ def test_a_view_that_is_empty_for_now_may_be_a_member() -> None:
         for late in (nothing, DerivedStore(nothing, {"left": TimeToEnd()})):
             mixture = Mixture({"a": whole, "b": late}, weights, per=per)
             assert BatchSource(mixture, 4, 4, boundary="episode")[0]["member"].tolist() == [[0] * 4] * 4
-    with pytest.raises(ConfigError, match="found 'b' empty"):
+    with pytest.raises(ConfigError, match="found member 'b' without rows"):
         BatchSource(Mixture({"a": whole, "b": nothing}), 4, 4)
     fresh = DatasetStore()
     mixture = Mixture({"a": whole, "b": fresh.where(length=(5, None))}, schedule)
@@ -577,7 +577,7 @@ def test_bad_arguments_say_what_was_expected() -> None:
         Schedule.linear([1, 0], [0, 1], batches=3, stages=4)
     with pytest.raises(ConfigError, match="not all 0"):
         Schedule.linear([0, 0], [0, 1], batches=3, stages=1)
-    with pytest.raises(ConfigError, match="'b' empty"):
+    with pytest.raises(ConfigError, match="found member 'b' without rows"):
         BatchSource(Mixture({"a": plain, "b": DatasetStore()}), 8, 4)
     with pytest.raises(ConfigError, match="member 'b': sampling: expected at least 1 window of 8 steps"):
         BatchSource(Mixture({"a": plain, "b": numbered(1, 5)}), 8, 4)

@@ -401,7 +401,7 @@ def test_a_transform_that_returns_nothing_is_named() -> None:
 def test_returns_of_single_transitions_say_where_they_are_summed() -> None:
     buffer = ReplayBuffer(ArrayStorage(4), transform=ReturnsToGo(0.5))
     buffer.extend({"reward": np.ones(4), "done": np.array([0, 0, 0, 1])})
-    with pytest.raises(SchemaError, match=r"draw slices, or sum when episodes are written: OnWrite\(ReturnsToGo"):
+    with pytest.raises(SchemaError, match=r"compute returns when episodes are written, with OnWrite\(ReturnsToGo"):
         buffer.sample(2)
 
 

@@ -366,7 +366,7 @@ def test_what_is_wrong_in_another_episode_does_not_matter(column: str, alignment
         ({"windows": {"action": [0]}, "pad": 10**400, "boundary": "episode"}, "a float can represent"),
         ({"windows": {"action": {0, 1}}}, "a list of offsets"),
         ({"windows": {"action": {0: 1}}}, "a list of offsets"),
-        ({"windows": {"action": [0]}, "weighting": "trajectory"}, "with weighting='trajectory', found"),
+        ({"windows": {"action": [0]}, "weighting": "trajectory"}, "expected 'episode', found 'stream'"),
         ({"windows": {"action": range(-3, 20)}, "pad": False}, "at least 24 steps"),
         ({"windows": {"action": [0]}, "pad": False, "sequence_length": 2}, "boundary='episode'"),
         ({"windows": {"action": [0]}, "pad": False, "sampling": RandomWindows(1, 4)}, "custom sampler"),

@@ -73,7 +73,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "Compress": (Compress("image", shape=(4, 6, 3)), "changes rows that are written"),
     "HindsightRelabel": (HindsightRelabel(compute_reward=lambda *_: 0), "draws random numbers"),
     "OnWrite": (OnWrite(ReturnsToGo()), "changes rows that are written"),
-    "Pad": (Pad("obs"), "rows that differ in length"),
+    "Pad": (Pad("obs"), "rows of different lengths"),
     "RandomTimeCrop": (RandomTimeCrop(2), "draws random numbers"),
     "Rename": (Rename({"obs": "observation"}), "changes rows that are written"),
     "VecNorm": (VecNorm("obs"), "keeps numbers of all rows"),

@@ -155,7 +155,7 @@ class ChatTemplate:
             variables[name] = plain(listed, f"chat, {name}")
         variables["messages"] = for_template(messages, self.arguments)
         request = {"source": self.source, "variables": variables, "marks": marks, "max_chars": self.max_chars}
-        return str(_renderer.ask(request | {"now": pickle.dumps(_fixed(now)).hex()}, self.max_seconds)["text"])
+        return str(renderer.ask(request | {"now": pickle.dumps(_fixed(now)).hex()}, self.max_seconds)["text"])
 
 
 def _fixed(now: datetime) -> datetime:
@@ -216,7 +216,7 @@ class _Renderer:
 
     def __init__(self) -> None:
         self._lock = ProcessLock()
-        self._child: Child | None = None
+        self.child: Child | None = None
 
     def ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
         """Return the answer of ``rendering_child.py``.
@@ -224,16 +224,16 @@ class _Renderer:
         Raise DataError if the process reports an error or does not answer in time, or if a request cannot be sent.
         """
         with self._lock:
-            if self._child is None or not self._child.is_running:
-                self._child = Child(Path(__file__).with_name("rendering_child.py"))
-                atexit.register(self._child.close)
+            if self.child is None or not self.child.is_running:
+                self.child = Child(Path(__file__).with_name("rendering_child.py"))
+                atexit.register(self.child.close)
             try:
-                answer, _ = self._child.ask({**request, "seconds": seconds}, seconds)
+                answer, _ = self.child.ask({**request, "seconds": seconds}, seconds)
             except ValueError as error:  # an integer of too many digits
                 answer = {"error": f"expected values of JSON, found {error}"}
             except (TimeoutError, EOFError) as error:
-                self._child.close()
-                self._child = None
+                self.child.close()
+                self.child = None
                 late = isinstance(error, TimeoutError)
                 why = "a text within max_seconds" if late else f"a text, found the end of the process ({error})"
                 answer = {"error": f"expected {why}"}
@@ -242,7 +242,7 @@ class _Renderer:
         return answer
 
 
-_renderer = _Renderer()
+renderer = _Renderer()
 _LONGEST = 200_000
 _TO_COMPILE = 10.0
 
@@ -254,7 +254,7 @@ def _has_generation(source: str) -> bool:
     if len(source) > _LONGEST:
         raise ConfigError(f"chat template: expected at most {_LONGEST} characters, found {len(source)}")
     try:
-        return bool(_renderer.ask({"source": source}, _TO_COMPILE)["has_generation"])
+        return bool(renderer.ask({"source": source}, _TO_COMPILE)["has_generation"])
     except DataError as error:
         raise ConfigError(str(error)) from error
 

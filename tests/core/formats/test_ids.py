@@ -188,7 +188,7 @@ def test_a_library_that_misses_another_says_which(monkeypatch: pytest.MonkeyPatc
         raise ModuleNotFoundError("No module named 'tensorflow'")
 
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", SimpleNamespace(builder=builder))
-    with pytest.raises(ImportError, match=r"TFDS misses .*: pip install tensorflow .*No module named 'tensorflow'"):
+    with pytest.raises(ImportError, match=r"TFDS needs .*: pip install tensorflow .*No module named 'tensorflow'"):
         formats.open("tfds:toy_walk")
 
 
