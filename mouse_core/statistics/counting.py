@@ -320,7 +320,7 @@ class Layout(NamedTuple):
     Args:
         shape: The shape of statistics: the shape of a step, or ``(C,)`` for images.
         beside: Number of values of a row in each dimension: the number of pixels for images, else 1.
-        counted: "bytes" (values are counted one by one), "numbers" (counted in a ``Sketch``), or "" without quantiles.
+        counted: "bytes" (values are counted one by one), "numbers" (counted in a sketch), or "" without quantiles.
     """
 
     shape: tuple[int, ...]
@@ -366,7 +366,7 @@ class Counted:
 
     Args:
         moments: Moments by dimension.
-        spread: The counts or the ``Sketch`` of each dimension, for quantiles; None if unknown.
+        spread: The counts or the sketch of each dimension, for quantiles; None if unknown.
     """
 
     moments: Moments
