@@ -32,7 +32,7 @@ def tables(settings: Settings) -> list[Table]:
     ]
     # Made here: rows that nobody reads for long are read more slowly for a while in a virtual machine.
     sizes = [Contender(f"{OURS}, {n:,} rows", _sampler(n), "ours") for n in (count, 10 * count)]
-    found += _table(settings, "sizes", f"{_BATCH} of so many rows", sizes)
+    found += _table(settings, "sizes", f"{_BATCH} rows from replays of different sizes", sizes)
     torch.set_num_threads(threads)
     return found
 
