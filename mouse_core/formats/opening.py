@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import importlib
 import inspect
 import lzma
@@ -211,9 +210,7 @@ _MOST_NAMES = 8
 _MOST_FOLDERS = 1000
 _MOST_HEADER = 1 << 16
 _EPISODE = re.compile(r"(?!\.).*\d{8}T\d{6}_\d+_\d+_-?\d+_-?[\d.]+\.np[yz]")
-_RELATION = re.compile(rb"^\s*@relation\s", re.IGNORECASE | re.MULTILINE)
 _TELLING = ("data", "observations")
-_UNREADABLE = (OSError, EOFError, lzma.LZMAError, zlib.error)
 _ARCHIVES = (".tar", ".gz", ".tgz", ".xz", ".txz")
 
 
@@ -318,14 +315,8 @@ def is_gen_dgrl(path: Path) -> bool:
 
 
 def is_openml(path: Path) -> bool:
-    """Whether a path is an ARFF file, or a folder of OpenML's client."""
-    if path.is_dir():
-        return (path / "description.xml").is_file() and any(path.glob("dataset*"))
-    if path.suffix not in (".arff", ".gz") or not path.is_file():
-        return False
-    with suppress(*_UNREADABLE), gzip.open(path) if _begins(path, b"\x1f\x8b") else path.open("rb") as file:
-        return _RELATION.search(file.read(_MOST_HEADER)) is not None
-    return False
+    """Whether a path is a folder of OpenML's client with a Parquet table."""
+    return (path / "description.xml").is_file() and any(path.glob("dataset*.pq"))
 
 
 def names_of_arrays(path: Path) -> list[str]:
@@ -428,7 +419,7 @@ _FORMATS = (
     _Format("robot_logs", "MCAP files, or bags of ROS 2 (metadata.yaml)", is_recording),
     _Format("dreamerv3", "npz files TIME-ID-FOLLOWING-LENGTH, pieces of DreamerV3's replay", is_dreamerv3),
     _layout("gen_dgrl", "episodes DATE_NUMBER_LENGTH_SEED_RETURN.npz or .npy, also in a tar", is_there=is_gen_dgrl),
-    _Format("openml", "an ARFF file, or a folder with description.xml and a dataset", is_openml),
+    _Format("openml", "a folder with description.xml and dataset*.pq", is_openml),
     _Format("rows", "Arrow or Parquet files, or a folder of save_to_disk", is_there),
     _layout("roboset", "an HDF5 file with groups TrialN, or a folder of such", r"(Trial|Rollout)\d+"),
     _layout("robomimic", "an HDF5 file with data/demo_N, or a folder of such", r"data/demo_\d+"),

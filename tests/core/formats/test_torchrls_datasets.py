@@ -1,8 +1,6 @@
 """RoboSet, Gen-DGRL and OpenML: files made to their published layouts, and what the readers make of them."""
 
-import gzip
 import io
-import json
 import pickle
 import tarfile
 from collections.abc import Sequence
@@ -281,36 +279,26 @@ TestGenDGRL = suite(
 )
 
 
-ARFF = """% a comment
-@RELATION mushroom
-
-@ATTRIBUTE 'cap shape' {flat, 'it''s, odd', "two words"}
-@attribute width NUMERIC
-@attribute class {edible,poisonous}
-@attribute "stalk" {a,b}
-
-@DATA
-flat, 1.5, edible, a
-% another
-"two words",-2e1,poisonous,b
-
-flat,3,poisonous,a
-"""
-FEATURES = [[0, 1.5, 0], [2, -20.0, 1], [0, 3.0, 0]]
+MUSHROOMS = {
+    "cap shape": pa.array(["flat", "two words", "flat"]).dictionary_encode(),
+    "width": [1.5, -20.0, 3.0],
+    "class": ["edible", "poisonous", "poisonous"],
+    "stalk": [True, False, True],
+}
 
 
-def write_openml(path: Path, text: str = ARFF) -> Path:
-    text = text.replace("it''s", "it\\'s")
+def write_openml(path: Path, times: int = 1, **columns: Any) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    pq.write_table(pa.concat_tables([pa.table(MUSHROOMS | columns)] * times), path, write_page_checksum=True)
     return path
 
 
 def test_openml_is_a_contextual_bandit(tmp_path: Path) -> None:
-    stream = formats.open(write_openml(tmp_path / "mushroom.arff"), batch_rows=2, target="class")
+    path = write_openml(tmp_path / "mushroom.parquet")
+    stream = formats.open(path, format="openml", batch_rows=2, target="class")
     assert (stream.format, stream.alignment) == ("openml", "outgoing")
     table = stream.to_table()
-    assert table.column("observation").to_pylist() == FEATURES
+    assert table.column("observation").to_pylist() == [[0, 1.5, 1], [1, -20, 0], [0, 3, 1]]
     assert table.column("action").to_pylist() == [0, 1, 1]
     assert table.column("reward").to_pylist() == [1, 1, 1]
     assert table.column("done").to_pylist() == [1, 1, 1]
@@ -320,65 +308,40 @@ def test_openml_is_a_contextual_bandit(tmp_path: Path) -> None:
         "target": "class",
         "classes": ["edible", "poisonous"],
     }
-    numbers = read_openml(tmp_path / "mushroom.arff", target="width").to_table()
+    numbers = read_openml(path, target="width").to_table()
     assert numbers.column("action").to_pylist() == [[1.5], [-20], [3]]
     assert len(stream.to_store()) == 3
 
 
-def test_openml_in_the_caches_of_its_clients(tmp_path: Path) -> None:
-    """Whose descriptions say which attribute is the class; else it is the last."""
-    client = write_openml(tmp_path / "org/openml/www/datasets/24/dataset.arff")
-    assert formats.open(client).format_metadata["target"] == "stalk"
+def test_openml_in_the_cache_of_its_client(tmp_path: Path) -> None:
+    """Whose description says which attribute is the class; else it is the last."""
+    file = write_openml(tmp_path / "org/openml/www/datasets/24/dataset_24.pq")
+    assert read_openml(file.parent).format_metadata["target"] == "stalk"
     description = "<oml:name>x</oml:name><oml:default_target_attribute>class</oml:default_target_attribute>"
-    (client.parent / "description.xml").write_text(description)
-    found = formats.open(client.parent)
-    assert found.format_metadata["target"] == "class"
-    cache = tmp_path / "scikit_learn_data" / "openml" / "openml.org"
-    packed = write_openml(cache / "data" / "v1" / "download" / "24.gz")
-    said = {"data_set_description": {"file_id": "24", "default_target_attribute": "class"}}
-    (cache / "api/v1/json/data").mkdir(parents=True)
-    (cache / "api/v1/json/data/24.gz").write_bytes(gzip.compress(json.dumps(said).encode()))
-    assert formats.open(packed).digest() == found.digest()
-    client.unlink()
-    columns = {
-        "cap shape": pa.array(["flat", "two words", "flat"]).dictionary_encode(),
-        "width": [1.5, -20.0, 3.0],
-        "class": ["edible", "poisonous", "poisonous"],
-        "stalk": ["a", "b", "a"],
-    }
-    pq.write_table(pa.table(columns), client.parent / "dataset_24.pq")
-    rows = formats.open(client.parent).to_table()
-    assert rows.column("action").to_pylist() == [0, 1, 1]
-    assert rows.column("observation").to_pylist() == [[0, 1.5, 0], [1, -20, 1], [0, 3, 0]]
+    (file.parent / "description.xml").write_text(description)
+    for found in (formats.open(file.parent), read_openml(file)):
+        assert (found.format, found.format_metadata["target"]) == ("openml", "class")
 
 
-@pytest.mark.parametrize(
-    ("text", "options", "error", "wanted"),
-    [
-        (ARFF.replace("-2e1", "?"), {}, DataError, r"line 2 of the data: 'width': expected a number, found '\?'; miss"),
-        (ARFF.replace("flat,3", "round,3"), {}, DataError, r"line 4 of .*'cap shape': expected one of .*found 'round'"),
-        (ARFF.replace("flat,3,", "flat,"), {}, DataError, "line 4 of the data: expected 4 values, found 3"),
-        pytest.param(ARFF.replace(",3,", "," + "3" * 140_000 + ","), {}, DataError, "field larger", id="long"),
-        (ARFF.replace("flat,3,", "'flat,3,"), {}, DataError, "line 4 of the data: expected values with commas"),
-        (ARFF.replace("flat,3", "{0 flat,1 3"), {}, DataError, "found a sparse row"),
-        (ARFF.replace("NUMERIC", "STRING"), {}, DataError, "'width': expected numbers or"),
-        (ARFF.split("@DATA")[0], {}, DataError, "found 4 attributes and no @data"),
-        (ARFF, {"target": "nothing"}, ConfigError, "target: expected one of"),
-        (ARFF, {"missing": "keep"}, ConfigError, "missing: expected 'drop'"),
-    ],
-)
-def test_openml_that_cannot_be(text: str, options: Any, error: Any, wanted: str, tmp_path: Path) -> None:
-    path = write_openml(tmp_path / "x.arff", text)
-    with pytest.raises(error, match=wanted):
-        formats.open(path, **options).to_table()
-    if "?" in text:
-        table = read_openml(path, missing="drop", target="class").to_table()
-        assert table.column("observation").to_pylist() == [FEATURES[0], FEATURES[2]]
+def test_openml_that_cannot_be(tmp_path: Path) -> None:
+    path = write_openml(tmp_path / "x.parquet", width=[1.5, None, 3.0])
+    with pytest.raises(DataError, match=r"x\.parquet: 'width': expected values, found 1 nulls; missing='drop'"):
+        read_openml(path).to_table()
+    table = read_openml(path, missing="drop", target="class").to_table()
+    assert table.column("action").to_pylist() == [0, 1]
+    with pytest.raises(ConfigError, match="target: expected one of"):
+        read_openml(path, target="nothing")
+    with pytest.raises(ConfigError, match="missing: expected 'drop'"):
+        read_openml(path, missing="keep")
+    with pytest.raises(ConfigError, match="expected a Parquet file, or a folder"):
+        read_openml(tmp_path)
+    for columns, wanted in (
+        ({"width": [[1.0]] * 3}, "'width': expected a column of numbers or texts, found list"),
+        ({"class": [str(number) for number in range(10_001)]}, "'class': expected at most 10000 different values"),
+    ):
+        pq.write_table(pa.table(columns), path)
+        with pytest.raises(DataError, match=wanted):
+            read_openml(path)
 
 
-TestOpenML = suite(
-    ((1, 1),) * 12,
-    lambda folder: write_openml(folder / "x.arff", ARFF + "flat,3,edible,b\n" * 9),
-    read_openml,
-    cut=False,  # of lines of text
-)
+TestOpenML = suite(((1, 1),) * 12, lambda folder: write_openml(folder / "x.parquet", times=4), read_openml)
