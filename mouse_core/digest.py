@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from mouse_core._base.checks import state_number
 from mouse_core.dtypes import is_ml_float, widened
-from mouse_core.errors import ConfigError, DataError, StateError
+from mouse_core.errors import DataError, StateError
 
 
 def canonical(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -479,33 +479,10 @@ def _rows_of(leaves: Mapping[str, npt.NDArray[Any]]) -> int:
     return rows.pop()
 
 
-# ---------------------------------------------------------------------- in the states of loaders and buffers
+# ---------------------------------------------------------------------- in the states of loaders
 
 KEY = "digest"
 """Key of the digest in a state dict."""
-
-
-def digest_state(digest: StreamDigest | None) -> dict[str, Any]:
-    """Return the state of a running digest; empty without one."""
-    return {} if digest is None else {KEY: digest.state_dict()}
-
-
-def digest_of(state: Mapping[str, Any], digest: StreamDigest | None) -> StreamDigest | None:
-    """Return the digest of a state, or an empty digest if the state has none; None if ``digest`` is None.
-
-    Raises:
-        StateError: The digest in the state is invalid.
-    """
-    if digest is None:
-        return None
-    return StreamDigest.from_state(state[KEY]) if KEY in state else StreamDigest()
-
-
-def asked_for(digest: StreamDigest | None, maker: str) -> StreamDigest:
-    """Return the running digest; ConfigError if there is none."""
-    if digest is None:
-        raise ConfigError(f"digest: expected a {maker} made with digest=True, found a {maker} without a digest")
-    return digest
 
 
 def rank_state(digest: StreamDigest, shard: tuple[int, int]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from jax.sharding import Sharding
 from mouse_core.replay import buffer, ensemble
 from mouse_core.replay.buffer import BaseBuffer
 from mouse_jax.placement import find_device
-from mouse_jax.trees import as_arrays, as_jax, narrowed
+from mouse_jax.trees import as_arrays, as_jax
 
 Target: TypeAlias = jax.Device | Sharding | str | None
 
@@ -30,9 +30,6 @@ class _InJax(BaseBuffer):
 
     def _accept(self, rows: Any) -> Any:
         return as_arrays(rows)
-
-    def _on_host(self, batch: Any) -> Any:
-        return narrowed(batch)
 
     def _deliver(self, batch: Any) -> Any:
         return as_jax(batch, self._target)

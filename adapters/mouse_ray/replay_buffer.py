@@ -8,13 +8,12 @@ from typing import Any
 import ray
 
 from mouse_core import replay
-from mouse_core.digest import StreamDigest
 
 
 class ReplayBufferActor(replay.ReplayBuffer):
     """A ``ReplayBuffer`` in a separate process, for many producers and many trainers.
 
-    The actor has the arguments and methods of ``ReplayBuffer``. ``digest`` is a method; ``get``, ``set`` and ``size``
+    The actor has the arguments and methods of ``ReplayBuffer``. ``get``, ``set`` and ``size``
     replace ``buffer[index]``, ``buffer[index] = rows`` and ``len(buffer)``. Ray passes rows and batches in shared
     memory, so write many rows in each call of ``extend``. The arrays of a batch are read-only.
 
@@ -44,12 +43,6 @@ class ReplayBufferActor(replay.ReplayBuffer):
     def size(self) -> int:
         """Return the number of rows."""
         return len(self)
-
-    def digest(self) -> StreamDigest:  # type: ignore[override]
-        """Return the 128-bit digest of all batches that ``sample`` returned to any caller; see
-        ``mouse_core.replay.ReplayBuffer``.
-        """
-        return super().digest
 
 
 # Ray's type annotations lack the options of actors.

@@ -16,7 +16,7 @@ from mouse_core.groups import RLExample, RolloutRecord
 class RolloutBufferActor(groups.RolloutBuffer):
     """A ``RolloutBuffer`` in a separate process, for many producers and many trainers.
 
-    The actor has the arguments and methods of ``RolloutBuffer``. The attributes ``batches``, ``digest``,
+    The actor has the arguments and methods of ``RolloutBuffer``. The attributes ``batches``,
     ``num_groups``, ``num_waiting`` and ``num_ahead`` are methods, and ``size()`` is the length. If the actor dies, Ray
     restarts the actor, which finds all rollouts of answered ``add_rollouts`` calls in its folder. Ray repeats calls in
     progress; this does not duplicate rollouts, and a repeated ``batch_at`` returns the same batch. Only
@@ -50,9 +50,8 @@ class RolloutBufferActor(groups.RolloutBuffer):
         return super().create_and_store_batch(batch_size)
 
     # Callers of an actor can use only methods, so the getter of each of these properties becomes a method.
-    batches, digest, num_groups, num_waiting, num_ahead = (
-        vars(groups.RolloutBuffer)[name].fget
-        for name in ("batches", "digest", "num_groups", "num_waiting", "num_ahead")
+    batches, num_groups, num_waiting, num_ahead = (
+        vars(groups.RolloutBuffer)[name].fget for name in ("batches", "num_groups", "num_waiting", "num_ahead")
     )
 
     def size(self) -> int:

@@ -68,7 +68,6 @@ class ReplayBuffer(_InTorch, buffer.ReplayBuffer):
         storage: The storage of the rows; by default 1,000 rows in memory.
         transform: Transforms receive NumPy arrays, or tensors if rows are kept as tensors; transforms of
             ``mouse_core.replay`` accept both.
-        digest: Whether to keep a digest of the batches. For the digest, batches on a device must be copied to the host.
         device: The torch device of batches, and of the rows of an ``ArrayStorage``; None: the host.
         sampler, writer, batch_size, seed, and others: The arguments of ``mouse_core.replay.ReplayBuffer``.
 

@@ -70,7 +70,7 @@ class RolloutStorage(rollouts.RolloutStorage):
     must be known. For ``torch.compile(fullgraph=True)`` and CUDA graphs, use ``mouse_torch.device.RolloutStorage``.
 
     Args:
-        num_envs, num_transitions_per_env, fields, seed, hidden_axis, validate, digest: The arguments of
+        num_envs, num_transitions_per_env, fields, seed, hidden_axis, validate: The arguments of
             ``mouse_core.rollouts.RolloutStorage``.
         amp_cfg: The argument of ``mouse_core.rollouts.RolloutStorage``; its extractors are called without gradients.
         device: The device of the tensors; None: the CPU.

@@ -21,7 +21,6 @@ from mouse_core._base.checks import check_seconds
 from mouse_core._base.locks import ProcessLock
 from mouse_core._base.threads import Alarm
 from mouse_core._base.tracing import refuse_traced
-from mouse_core.digest import StreamDigest, asked_for
 from mouse_core.errors import (
     ClosedError,
     ConfigError,
@@ -33,7 +32,6 @@ from mouse_core.errors import (
 )
 from mouse_core.files.locking import Descriptor, lock, this_process, unlock
 from mouse_core.files.writing import make_folder, storing
-from mouse_core.groups.examples import examples_digest
 from mouse_core.groups.files import BATCHES, STATE, GroupFile, check_codec, declare, read_groups
 from mouse_core.groups.late import Awaited, Chunk, LateStore, Readiness, checked_chunk
 from mouse_core.groups.records import (
@@ -59,7 +57,6 @@ from mouse_core.groups.stored import (
     open_index,
     read_ahead,
     read_wanted,
-    stored_digest,
     write_batch,
 )
 from mouse_core.groups.waiting import RolloutCache, SealingPlan, SealingRules, Waiting
@@ -427,8 +424,6 @@ class RolloutBuffer(BatchFiles):
             draw. Further rollouts are read from the log or from the files of their groups when they are needed.
         sync: Whether to wait until data are on disk. If False, a crash of the machine may lose data; a crash of the
             process loses nothing.
-        digest: Whether to keep a digest of the batches; off by default, because it takes about 60 us for each example.
-            See ``digest``.
 
     Raises:
         ConfigError: An argument is invalid.
@@ -451,7 +446,6 @@ class RolloutBuffer(BatchFiles):
         max_ahead: int | None = None,
         memory_bytes: int = 2**30,
         sync: bool = True,
-        digest: bool = False,
     ) -> None:
         rules = SealingRules(group_size, min_group_size, seal_timeout, capacity)
         super().__init__(Path(root_path))
@@ -471,19 +465,18 @@ class RolloutBuffer(BatchFiles):
         try:
             with self._owner.taking():
                 self._columns = declare(self._root, columns, sync=self._sync)
-                self._open(rules, digest, check_count("memory_bytes", memory_bytes, 0))
+                self._open(rules, check_count("memory_bytes", memory_bytes, 0))
         except BaseException:
             self._owner.close()
             raise
         self._alarm = Alarm(self, RolloutBuffer._seal_due, "rollout-buffer-timeout")
         self._alarm.set(self._waiting.next_due())
 
-    def _open(self, rules: SealingRules, digest: bool, memory_bytes: int) -> None:
+    def _open(self, rules: SealingRules, memory_bytes: int) -> None:
         """Read the files and logs of the folder, which this process owns, and restore the batch maker."""
         index, self._index_log = open_index(self._root)
         self._parts = index.parts  # the sealed groups, in order
         self._stored, self._changes = index.batches, index.changes
-        self._digest = stored_digest(self._root, self._stored) if digest else None
         # The uids of all rollouts, each with the number of its sealed group; -1: not sealed.
         self._uids = {uid: place for place, part in enumerate(self._parts) for uid in part.uids}
         self._number = max((part.number for part in self._parts), default=-1) + 1
@@ -602,16 +595,6 @@ class RolloutBuffer(BatchFiles):
     def num_waiting(self) -> int:
         """The number of rollouts whose groups are not sealed yet."""
         return self._waiting.count
-
-    @property
-    def digest(self) -> StreamDigest:
-        """The digest of all stored batches: the sum of ``examples_digest(i, batch)`` over the batches, where ``i`` is
-        the number of the batch.
-
-        The digest is stored with the batches. The sum starts again after a batch that has no digest or whose file is
-        missing. Raises ConfigError if the buffer was created without ``digest=True``.
-        """
-        return asked_for(self._digest, "buffer")
 
     def rollouts(
         self, *, environment: str | None = None, policy_version: Wanted = None, example_id: Wanted = None
@@ -1064,13 +1047,8 @@ class RolloutBuffer(BatchFiles):
             versions = [example.policy_version for example in examples]
             behind = [self._versions.behind(version) if version else None for version in versions]
             options: dict[str, Any] = {"compression": self._compression, "sync": self._sync}
-            digest, number = self._digest, len(self._stored)
-            if digest is not None:
-                digest += examples_digest(number, examples)
-                options["digest"] = {**digest.state_dict(), "batches": number + 1}
             stored = write_batch(self._root, self._index_log, examples, metadata, uids, behind, **options)
             self._stored.append(stored)
-            self._digest = digest
             self._making.stored()
             self._wake()
         return stored.batch_id

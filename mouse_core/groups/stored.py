@@ -27,8 +27,7 @@ import pyarrow as pa
 
 from mouse_core._base.memo import memo
 from mouse_core._base.threads import THREADS, in_order
-from mouse_core.digest import StreamDigest
-from mouse_core.errors import ConfigError, DataError, MissingFieldError, MissingRowError, StorageError, StoreWarning
+from mouse_core.errors import ConfigError, DataError, MissingFieldError, MissingRowError, StoreWarning
 from mouse_core.files.log import Log, follow_log, read_log
 from mouse_core.files.writing import remove, remove_leftovers, storing, write_file
 from mouse_core.groups.files import (
@@ -297,7 +296,7 @@ def _files(root: Path, *, clean: bool) -> dict[str, list[str]]:
 
 # Keys of the metadata of a batch's file. The time distinguishes two batches of the same rollouts.
 _METADATA, _COLUMNS, _TIME = b"mouse_batch_metadata", b"mouse_batch_columns", b"mouse_batch_time"
-_STALENESS, _DIGEST = b"mouse_batch_staleness", b"mouse_batches_digest"
+_STALENESS = b"mouse_batch_staleness"
 # The uids of the rollouts that a batch used, if its examples have no uids.
 _USED = b"mouse_batch_rollouts"
 
@@ -420,7 +419,6 @@ def write_batch(
     uids: tuple[str, ...],
     behind: Sequence[float | None],
     *,
-    digest: Mapping[str, Any] | None = None,
     compression: str,
     sync: bool,
 ) -> StoredBatch:
@@ -433,7 +431,6 @@ def write_batch(
         metadata: The batch maker's metadata of the batch.
         uids: The uids of the rollouts that the batch used.
         behind: The number of versions that each example is behind the newest version.
-        digest: The digest of all batches up to this one, if the buffer keeps a digest.
         compression: The codec of pages.
         sync: Whether to wait for the disk.
 
@@ -442,8 +439,6 @@ def write_batch(
     """
     noted = {_METADATA: json.dumps(dict(metadata), default=_plain).encode(), _TIME: str(time.time_ns()).encode()}
     noted[_STALENESS] = json.dumps(list(behind)).encode()
-    if digest is not None:
-        noted[_DIGEST] = json.dumps(digest).encode()
     if uids != tuple(example.rollout_uid for example in batch):
         noted[_USED] = json.dumps(uids).encode()
     declared = common_columns(batch)
@@ -462,15 +457,6 @@ def write_batch(
         remove(path)
         raise
     return stored
-
-
-def stored_digest(root: Path, stored: Sequence[StoredBatch]) -> StreamDigest:
-    """Return the digest in the last batch's file; an empty digest if the file contains no digest or is missing."""
-    try:
-        noted = json.loads(read_metadata(root / BATCHES / stored[-1].name)[_DIGEST])
-        return StreamDigest.from_state(noted) if noted["batches"] == len(stored) else StreamDigest()
-    except (IndexError, KeyError, StorageError):
-        return StreamDigest()
 
 
 def _plain(value: Any) -> Any:

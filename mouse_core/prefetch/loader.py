@@ -259,9 +259,9 @@ class Loader(Generic[T]):
         Raises:
             ConfigError: The loader was created without ``digest=True``.
         """
-        from mouse_core.digest import asked_for
-
-        return asked_for(self._digest, "loader")
+        if self._digest is None:
+            raise ConfigError("digest: expected a loader made with digest=True, found a loader without a digest")
+        return self._digest
 
     @property
     def staleness(self) -> Staleness:

@@ -2,7 +2,7 @@
 
 A ``ReplayBuffer`` joins four parts behind one lock: a storage holds the rows, a writer chooses the slot of each row, a
 sampler chooses the rows of a batch, and transforms change the batch. ``BaseBuffer`` is the base class of buffers and
-ensembles of buffers. It implements numbered batches, the digest and the state.
+ensembles of buffers. It implements numbered batches and the state.
 
 The sampler, transforms with running statistics, and the episode index keep data about every row. The buffer reports
 writes to these objects for many rows at a time: before a draw, and before an unreported row is overwritten.
@@ -27,7 +27,7 @@ from mouse_core._base.checks import check_numbers, part_of
 from mouse_core._base.locks import TurnLock, forks
 from mouse_core._base.tracing import refuse_traced
 from mouse_core.columns.memory import ring_slots
-from mouse_core.digest import StreamDigest, asked_for, digest_of, digest_state, host_array
+from mouse_core.digest import host_array
 from mouse_core.dtypes import to_numpy
 from mouse_core.errors import ConfigError, DataError, ForkError, MissingFieldError, SchemaError, StateError
 from mouse_core.files.checkpoint import read_checkpoint, write_checkpoint
@@ -274,7 +274,6 @@ class BaseBuffer:
         seed: In ``[0, 2**64)``.
         collate_fn: A function that converts a list of rows to a batch; for an ensemble, a list of the members' batches.
         alignment: Alignment of the rows before they are transformed.
-        digest: Whether to keep a digest of the delivered batches; see ``digest``.
 
     Raises:
         ConfigError: An argument is out of range, or a transform needs rows of another alignment.
@@ -287,7 +286,6 @@ class BaseBuffer:
         seed: int,
         collate_fn: Collate | None,
         alignment: Alignment,
-        digest: bool = False,
     ) -> None:
         self._set_transform(transform, alignment)
         self.batch_size = None if batch_size is None else check_count("batch_size", batch_size)
@@ -297,7 +295,6 @@ class BaseBuffer:
         self._collate = collate_fn
         self._lock = TurnLock()
         self._samples = 0
-        self._digest = StreamDigest() if digest else None
 
     def _place(self, device: Any) -> None:
         """Check and set the device of batches; classes of adapters support more devices than the host."""
@@ -320,25 +317,6 @@ class BaseBuffer:
     def alignment(self) -> Alignment:
         """The alignment: "arrived" if the action, reward and done led to the row's observation, else "outgoing"."""
         return self._alignment
-
-    @property
-    def digest(self) -> StreamDigest:
-        """The 128-bit digest of all batches that ``sample`` and iteration have delivered, and of the batches' numbers.
-
-        The digest is the sum of ``StreamDigest.of(i, batch)`` over the samples, beginning with ``i = 0``, and is equal
-        in every framework. The state contains the digest, and a restored buffer continues the sum. Batches of a loader
-        are not included: a loader draws before it delivers, and keeps its own digest (``PrefetchBatchifier(buffer,
-        digest=True)``). Batches of an ensemble are not included in its members' digests.
-
-        With several processes, each has its own buffer and rows. The sum of their digests covers all batches of all
-        processes, and is equal in a second run with the same number of processes. The sum differs from the digest of a
-        run with one process. (For loaders over a store, the digest does not depend on the number of processes, because
-        the ranks draw parts of one stream.)
-
-        Raises:
-            ConfigError: The buffer was created without ``digest=True``.
-        """
-        return asked_for(self._digest, "buffer")
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -376,7 +354,7 @@ class BaseBuffer:
             ConfigError: No batch size is set, the buffer is empty, or a sampler without replacement has fewer rows than
                 the batch.
         """
-        return self._counted_batch(self.draw(batch_size))
+        return self.finish(self.draw(batch_size))
 
     def __iter__(self) -> Iterator[Any]:
         """Yield batches of ``batch_size``: one epoch without replacement, an endless stream with replacement.
@@ -388,7 +366,7 @@ class BaseBuffer:
         while not ends:
             drawn = self.draw(None)
             ends = self.ran_out
-            yield self._counted_batch(drawn)
+            yield self.finish(drawn)
 
     def refresh(self) -> None:
         """Include new rows of the buffer's ``DatasetStore``: the next sample can draw these rows.
@@ -439,18 +417,6 @@ class BaseBuffer:
         """Convert a draw to a batch: the second half of ``sample``. Any thread may call ``finish``, also repeatedly."""
         return self._deliver(self.batch_of(drawn))
 
-    def _counted_batch(self, drawn: Drawn) -> Any:
-        """Convert a draw to a batch, and add the batch to the digest."""
-        if self._digest is None:
-            return self.finish(drawn)
-        batch = self.batch_of(drawn)
-        # The digest is made first, on the host: the delivered batch belongs to the caller.
-        part = StreamDigest.of(drawn.key.index, self._on_host(batch))
-        delivered = self._deliver(batch)
-        with self._lock:
-            self._digest += part
-        return delivered
-
     def batch_of(self, drawn: Drawn) -> Any:
         """Return the transformed batch of a draw, before the conversion to arrays of a framework."""
         raise NotImplementedError
@@ -487,8 +453,6 @@ class BaseBuffer:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore rows, seed and the number of the next sample from ``state``; batches continue bit-identically.
 
-        With ``digest=True`` the digest continues too; if the state has no digest, a new one begins.
-
         Raises:
             StateError: The state is damaged or comes from a buffer with other parts; the buffer is unchanged.
         """
@@ -519,19 +483,11 @@ class BaseBuffer:
         self.load_state_dict(read_checkpoint(path))
 
     def _state(self) -> dict[str, Any]:
-        return {**self._own_state(), **digest_state(self._digest)}
-
-    def _load(self, state: Mapping[str, Any]) -> None:
-        digest = digest_of(state, self._digest) if isinstance(state, Mapping) else None
-        self._load_own(state)
-        self._digest = digest
-
-    def _own_state(self) -> dict[str, Any]:
-        """Return the state without the digest."""
+        """Return the state, which may share memory with the buffer."""
         raise NotImplementedError
 
-    def _load_own(self, state: Mapping[str, Any]) -> None:
-        """Restore a state without its digest, or raise StateError and change nothing."""
+    def _load(self, state: Mapping[str, Any]) -> None:
+        """Restore a state, or raise StateError and change nothing."""
         raise NotImplementedError
 
     def _shared(self) -> AbstractContextManager[Any]:
@@ -543,12 +499,6 @@ class BaseBuffer:
     def _accept(self, rows: Any) -> Any:
         """Convert rows of a framework to rows for the storage; subclasses override this method."""
         return rows
-
-    def _on_host(self, batch: Any) -> Any:
-        """Return a batch on the host with the delivered values, for the digest. Subclasses that narrow dtypes override
-        this method.
-        """
-        return batch
 
     def _deliver(self, batch: Any) -> Any:
         """Convert a batch, or rows, to arrays of a framework; subclasses override this method."""
@@ -582,8 +532,6 @@ class ReplayBuffer(BaseBuffer):
         generations: Whether batches have a field ``generation``, which counts the earlier rows that were in the slot of
             each row. ``update_priority(batch)`` then skips rows that were overwritten since the draw; see
             ``generation_of`` and ``update_if_present``.
-        digest: Whether to keep a digest of the delivered batches: off by default, because it takes 40 us for a batch of
-            256 small rows; see ``digest``.
         transitions: Whether batches contain transitions, for rows of either alignment; True adds ``Transitions`` as the
             first transform.
         device: "cpu" or None; adapters support more devices.
@@ -605,7 +553,6 @@ class ReplayBuffer(BaseBuffer):
         priority_key: FieldKey = "td_error",
         priority_reduction: str | None = None,
         generations: bool = False,
-        digest: bool = False,
         transitions: bool = False,
         device: Any = None,
     ) -> None:
@@ -616,7 +563,7 @@ class ReplayBuffer(BaseBuffer):
         if transitions:
             others = transform if isinstance(transform, list | tuple) else [] if transform is None else [transform]
             transform = [Transitions(takes=rows.alignment), *others]
-        super().__init__(transform, batch_size, seed, collate_fn, rows.alignment, digest)
+        super().__init__(transform, batch_size, seed, collate_fn, rows.alignment)
         self.priority_key, self.priority_reduction = priority_key, priority_reduction
         self._generations = Generations() if generations else None
         self._updates = 0
@@ -1475,7 +1422,7 @@ class ReplayBuffer(BaseBuffer):
 
     # ------------------------------------------------------------------ state
 
-    def _own_state(self) -> dict[str, Any]:
+    def _state(self) -> dict[str, Any]:
         self._sync()
         storage, index = self._storage, self._sampler_episodes
         if hasattr(storage, "indexes") and len(storage) and isinstance(index, StorageEpisodes):
@@ -1496,7 +1443,7 @@ class ReplayBuffer(BaseBuffer):
             state["generations"] = self._generations.state()
         return state
 
-    def _load_own(self, state: Mapping[str, Any]) -> None:
+    def _load(self, state: Mapping[str, Any]) -> None:
         numbers = check_numbers(state, {"kind": "buffer"}, ("seed", "samples", "updates"))
         part_of({"writer": state}, "writer", {"writer": _stable_repr(self._writer)})
         sampler = part_of(state, "sampler", {"kind": type(self._sampler).__name__})

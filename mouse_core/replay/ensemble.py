@@ -56,7 +56,6 @@ class ReplayBufferEnsemble(BaseBuffer):
             weights; each drawn member contributes an equal number of windows. None: every member with a weight above 0
             contributes windows to every batch.
         collate_fn: Converts the list of the members' batches to a batch, instead of concatenating each field.
-        digest: Whether to keep a digest of the delivered batches; see ``digest``.
         device: "cpu" or None; the adapters have other devices.
 
     Raises:
@@ -72,7 +71,6 @@ class ReplayBufferEnsemble(BaseBuffer):
         seed: int = 0,
         num_buffer_sampled: int | None = None,
         collate_fn: Collate | None = None,
-        digest: bool = False,
         device: Any = None,
     ) -> None:
         self._place(device)
@@ -89,7 +87,7 @@ class ReplayBufferEnsemble(BaseBuffer):
                 f"first, for example by "
                 "transform=NextView() on the buffer of arrived rows"
             )
-        super().__init__(transform, batch_size, seed, collate_fn, alignments[0], digest)
+        super().__init__(transform, batch_size, seed, collate_fn, alignments[0])
         if self._transform is not None and self._transform.watchers:
             found = [*self._transform.watchers.values()]
             raise ConfigError(
@@ -323,7 +321,7 @@ class ReplayBufferEnsemble(BaseBuffer):
 
     # ------------------------------------------------------------------ state
 
-    def _own_state(self) -> dict[str, Any]:
+    def _state(self) -> dict[str, Any]:
         members = {str(number): member._state() for number, member in enumerate(self.buffers)}
         numbers = {"seed": self.seed, "samples": self._samples}
         return {"kind": "ensemble", **numbers, **self._shares(), "buffers": members}
@@ -343,7 +341,7 @@ class ReplayBufferEnsemble(BaseBuffer):
             held.enter_context(member._shared())
         return held
 
-    def _load_own(self, state: Mapping[str, Any]) -> None:
+    def _load(self, state: Mapping[str, Any]) -> None:
         numbers = check_numbers(state, {"kind": "ensemble"}, ("seed", "samples"))
         members = part_of(state, "buffers", {})
         own, stages = self._shares(), part_of(state, "p", {})

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from mouse_core._base.checks import state_number
 from mouse_core._base.tracing import refuse_traced
-from mouse_core.digest import KEY, StreamDigest, asked_for, digest_of
 from mouse_core.dtypes import namespace, widened
 from mouse_core.errors import ConfigError, MissingFieldError, RolloutError, RolloutFullError, SchemaError, StateError
 from mouse_core.randomness import check_seed
@@ -73,8 +71,6 @@ class RolloutStorage:
             more dimensions, ``[layers, N, ...]``; else axis 0, ``[N, ...]``.
         validate: Whether non-finite numbers, unknown done codes and integers that do not fit raise DataError. None:
             True on the CPU, False on other devices, because the check waits for all queued work.
-        digest: Whether to compute a digest of the mini-batches; see ``digest``. It takes a third of a microsecond per
-            row, which makes a mini-batch four times as slow, and copies data from a device to the host.
 
     Raises:
         ConfigError: An argument is invalid.
@@ -107,7 +103,6 @@ class RolloutStorage:
         device: Any = None,
         hidden_axis: int | None = None,
         validate: bool | None = None,
-        digest: bool = False,
     ) -> None:
         check_count("num_envs", num_envs)
         check_count("num_transitions_per_env", num_transitions_per_env)
@@ -118,8 +113,6 @@ class RolloutStorage:
         self._kind = self.kind_of_arrays(device)
         self.device = self._kind.device
         self.epoch = 0
-        self._digest = StreamDigest() if digest else None
-        self._delivered = 0
         self.spec = stored_spec(self._fields)
         self._checks = StepChecks(self._fields, self.num_envs, self.spec, self._kind, validate)
         self._states = PolicyStates(self.num_transitions_per_env, self.num_envs, hidden_axis, self._kind)
@@ -171,21 +164,6 @@ class RolloutStorage:
     def step(self) -> int:
         """The number of filled rows."""
         return self._step
-
-    @property
-    def digest(self) -> StreamDigest:
-        """The 128-bit digest of all mini-batches that were read so far, in all rollouts; it also depends on the numbers
-        of the mini-batches.
-
-        The digest is the sum of ``batch.digest(i)`` over the delivered mini-batches, numbered from ``i = 0``; each step
-        from ``generator()`` counts as a mini-batch. The digest is equal in every framework, and is part of the state.
-        With several processes, each process has its own environments. The sum of all processes' digests identifies the
-        data of all processes, and is equal in a second run with the same number of processes.
-
-        Raises:
-            ConfigError: The storage was created without ``digest=True``.
-        """
-        return asked_for(self._digest, "storage")
 
     # ------------------------------------------------------------------ filling it
 
@@ -289,13 +267,12 @@ class RolloutStorage:
         seed: int = 0,
         hidden_axis: int | None = None,
         validate: bool | None = None,
-        digest: bool = False,
     ) -> Self:
         """Create a storage with the fields of motion imitation; fields that are not configured are None.
 
         Args:
             training_type: "rl", for mini-batches, or "distillation", for ``generator()``.
-            num_envs, num_transitions_per_env, amp_cfg, device, seed, hidden_axis, validate, digest: See the class.
+            num_envs, num_transitions_per_env, amp_cfg, device, seed, hidden_axis, validate: See the class.
             obs_shape, ref_obs_shape, privileged_obs_shape, privileged_ref_obs_shape, actions_shape: See
                 ``motion_mimic_fields``.
             apply_dagger_actions, rnd_state_shape: See ``motion_mimic_fields``.
@@ -306,7 +283,7 @@ class RolloutStorage:
         shapes = (obs_shape, ref_obs_shape, privileged_obs_shape, privileged_ref_obs_shape, actions_shape)
         fields = motion_mimic_fields(training_type, *shapes, apply_dagger_actions, rnd_state_shape)
         options: dict[str, Any] = {"amp_cfg": amp_cfg, "device": device, "hidden_axis": hidden_axis}
-        storage = cls(num_envs, num_transitions_per_env, fields, seed, validate=validate, digest=digest, **options)
+        storage = cls(num_envs, num_transitions_per_env, fields, seed, validate=validate, **options)
         storage.training_type = training_type
         return storage
 
@@ -477,37 +454,30 @@ class RolloutStorage:
                 row["privileged_actions"],
                 row["dones"],
             )
-            self._count(partial(StreamDigest.of, batch={"step": step}))
             yield step
 
     # ------------------------------------------------------------------ resuming
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that determines the order of rows in later mini-batches, and the digest: integers and text.
+        """Return the state that determines the order of rows in later mini-batches: integers.
 
         The state has no rows: a resumed rollout begins with an empty storage.
         """
-        state: dict[str, Any] = {name: int(getattr(self, name)) for name in _STATE_KEYS}
-        if self._digest is not None:
-            state[KEY] = {**self._digest.state_dict(), "batches": self._delivered}
-        return state
+        return {name: int(getattr(self, name)) for name in _STATE_KEYS}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore seed, epoch count and digest from ``state``, so that the next epoch follows the saved epochs.
+        """Restore seed and epoch count from ``state``, so that the next epoch follows the saved epochs.
 
         Raises:
             StateError: The state belongs to a storage of another size, or is damaged; the storage is unchanged.
         """
-        if not isinstance(state, Mapping) or set(state) - {KEY} != set(_STATE_KEYS):
+        if not isinstance(state, Mapping) or set(state) != set(_STATE_KEYS):
             raise StateError(f"state: expected a dict with the keys {sorted(_STATE_KEYS)}, found {state!r:.200}")
         numbers = {name: state_number(name, state[name]) for name in _STATE_KEYS}
         for name in ("num_envs", "num_transitions_per_env"):
             if numbers[name] != getattr(self, name):
                 raise StateError(f"state: expected {name} {getattr(self, name)}, found {numbers[name]}")
-        digest = digest_of(state, self._digest)
-        delivered = state_number("batches", state[KEY].get("batches")) if digest is not None and KEY in state else 0
         self.seed, self.epoch = numbers["seed"], numbers["epoch"]
-        self._digest, self._delivered = digest, delivered
 
     # ------------------------------------------------------------------ details
 
@@ -541,18 +511,10 @@ class RolloutStorage:
             self.epoch += 1
             for part in parts:
                 self._check_unchanged(version)
-                batch = take(numbers[part])
-                self._count(batch.digest)
-                yield batch
+                yield take(numbers[part])
 
     def _order(self, count: int, *, shuffle: bool) -> Array:
         return self._kind.index(permutation(self.seed, self.epoch, count) if shuffle else np.arange(count))
-
-    def _count(self, digest: Callable[[int], StreamDigest]) -> None:
-        """Add a delivered mini-batch to the digest."""
-        if self._digest is not None:
-            self._digest += digest(self._delivered)
-            self._delivered += 1
 
     def _check_full(self, caller: str) -> None:
         refuse_traced(caller)

@@ -333,25 +333,6 @@ class ReplayAdapterConformance(InArrays):
         refused(StateError, lambda: other.load_state_dict({"kind": "something"}))
         self.same(other.sample(), back.sample(), "after what was refused")
 
-    def test_a_digest_runs_along(self) -> None:
-        """The digest equals the core's if the framework has all dtypes, and it continues from a restored state."""
-        mine, core = self._pair(digest=True)
-        mine.extend(self.given(_rows(30)))
-        core.extend(_rows(30))
-        for _ in range(3):
-            mine.sample()
-            core.sample()
-        assert mine.digest.windows == 24, f"expected a digest of 24 rows, found {mine.digest}"
-        if not self.replaced_dtypes:
-            assert mine.digest == core.digest, f"expected the core's digest {core.digest}, found {mine.digest}"
-        other, _ = self._pair(digest=True)
-        other.load_state_dict(mine.state_dict())
-        before = mine.digest
-        assert other.digest == before, f"expected {before} from a state, found {other.digest}"
-        mine.sample()
-        other.sample()
-        assert other.digest == mine.digest != before, f"expected {mine.digest} after a state, found {other.digest}"
-
     def test_what_is_refused_changes_nothing(self) -> None:
         """Rows of another form, and sampling from an empty buffer, raise errors and change nothing."""
         mine, core = self._pair()

@@ -382,29 +382,25 @@ def digests() -> dict[str, str]:
 
 def buffer_digest() -> str:
     """Of a buffer's samples."""
-    buffer = ReplayBuffer(ArrayStorage(150), batch_size=24, seed=5, digest=True)
+    buffer = ReplayBuffer(ArrayStorage(150), batch_size=24, seed=5)
     buffer.extend(transitions(200))
-    for _ in range(BATCHES):
-        buffer.sample()
-    return str(buffer.digest)
+    return str(sum((StreamDigest.of(index, buffer.sample()) for index in range(BATCHES)), StreamDigest()))
 
 
 def rollout_digest() -> str:
     """Of mini-batches with all that may be beside their fields."""
     extract = {"amp_obs_extractor": lambda obs: obs[..., :1], "amp_ref_obs_extractor": lambda ref: ref[0][..., :1]}
     fields: dict[str, Any] = {"observations": (3,), "reference_observations": RolloutField((2,), mask=True)}
-    storage = RolloutStorage(4, 6, fields, seed=11, amp_cfg=extract, digest=True)
+    storage = RolloutStorage(4, 6, fields, seed=11, amp_cfg=extract)
     for step in range(6):
         number = np.arange(4) + 4 * step
         row = {"observations": number[:, None] / 4 + np.arange(3), "rewards": number % 3, "dones": number % 9 == 8}
         reference = np.repeat(number[:, None] / 8, 2, axis=1), number % 4 == 1
         states = (np.repeat(number[None, :, None] / 2, 2, axis=0), None)
         storage.add_transitions(row | {"reference_observations": reference, "hidden_states": states})
-    for _ in storage.mini_batch_generator(3, 2, histories={"observations": 2}):
-        pass
-    for _ in storage.recurrent_mini_batch_generator(2, 1):
-        pass
-    return str(storage.digest)
+    batches = [*storage.mini_batch_generator(3, 2, histories={"observations": 2})]
+    batches += storage.recurrent_mini_batch_generator(2, 1)
+    return str(sum((batch.digest(index) for index, batch in enumerate(batches)), StreamDigest()))
 
 
 def examples() -> str:

@@ -201,10 +201,6 @@ def other_environments(self: Any, right: Any, row: Any) -> Any:
     return right({**row, "reward": row["reward"][::-1]})
 
 
-def without(name: str) -> Callable[..., Any]:
-    return lambda self, right, *arguments: {key: value for key, value in right(*arguments).items() if key != name}
-
-
 def buffer(**others: Any) -> Any:
     return wrong(ReplayBuffer, **others)
 
@@ -230,8 +226,6 @@ WRONG_BUFFERS: list[tuple[str, Any]] = [
             load_state_dict=lambda self, right, state: right({**state, "samples": 0} if "samples" in state else state)
         ),
     ),
-    ("test_a_digest_runs_along", buffer(state_dict=without("digest"))),
-    ("test_a_digest_runs_along", buffer(_on_host=without("index"))),
     ("test_what_is_refused_changes_nothing", buffer(extend=half_written)),
     (
         "test_ensembles_are_those_of_the_core",

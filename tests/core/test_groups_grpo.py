@@ -20,7 +20,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mouse_core import ConfigError, DataError, MissingFieldError, StorageError
-from mouse_core.digest import StreamDigest
 from mouse_core.groups import (
     Grpo,
     GrpoBatchMaker,
@@ -31,7 +30,6 @@ from mouse_core.groups import (
     RolloutRecord,
     Turn,
     advantages,
-    examples_digest,
     make_examples,
 )
 from tests.core.groups_cases import group, lose_index, rollout
@@ -560,57 +558,6 @@ def test_a_restart_goes_on_as_if_nothing_had_happened(tmp_path: Path, kept: str,
         return drawn
 
     assert go(tmp_path / "with", True) == go(tmp_path / "without", False)
-
-
-def test_batches_are_digested_and_a_restart_goes_on(tmp_path: Path) -> None:
-    def opened(folder: str, **options: Any) -> RolloutBuffer:
-        return buffer(tmp_path / folder, digest=True, **options)
-
-    whole, other = opened("whole"), opened("other")
-    for first in range(0, 30, 10):
-        for one in (whole, other):
-            one.add_rollouts(group(first, 8, example=str(first)))
-            assert one.create_and_store_batch(5) is not None
-        other.close()
-        other = opened("other")
-    by_hand = [examples_digest(index, whole.read_batch(name)) for index, name in enumerate(whole.batches)]
-    assert whole.digest == other.digest == sum(by_hand, StreamDigest())
-    assert whole.digest.windows == 15
-    # Files were taken away, or a batch was stored without: what is left is no digest of all.
-    assert whole.create_and_store_batch(3) is not None
-    whole.close()
-    (*_, last) = sorted((tmp_path / "whole" / "batches").iterdir(), key=lambda path: path.stat().st_mtime_ns)
-    content = last.read_bytes()
-    last.unlink()
-    again = opened("whole")
-    assert again.digest == StreamDigest()
-    again.close()
-    last.write_bytes(content)
-    again = opened("whole")
-    assert again.digest.windows == 18
-    again.close()
-    plain = buffer(tmp_path / "whole")
-    assert plain.create_and_store_batch(2) is not None
-    with pytest.raises(ConfigError, match="a buffer made with digest=True"):
-        _ = plain.digest
-    plain.close()
-    begun = opened("whole")
-    assert begun.digest == StreamDigest()
-    assert begun.create_and_store_batch(1) is not None
-    assert begun.digest == examples_digest(5, begun.read_batch(begun.batches[-1]))
-
-
-def test_a_batch_that_was_not_stored_is_in_no_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = buffer(tmp_path, digest=True)
-    whole.add_rollouts(group(0, 8))
-    with monkeypatch.context() as patched:
-        patched.setattr("mouse_core.groups.stored.write_file", fail)
-        with pytest.raises(StorageError):
-            whole.create_and_store_batch(3)
-    assert whole.digest == StreamDigest()
-    name = whole.create_and_store_batch(3)
-    assert name is not None
-    assert whole.digest == examples_digest(0, whole.read_batch(name))
 
 
 def fail(*arguments: Any, **options: Any) -> None:

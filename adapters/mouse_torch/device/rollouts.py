@@ -176,7 +176,7 @@ class RolloutStorage(BufferModule, rollouts.RolloutStorage):
                     f"fields[{name!r}]: when optional=True, expected mask=True, since memory is "
                     f"allocated in advance and the mask marks missing values"
                 )
-        self.spec, self._digest, self._version = stored_spec(self._fields), None, 0
+        self.spec, self._version = stored_spec(self._fields), 0
         target, word = check_device(device), _philox.signed(check_seed(seed))
         self._kind = _Arrays(target)
         self._checks = StepChecks(self._fields, self.num_envs, self.spec, self._kind)
