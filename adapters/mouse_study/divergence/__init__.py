@@ -2,7 +2,7 @@
 float64."""
 
 from mouse_study.divergence.comparing import where_they_part
-from mouse_study.divergence.models import Cause, Comparison, Difference, Layer
+from mouse_study.divergence.models import Comparison, Difference, Layer
 from mouse_study.divergence.weights import Twins, transfer, twins
 
-__all__ = ["Cause", "Comparison", "Difference", "Layer", "Twins", "transfer", "twins", "where_they_part"]
+__all__ = ["Comparison", "Difference", "Layer", "Twins", "transfer", "twins", "where_they_part"]

@@ -80,39 +80,15 @@ def largest(values: Array) -> float:
 
 
 @dataclass(frozen=True)
-class Cause:
-    """A known cause of differences, which a check of the two implementations confirmed.
-
-    Args:
-        name: The name of the cause.
-        where: The layer, tensor or other part of the model.
-        torch: The behaviour of the PyTorch implementation.
-        flax: The behaviour of the Flax implementation.
-        size: The relative difference that the cause makes in a tensor; None if the difference was not measured.
-    """
-
-    name: str
-    where: str
-    torch: str
-    flax: str
-    size: float | None = None
-
-    def __str__(self) -> str:
-        return f"{self.name}, {self.where}: {self.torch} in PyTorch, {self.flax} in Flax"
-
-
-@dataclass(frozen=True)
 class Comparison:
-    """The compared tensors, in the order of a training step, and the known causes of their differences.
+    """The compared tensors, in the order of a training step.
 
     Args:
         compared: The tensors.
-        causes: The known causes of differences.
         unaligned: Outputs that were not compared, because their shapes do not correspond.
     """
 
     compared: tuple[Difference, ...]
-    causes: tuple[Cause, ...]
     unaligned: tuple[str, ...] = ()
 
     @property
@@ -133,14 +109,6 @@ class Comparison:
         lines = [f"first: {self.first}" if self.first else self._agreed()]
         lines += [line for stage in STAGES if (line := self._line(stage))]
         lines += [f"not compared, for its shape: {one}" for one in self.unaligned[:6]]
-        small = tuple(cause for cause in self.causes if self._too_small(cause))
-        large = tuple(cause for cause in self.causes if cause not in small)
-        lines += [f"cause: {line}" for line in _grouped(large)]
-        if self.first and not large:
-            lines.append("cause: none of those that are known")
-        lines += [
-            f"also, but far too small to be the cause of the first in forward: {line}" for line in _grouped(small)
-        ]
         return "\n".join(lines)
 
     def _agreed(self) -> str:
@@ -159,19 +127,6 @@ class Comparison:
         since = f", from {parted[0].tensor} on" if parted else ""
         most = f"the most is {worst.relative:.1e} in {worst.tensor}"
         return f"{stage}: {len(parted)} of {len(found)} tensors part{since}; {most}"
-
-    def _too_small(self, cause: Cause) -> bool:
-        """Whether a cause explains less than a tenth of the first difference in the forward pass."""
-        first = next((one for one in self.of("forward") if one.beyond), None)
-        return first is not None and cause.size is not None and cause.size < 0.1 * first.relative
-
-
-def _grouped(causes: tuple[Cause, ...]) -> list[str]:
-    """Return a line for each cause; equal causes in several places share a line."""
-    places: dict[tuple[str, str, str], list[Cause]] = {}
-    for cause in causes:
-        places.setdefault((cause.name, cause.torch, cause.flax), []).append(cause)
-    return [f"{alike[0]}" + f"; and in {len(alike) - 1} more places" * (len(alike) > 1) for alike in places.values()]
 
 
 Array = npt.NDArray[Any]

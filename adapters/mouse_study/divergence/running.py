@@ -27,6 +27,7 @@ from mouse_study.divergence.models import (
     Array,
     Arrays,
     Difference,
+    Layer,
     Stage,
     array_of,
     arrays_of,
@@ -183,11 +184,6 @@ def flax_recording(module: Any, pairs: Sequence[Twins]) -> Iterator[Recording]:
 _SPATIAL = torch.nn.modules.conv._ConvNd | torch.nn.modules.batchnorm._BatchNorm | torch.nn.GroupNorm
 
 
-def is_spatial(event: Event) -> bool:
-    """Whether a tensor of PyTorch has an axis of channels before spatial axes."""
-    return event.values.ndim > 2 and isinstance(event.module, _SPATIAL)
-
-
 def as_flax_has_it(event: Event, shape: tuple[int, ...]) -> Array | None:
     """Return a tensor of PyTorch in the layout of Flax; None if it does not fit the shape.
 
@@ -195,7 +191,7 @@ def as_flax_has_it(event: Event, shape: tuple[int, ...]) -> Array | None:
     layers of PyTorch, the axis of time may precede the axis of the batch; these axes are swapped.
     """
     values = event.values
-    if is_spatial(event):
+    if values.ndim > 2 and isinstance(event.module, _SPATIAL):
         values = np.moveaxis(values, 1, -1)
     elif values.ndim == 3 and getattr(event.module, "batch_first", True) is False:
         values = np.swapaxes(values, 0, 1)
@@ -296,33 +292,19 @@ class Run:
             loss = self.torch_loss(self.torch_module, self.torch_batch)
         _check_scalar("torch_loss", loss)
         loss.backward()
-        self.theirs, their_loss = self.pass_of_flax(self.flax_module)
+        with flax_recording(
+            self.flax_module, twins(self.torch_module, self.flax_module, names=self.names)
+        ) as self.theirs:
+            their_loss = self._flax_loss(self.flax_module)
         self.losses = float(loss.detach()), their_loss
-        return self.compare(self.theirs)
-
-    def pass_of_flax(self, module: Any) -> tuple[Recording, float]:
-        """Execute a pass of a Flax model; return its recording and its loss."""
-        pairs = twins(self.torch_module, module, names=self.names)
-        with flax_recording(module, pairs) as recording:
-            loss = self._flax_loss(module)
-        return recording, loss
-
-    def compare(self, theirs: Recording) -> list[Difference]:
-        """Compare the recording of the PyTorch model with the recording of a Flax model."""
+        others = self.theirs.by_key()
         found: list[Difference] = []
-        for ours, values, other in self.paired(theirs.by_key()):
-            found.append(self._difference("forward", str(ours), values, other.values, depth=len(found)))
-        return found
-
-    def paired(self, others: Mapping[Any, Event]) -> Iterator[tuple[Event, Array, Event]]:
-        """Yield PyTorch's event, its tensor in the layout of Flax, and the corresponding event of Flax, in PyTorch's
-        order.
-        """
         for event in self.ours.events:
             other = others.get(event.key)
             values = None if other is None else as_flax_has_it(event, other.values.shape)
             if other is not None and values is not None:
-                yield event, values, other
+                found.append(self._difference("forward", str(event), values, other.values, depth=len(found)))
+        return found
 
     def unaligned(self) -> list[str]:
         """Describe the outputs whose shapes do not correspond in the two frameworks."""
@@ -336,26 +318,22 @@ class Run:
     def alone(self) -> list[Difference]:
         """Compare each layer separately: Flax's layer runs on the input of PyTorch's layer."""
         found = []
-        for pair, event, given, output in self.calls():
-            try:
-                made = run_alone(pair.flax.module, given)
-            except (TypeError, ValueError):
-                continue
-            values = as_flax_has_it(output, made.shape)
-            if values is not None:
-                found.append(self._difference("layer alone", event.path, values, made, depth=0))
-        return found
-
-    def calls(self) -> Iterator[tuple[Twins, Event, Array, Event]]:
-        """Yield the first call of each layer that has a single input: the pair of layers, the event, the input in the
-        layout of Flax, and the output."""
         ours = self.ours.by_key()
         # The layers before the pass, because the pass changed the running statistics of batch norms.
-        pairs = {pair.torch.path: pair for pair in twins(*self.before, names=self.names)}
-        for path, pair in pairs.items():
+        for pair in twins(*self.before, names=self.names):
+            path = pair.torch.path
             event, output = ours.get((path, "input", 0)), ours.get((path, "output", 0))
-            if event is not None and output is not None and event.alone and pair.torch.kind.name not in ("GRU", "LSTM"):
-                yield pair, event, _channels_last(event), output
+            if event is None or output is None or not event.alone or pair.torch.kind.name in ("GRU", "LSTM"):
+                continue
+            try:
+                made: Any = pair.flax.module(jnp.asarray(_channels_last(event)))
+            except (TypeError, ValueError):
+                continue
+            made = array_of(made[-1] if isinstance(made, tuple) else made)
+            values = as_flax_has_it(output, made.shape)
+            if values is not None:
+                found.append(self._difference("layer alone", path, values, made, depth=0))
+        return found
 
     def loss(self) -> list[Difference]:
         """Compare the losses."""
@@ -363,7 +341,7 @@ class Run:
 
     def gradients(self) -> list[Difference]:
         """Compare the gradients of all weights, from the last layer to the first."""
-        ours = self.torch_gradients()
+        ours = {pair.torch.path: pair.to_flax(gradients_of(pair.torch), "gradients") for pair in self.pairs}
         wanted = nnx.DiffState(0, nnx.Param)
         grads = nnx.grad(self.flax_loss, argnums=wanted)(nnx.clone(self.before[1]), self.flax_batch)
         theirs = self.in_flax(grads)
@@ -390,15 +368,6 @@ class Run:
         if name.endswith("bias") or given is None or given.values.dtype.kind != "f":
             return summed
         return summed * max(1.0, float(np.abs(given.values).max(initial=0)))
-
-    def torch_gradients(self) -> dict[str, Arrays]:
-        """Return PyTorch's gradients in the layout of Flax, by path."""
-        found = {}
-        for pair in self.pairs:
-            arrays = {name: gradient_of(values) for name, values in pair.torch.arrays.items()}
-            made = pair.to_flax({name: values for name, values in arrays.items() if values is not None}, "gradients")
-            found[pair.torch.path] = made
-        return found
 
     def statistics(self) -> list[Difference]:
         """Compare the running statistics of batch norms after the pass."""
@@ -440,12 +409,6 @@ def split_params(module: Any) -> tuple[Any, Any, Any]:
     return graph, params, rest
 
 
-def run_alone(module: Any, given: Array) -> Array:
-    """Return the output of one Flax layer for an input."""
-    output = module(jnp.asarray(given))
-    return array_of(output[-1] if isinstance(output, tuple) else output)
-
-
 def _channels_last(event: Event) -> Array:
     shape = event.values.shape
     moved = as_flax_has_it(event, (shape[0], *shape[2:], shape[1])) if len(shape) > 2 else None
@@ -473,11 +436,13 @@ def _spreads(tensor: str, ours: Array, theirs: Array) -> Difference:
     return Difference("initial weights", tensor, abs(spreads[0] - spreads[1]), max(spreads), tolerance)
 
 
-def gradient_of(values: Any) -> Array | None:
-    """Return the gradient of a PyTorch parameter, or zeros if it has no gradient; None for a buffer."""
-    if not isinstance(values, torch.nn.Parameter):
-        return None
-    return np.zeros(values.shape) if values.grad is None else array_of(values.grad)
+def gradients_of(layer: Layer) -> Arrays:
+    """Return the gradients of a PyTorch layer's parameters; zeros for a parameter without a gradient."""
+    return {
+        name: np.zeros(values.shape) if values.grad is None else array_of(values.grad)
+        for name, values in layer.arrays.items()
+        if isinstance(values, torch.nn.Parameter)
+    }
 
 
 def _widened(values: Any) -> Array:
