@@ -406,7 +406,7 @@ def test_every_room_has_its_line_in_the_table() -> None:
     for name in set().union(*FLOORS):
         assert f"mouse_core.{name}" in CORE, f"{name} is no room"
         assert f"`{name}`" in named, f"{name}: CONTRIBUTING has no line for this room"
-    for name in re.findall(r"`(\w+\.[\w.]+)`", section.split("### Two walks")[1]):
+    for name in re.findall(r"`(\w+\.[\w.]+)`", section.split("### Two paths through the code")[1]):
         assert f"mouse_core.{name}" in CORE, f"{name}: CONTRIBUTING walks through a module that is not there"
 
 
