@@ -17,7 +17,6 @@ from mouse_core.store.views import Store
 
 if TYPE_CHECKING:
     from mouse_core.digest import StreamDigest
-    from mouse_core.images.decoding import DecodePool
     from mouse_core.prefetch._agreement import Agreement
     from mouse_core.prefetch.report import Counts, LoaderReport
     from mouse_core.replay.source import Staleness
@@ -25,9 +24,6 @@ if TYPE_CHECKING:
 
 class Feed:
     """The feed of a user-defined source, which never changes."""
-
-    #: Whether the source has encoded images; None: unknown.
-    has_images: bool | None = None
 
     def __init__(self, source: Any) -> None:
         self.source = source
@@ -103,7 +99,6 @@ class StoreFeed(Feed):
     def __init__(self, source: BatchSource, store: Store | None) -> None:
         super().__init__(source)
         self._store = store
-        self.has_images = any(field.image_shape is not None for field in source.spec.values())
 
     def state(self, next_index: int) -> dict[str, Any]:
         """Return the state of a loader whose next batch is ``next_index``."""
@@ -187,7 +182,6 @@ class Loader(Generic[T]):
         self._make: Callable[[int], Any] | None = None
         self._counts: Counts | None = None
         self._ahead: Prefetcher[Any] | None = None
-        self._decoders: DecodePool | None = None
         self._failure: WorkerError | None = None
         self._digest: StreamDigest | None = None
         if digest:
@@ -279,9 +273,8 @@ class Loader(Generic[T]):
 
         if self._counts is None:
             return LoaderReport()
-        decoding = 0.0 if self._decoders is None else self._decoders.seconds
         ready = 0 if self._ahead is None else self._ahead.ready
-        return self._counts.report(self._feed.source, decoding, ready, self._prefetch if self._num_workers else 0)
+        return self._counts.report(self._feed.source, ready, self._prefetch if self._num_workers else 0)
 
     def _making(self, began: float) -> Callable[[int], Any]:
         """Return the function that computes the source's batches; its modules are imported at the first batch."""
@@ -292,13 +285,8 @@ class Loader(Generic[T]):
             from mouse_core.prefetch._digesting import digesting
 
             make = digesting(make, self._feed.source)
-        has_images = self._feed.has_images
-        if has_images or (has_images is None and self._num_workers):
-            from mouse_core.images.decoding import DecodePool, decoding_by
-
-            self._decoders = self._decoders or DecodePool(self._num_workers)
-            make = decoding_by(self._decoders, make)
         self._counts = self._counts or Counts(self._feed.source, began)
+        make = self._counts.decoding.timing(make)
         return timed(make) if self._num_workers else make
 
     def _made(self, began: float) -> tuple[Any, Any]:
@@ -461,8 +449,6 @@ class Loader(Generic[T]):
         if self._ahead is not None and self._process == os.getpid():
             self._ahead.close()
         self._ahead = None
-        if self._decoders is not None:
-            self._decoders.close()
 
     def __enter__(self) -> Self:
         return self

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mouse_core.images.decoding import DecodeClock
+
 # Seconds above which a batch counts as slow, and seconds after which the last measurement counts as old.
 _SLOW, _OLD = 0.0003, 0.001
 # The size in bytes of one in this number of batches is measured.
@@ -181,7 +183,7 @@ class Counts:
         self.began = self.ended = self.looked = began
         self.waited = self.making = self.still = self.still_for_disk = self.weighed_bytes = 0.0
         self.batches = self.weighed = 0
-        self._usage = _usage()
+        self.decoding, self._usage = DecodeClock(), _usage()
         self._disk_bytes, self._elsewhere = _disk_bytes(), counters_of(source)
 
     def look(self, now: float) -> None:
@@ -212,12 +214,11 @@ class Counts:
         self.still += took.still
         self.still_for_disk += took.still if took.disk else 0.0
 
-    def report(self, source: Any, decoding: float, ready: int, ready_at_most: int) -> LoaderReport:
+    def report(self, source: Any, ready: int, ready_at_most: int) -> LoaderReport:
         """Return the report of all batches so far.
 
         Args:
             source: The source of the batches.
-            decoding: Seconds of decoding.
             ready: Number of batches that wait for the caller.
             ready_at_most: Largest possible value of ``ready``.
         """
@@ -225,9 +226,9 @@ class Counts:
         elsewhere = {name: max(0.0, value - before.get(name, 0.0)) for name, value in said.items()}
         making = self.making if ready_at_most else self.waited  # in the caller's own time
         network = min(elsewhere.get("seconds", 0.0), making)
-        decode = min(decoding, making - network)
-        # Waiting for the network, and for decoding processes, also counts as idle time.
-        disk = min(self.still_for_disk, max(0.0, self.still - network - decode))
+        decode = min(self.decoding.seconds, making - network)
+        # Waiting for the network also counts as idle time.
+        disk = min(self.still_for_disk, max(0.0, self.still - network), making - network - decode)
         delivered = self.weighed_bytes / self.weighed * self.batches if self.weighed else 0.0
         stored = _stored_share(source)
         disk_bytes = _disk_bytes()

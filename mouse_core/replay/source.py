@@ -59,7 +59,6 @@ class BufferSource:
 
     # What a loader asks of a feed; see ``prefetch.loader``.
     first_index = epoch_start = 0
-    has_images = None
 
     def __init__(self, buffer: BaseBuffer, batch_size: int | None, ahead: int) -> None:
         if batch_size is None and buffer.batch_size is None:

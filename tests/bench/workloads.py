@@ -205,7 +205,7 @@ def _takes_part(peer: Contender, key: str, settings: Settings) -> bool:
 
 
 def png_images(settings: Settings, height: int, width: int, colour: bool) -> Table:
-    """PNG, decoded by the batch; everything by the wall clock, for decoding is spread over cores."""
+    """PNG, decoded by the batch; everything by the wall clock, as threads decode on several cores."""
     kind = generate.png_images(height, width, colour=colour)
     folder = dataset_folder(settings, kind, max(400, settings.images // 20), f"png-{height}x{width}")
     length, batch_size = 16, (4 if colour else 16) // (2 if settings.quick else 1)

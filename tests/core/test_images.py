@@ -12,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from mouse_core import BatchSource, DataError, DatasetStore, Field, SchemaError
+from mouse_core import BatchSource, DataError, DatasetStore, Field, PrefetchBatchifier, SchemaError
+from mouse_core.dtypes import RowError
 from mouse_core.images import decode_image, encode_png
+from mouse_core.images.decoding import fill_images
 
 GREY = np.arange(12, dtype=np.uint8).reshape(3, 4) * 20
 COLOUR = np.arange(24, dtype=np.uint8).reshape(2, 4, 3) * 10
@@ -345,3 +347,29 @@ def test_pixels_of_another_dtype_are_converted_or_refused(many: bool) -> None:
             add(wrong)
     depth = np.array(store.snapshot().rows([0, 1])["depth"])
     assert depth[:, 0, 0].reshape(-1).tolist() == [40_000, 7]
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int64", "float32"])
+def test_many_images_in_rows_of_any_dtype(dtype: str) -> None:
+    pixels = np.random.default_rng(0).integers(0, 128, (30, 5, 4, 3)).astype(np.uint8)
+    runs = [
+        (pa.array([png(image) for image in some]), first, ()) for first, some in ((20, pixels[20:]), (0, pixels[:20]))
+    ]
+    out = np.zeros((30, 60), dtype)
+    fill_images(runs, (5, 4, 3), out, fill=None, pixel=np.dtype(np.uint8))
+    assert np.array_equal(out, pixels.reshape(30, -1))
+    pixels[23, 3, 2, 1] = 128
+    runs[0] = (pa.array([png(image) for image in pixels[20:]]), 20, ())
+    with pytest.raises(RowError) as raised:
+        fill_images(runs, (5, 4, 3), out.astype(np.int8), fill=None, pixel=np.dtype(np.uint8))
+    assert raised.value.row == 23
+
+
+def test_threads_of_a_loader_decode_the_batches_of_its_source() -> None:
+    frames = np.random.default_rng(1).integers(0, 256, (60, 9, 7, 3)).astype(np.uint8)
+    store = DatasetStore().from_dataset(table_of([png(frame) for frame in frames]))
+    source = BatchSource(store, 6, 8, seed=3)
+    with PrefetchBatchifier(store, 6, 8, seed=3, num_workers=2, prefetch=2) as loader:
+        for index in range(6):
+            batch = loader.next_batch()
+            assert all(np.array_equal(batch[name], values) for name, values in source[index].items())
