@@ -105,7 +105,7 @@ def wants_bar() -> bool:
 
 
 def write_text(file: str, text: str) -> None:
-    """Write a page or report. A file is replaced completely or not at all; links, pipes and devices are written to.
+    """Write a report. A file is replaced completely or not at all; links, pipes and devices are written to.
 
     Raises:
         StorageError: The file cannot be written.

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
-import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,10 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from mouse_core._base.progress import aligned
 from mouse_core.cli import _data as data
-from mouse_core.errors import MouseError
 
 if TYPE_CHECKING:
-    from mouse_core.inspect import Report
     from mouse_core.statistics.by_field import FieldStatistics
 
 _HEAD = ("field", "count", "mean", "std", "min", "q01", "q50", "q99", "max")
@@ -32,7 +28,6 @@ def declare_inspect(parser: argparse.ArgumentParser) -> None:
     data.add_source(parser)
     data.add_alignment(parser)
     add = parser.add_argument
-    add("--html", metavar="FILE", help="also write the page of mouse view, with fewer steps, as one HTML file")
     add("--json", metavar="FILE", help="also write all figures to this file; - prints them instead")
     add("--strict", action="store_true", help="status 1 if there are errors or warnings")
     add(
@@ -53,7 +48,6 @@ def run_inspect(chosen: argparse.Namespace) -> int:
       mouse inspect halfcheetah.hdf5 --final mark       D4RL lacks the last observation of every episode
       mouse inspect pick.mcap                           the topics of an MCAP file or a bag of ROS 2
       mouse inspect pick.mcap --format layout.yaml      the topics that a layout converts to columns, on one clock
-      mouse inspect recordings --html report.html       a page with episodes and plots, to open in a browser or to send
       mouse inspect recordings --strict                 status 1 for warnings, for scripts
       mouse inspect robot --final drop                  unreadable episodes of a LeRobotDataset, and the reasons
       mouse inspect recordings --strict --ignore saturated,duplicate-episodes
@@ -63,10 +57,6 @@ def run_inspect(chosen: argparse.Namespace) -> int:
     from mouse_core.formats.base import embedded
     from mouse_core.inspect import inspect, show
 
-    if chosen.html:
-        from mouse_core.view.stored import check_plotly
-
-        check_plotly()  # raises errors before all rows are read
     if chosen.format is None and _show_topics(chosen.source):
         return 0
     stream = data.open_source(chosen)
@@ -80,29 +70,7 @@ def run_inspect(chosen: argparse.Namespace) -> int:
         show(report, viewer=data.viewer_of(chosen))
     if chosen.json not in (None, "-"):
         data.write_text(chosen.json, report.to_json())
-    if chosen.html:
-        page = _page(chosen, report)
-        data.write_text(chosen.html, page)
-        print(f"\nwrote {chosen.html}, {len(page) / 1e6:.1f} MB", file=sys.stderr)  # noqa: T201
     return 1 if chosen.strict and report.warnings else 0
-
-
-def _page(chosen: argparse.Namespace, report: Report) -> str:
-    """Return the HTML page of a report, with episodes if the rows are steps."""
-    from mouse_core.view import to_html
-    from mouse_core.view.opening import opened_store
-
-    how = {**data.how_to_read(chosen), "alignment": chosen.alignment}
-    said: dict[str, Any] = {"name": _name(chosen.source), "command": shlex.join(data.viewer_of(chosen))}
-    # A folder is the dataset itself; files beside a single data file belong to it only if the user names them.
-    files = bool(chosen.image_root) or not os.path.isfile(chosen.source)
-    try:
-        with opened_store(chosen.source, progress=data.wants_bar(), **how) as store:
-            return to_html(store, report, files=files, **said)
-    except MouseError as error:
-        why = f"Episodes cannot be shown: {' '.join(str(error).split())}."
-        print(f"\n{why}", file=sys.stderr)  # noqa: T201
-        return to_html(None, report, why=why, **said)
 
 
 def _show_topics(source: str) -> bool:

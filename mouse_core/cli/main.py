@@ -368,7 +368,7 @@ def _short_warnings(command: str) -> Iterator[None]:
 
 
 _EXAMPLES = """examples:
-  mouse inspect recordings --html report.html
+  mouse inspect recordings
   mouse view recordings
   mouse convert halfcheetah.hdf5 halfcheetah --final mark
   mouse verify halfcheetah

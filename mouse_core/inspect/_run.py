@@ -384,7 +384,7 @@ def inspect(stream: RowStream | Store, *, ignore: Collection[str] = (), progress
         progress: Whether to show a progress bar.
 
     Returns:
-        The report. ``show`` prints the report, and ``mouse_core.view.to_html`` converts it to an HTML page.
+        The report. ``show`` prints the report.
 
     Raises:
         DataError: The data are damaged.

@@ -10,18 +10,16 @@ import numpy.typing as npt
 
 from mouse_core._arrow.column_types import column_type
 from mouse_core.errors import ConfigError, DataError
-from mouse_core.images.pixels import check_image, decode_image, encode_jpeg, encode_png
+from mouse_core.images.pixels import check_image, decode_image, encode_png
 from mouse_core.store.snapshot import Snapshot
 from mouse_core.view.columns import columns_of
 
 # Largest number of pixels of an image.
 _MOST_PIXELS = 1 << 24
-# Largest height and width of a small image; and the largest number of bytes of a lossless one.
-_SMALL, _SMALL_BYTES = 160, 8 << 10
 _SIGNS = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg"}
 
 
-def picture(snapshot: Snapshot, name: str, row: int, *, files: bool = True) -> tuple[bytes, str]:
+def picture(snapshot: Snapshot, name: str, row: int) -> tuple[bytes, str]:
     """Return an image of a step: the bytes of a PNG or JPEG file, and its media type.
 
     Args:
@@ -29,51 +27,26 @@ def picture(snapshot: Snapshot, name: str, row: int, *, files: bool = True) -> t
         name: A column of images (encoded, or uint8 ``[H, W]``, ``[H, W, C]`` or ``[C, H, W]``), or a field of images,
             for example of video frames.
         row: The row of the step.
-        files: Whether to open images and videos that rows name by path.
 
     Raises:
         ConfigError: There is no such column, or the row has no image.
         DataError: The image cannot be decoded, is too large, or is outside of the allowed folders.
     """
     try:
-        return _picture(snapshot, name, row, files)
+        return _picture(snapshot, name, row)
     except DataError as error:
         raise DataError(f"{name}: {error} in row {row}") from error
 
 
-def small(encoded: bytes) -> tuple[bytes, str]:
-    """Shrink an image in a PNG or JPEG file, by averaging square blocks of pixels.
-
-    Returns:
-        The bytes of a file, and its media type.
-
-    Raises:
-        DataError: The image cannot be decoded, or is too large.
-    """
-    pixels = decode_image(encoded, max_pixels=_MOST_PIXELS)
-    size = -(-max(pixels.shape[:2]) // _SMALL)
-    if size > 1:
-        height, width = (max(side // size, 1) for side in pixels.shape[:2])
-        cut = pixels[: height * size, : width * size]
-        blocks = cut.reshape(height, cut.shape[0] // height, width, cut.shape[1] // width, -1)
-        pixels = blocks.mean(axis=(1, 3)).round().astype(np.uint8)
-    made = encode_png(pixels)
-    if len(made) <= _SMALL_BYTES:
-        return made, "image/png"
-    return encode_jpeg(np.ascontiguousarray(pixels[:, :, : 1 if pixels.shape[2] < 3 else 3]), 80), "image/jpeg"
-
-
-def _picture(snapshot: Snapshot, name: str, row: int, files: bool) -> tuple[bytes, str]:
+def _picture(snapshot: Snapshot, name: str, row: int) -> tuple[bytes, str]:
     types = columns_of(snapshot)
     if name not in types or column_type(types[name]).kind == "video":
-        if not files:
-            raise DataError("expected images in the rows, found the path of a file")
         return png(_of_field(snapshot, name, row)), "image/png"
     value = snapshot.rows([row], {name}).get(name, [None])[0]
     if value is None or (isinstance(value, Mapping) and value.get("bytes") is None and value.get("path") is None):
         raise ConfigError(f"{name}: expected a picture, found none in row {row}")
     if isinstance(value, Mapping | bytes):
-        return _encoded(value, _roots(snapshot, row) if files else ())
+        return _encoded(value, _roots(snapshot, row))
     return png(np.asarray(value, np.uint8)), "image/png"
 
 

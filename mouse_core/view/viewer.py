@@ -27,7 +27,7 @@ from mouse_core.view.opening import Shown, shown_of
 
 _PAGE = Path(__file__).with_name("page")
 _SCRIPT, _STYLE = "text/javascript; charset=utf-8", "text/css; charset=utf-8"
-_MODULES = ("view", "pane", "list", "charts", "episode", "batches", "findings", "tools", "stored")
+_MODULES = ("view", "pane", "list", "charts", "episode", "batches", "findings", "tools")
 # All files of the page. No other file on disk is served.
 _FILES = {f"{name}.js": (_PAGE / f"{name}.js", _SCRIPT) for name in _MODULES}
 _FILES["view.css"] = (_PAGE / "view.css", _STYLE)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -359,6 +360,28 @@ def test_what_is_printed(folder: Path, capsys: pytest.CaptureFixture[str]) -> No
         assert text in shown, text
 
 
+def test_the_command_that_is_hinted_at_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "odd name"
+    folder.mkdir()
+    rows = clean()
+    rows["observation"][5] = [math.nan, 0.0, 0.0]
+    for split in ("train", "test"):
+        datasets.Dataset.from_dict(rows).to_parquet(folder / f"{split}-00000-of-00001.parquet")
+    words = [str(folder), "--format", "rows", "--final", "mark", "--split", "train", "--alignment", "outgoing"]
+    words += ["--image-root", str(tmp_path)]
+    assert run(*words) == 0
+    out = capsys.readouterr().out
+    (hint,) = [line.removeprefix("To see it: ") for line in out.splitlines() if line.startswith("To see it: ")]
+    monkeypatch.setattr("mouse_core.view.Viewer.wait", lambda viewer: None)
+    program, *asked = shlex.split(hint)
+    assert (program, asked[:2]) == ("mouse", ["view", words[0]])
+    assert sorted(asked[2:-2]) == sorted(words[1:])
+    assert main([*asked, "--no-browser"]) == 0
+    assert capsys.readouterr().out.strip().endswith(f"#{asked[-1]}")
+
+
 @pytest.mark.usefixtures("without_rich")
 def test_without_rich_it_is_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(folder) == 0
@@ -378,8 +401,8 @@ def test_json_holds_everything(folder: Path, tmp_path: Path, capsys: pytest.Capt
 
 
 def test_a_file_that_cannot_be_written_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(folder, "--html", "/nowhere/report.html") == 2
-    assert "/nowhere/report.html" in capsys.readouterr().err
+    assert run(folder, "--json", "/nowhere/report.json") == 2
+    assert "/nowhere/report.json" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["action", "reward", "done"])

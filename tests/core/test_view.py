@@ -35,6 +35,7 @@ from mouse_core.metadata import DatasetMetadata
 from mouse_core.view import Viewer, view
 from mouse_core.view.counting import EpisodeList, Query
 from mouse_core.view.opening import opened_store, shown_of
+from mouse_core.view.pictures import picture
 from mouse_core.view.thinning import thinned
 from mouse_core.view.viewer import viewer_of
 
@@ -390,6 +391,30 @@ def test_pictures_are_those_of_the_step(client: Client) -> None:
             pixels = np.asarray(Image.open(io.BytesIO(answer.read())))
         assert pixels.shape == (4, 6, 3)
         assert pixels[0, 0, 0] == row
+
+
+def test_pictures_of_all_shapes() -> None:
+    """Frames as nested lists, stacks of which the last frame is shown, and encoded ones: all to the pixel."""
+    grey = np.arange(30, dtype=np.uint8).reshape(5, 6)
+    stack = np.stack([grey, grey + 1, grey + 2, grey + 3], axis=2)
+    colour = np.random.default_rng(1).integers(0, 256, (7, 9, 3), dtype=np.uint8)
+    two, three = pa.list_(pa.list_(pa.uint8())), pa.list_(pa.list_(pa.list_(pa.uint8())))
+    for values, wanted in (
+        (pa.array([grey.tolist()] * 4, two), grey),
+        (pa.array([colour.tolist()] * 4, three), colour),
+        (pa.array([np.moveaxis(colour, 2, 0).tolist()] * 4, three), colour),
+        (pa.array([encode_png(grey)] * 4), grey),
+        (pa.array([encode_png(stack)] * 4), stack),
+    ):
+        store = DatasetStore().from_dataset(recording((4,), images=False).append_column("camera", values))
+        file, kind = picture(store.snapshot(), "camera", 1)
+        assert kind == "image/png"
+        assert np.array_equal(np.asarray(Image.open(io.BytesIO(file))), wanted), values.type
+    store = DatasetStore().from_dataset(
+        recording((4,), images=False).append_column("camera", pa.array([b"no picture"] * 4))
+    )
+    with pytest.raises(DataError, match="camera"):
+        picture(store.snapshot(), "camera", 1)
 
 
 def test_a_picture_outside_of_the_dataset_is_not_shown(tmp_path: Path) -> None:

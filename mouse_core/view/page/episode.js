@@ -1,6 +1,6 @@
 // One episode: pictures of all cameras, curves of every dimension, a step's values, and a cursor through all of them.
 
-import { ask, choice, element, label, later, latest, picture, short, soon } from "./tools.js";
+import { address, ask, choice, element, label, later, latest, short, soon } from "./tools.js";
 import { Chart } from "./charts.js";
 
 const SPEEDS = ["1", "5", "10", "30", "60", "120", "300"];
@@ -50,10 +50,9 @@ export class Episode {
 
   // ------------------------------------------------------------------ which episode
 
-  /** Show an episode, as the server describes it; of a stored one, only some steps may be there. */
-  async show(found, step, range, steps) {
+  /** Show an episode, as the server describes it. */
+  async show(found, step, range) {
     this.stop();
-    this.steps = steps ?? null;
     this.begin = found.start;
     this.number_ = found.episode;
     this.length = found.length;
@@ -94,7 +93,7 @@ export class Episode {
       this.pictures = columns.filter(({ kind }) => kind === "image").map(({ name }) => {
         const image = element("img", { alt: name });
         const figure = element("figure", {}, image, element("figcaption", { textContent: name }));
-        return { name, image, figure, load: latest((row) => this.loadPicture(figure, name, row)) };
+        return { name, image, figure, load: latest((row) => this.loadPicture(image, name, row)) };
       });
       this.cameras.replaceChildren(...this.pictures.map(({ figure }) => figure));
       this.charts = columns.filter(({ kind }) => kind === "numbers").flatMap((column) =>
@@ -205,7 +204,7 @@ export class Episode {
   /** Put the cursor at a step; others that follow are told, unless they told this one. */
   moveTo(step, told = false) {
     if (!this.length) return;
-    this.step = this.nearest(Math.max(0, Math.min(Math.round(step) || 0, this.length - 1)));
+    this.step = Math.max(0, Math.min(Math.round(step) || 0, this.length - 1));
     this.slider.value = this.step;
     this.number.value = this.step;
     for (const chart of this.charts) chart.at(this.step);
@@ -213,13 +212,6 @@ export class Episode {
     for (const picture of this.pictures ?? []) picture.load(this.begin + this.step);
     this.pane.changed();
     if (!told) this.pane.stepped(this.step);
-  }
-
-  /** A step that is there: the step itself, or the next one on the way to it. */
-  nearest(step) {
-    if (!this.steps) return step;
-    const found = step > this.step ? this.steps.find((one) => one >= step) : this.steps.findLast((one) => one <= step);
-    return found ?? this.steps.at(step > this.step ? -1 : 0);
   }
 
   async loadStep(row) {
@@ -238,14 +230,11 @@ export class Episode {
     }
   }
 
-  loadPicture(figure, column, row) {
-    const found = picture({ source: this.pane.source, generation: this.pane.description.generation, begin: row, column });
-    const [image, caption] = figure.children;
-    caption.textContent = found.row === row ? column : `${column}, step ${found.row - this.begin}`;
+  loadPicture(image, column, row) {
     return new Promise((done) => {
       image.onload = () => { image.classList.remove("missing"); done(); };
       image.onerror = () => { image.classList.add("missing"); done(); };
-      image.src = found.src;
+      image.src = address("image", { source: this.pane.source, generation: this.pane.description.generation, begin: row, column });
     });
   }
 

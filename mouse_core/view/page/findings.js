@@ -67,7 +67,6 @@ export class Findings {
     this.sight.disconnect();
     this.bars.forEach((one) => one.clear());
     const { report } = this;
-    this.start.hidden ||= Boolean(this.pane.description.stored);
     if (!report) {
       this.bars = [];
       this.content.replaceChildren();

@@ -35,13 +35,10 @@ export class Pane {
 
   start(place) {
     this.describe();
-    const { batches, stored } = this.description;
+    const { batches } = this.description;
     this.list.read(place.list ?? "");
-    // Of episodes that are stored those whose steps are there come first.
-    if (stored?.sort && !place.list) this.list.query.sort = stored.sort;
     this.list.refresh();
-    const first = batches ? "batches" : stored && this.page.panes.length < 2 ? "findings" : "episodes";
-    this.turnTo(place.tab ?? (place.episode === undefined || !this.there.episodes ? first : "episodes"));
+    this.turnTo(place.tab ?? (batches && place.episode === undefined ? "batches" : "episodes"));
     this.findings.reset();
     this.open(place.episode ?? 0, place.step, place.range, true);
   }
@@ -51,11 +48,9 @@ export class Pane {
     this.picker.replaceChildren(names.length > 1
       ? choice(names, this.description.name, (name) => this.use(names.indexOf(name)), "dataset")
       : element("b", { textContent: names[0] }));
-    const { rows, alignment } = this.description;
+    const { rows, alignment, inspected } = this.description;
     this.size.textContent = `${rows.toLocaleString("en")} steps, ${alignment}`;
-    const { inspected, stored } = this.description;
-    this.there = { episodes: !stored || stored.episodes > 0, findings: inspected !== "nothing", batches: !stored };
-    for (const button of this.tabs) button.hidden = !this.there[button.value];
+    this.tabs[1].hidden = inspected === "nothing";
   }
 
   use(source) {
@@ -68,7 +63,7 @@ export class Pane {
     this.tabs.forEach((button) => button.classList.toggle("chosen", button.value === tab));
     this.episode.stop();
     const main = { episodes: this.episode, findings: this.findings, batches: this.batches }[tab];
-    this.body.replaceChildren(...(this.there.episodes ? [this.list.root] : []), main.root);
+    this.body.replaceChildren(this.list.root, main.root);
     if (tab === "batches") this.batches.reload();
     else main.redraw();
     this.changed();
@@ -105,7 +100,7 @@ export class Pane {
         this.open_ = number;
         this.list.choose(number);
         say("");
-        await this.episode.show(found.episode, step, range, found.steps);
+        await this.episode.show(found.episode, step, range);
         this.changed();
         return;
       }

@@ -1,10 +1,5 @@
 // What all parts of the page use. Texts of the data only ever become text nodes.
 
-import { Stored } from "./stored.js";
-
-const held = document.querySelector("#stored");
-const stored = held && new Stored(JSON.parse(held.textContent));
-
 /** An element with properties and children; children that are no elements become text. */
 export function element(tag, properties = {}, ...children) {
   const made = document.createElement(tag);
@@ -24,14 +19,8 @@ export function address(name, asked = {}) {
   return `${name}?${new URLSearchParams(given)}`;
 }
 
-/** The address of a step's picture, and the row that it is of. */
-export function picture(asked) {
-  return stored ? stored.picture(asked) : { src: address("image", asked), row: asked.begin };
-}
-
-/** An answer of the server, or the one that is stored in the page; an error says what it says. */
+/** An answer of the server; an error says what it says. */
 export async function ask(name, asked = {}) {
-  if (stored) return stored.answer(name, asked);
   let answer;
   try {
     answer = await fetch(address(name, asked));

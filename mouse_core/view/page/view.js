@@ -15,10 +15,8 @@ class Page {
     this.together = element("input", { type: "checkbox", checked: true });
     this.follow = element("label", { class: "follow", hidden: true }, this.together, "one cursor");
     const keys = "space plays, ← → steps (with shift 10), [ ] episodes, + − 0 zoom";
-    const { stored } = sources[0];
     document.body.replaceChildren(
-      element("header", {}, element("h1", { textContent: stored ? "mouse inspect" : "mouse view" }), element("span", { class: "dim keys", textContent: keys }), this.follow, this.both),
-      stored ? element("p", { class: "dim note" }, stored.said, ...(stored.episodes ? [" All of it: ", element("code", { textContent: stored.command })] : [])) : "",
+      element("header", {}, element("h1", { textContent: "mouse view" }), element("span", { class: "dim keys", textContent: keys }), this.follow, this.both),
       element("p", { id: "said", class: "said", role: "alert", hidden: true }), this.missing, this.room);
     this.write = later(() => this.writeAddress(), 150);
   }
@@ -53,7 +51,6 @@ class Page {
     this.room.classList.toggle("two", this.panes.length > 1);
     this.both.textContent = this.panes.length > 1 ? "One" : "Side by side";
     this.follow.hidden = this.panes.length < 2;
-    this.both.hidden = this.sources[0].stored?.episodes === 0;
   }
 
   split(two) {

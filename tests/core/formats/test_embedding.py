@@ -14,7 +14,6 @@ from mouse_core import BatchSource, DataError, DatasetStore, formats
 from mouse_core.cli import main
 from mouse_core.formats.converting import convert
 from mouse_core.formats.verifying import verify
-from tests.core.test_inspect_page import stored_in
 
 ROWS = 40
 
@@ -69,11 +68,6 @@ def pixels(path: Path, **options: Any) -> list[int]:
     return [int(value) for value in BatchSource(store, ROWS, 1, sampling="last")[0]["obs_image"][0, :, 0]]
 
 
-def pictures_in(page: Path) -> int:
-    (episode,) = stored_in(page.read_text())["kept"]
-    return sum(file is not None for file in episode["pictures"]["observation_image"]["files"])
-
-
 def run(*words: object) -> int:
     return main([str(word) for word in words])
 
@@ -122,22 +116,8 @@ def test_images_elsewhere_are_refused_until_their_folder_is_named(
         assert run(*words, *named) == 0
     assert pixels(tmp_path / "out") == list(range(ROWS))
     assert run("verify", root, *named) == 0
-    # A page shows what is asked for, and nothing that rows name elsewhere.
-    shown = []
-    for more in ((), named):
-        assert run("inspect", root, "--html", tmp_path / "page.html", *more) == 0
-        shown.append(pictures_in(tmp_path / "page.html"))
-    assert shown == [len(range(0, ROWS, 3)), ROWS]
     assert run("inspect", root, "--image-root", tmp_path / "nowhere") == 2
     assert "--image-root" in capsys.readouterr().err
-
-
-def test_a_page_has_pictures_of_a_dataset_but_not_what_lies_beside_a_file(saved: Path, tmp_path: Path) -> None:
-    shown = []
-    for source in (saved, saved / "data.arrow"):
-        assert run("inspect", source, "--html", tmp_path / "page.html") == 0
-        shown.append(pictures_in(tmp_path / "page.html"))
-    assert shown == [ROWS, len(range(0, ROWS, 3))]
 
 
 def test_what_is_no_image_is_not_written(saved: Path, tmp_path: Path) -> None:
