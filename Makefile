@@ -26,7 +26,7 @@ PACKAGES := $(patsubst %/__init__.py,%,$(wildcard mouse_core/__init__.py adapter
 
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-long test-trainers test-reverb test-lerobot bench bench-scale bench-video lint format types docs docs-serve wheel-check clean distclean
+.PHONY: help demo test test-slow test-long test-trainers test-reverb test-lerobot bench bench-scale bench-video lint format types docs docs-serve wheel-check release clean distclean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | \
@@ -81,8 +81,11 @@ docs: $(VENV)/.installed-docs  ## build the documentation into site/ and check i
 docs-serve: $(VENV)/.installed-docs  ## show the documentation in a browser, following edits
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs serve
 
-wheel-check: $(VENV)/.installed-dev  ## build the wheel, import it in an empty environment, and use the core with the oldest versions
-	$(PY) scripts/check_wheel.py
+wheel-check: $(VENV)/.installed-dev  ## build the wheel twice, use it in an empty environment, and with the oldest versions; ARGS=--extras
+	$(PY) -m scripts.check_wheel $(ARGS)
+
+release: $(VENV)/.installed-dev  ## build the wheel, the sdist and SHA256SUMS of this commit into dist/
+	$(PY) -m scripts.release $(ARGS)
 
 clean:  ## remove what was built
 	rm -rf build dist site out .pytest_cache .mypy_cache .ruff_cache .hypothesis .jax_cache *.egg-info adapters/*.egg-info

@@ -58,10 +58,11 @@ def broken_links(site: Path) -> list[str]:
 def main() -> int:
     """Print what is broken; the exit code is 1 if anything is."""
     site = Path(sys.argv[1] if len(sys.argv) > 1 else "site").resolve()
-    if not (site / "index.html").exists():
-        print(f"{site}: expected a built site with an index.html")
+    versions = sorted(page.parent for page in site.glob("*/index.html"))
+    if not versions:
+        print(f"{site}: expected the folder of a version with an index.html")
         return 1
-    problems = broken_links(site)
+    problems = [problem for version in versions for problem in broken_links(version)]
     print("\n".join(problems) or f"{site.name}: every internal link leads somewhere")
     return 1 if problems else 0
 

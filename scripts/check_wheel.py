@@ -1,13 +1,19 @@
-"""Build the distribution, install its wheel into empty environments and look at what can be imported and done there.
+"""Builds the distribution twice, installs its wheel into empty environments, and uses what is installed there.
 
-One environment has the versions of `constraints.txt`, the other the oldest that `pyproject.toml` allows.
+Both builds must have the same bytes. The sdist is built from a copy of the checkout and the wheel from the sdist, so no
+untracked file of the checkout can be part of the wheel, and no file that is missing from the sdist can be overlooked.
 
-The wheel is built from the sdist, in a folder of its own, so nothing that lies about in the checkout (an old
-`build/`, an untracked file) can end up in it or hide that something is missing.
+Without options, there are two environments: one with the versions of `constraints.txt`, and one with the oldest
+versions that `pyproject.toml` allows. With `--extras`, every extra is also installed by itself and used, and the lines
+of the README and the notebooks run with the wheel alone (some minutes, 6 GB).
 """
 
 from __future__ import annotations
 
+import argparse
+import json
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +21,7 @@ import tempfile
 import tomllib
 import venv
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -22,8 +29,97 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).resolve().parent.parent
 # Folders of this repository that must never become import names.
 PLACES = ("adapters", "docs", "examples", "scripts", "tests")
-# What an adapter asks for when its framework is not there.
-EXTRAS = {"mouse_torch": "torch", "mouse_jax": "jax", "mouse_ray": "ray", "mouse_study": "study"}
+# What each extra is for, in code that raises an ImportError of one line where the extra is missing. The current
+# folder is empty, and `store` holds five short episodes.
+USES = {
+    "images": """
+from mouse_core.images import decode_image, encode_png
+pixels = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
+assert (decode_image(encode_png(pixels)) == pixels).all()
+""",
+    "torch": """
+import mouse_torch
+with mouse_torch.PrefetchBatchifier(store, sequence_length=4, batch_size=2, seed=0) as loader:
+    assert loader.next_batch()["observation.state"].shape == (2, 4, 8)
+""",
+    "jax": """
+import mouse_jax
+with mouse_jax.PrefetchBatchifier(store, sequence_length=4, batch_size=2, seed=0) as loader:
+    assert loader.next_batch()["observation.state"].shape == (2, 4, 8)
+""",
+    "formats": """
+store.save("steps.h5", "ted", layout="flat")
+assert len(DatasetStore.open("steps.h5")) == len(store)
+""",
+    "video": """
+from mouse_core import DataError
+from mouse_core.video import index_video
+Path("clip.mp4").write_bytes(bytes(100))
+try:
+    index_video("clip.mp4")
+except DataError:
+    pass
+""",
+    "encode": """
+from mouse_core.video import VideoCodec, VideoWriter, index_video
+writer = VideoWriter("clip.mp4", VideoCodec.parse("h264"), (64, 64, 3), frames_per_second=10)
+writer.write(np.zeros((5, 64, 64, 3), np.uint8))
+writer.close()
+index_video("clip.mp4")
+""",
+    "ray": "import mouse_ray",
+    "record": """
+from mouse_core.spec import Bounded, to_gymnasium
+assert to_gymnasium(Bounded(-1.0, 1.0, shape=(3,))).shape == (3,)
+""",
+    "robots": """
+from mouse_core import DataError
+from mouse_core.formats.robot_logs import mcap_messages
+Path("log.mcap").write_bytes(bytes(100))
+try:
+    list(mcap_messages("log.mcap"))
+except DataError:
+    pass
+""",
+    "remote": """
+store.save("rows", "store")
+assert len(DatasetStore.open((Path.cwd() / "rows").as_uri())) == len(store)
+""",
+    "text": """
+from mouse_core.text.chat import ChatTemplate
+ChatTemplate("{% for message in messages %}{% generation %}{{ message.content }}{% endgeneration %}{% endfor %}")
+""",
+    "view": """
+from mouse_core.view import view
+view(store).close()
+""",
+    "study": "import mouse_study",
+}
+
+PREPARE = """
+from pathlib import Path
+import numpy as np
+from mouse_core import DatasetStore
+store = DatasetStore()
+for _ in range(5):
+    store.add_episode(
+        observations={"state": np.zeros((21, 8), np.float32)},
+        actions=np.zeros(20, np.int64),
+        rewards=np.ones(20, np.float32),
+        terminated=True,
+    )
+"""
+
+MISSING = """
+try:
+    exec({use!r})
+except ImportError as error:
+    message = str(error)
+    if "mouse-data[{extra}]" not in message or "\\n" in message:
+        raise AssertionError("expected one line naming mouse-data[{extra}], found " + repr(message))
+else:
+    raise AssertionError("what needs mouse-data[{extra}] works without it")
+"""
 
 IMPORT_CORE = """
 import sys
@@ -34,17 +130,6 @@ for name in mouse_core.__all__:
     getattr(mouse_core, name)
 found = [name for name in {places!r} if find_spec(name) is not None]
 assert not found, f"can be imported and must not: {{found}}"
-"""
-
-IMPORT_ADAPTER = """
-try:
-    import {package}
-except ImportError as error:
-    message = str(error)
-    if "mouse-data[{extra}]" not in message or "\\n" in message:
-        raise AssertionError("expected one line naming mouse-data[{extra}], found " + repr(message))
-else:
-    raise AssertionError("{package} can be imported without its framework")
 """
 
 # What the core is for, and a digest of what came out: the same with any versions.
@@ -119,12 +204,38 @@ def check_contents(wheel: Path) -> None:
         raise SystemExit(f"{wheel.name}: lacks {missing}")
 
 
-def run(*command: str | Path, cwd: Path) -> str:
+def run(*command: str | Path, cwd: Path, env: Mapping[str, str] | None = None) -> str:
     """What one command printed; end with that if it fails."""
-    done = subprocess.run([str(part) for part in command], cwd=cwd, capture_output=True, text=True)
+    done = subprocess.run([str(part) for part in command], cwd=cwd, env=env, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"failed: {' '.join(map(str, command))}\n{done.stdout}{done.stderr}")
     return done.stdout
+
+
+def built(folder: Path, since: int) -> list[Path]:
+    """Build the wheel and the sdist in a new folder; `since` becomes the time of their files, in seconds since 1970."""
+    ignored = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist", "site", "out")
+    source = shutil.copytree(ROOT, folder / "source", ignore=ignored)
+    made = folder / "made"
+    environ = os.environ | {"SOURCE_DATE_EPOCH": str(since)}
+    run(sys.executable, "-m", "build", "--outdir", made, source, cwd=folder, env=environ)
+    return sorted(made.iterdir())
+
+
+def reproducible(folder: Path, since: int) -> list[Path]:
+    """Build twice, in folders of different names and at different times; return the files of the first build.
+
+    Raises:
+        SystemExit: A file of the second build has other bytes.
+    """
+    builds = []
+    for name in ("first", "second"):
+        (folder / name).mkdir()
+        builds.append(built(folder / name, since))
+    for one, other in zip(*builds, strict=True):
+        if one.name != other.name or one.read_bytes() != other.read_bytes():
+            raise SystemExit(f"{one.name}: expected the same bytes from a second build, found others in {other.name}")
+    return builds[0]
 
 
 def environment(folder: Path, *what: str | Path) -> Path:
@@ -159,29 +270,68 @@ def use_core(python: Path, folder: Path) -> str:
     return digest
 
 
+def check_extra(extra: str, wheel: Path, folder: Path) -> None:
+    """Install the wheel with one extra alone, and use the extra."""
+    python = environment(
+        folder / f"with-{extra}", "-c", ROOT / "constraints.txt", f"mouse-data[{extra}] @ {wheel.as_uri()}"
+    )
+    (folder / f"use-{extra}").mkdir()
+    run(python, "-I", "-c", PREPARE + USES[extra], cwd=folder / f"use-{extra}")
+    print(f"mouse-data[{extra}] by itself does what it is for", flush=True)
+    if extra == "torch":
+        (lines,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+        run(python, "-I", "-c", lines, cwd=folder / f"use-{extra}")
+        print("the lines of the README run with the wheel alone", flush=True)
+
+
+def check_notebook(notebook: Path, wheel: Path, folder: Path) -> None:
+    """Run the code of a notebook with the wheel and the extras that the notebook names."""
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    texts = ["".join(cell["source"]) for cell in cells]
+    (extras,) = re.findall(r"pip install 'mouse-data\[(.*?)\]'", "".join(texts))
+    code = "\n".join(text for text, cell in zip(texts, cells, strict=True) if cell["cell_type"] == "code")
+    asked = f"mouse-data[{extras}] @ {wheel.as_uri()}"
+    python = environment(folder / f"notebook-{notebook.stem}", "-c", ROOT / "constraints.txt", asked)
+    (folder / f"run-{notebook.stem}").mkdir()
+    (folder / f"run-{notebook.stem}" / "cells.py").write_text(code, encoding="utf-8")
+    # A file, as notebooks start processes; the folder of the file is on the path, and the checkout is not.
+    run(python, "cells.py", cwd=folder / f"run-{notebook.stem}")
+    print(f"{notebook.name} runs with the wheel and [{extras}] alone", flush=True)
+
+
 def main() -> None:
     """Build, install, import, use."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument(
+        "--extras", action="store_true", help="install and use every extra by itself, and run the notebooks"
+    )
+    chosen = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="wheel-check-") as name:
         folder = Path(name).resolve()
-        # From a copy, as others may be building where the checkout lies: pip does, when it installs.
-        ignored = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist", "site", "out")
-        source = shutil.copytree(ROOT, folder / "source", ignore=ignored)
-        run(sys.executable, "-m", "build", "--outdir", folder, source, cwd=folder)
-        (wheel,) = folder.glob("*.whl")
+        wheel, _ = sorted(reproducible(folder, since=1_700_000_000), key=lambda path: path.suffix != ".whl")
         check_contents(wheel)
-        print(f"{wheel.name}: holds {', '.join(sorted(packages()))} and nothing else")
+        print(f"{wheel.name}: two builds have the same bytes; holds {', '.join(sorted(packages()))} and nothing else")
 
         python = environment(folder / "empty", "-c", ROOT / "constraints.txt", wheel)
         # -I: neither the current folder nor the user's settings are on the path.
         run(python, "-I", "-c", IMPORT_CORE.format(places=PLACES), cwd=folder)
         print(f"in an empty environment mouse_core can be imported, and none of {', '.join(PLACES)}")
-        for package in sorted(packages().keys() & EXTRAS.keys()):
-            run(python, "-I", "-c", IMPORT_ADAPTER.format(package=package, extra=EXTRAS[package]), cwd=folder)
-            print(f"{package} without its framework says what to install")
+        run(python.with_name("mouse"), "--help", cwd=folder)
+        for extra, use in USES.items():
+            (folder / f"without-{extra}").mkdir()
+            run(python, "-I", "-c", PREPARE + MISSING.format(use=use, extra=extra), cwd=folder / f"without-{extra}")
+        print(f"without them, what needs an extra says so in one line: {', '.join(USES)}")
 
         oldest = environment(folder / "oldest", wheel, *map(lowest, requirements()))
         if use_core(python, folder / "empty") != use_core(oldest, folder / "oldest"):
             raise SystemExit("expected the same batches, rows and numbers with the oldest versions, found others")
+        if chosen.extras:
+            for extra in USES:
+                check_extra(extra, wheel, folder)
+                shutil.rmtree(folder / f"with-{extra}")
+            for notebook in sorted((ROOT / "docs/notebooks").glob("*.ipynb")):
+                check_notebook(notebook, wheel, folder)
+                shutil.rmtree(folder / f"notebook-{notebook.stem}")
 
 
 if __name__ == "__main__":
