@@ -39,6 +39,7 @@ from scripts.house import (
     statements,
     storeys,
 )
+from scripts.release import FILES, blanks, version
 
 FRAMEWORKS = {"torch", "tensordict", "torchrl", "jax", "jaxlib", "flax", "optax", "grain", "ray"}
 # Heavy or optional: the core imports these where they are used, never on import.
@@ -275,6 +276,11 @@ def test_tests_use_public_names() -> None:
 def test_packages_say_that_they_are_typed() -> None:
     packages = {name.split(".")[0] for name in ALL}
     assert not [package for package in packages if not (ALL[package].parent / "py.typed").exists()]
+
+
+def test_the_files_of_a_release_state_one_version() -> None:
+    assert version() == tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    assert {blank.split(":")[0] for blank in blanks()} == set(FILES), "a publisher's blanks are in these files only"
 
 
 IMPORT_REPORT = """
