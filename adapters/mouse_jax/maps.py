@@ -20,7 +20,7 @@ class RowMap(maps.RowMap):
     ``REPLACED_DTYPES``.
 
     Args:
-        *args, **options: The arguments of ``mouse_core.maps.RowMap``: keys, values, capacity, storage, seed.
+        *args, **options: The arguments of ``mouse_core.maps.RowMap``: keys, values, capacity, seed.
         device: The device of results: a ``jax.Device``, a sharding, or a platform; None: JAX's default device.
 
     Raises:

@@ -25,7 +25,7 @@ class RowMap(maps.RowMap):
     same indices in NumPy and JAX.
 
     Args:
-        *args, **options: The arguments of ``mouse_core.maps.RowMap``: keys, values, capacity, storage, seed.
+        *args, **options: The arguments of ``mouse_core.maps.RowMap``: keys, values, capacity, seed.
         device: The device of results; None: the host.
 
     Raises:

@@ -53,16 +53,13 @@ class KeyRows:
         self.words = schema_words(schema)
 
     @classmethod
-    def of(
-        cls, tree: Any, schema: RowSchema | None = None, *, n: int | None = None, ragged: tuple[FieldKey, ...] = ()
-    ) -> KeyRows:
+    def of(cls, tree: Any, schema: RowSchema | None = None, *, n: int | None = None) -> KeyRows:
         """Check rows of a caller, and return them as ``KeyRows``.
 
         Args:
             tree: A tree of arrays ``[n, ...]``, or a list of single rows.
             schema: The schema that the rows must match; None: the schema is inferred from the rows.
             n: If ``tree`` contains single numbers, they are repeated for ``n`` rows; None: no repetition.
-            ragged: Names of ragged fields, if ``schema`` is None.
 
         Raises:
             SchemaError: A leaf is not an array, or does not match the schema.
@@ -70,10 +67,10 @@ class KeyRows:
         """
         if isinstance(tree, list) and tree and isinstance(tree[0], dict | tuple):
             tree = stack(tree)
-        tree = opened(tree, 1, ragged if schema is None else schema.varying)
+        tree = opened(tree, 1, () if schema is None else schema.varying)
         if n is not None:
             tree = _spread(tree, schema, n)
-        schema = RowSchema.of(tree, 1, 1, ragged) if schema is None else schema
+        schema = RowSchema.of(tree, 1, 1) if schema is None else schema
         arrays, found = schema.check(tree, 1, 1)
         given = flatten(tree)
         leaves = [

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from os import PathLike
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +19,7 @@ from mouse_core.files.checkpoint import read_checkpoint, write_checkpoint
 from mouse_core.maps.hashing import KeyRows, fields_of, filled, hash_rows, last_of, pick, schema_words
 from mouse_core.nested import FieldKey, as_lists, copied, flatten, is_varying, map_tree
 from mouse_core.randomness import check_seed
-from mouse_core.replay.protocols import Storage
 from mouse_core.replay.storages.array import ArrayStorage
-from mouse_core.replay.storages.list import ListStorage
 from mouse_core.spec import check_count
 
 Integers = npt.NDArray[np.int64]
@@ -29,95 +27,43 @@ Integers = npt.NDArray[np.int64]
 _FIRST_CAPACITY = 64
 
 
-class Stored:
-    """Access to the rows of a storage by their index in the order of writing; a storage in memory grows as needed.
+class GrowingRows:
+    """The keys or the values of a map, by index: rows in memory that grows as needed.
 
     Args:
-        storage: The storage; None: memory that grows.
-        what: "keys" or "values", for messages; "" for the values of a map without values.
+        capacity: The number of rows for which the first write allocates memory; None: few rows.
     """
 
-    def __init__(self, storage: Storage | None, what: str) -> None:
-        self.grows = storage is None
-        self.storage: Any = ArrayStorage(_FIRST_CAPACITY) if storage is None else storage
-        self.what = what
+    def __init__(self, capacity: int | None) -> None:
+        self.storage = ArrayStorage(_FIRST_CAPACITY if capacity is None else capacity)
         self._schema: RowSchema | None = None
 
     @classmethod
-    def pair(cls, storage: Any, capacity: int | None) -> tuple[Stored, Stored]:
-        """Return the storages of keys and values; see ``RowMap``.
+    def of(cls, state: Any, capacity: int | None) -> GrowingRows:
+        """Return the rows of a state.
 
         Raises:
-            ConfigError: The storages do not match each other or the capacity.
+            StateError: The state is damaged.
         """
-        if storage is None:
-            if capacity is None:
-                return cls(None, "keys"), cls(None, "values")
-            capacity = check_count("capacity", capacity)
-            return cls(ArrayStorage(capacity), "keys"), cls(ArrayStorage(capacity), "values")
-        parts = list(storage) if isinstance(storage, tuple | list) else [storage]
-        if len(parts) not in (1, 2) or not all(isinstance(part, Storage) for part in parts):
-            raise ConfigError(f"storage: expected a storage, or a pair for keys and values, found {storage!r:.100}")
-        for part in parts:
-            if isinstance(part, ListStorage) or part.ndim != 1 or not part.writable:
-                raise ConfigError(f"storage: expected writable array storages with ndim=1, found {part!r:.100}")
-            if part.capacity != (parts[0].capacity if capacity is None else capacity):
-                expected = f"{parts[0].capacity}, that of the keys" if capacity is None else capacity
-                raise ConfigError(f"storage: expected a capacity of {expected}, found {part.capacity}")
-        if len(parts) == 2 and parts[0] is parts[1]:
-            raise ConfigError("storage: expected different storages for keys and values, found the same storage twice")
-        values = cls(parts[1], "values") if len(parts) == 2 else cls(None, "")
-        return cls(parts[0], "keys"), values
-
-    def loaded(self, state: Any) -> ArrayStorage:
-        """Return the rows of a state, in memory; no rows for None.
-
-        Raises:
-            StateError: The state is damaged or does not match the map.
-        """
-        if state is not None and not self.what:
-            raise StateError(
-                "state: expected the state of a map without values, since this map has one storage (keys), "
-                "found a state with values"
-            )
-        capacity = self.capacity
-        if self.grows and isinstance(state, Mapping):
-            capacity = max(_FIRST_CAPACITY, state_number("size", state.get("size"), where="storage"))
-            state = {**state, "capacity": capacity}
-        made = ArrayStorage(capacity)
-        if state is not None or self.what == "keys":
-            made.load(state)
+        made = cls(capacity)
+        if capacity is None and isinstance(state, Mapping):
+            size = state_number("size", state.get("size"), where="storage")
+            made.storage = ArrayStorage(max(_FIRST_CAPACITY, size))
+            state = {**state, "capacity": made.storage.capacity}
+        made.storage.load(state)
+        if made.written > len(made.storage):
+            raise StateError(f"storage: expected all {made.written} rows, found {len(made.storage)}")
         return made
-
-    def take_over(self, loaded: ArrayStorage) -> None:
-        """Replace the rows by the rows that ``loaded`` returned."""
-        self._schema = None
-        if self.grows:
-            self.storage = loaded
-        elif loaded.written:
-            self.storage.load({**loaded.state(), "alignment": self.storage.alignment})
-        else:
-            self.storage.empty()
-
-    @property
-    def capacity(self) -> int:
-        """The capacity in rows; for growing memory, the current capacity."""
-        return int(self.storage.capacity)
 
     @property
     def written(self) -> int:
-        """The number of rows ever added."""
-        return int(self.storage.written)
-
-    @property
-    def ragged(self) -> tuple[FieldKey, ...]:
-        """Names of the fields that the storage declares as ragged."""
-        return tuple(getattr(self.storage, "ragged", ()))
+        """The number of rows."""
+        return self.storage.written
 
     @property
     def schema(self) -> RowSchema | None:
         """The schema of rows; None before the first row."""
-        if self._schema is None and len(self.storage):
+        if self._schema is None and self.written:
             first = self.storage.get(np.zeros(1, np.int64))
             ragged = [
                 key for key, leaf in flatten(first).items() if is_varying(leaf) and isinstance(leaf[0], np.ndarray)
@@ -125,27 +71,15 @@ class Stored:
             self._schema = RowSchema.of(first, 1, 1, ragged)
         return self._schema
 
-    def lock(self) -> AbstractContextManager[Any]:
-        """Return the lock to hold during a call if other processes also write."""
-        return self.storage.lock() or nullcontext()
-
-    def get(self, numbers: Integers) -> Any:
-        """Return the rows with the given indices as a tree; raise SchemaError if no row was ever written."""
-        if not len(self.storage):
-            raise SchemaError(f"map: expected at least one write of {self.what or 'values'} before, found none")
-        return self.storage.get(numbers)
-
     def write(self, rows: Any, schema: RowSchema, n: int, first: int) -> None:
-        """Write rows to the indices from ``first`` on. ``first`` is the next unused index or, after a crash, an earlier
-        index.
+        """Write rows to the indices from ``first`` on. ``first`` is the next unused index or, after a write that
+        failed, an earlier index.
         """
         if not n:
             return
-        if not self.what:
-            raise ConfigError("storage: expected a pair of storages for keys and values, found one storage")
-        if self.grows and first + n > self.capacity:
-            larger = ArrayStorage(max(2 * self.capacity, first + n))
-            if len(self.storage):
+        if first + n > self.storage.capacity:
+            larger = ArrayStorage(max(2 * self.storage.capacity, first + n))
+            if self.written:
                 larger.load({**self.storage.state(), "capacity": larger.capacity})
             self.storage = larger
         there = min(n, self.written - first)
@@ -352,41 +286,40 @@ class RowIndex:
     """An index of distinct rows, numbered in the order of their first writes.
 
     Args:
-        keys: The storage of the keys.
-        values: The storage of the values.
+        keys: The keys.
+        values: The values.
         seed: The seed of the hash function.
+        capacity: The largest number of rows; None: no limit.
     """
 
-    def __init__(self, keys: Stored, values: Stored, seed: int) -> None:
-        self.keys, self.values, self._seed = keys, values, seed
+    def __init__(self, keys: GrowingRows, values: GrowingRows, seed: int, capacity: int | None) -> None:
+        self.keys, self.values, self._seed, self._capacity = keys, values, seed, capacity
         self.forget()
 
     def forget(self) -> None:
         """Mark the table as stale; ``catch_up`` rebuilds it."""
         self.table = RowTable()
-        self._indexed = 0  # number of rows, of all rows ever added, that are in the table
-        self._changes = -1
+        self._indexed = 0  # number of rows that are in the table
 
     def catch_up(self) -> None:
-        """Add rows of the storage that are missing in the table."""
+        """Add the rows that are missing in the table, after a state was loaded or a write failed.
+
+        Raises:
+            StateError: Rows occur twice, or have no values.
+        """
         keys, values = self.keys, self.values
-        if keys.storage.changes == self._changes and keys.written == self._indexed:
+        if keys.written == self._indexed:
             return
-        for part in (keys, values):
-            if part.written > len(part.storage):
-                raise StateError(f"storage: expected all {part.written} rows, found {len(part.storage)}")
         if 0 < values.written < keys.written:
             raise StateError(
                 f"map: expected the values of {keys.written} rows, found the values of {values.written} rows"
             )
-        if keys.storage.changes != self._changes or self._indexed > keys.written:
-            self.table, self._indexed = RowTable(), 0
         schema = keys.schema
         while self._indexed < keys.written:
             assert schema is not None
             step = min(keys.written - self._indexed, _step(schema_words(schema)))
             begin = self._indexed
-            rows = KeyRows.of(keys.get(np.arange(begin, begin + step)), schema)
+            rows = KeyRows.of(keys.storage.get(np.arange(begin, begin + step)), schema)
 
             def same(found: Integers, at: Integers, rows: KeyRows = rows, begin: int = begin) -> Any:
                 alike, old = found >= begin, found < begin
@@ -399,7 +332,6 @@ class RowIndex:
             if new.size != step:
                 raise StateError("storage: expected different rows, found a row twice")
             self._indexed += step
-        self._changes = keys.storage.changes
 
     def write(self, rows: KeyRows, values: KeyRows | None) -> Integers:
         """Write checked rows; see ``extend``."""
@@ -423,8 +355,8 @@ class RowIndex:
 
     def _check_room(self, rows: KeyRows) -> None:
         """Raise DataError if the map has no room for the rows, before any change."""
-        capacity, here = self.keys.capacity, self.keys.written
-        if self.keys.grows or here + rows.n <= capacity:
+        capacity, here = self._capacity, self.keys.written
+        if capacity is None or here + rows.n <= capacity:
             return
         new = np.flatnonzero(self.find(rows) < 0)
         distinct = self.distinct(rows, new)[1].size
@@ -501,7 +433,7 @@ class RowIndex:
         """Return whether the rows at the given positions equal the stored rows with the given indices."""
         if not places.size:
             return np.zeros(0, np.bool_)
-        return ~rows.differ(places, KeyRows.of(self.keys.get(numbers), rows.schema), None)
+        return ~rows.differ(places, KeyRows.of(self.keys.storage.get(numbers), rows.schema), None)
 
     def _hashes(self, rows: KeyRows, places: slice | Integers) -> npt.NDArray[np.uint64]:
         return hash_rows(rows, self._seed, places)[:, 0]
@@ -541,15 +473,12 @@ class RowMap:
     Args:
         keys: The fields of rows that form the key; None: all fields.
         values: The fields of values to keep; None: all fields.
-        capacity: The largest number of rows; None: no limit. A write without room for its new rows raises DataError.
-        storage: The storage of the rows: a storage of keys, or a pair of storages for keys and values, such as two
-            ``MemmapStorage`` that several processes share. None: memory. The storages' capacity is the capacity of the
-            map.
+        capacity: The largest number of rows, for which the first write allocates memory; None: no limit. A write
+            without room for its new rows raises DataError.
         seed: The seed of the hash, in ``[0, 2**64)``; results do not depend on it.
 
     Raises:
-        ConfigError: An argument is out of range, or the storages do not match each other.
-        StateError: The storages contain rows that are not the keys and values of a map.
+        ConfigError: An argument is out of range.
 
     Example:
         >>> import numpy as np
@@ -572,36 +501,34 @@ class RowMap:
         *,
         values: Iterable[FieldKey] | None = None,
         capacity: int | None = None,
-        storage: Storage | tuple[Storage, Storage] | None = None,
         seed: int = 0,
     ) -> None:
         self._key_fields = fields_of("keys", keys)
         self._value_fields = fields_of("values", values)
         self._seed = check_seed(seed)
-        self._keys, self._values = Stored.pair(storage, capacity)
-        self._rows = RowIndex(self._keys, self._values, self._seed)
+        self._capacity = None if capacity is None else check_count("capacity", capacity)
+        self._rows = RowIndex(GrowingRows(capacity), GrowingRows(capacity), self._seed, self._capacity)
         self._lock = ProcessLock()
-        with self._held():
-            pass
 
     def __repr__(self) -> str:
-        room = "" if self._keys.grows else f" of {self.capacity}"
+        room = "" if self._capacity is None else f" of {self._capacity}"
         return f"{type(self).__name__}({len(self)}{room} rows)"
 
     def __len__(self) -> int:
         """Number of rows."""
         with self._held():
-            return self._keys.written
+            return self._rows.keys.written
 
     @property
     def capacity(self) -> int | None:
         """The largest number of rows; None for no limit."""
-        return None if self._keys.grows else self._keys.capacity
+        return self._capacity
 
     @property
     def nbytes(self) -> int:
-        """The size in bytes of the hash table, and of storages that report their size."""
-        return self._rows.table.nbytes + sum(getattr(one.storage, "nbytes", 0) for one in (self._keys, self._values))
+        """The size in bytes of the hash table, the keys and the values."""
+        rows = self._rows
+        return rows.table.nbytes + rows.keys.storage.nbytes + rows.values.storage.nbytes
 
     # ------------------------------------------------------------------ looking up
 
@@ -637,7 +564,7 @@ class RowMap:
                     f"{missing[0]}, {picked.take(missing[:1])!r:.120}; get(rows, default) accepts missing rows, "
                     "and contains(rows) finds them"
                 )
-            return self._deliver(self._values.get(slots))
+            return self._deliver(self._written("values").get(slots))
 
     def get(self, rows: Any, default: Any = 0) -> Any:
         """Return the values of rows, and ``default`` for absent rows.
@@ -653,10 +580,10 @@ class RowMap:
         picked, default = self._picked(rows), self._accept(default)
         with self._held():
             slots = self._rows.find(picked)
-            if not len(self._values.storage):
+            if not self._rows.values.written:
                 return self._deliver(map_tree(lambda leaf: np.repeat(np.asarray(leaf)[None], slots.size, 0), default))
             there = slots >= 0
-            found = self._values.get(np.where(there, slots, 0))
+            found = self._rows.values.storage.get(np.where(there, slots, 0))
             return self._deliver(found if there.all() else filled(found, ~there, default))
 
     def rows(self, index: Any = None) -> Any:
@@ -666,7 +593,7 @@ class RowMap:
             IndexError: An index is not in use.
             SchemaError: The index does not contain integers, or no rows were ever written.
         """
-        return self._by_index(self._keys, index)
+        return self._by_index("keys", index)
 
     def values(self, index: Any = None) -> Any:
         """Return the values of rows by index, or of all rows; see ``rows``.
@@ -675,7 +602,7 @@ class RowMap:
             IndexError: An index is not in use.
             SchemaError: The index does not contain integers, or no values were ever written.
         """
-        return self._by_index(self._values, index)
+        return self._by_index("values", index)
 
     # ------------------------------------------------------------------ writing
 
@@ -731,7 +658,7 @@ class RowMap:
             which, first = self._rows.distinct(picked, None)
             slots = self._rows.find(picked, first)
             known = np.flatnonzero(slots >= 0)
-            stored = flatten(self._values.get(slots[known])) if known.size else {}
+            stored = flatten(self._written("values").get(slots[known])) if known.size else {}
             sums = [array[first] for array in given.arrays]
             again = np.ones(picked.n, np.bool_)
             again[first] = False
@@ -745,8 +672,9 @@ class RowMap:
     def empty(self) -> None:
         """Remove all rows."""
         with self._held():
-            self._keys.storage.empty()
-            self._values.storage.empty()
+            self._rows.keys.storage.empty()
+            self._rows.values.storage.empty()
+            self._rows.forget()
 
     # ------------------------------------------------------------------ what users give and get
 
@@ -755,12 +683,11 @@ class RowMap:
         refuse_traced("map")
         picked = pick(self._accept(rows), self._key_fields)
         with self._held():
-            return KeyRows.of(picked, self._keys.schema, ragged=self._keys.ragged)
+            return KeyRows.of(picked, self._rows.keys.schema)
 
     def _as_values(self, values: Any, n: int) -> KeyRows:
         """Return the checked values of ``n`` rows."""
-        kept = self._values
-        given = KeyRows.of(pick(self._accept(values), self._value_fields), kept.schema, n=n, ragged=kept.ragged)
+        given = KeyRows.of(pick(self._accept(values), self._value_fields), self._rows.values.schema, n=n)
         if given.n != n:
             raise DataError(f"map: expected the values of {n} rows, found the values of {given.n} rows")
         return given
@@ -773,21 +700,28 @@ class RowMap:
         """Convert a tree of NumPy arrays, or indices, to arrays of a framework; a subclass overrides this method."""
         return as_lists(rows)
 
-    def _by_index(self, part: Stored, index: Any) -> Any:
+    def _written(self, what: Literal["keys", "values"]) -> ArrayStorage:
+        """Return the storage of keys or values; raise SchemaError if none were ever written."""
+        rows: GrowingRows = getattr(self._rows, what)
+        if not rows.written:
+            raise SchemaError(f"map: expected at least one write of {what} before, found none")
+        return rows.storage
+
+    def _by_index(self, what: Literal["keys", "values"], index: Any) -> Any:
         with self._held():
             if index is None:
-                slots = np.arange(self._keys.written)
+                slots = np.arange(self._rows.keys.written)
             else:
                 slots = np.asarray(self._accept(index))
                 if slots.size and slots.dtype.kind not in "iu":
                     raise SchemaError(f"index: expected integers, found {slots.dtype}")
                 slots = slots.astype(np.int64)
-            return self._deliver(part.get(slots))
+            return self._deliver(self._written(what).get(slots))
 
     @contextmanager
     def _held(self) -> Iterator[None]:
-        """Hold the map's lock, and index the rows that other processes wrote."""
-        with self._lock, self._keys.lock(), self._values.lock():
+        """Hold the map's lock, and bring the table up to date."""
+        with self._lock:
             self._rows.catch_up()
             yield
 
@@ -799,10 +733,10 @@ class RowMap:
             return dict(copied(self._state()))
 
     def _state(self) -> dict[str, Any]:
-        parts = {"keys": self._keys.storage.state()}
-        if self._values.written:
-            parts["values"] = self._values.storage.state()
-        return {"kind": _KIND, "format": _FORMAT, "grows": self._keys.grows, **parts}
+        parts = {"keys": self._rows.keys.storage.state()}
+        if self._rows.values.written:
+            parts["values"] = self._rows.values.storage.state()
+        return {"kind": _KIND, "format": _FORMAT, "grows": self._capacity is None, **parts}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the rows, values and indices of a state.
@@ -816,17 +750,18 @@ class RowMap:
             raise StateError(f"state: expected the state of a {_KIND}, found {kind!r:.80}")
         if (version := state.get("format")) != _FORMAT:
             raise StateError(f"state: expected format {_FORMAT}, found {version!r:.80} (of a newer release?)")
-        if state.get("grows") is not self._keys.grows:
+        if state.get("grows") is not (self._capacity is None):
             raise StateError(
                 f"state: expected the state of a map with the capacity {self.capacity}, found the state of another map"
             )
         with self._held():
-            parts = self._keys.loaded(state.get("keys")), self._values.loaded(state.get("values"))
-            keys, values = Stored(parts[0], "keys"), Stored(parts[1], "values")
-            RowIndex(keys, values, self._seed).catch_up()  # finds what is damaged
-            self._keys.take_over(parts[0])
-            self._values.take_over(parts[1])
-            self._rows.forget()
+            keys = GrowingRows.of(state.get("keys"), self._capacity)
+            values = GrowingRows(self._capacity)
+            if state.get("values") is not None:
+                values = GrowingRows.of(state["values"], self._capacity)
+            rows = RowIndex(keys, values, self._seed, self._capacity)
+            rows.catch_up()
+            self._rows = rows
 
     def dumps(self, path: str | PathLike[str]) -> None:
         """Save the state to a file, which is as large as the data; after an error, an existing file is unchanged.

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from mouse_core.errors import ConfigError, DataError, MissingRowError, SchemaError
 from mouse_core.maps import RowMap, row_hash
 from mouse_core.maps.hashing import hash_rows
-from mouse_core.replay import ArrayStorage, ListStorage
 
 OBS = np.array([[0.0, 1.0], [2.0, 3.0], [0.0, 1.0], [4.0, 5.0]], np.float32)
 
@@ -213,10 +212,6 @@ def test_what_does_not_fit_changes_nothing():
         {"keys": "obs"},
         {"capacity": 0},
         {"seed": -1},
-        {"storage": 3},
-        {"storage": ListStorage(4)},
-        {"storage": (ArrayStorage(4), ArrayStorage(5))},
-        {"storage": ArrayStorage(4), "capacity": 5},
     ],
     ids=repr,
 )
