@@ -180,35 +180,6 @@ class Schedule:
             check_count("schedule", number, lowest=0)
         object.__setattr__(self, "weights", dict(sorted(self.weights.items())))
 
-    @classmethod
-    def linear(cls, begin: Sequence[float], end: Sequence[float], *, batches: int, stages: int = 20) -> Schedule:
-        """Return a schedule whose weights change from ``begin`` to ``end`` in equal steps and then stay at ``end``.
-
-        From ``[1, 0]`` to ``[0.5, 0.5]`` in 100 batches and 2 stages, the weights are ``[1, 0]`` from batch 0 on,
-        ``[0.75, 0.25]`` from batch 50 on, and ``[0.5, 0.5]`` from batch 100 on.
-
-        Args:
-            begin, end: Weights in the members' order; only their ratio matters.
-            batches: The index of the first batch with the weights ``end``.
-            stages: The number of stages before batch ``batches``.
-
-        Raises:
-            ConfigError: ``batches`` or ``stages`` is below 1, there are more stages than batches, or the weights are
-                invalid.
-        """
-        if check_count("stages", stages) > check_count("batches", batches):
-            raise ConfigError(f"stages: expected at most {batches} stages, the number of batches, found {stages}")
-        if len(begin) != len(end):
-            raise ConfigError(f"schedule: expected begin and end for equally many members, found {begin!r} and {end!r}")
-        edges = [_normalised(weights) for weights in (begin, end)]
-        made = {}
-        for stage in range(stages + 1):
-            part = Fraction(stage, stages)
-            made[-(-batches * stage // stages)] = tuple(
-                one + (two - one) * part for one, two in zip(*edges, strict=True)
-            )
-        return cls(made)
-
     def at(self, batch: int) -> Any:
         """Return the weights of the stage that contains ``batch``."""
         return self.weights[max(first for first in self.weights if first <= batch)]
@@ -217,14 +188,3 @@ class Schedule:
 def exact(weight: Any) -> Fraction:
     """Return a weight as an exact decimal fraction: the float 0.7 becomes 7/10."""
     return Fraction(str(weight))
-
-
-def _normalised(weights: Sequence[Any]) -> list[Fraction]:
-    """Return weights whose sum is 1; raise ConfigError if they are invalid."""
-    try:
-        shares = [exact(weight) for weight in weights]
-    except ValueError as error:
-        raise ConfigError(f"schedule: expected weights of 0 or more, found {weights!r:.200}") from error
-    if min(shares, default=-1) < 0 or not any(shares):
-        raise ConfigError(f"schedule: expected weights of 0 or more, not all 0, found {weights!r:.200}")
-    return [share / sum(shares) for share in shares]

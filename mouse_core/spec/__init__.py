@@ -384,7 +384,7 @@ _MODULES = {
         *("from_json", "of_fields", "stack_specs"),
     ),
     "domain": ("Domain",),
-    "spaces": ("from_dm_env", "from_gymnasium", "from_lerobot", "to_dm_env", "to_gymnasium"),
+    "spaces": ("from_dm_env", "from_gymnasium", "to_gymnasium"),
 }
 
 

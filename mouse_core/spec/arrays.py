@@ -1198,32 +1198,15 @@ class Choice(Leaf):
         return self._picked(np.nan_to_num(distances).argmin(0), nearest)
 
     def encode(self, values: Any) -> Any:
-        """Convert indices of choices to values. Each choice must have exactly one value.
-
-        Args:
-            values: Indices of choices, from 0, ``[*batch]``.
-
-        Raises:
-            ConfigError: A choice has several values.
-            DataError: An index is out of range.
-        """
-        numbers = to_numpy(values)
-        if numbers.dtype.kind not in "iu" or bool(((numbers < 0) | (numbers >= len(self.choices))).any()):
-            raise DataError(f"expected numbers from 0 to {len(self.choices) - 1}, found {shown(numbers)}")
-        several = next((one for one in self.choices if one.cardinality != 1 and not isinstance(one, NonTensor)), None)
-        if several is not None:
-            raise ConfigError(f"encode: expected choices of one value, found {several!r:.80}")
-        if self._is_of_objects and not numbers.ndim:
-            return self.choices[int(numbers)].example
-        return self._picked(numbers, [self._only_value(one, numbers.shape) for one in self.choices])
-
-    def decode(self, values: Any) -> Any:
-        """Convert the value of each row to the index of the first choice that contains the value, int64 ``[*batch]``.
+        """Check that values are in a choice and return them unchanged; ``decode`` does the same.
 
         Raises:
             DataError: A value is in no choice.
         """
-        return self._numbers(values if self._is_of_objects else self.choices[0]._as_array(values))
+        self.check(values)
+        return values if self._is_of_objects else self.choices[0]._as_array(values)
+
+    decode = encode
 
     def enumerate(self, *, most: int = MOST_VALUES) -> Any:
         """Return all values of the first choice, then all values of the second choice, and so on.
@@ -1241,12 +1224,6 @@ class Choice(Leaf):
     @property
     def _is_of_objects(self) -> bool:
         return bool(self.dtype == object)
-
-    def _only_value(self, choice: Any, batch: Shape) -> Array:
-        if isinstance(choice, NonTensor):
-            objects: Array = choice._filled(0, batch)
-            return objects
-        return np.broadcast_to(choice.enumerate()[0], (*batch, *self.shape))
 
     def _numbers(self, values: Any) -> Array:
         """Return the index of each row's choice; raise DataError for a row that no choice contains."""

@@ -1,4 +1,4 @@
-"""Converts specs from and to gymnasium's spaces and dm_env's specs, and from LeRobot's features."""
+"""Converts specs from and to gymnasium's spaces, and from dm_env's specs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mouse_core.spec.arrays import Binary, Bounded, Categorical, MultiCategorica
 from mouse_core.spec.composite import Composite
 from mouse_core.spec.domain import Domain, is_dynamic
 
-__all__ = ["from_dm_env", "from_gymnasium", "from_lerobot", "to_dm_env", "to_gymnasium"]
+__all__ = ["from_dm_env", "from_gymnasium", "to_gymnasium"]
 
 SPACES = ("Box", "Dict", "Discrete", "MultiBinary", "MultiDiscrete", "Text", "Tuple")
 """Types of gymnasium's spaces that have a spec."""
@@ -99,7 +99,7 @@ def to_gymnasium(spec: Any) -> Any:
 def _to_space(spec: Any, spaces: Any, where: str) -> Any:
     if isinstance(spec, Composite):
         return spaces.Dict({name: _to_space(one, spaces, f"{where}/{name}") for name, one in spec.entries.items()})
-    _check_convertible(spec, where, "gymnasium")
+    _check_convertible(spec, where)
     if isinstance(spec, Categorical):
         if not spec.shape:
             return spaces.Discrete(spec.n)
@@ -117,30 +117,6 @@ def _to_space(spec: Any, spaces: Any, where: str) -> Any:
 
 def _whole(dtype: np.dtype[Any]) -> Any:
     return np.int64 if dtype.kind == "b" else dtype.type
-
-
-def from_lerobot(features: Mapping[str, Any]) -> Composite:
-    """Convert the ``features`` in a LeRobotDataset's ``meta/info.json`` to specs.
-
-    Numbers are ``Unbounded``, booleans ``Binary``, camera images ``Bounded`` from 0 to 255, texts ``NonTensor``.
-
-    Raises:
-        ConfigError: A feature has no valid dtype and shape.
-    """
-    entries: dict[str, Domain] = {}
-    for name, feature in features.items():
-        try:
-            kind, sizes = str(feature["dtype"]), tuple(int(size) for size in feature.get("shape") or ())
-            shape = () if sizes == (1,) else sizes  # such a feature has one number per frame
-            if kind in ("image", "video"):
-                entries[name] = Bounded(0, 255, sizes, np.uint8)
-            elif kind in ("string", "language", "language_persistent", "language_events"):
-                entries[name] = NonTensor(shape, "")
-            else:
-                entries[name] = Binary(shape) if kind == "bool" else Unbounded(shape, kind)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ConfigError(f"features: {name!r}: expected a dtype and a shape, found {feature!r:.200}") from error
-    return Composite(entries)
 
 
 # ---------------------------------------------------------------------- dm_env
@@ -175,49 +151,14 @@ def from_dm_env(spec: Any, *, where: str = "spec") -> Any:
     return _box(spec.minimum, spec.maximum, tuple(spec.shape), dtype)
 
 
-def to_dm_env(spec: Any, *, name: str | None = None) -> Any:
-    """Convert a spec to a dm_env spec; a ``Composite`` becomes a dict of dm_env specs.
-
-    Args:
-        spec: The spec.
-        name: Name of the dm_env spec; entries of a ``Composite`` keep their names.
-
-    Raises:
-        ConfigError: A spec has no corresponding dm_env spec: specs with a mask or dynamic dimensions, ``Choice``,
-            ``Stacked``, ``OneHot`` and ``MultiOneHot``. For the last two, convert ``categorical()``.
-        ImportError: dm_env is not installed.
-    """
-    try:
-        from dm_env import specs
-    except ModuleNotFoundError as error:
-        raise ImportError("to_dm_env needs dm_env: pip install dm-env") from error
-    return _to_dm_env(spec, specs, name, "spec")
-
-
-def _to_dm_env(spec: Any, specs: Any, name: str | None, where: str) -> Any:
-    if isinstance(spec, Composite):
-        return {key: _to_dm_env(one, specs, key, f"{where}/{key}") for key, one in spec.entries.items()}
-    if isinstance(spec, NonTensor):
-        return specs.StringArray(spec.shape, name=name)
-    _check_convertible(spec, where, "dm_env")
-    if isinstance(spec, Categorical) and not spec.shape:
-        return specs.DiscreteArray(spec.n, _whole(spec.dtype), name=name)
-    if isinstance(spec, Unbounded):
-        return specs.Array(spec.shape, spec.dtype, name=name)
-    low, high = spec._bounds() if not isinstance(spec, Categorical | MultiCategorical) else (0, spec.nvec - 1)
-    if spec.dtype.kind == "b":
-        low, high = np.zeros(spec.shape, bool), np.ones(spec.shape, bool)
-    return specs.BoundedArray(spec.shape, spec.dtype, low, high, name=name)
-
-
-def _check_convertible(spec: Any, where: str, whose: str) -> None:
-    """Raise ConfigError for specs without a corresponding space or dm_env spec."""
+def _check_convertible(spec: Any, where: str) -> None:
+    """Raise ConfigError for specs without a corresponding space."""
     if not isinstance(spec, Binary | Bounded | Categorical | MultiCategorical | Unbounded):
         remedy = "; its categorical() has one" if hasattr(spec, "categorical") else ""
-        raise ConfigError(f"{where}: expected numbers or codes, as {whose} has them, found {spec!r:.200}{remedy}")
+        raise ConfigError(f"{where}: expected numbers or codes, as gymnasium has them, found {spec!r:.200}{remedy}")
     if getattr(spec, "mask", None) is not None:
         raise ConfigError(
-            f"{where}: expected all codes to be allowed, as {whose} has no masks; with_mask(None) drops it"
+            f"{where}: expected all codes to be allowed, as gymnasium has no masks; with_mask(None) drops it"
         )
     if is_dynamic(spec.shape):
         raise ConfigError(f"{where}: expected sizes for all dimensions, found {spec.shape}; expand() gives them")

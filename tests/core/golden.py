@@ -154,6 +154,10 @@ def sources() -> dict[str, Any]:
     return found
 
 
+# In five equal steps from [1, 0, 0] to [1/6, 2/6, 3/6].
+RAMP = Schedule({4 * stage: [30 - 5 * stage, 2 * stage, 3 * stage] for stage in range(6)})
+
+
 def mixtures() -> dict[str, Any]:
     """Members by weight, by step and by a schedule, and one of sources."""
     members = {"a": store(150), "b": store(), "c": store(70)}
@@ -161,7 +165,7 @@ def mixtures() -> dict[str, Any]:
         "weights": Mixture(members, [0.7, 0.2, 0.1]),
         "steps": Mixture(members, per="step", temperature=2),
         "trajectories": Mixture(members, [3, 1, 1], per="trajectory"),
-        "schedule": Mixture(members, Schedule.linear([1, 0, 0], [1, 2, 3], batches=20, stages=5)),
+        "schedule": Mixture(members, RAMP),
     }
     found = {name: of_source(BatchSource(one, 9, 8)) for name, one in made.items()}
     for name, options in {

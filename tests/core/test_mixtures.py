@@ -344,17 +344,6 @@ def test_each_stage_is_handed_out_as_if_it_were_the_first(stages: list[tuple[int
         assert source[index]["member"][:, 0].tolist() == oracle(schedule[first[stage]], end)[-4:]
 
 
-def test_a_linear_schedule_goes_in_equal_steps() -> None:
-    schedule = Schedule.linear([1, 0], [0.5, 0.5], batches=100, stages=2)
-    assert schedule.weights == {0: (1, 0), 50: (Fraction(3, 4), Fraction(1, 4)), 100: (Fraction(1, 2), Fraction(1, 2))}
-    assert [schedule.at(batch)[1] for batch in (0, 49, 50, 99, 100, 10**9)] == [0, 0, 0.25, 0.25, 0.5, 0.5]
-    mixture = Mixture([numbered(0, 100), numbered(1, 100)], Schedule.linear([9, 1], [1, 1], batches=7, stages=7))
-    source = BatchSource(mixture, 8, 20, fields=["reward", "member"])
-    online = [int(source[index]["member"][:, 0].sum()) for index in range(9)]
-    assert online == sorted(online)
-    assert (online[0], online[-1]) == (2, 10)
-
-
 def test_a_member_whose_stage_has_not_come_may_be_empty() -> None:
     stores = {"offline": numbered(0, 100), "online": DatasetStore(max_action_dim=4)}
     mixture = Mixture(stores, Schedule({0: [1, 0], 6: [1, 1]}))
@@ -573,10 +562,6 @@ def test_bad_arguments_say_what_was_expected() -> None:
     for schedule in ({}, {1: [1]}, {0: [1], -1: [1]}, {0: [1], "b": [1]}, [1]):
         with pytest.raises(ConfigError, match="schedule: expected"):
             Schedule(schedule)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="at most 3"):
-        Schedule.linear([1, 0], [0, 1], batches=3, stages=4)
-    with pytest.raises(ConfigError, match="not all 0"):
-        Schedule.linear([0, 0], [0, 1], batches=3, stages=1)
     with pytest.raises(ConfigError, match="found member 'b' without rows"):
         BatchSource(Mixture({"a": plain, "b": DatasetStore()}), 8, 4)
     with pytest.raises(ConfigError, match="member 'b': sampling: expected at least 1 window of 8 steps"):

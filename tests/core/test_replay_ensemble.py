@@ -77,7 +77,7 @@ def test_shares_may_follow_a_schedule_by_the_number_of_the_sample() -> None:
 
 
 def test_a_ramp_of_shares() -> None:
-    ramp = Schedule.linear([1, 0], [0.5, 0.5], batches=8, stages=8)
+    ramp = Schedule({batch: [16 - batch, batch] for batch in range(9)})
     ensemble = ReplayBufferEnsemble(member(0), member(1), p=ramp, batch_size=16)
     found = [int((ensemble.sample()["buffer_ids"] == 1).sum()) for _ in range(12)]
     assert found == [0, 1, 2, 3, 4, 5, 6, 7, 8, 8, 8, 8]

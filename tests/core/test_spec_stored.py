@@ -24,7 +24,6 @@ from mouse_core.spec import (
     NonTensor,
     OneHot,
     Unbounded,
-    from_lerobot,
     stack_specs,
 )
 
@@ -270,23 +269,6 @@ def test_inspection_finds_nothing_where_there_is_nothing(tmp_path: Path) -> None
     assert beyond(tmp_path / "good", spec, **rows) == []
     found = beyond(tmp_path / "bad", spec, **(rows | {"wide": np.stack([wide, wide + 0.1])}))
     assert [message.split(",")[0] for message in found] == ["wide: expected a number from 0.0 to 5.7"]
-
-
-def test_what_lerobot_says() -> None:
-    features = {
-        "observation.state": {"dtype": "float32", "shape": [6], "names": None},
-        "observation.images.top": {"dtype": "video", "shape": [4, 6, 3]},
-        "next.reward": {"dtype": "float32", "shape": [1]},
-        "next.done": {"dtype": "bool", "shape": [1]},
-        "task": {"dtype": "string", "shape": [1]},
-    }
-    spec = from_lerobot(features)
-    assert spec["observation.state"] == Unbounded((6,), np.float32)
-    assert spec["observation.images.top"] == Bounded(0, 255, (4, 6, 3), np.uint8)
-    assert spec["next.done"].shape == ()
-    assert spec["task"].example == ""
-    with pytest.raises(ConfigError, match="features: 'x': expected a dtype and a shape"):
-        from_lerobot({"x": {"shape": [1]}})
 
 
 def test_a_spec_of_a_column_that_rows_have_not_is_refused() -> None:
