@@ -239,14 +239,12 @@ class EpisodeIndex:
     Attributes:
         end: The index of the next step.
         next_ids: As above.
-        changes: Number of changes to the begins of episodes other than by ``extend``.
     """
 
     def __init__(self, num_envs: int, steps: int, *, first: int = 0, next_ids: Int64s | None = None) -> None:
         self.num_envs = num_envs
         self.steps = steps
         self.end = first
-        self.changes = 0
         self._base = first
         self._envs = np.arange(num_envs, dtype=np.int64)
         self._envs_twice = np.tile(self._envs, 2)
@@ -288,8 +286,7 @@ class EpisodeIndex:
         return max(self.end - self.steps, self._base)
 
     def view(self, rule: WindowRule) -> WindowView:
-        """Return the view of a rule's windows; the view stays valid until the index is changed by a method other than
-        ``extend``."""
+        """Return the view of a rule's windows."""
         view = self._views.get(rule)
         if view is None:
             if len(self._views) >= _VIEWS_KEPT:
@@ -425,61 +422,13 @@ class EpisodeIndex:
         self._counts = alive
         self._views.clear()
 
-    def change_ends(self, env: int, steps: Int64s, ends: Bools) -> None:
-        """Set whether existing steps end their episodes; only allowed if the index assigns the ids of episodes.
-
-        Args:
-            env: The environment of the steps.
-            steps: The steps, ascending, each once.
-            ends: Whether each step ends its episode, ``[n]``.
+    def ends(self, step: Int64s, env: Int64s) -> Bools:
+        """Whether steps are known to be the last of their episodes; the newest step only if ``extend`` marked its
+        end.
         """
-        # Example: episodes begin at steps 0 and 4. Now step 3 no longer ends one, and step 5 does: the cuts are 0, 4
-        # and 6, and 0 and 6 are kept. A kept cut has the id of its episode; a new cut, such as 6, gets the next id.
-        first, begins, ids = self._alive(env)
-        inside = steps + 1 < self.end
-        cuts = np.union1d(begins, steps[inside] + 1)
-        known = np.isin(cuts, begins)
-        kept = known.copy()
-        kept[cuts.searchsorted(steps[inside] + 1)] = ends[inside]
-        if not inside[-1]:
-            self._ended[env] = ends[-1]
-        ids = ids[begins.searchsorted(cuts, side="right") - 1]
-        new = kept & ~known
-        ids[new] = self.next_ids[env] + self.num_envs * np.arange(int(new.sum()))
-        self.next_ids[env] += self.num_envs * int(new.sum())
-        self._replace(env, first, cuts[kept], ids[kept])
-
-    def change_ids(self, env: int, steps: Int64s, ids: Int64s) -> None:
-        """Set the ids of existing steps, ``[n]``; only allowed if the episodes are defined only by ids."""
-        first, begins, known = self._alive(env)
-        # Make each changed step an episode of its own, set its id, and join neighbours with equal ids.
-        cuts = np.union1d(begins, np.concatenate([steps, steps + 1]))
-        cuts = cuts[(cuts >= begins[0]) & (cuts < self.end)]
-        cut_ids = known[begins.searchsorted(cuts, side="right") - 1]
-        cut_ids[cuts.searchsorted(steps)] = ids
-        kept = np.concatenate([[True], cut_ids[1:] != cut_ids[:-1]])
-        self._replace(env, first, cuts[kept], cut_ids[kept])
-
-    def _alive(self, env: int) -> tuple[int, Int64s, Int64s]:
-        """Return the column of an environment's oldest episode, and the begins and ids of all episodes of the
-        environment."""
-        first, count = int(self._oldest()[env]), int(self._counts[env])
-        return first, self._begins[env, first:count] - self._spans[env], self._ids[env, first:count]
-
-    def _replace(self, env: int, first: int, begins: Int64s, ids: Int64s) -> None:
-        count = int(self._counts[env])
-        if np.array_equal(begins + self._spans[env], self._begins[env, first:count]):
-            self._ids[env, first:count] = ids
-            return
-        more = np.zeros(self.num_envs, np.int64)
-        more[env] = max(len(begins) - (count - first), 0)
-        self._make_room(int((self._counts + more).max()), more)
-        self._begins[env] = self._spans[env] + SPAN - 1
-        self._begins[env, : len(begins)] = begins + self._spans[env]
-        self._ids[env, : len(ids)] = ids
-        self._counts[env] = len(begins)
-        self._views.clear()
-        self.changes += 1
+        _, end, _ = self.episode_of(step, env)
+        found: Bools = (end == step + 1) & ((end < self.end) | self._ended[env])
+        return found
 
     # ------------------------------------------------------------------ state
 

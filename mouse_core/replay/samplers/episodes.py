@@ -234,7 +234,7 @@ class StorageEpisodes:
             return
         try:
             if write.first is None:
-                self._change(storage, write)
+                self._change(write)
                 self._is_of(storage)
                 return
             if episodes is None and not write.first:
@@ -382,17 +382,22 @@ class StorageEpisodes:
         known.add(self)
 
     def _known_begins(self, storage: Storage, episodes: EpisodeIndex) -> list[Int64s]:
-        """Return the first steps of the oldest episodes, ``[E]`` each, from other indexes of the same rows."""
+        """Return the first steps of the oldest episodes, ``[E]`` each, from other indexes of the same rows, and from
+        the index that rows changed in place made stale.
+        """
         fields, oldest, num_envs = self._found, episodes.begin, episodes.num_envs
-        found: list[Int64s] = []
         if fields is None:
-            return found
+            return []
+        known = [] if fields.ids is not None else [self._episodes]
         for index in getattr(storage, "indexes", ()):
-            known, theirs = index._episodes, index._found
-            if not index._is_whole or index._changes != storage.changes or known is None or theirs is None:
-                continue
-            if (theirs.ends, theirs.ids) == (fields.ends, fields.ids) and known.begin <= oldest < known.end:
-                found.append(known.episode_of(np.full(num_envs, oldest), np.arange(num_envs))[0])
+            theirs, is_current = index._found, index._is_whole and index._changes == storage.changes
+            if is_current and theirs is not None and (theirs.ends, theirs.ids) == (fields.ends, fields.ids):
+                known.append(index._episodes)
+        found: list[Int64s] = [
+            one.episode_of(np.full(num_envs, oldest), np.arange(num_envs))[0]
+            for one in known
+            if one is not None and one.num_envs == num_envs and one.begin <= oldest < one.end
+        ]
         read = getattr(storage, "overwritten", None)
         if read is not None:
             with suppress(SchemaError):
@@ -409,31 +414,19 @@ class StorageEpisodes:
         slots = ring_slots(first - num_envs, num_envs, storage.capacity)
         return marks_of(fields, lambda key: storage.read(key, slots), num_envs)
 
-    def _change(self, storage: Storage, write: Write) -> None:
-        """Update the index after existing rows were overwritten."""
-        episodes = self._episodes
-        self._before = None
-        if episodes is None:
-            self._is_whole = False
+    def _change(self, write: Write) -> None:
+        """After existing rows were overwritten, mark the index as stale if the rows may end other episodes."""
+        episodes, fields = self._episodes, self._fields(write.read)
+        marks, self._before = marks_of(fields, write.read, 1), None
+        if episodes is None or (marks.ids is not None and (marks.ends is not None or fields.cuts)):
+            self._is_whole = False  # of ids and ends together, it is unknown which of both began an episode
             return
-        fields = self._fields(write.read)
-        marks = marks_of(fields, write.read, 1)
-        ends, ids = marks.ends, marks.ids
-        if ids is not None and (ends is not None or fields.cuts):
-            self._is_whole = False  # whether an id or an end made a boundary is not known
-            return
-        # Of a slot that comes twice the last row counts.
-        slots, last = np.unique(write.slots[::-1], return_index=True)
-        last = len(write.slots) - 1 - last
-        step, env = episodes.steps_of(slots)
-        order = np.lexsort((step, env))
-        env, step, last = env[order], step[order], last[order]
-        for number in np.unique(env).tolist():
-            mine = env == number
-            if ids is not None:
-                episodes.change_ids(number, step[mine], _as_ids(fields.ids, ids)[last[mine], 0])
-            elif ends is not None:
-                episodes.change_ends(number, step[mine], ends[last[mine], 0])
+        step, env = episodes.steps_of(write.slots)
+        if marks.ids is not None:
+            same = _as_ids(fields.ids, marks.ids)[:, 0] == episodes.episode_of(step, env)[2]
+        else:
+            same = marks.ends is None or marks.ends[:, 0] == episodes.ends(step, env)
+        self._is_whole = bool(np.all(same))
 
     # ------------------------------------------------------------------ state
 

@@ -463,7 +463,7 @@ class PrioritizedSliceSampler(SliceSampling, PrioritizedSampler):
         self._starting: SumTree | None = None
         self._begins = np.zeros(0, np.bool_)  # whether a slice begins in a slot
         self._seen = 0  # the first time step not looked at
-        self._changes = 0  # of the episodes, when they were looked at
+        self._looked_at: EpisodeIndex | None = None  # the index that the marks come from
 
     def __repr__(self) -> str:
         numbers = f"alpha={self.alpha}, beta={self.beta!r}, eps={self.eps}{self._shown_within()}"
@@ -551,10 +551,10 @@ class PrioritizedSliceSampler(SliceSampling, PrioritizedSampler):
         """Update and return the tree with the weights of all rows at which slices begin."""
         num_envs, rule = episodes.num_envs, self._rule
         first = self._seen
-        if self._changes != episodes.changes or not episodes.begin <= first <= episodes.end:
+        if self._looked_at is not episodes or not episodes.begin <= first <= episodes.end:
             self._starting = None
         if self._starting is None:
-            self._starting, self._changes = SumTree(storage.capacity), episodes.changes
+            self._starting, self._looked_at = SumTree(storage.capacity), episodes
             self._begins = np.zeros(storage.capacity, np.bool_)
             first = episodes.begin
         if first == episodes.end:
