@@ -1,4 +1,7 @@
-"""Reads and writes TED, the data layout of TorchRL, without torch: memory-mapped folders, HDF5 files, checkpoints."""
+"""Reads and writes TED, the data layout of TorchRL, without torch: memory-mapped folders, HDF5 files, checkpoints.
+
+The parts of this module in order: conversions in memory, arrays of a folder or file, steps, rows, checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,9 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial, wraps
 from itertools import chain, pairwise
 from pathlib import Path
@@ -34,6 +37,16 @@ from mouse_core.formats.columns import (
 )
 from mouse_core.nested import nest
 from mouse_core.spec import check_choice, check_list
+
+Key = tuple[str, ...]
+Arrays = dict[Key, npt.NDArray[Any]]
+Bools = npt.NDArray[np.bool_]
+Int64s = npt.NDArray[np.int64]
+
+DONE_KEYS = ("done", "truncated", "terminated")
+REWARD_KEYS = ("reward",)
+_SHAPE = "_storage_shape"
+_GROUP = re.compile(r"traj_\d+")
 
 
 def _partial_without_data(change: Callable[..., Any]) -> Callable[..., Any]:
@@ -89,7 +102,7 @@ def H5Combine(data: Mapping[str, Any]) -> Any:
     Raises:
         SchemaError: There are no trajectories, or their entries differ.
     """
-    groups = sorted((name for name in data if _GROUP.fullmatch(name)), key=lambda name: int(name[5:]))
+    groups = _groups(data)
     if not groups:
         raise SchemaError(f"data: expected trajectories 'traj_0' and so on, found {list(data)[:8]}")
     parts = [by_path(data[name]) for name in groups]
@@ -98,16 +111,6 @@ def H5Combine(data: Mapping[str, Any]) -> Any:
             raise SchemaError(f"{group}: expected the entries of {groups[0]}, {sorted(parts[0])}, found {sorted(part)}")
     whole = nest({path: [np.asarray(part[path]) for part in parts] for path in parts[0]})
     return {**whole, **{name: value for name, value in data.items() if name not in set(groups)}}
-
-
-DONE_KEYS = ("done", "truncated", "terminated")
-REWARD_KEYS = ("reward",)
-_SHAPE = "_storage_shape"
-
-Key = tuple[str, ...]
-Arrays = dict[Key, npt.NDArray[Any]]
-Bools = npt.NDArray[np.bool_]
-Int64s = npt.NDArray[np.int64]
 
 
 # The names are those that users of TorchRL know.
@@ -149,8 +152,13 @@ def TED2Flat(
         DataError: The flat layout cannot represent the data: a done flag is set at the root, or, inside a trajectory,
             ``next`` of a step differs from the root of the following step.
     """
-    root, following = _root_and_next(data)
-    done = _done_flags(following, done_key, "next")
+    if not isinstance(data.get("next"), Mapping):
+        raise SchemaError(
+            f"data: expected a dict of arrays that has another dict of arrays as 'next', found {list(data)}"
+        )
+    root = _arrays_by_path({name: value for name, value in data.items() if name != "next"})
+    following = _arrays_by_path(data["next"])
+    done = _done_flags(following, _in_next(done_key))
     shape, n = done.shape, len(done)
     if not 0 <= shift <= n or (not is_full and not shift):
         raise SchemaError(f"shift: expected {'0' if is_full else '1'}..{n}, found {shift}")
@@ -201,39 +209,16 @@ def Flat2TED(
         A nested dict of arrays. Unused positions of a ring are 0, because the flat layout has no values for them.
 
     Raises:
-        SchemaError: There is no ``done``, or an array has another length than the number of steps or observations.
+        SchemaError: There is no ``done``.
+        DataError: An array has another length than the number of steps or observations.
     """
-    numbers = {name: data[name] for name in (shift_key, is_full_key, _SHAPE) if name in data}
-    arrays = _arrays_by_path({name: value for name, value in data.items() if name not in numbers})
-    done = _done_flags(arrays, done_key, "the data").reshape(-1)
-    shape = tuple(int(size) for size in np.atleast_1d(numbers.get(_SHAPE, (len(done),))))
-    if int(np.prod(shape)) != len(done):
-        raise SchemaError(f"{_SHAPE}: expected the shape of {len(done)} steps, found {shape}")
-    n, lanes = shape[0], len(done) // shape[0]
-    used, order = _used_places(numbers.get(is_full_key, True), numbers.get(shift_key, 0), n, shift_key)
-    ends = done.reshape(lanes, n).copy()
-    ends[:, used - 1] = True
-    observations = len(done) + int(ends.sum())
-    flags = set(map(key_of, done_keys))
-    next_only = {*flags, *map(key_of, reward_keys)}
-    # The values at each position of every environment, [lanes, n, ...].
-    result: Arrays = {}
-    for key, values in arrays.items():
-        if len(values) == len(done):
-            steps = values.reshape(lanes, n, *values.shape[1:])[:, order]
-            result[("next", *key) if key in next_only else key] = steps
-            if key in flags:
-                result[key] = np.zeros_like(steps)
-        elif len(values) == observations:
-            current, next_values = _deinterleave(values, ends)
-            result[key], result["next", *key] = current[:, order], next_values[:, order]
-        else:
-            raise SchemaError(
-                f"{'.'.join(key)}: expected {len(done)} entries, one per step, or {observations}, one per observation, "
-                f"found {len(values)}"
-            )
-    places = {key: np.swapaxes(values, 0, 1) for key, values in result.items()}
-    return nest({key: values.reshape(*shape, *values.shape[2:]) for key, values in places.items()})
+    entries, done = _memory_entries(data, shift_key, is_full_key), _in_next(done_key)
+    steps = _all_steps(entries, done=done, done_keys=done_keys, reward_keys=reward_keys)
+    n, _, used, is_full = _ring(entries, _count_steps(entries, done))
+    shift = entries.numbers.get("shift", 0) if is_full else 0
+    # A full ring of 4 positions with the cursor at 1 was written in the order 1 2 3 0: position 0 has the last step.
+    unused = {key: np.zeros((n - used, *values.shape[1:]), values.dtype) for key, values in steps.items()}
+    return nest({key: np.roll(np.concatenate([values, unused[key]]), shift, axis=0) for key, values in steps.items()})
 
 
 @_partial_without_data
@@ -251,26 +236,20 @@ def TED2Nested(data: Mapping[str, Any], **options: Any) -> Any:
     Raises:
         SchemaError, DataError: An error of ``TED2Flat``.
     """
-    flat = TED2Flat(data, **options)
-    shift_key, is_full_key = options.get("shift_key", "shift"), options.get("is_full_key", "is_full")
-    numbers = {name: flat.pop(name) for name in (shift_key, is_full_key, _SHAPE)}
-    n = numbers[_SHAPE][0]
-    # TED2Flat writes done under its name in `next`.
-    ends = _done_flags(_arrays_by_path(flat), options.get("done_key", "done"), "the data").reshape(-1, n).copy()
-    used = n if numbers[is_full_key] else numbers[shift_key]
-    ends[:, used - 1] = True
+    flat, names = TED2Flat(data, **options), _number_names(options)
+    ends = _trajectory_ends(_memory_entries(flat, *names[:2]), _in_next(options.get("done_key", "done")))
     # At the end of a trajectory, one more observation follows. For end flags of 0 1 0 1, the trajectories stop behind 2
-    # and 4 steps, and behind 3 and 6 observations.
-    extra_observations = ends.astype(np.int64)
+    # and 4 steps, and behind 3 and 6 observations. Unused positions of a ring are a trajectory without this
+    # observation.
+    observations = 1 + ends.astype(np.int64).reshape(-1)
     ends[:, -1] = True
-    stops = np.flatnonzero(ends.reshape(-1)) + 1
-    wide_stops = np.cumsum(1 + extra_observations.reshape(-1))[stops - 1]
-    arrays = _arrays_by_path(flat)
+    stops = np.flatnonzero(ends) + 1
+    wide_stops = np.cumsum(observations)[stops - 1]
     cut = {
         key: np.split(values, (stops if len(values) == ends.size else wide_stops)[:-1])
-        for key, values in arrays.items()
+        for key, values in by_path({name: value for name, value in flat.items() if name not in names}).items()
     }
-    return {**nest(cut), **numbers}
+    return {**nest(cut), **{name: flat[name] for name in names}}
 
 
 @_partial_without_data
@@ -285,16 +264,17 @@ def Nested2TED(data: Mapping[str, Any], **options: Any) -> Any:
         A nested dict of arrays.
 
     Raises:
-        SchemaError: An error of ``Flat2TED``.
+        SchemaError, DataError: An error of ``Flat2TED``.
     """
-    names = (options.get("shift_key", "shift"), options.get("is_full_key", "is_full"), _SHAPE)
-    numbers = {name: data[name] for name in names if name in data}
-    rest = {name: value for name, value in data.items() if name not in numbers}
-    joined = nest({path: np.concatenate([np.asarray(part) for part in parts]) for path, parts in by_path(rest).items()})
+    numbers = {name: data[name] for name in _number_names(options) if name in data}
+    rest = by_path({name: value for name, value in data.items() if name not in numbers})
+    joined = nest({path: np.concatenate([np.asarray(part) for part in parts]) for path, parts in rest.items()})
     return Flat2TED({**joined, **numbers}, **options)
 
 
-# ---------------------------------------------------------------------- helpers
+def _number_names(options: Mapping[str, Any]) -> tuple[str, str, str]:
+    """Return the names of the shift, of the flag of a full ring, and of the shape, in the flat and nested layouts."""
+    return options.get("shift_key", "shift"), options.get("is_full_key", "is_full"), _SHAPE
 
 
 def observation_rows(ends: Bools) -> Int64s:
@@ -306,34 +286,6 @@ def observation_rows(ends: Bools) -> Int64s:
     ended_before = np.concatenate([np.zeros(1, np.int64), np.cumsum(ends)[:-1]])
     rows: Int64s = np.arange(len(ends)) + ended_before
     return rows
-
-
-def _used_places(is_full: Any, shift: Any, n: int, name: str) -> tuple[int, Int64s]:
-    """Return how many positions of a ring are used, and for each position the index of its step in flat order.
-
-    Example: a full ring of 4 positions with the cursor at 1 was written in the order 1 2 3 0. So positions 0 1 2 3 hold
-    the steps 3 0 1 2.
-    """
-    shift = int(shift)
-    used = n if is_full else shift
-    if not 0 <= shift <= n or not used:
-        raise SchemaError(f"{name}: expected a place in 0..{n}, found {shift}")
-    return used, np.roll(np.arange(n), shift) if is_full else np.arange(n)
-
-
-def _deinterleave(values: npt.NDArray[Any], ends: Bools) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Split flat observations into each step's observation and its next observation (or 0), ``[lanes, n, ...]``."""
-    current, next_values = [], []
-    first = 0
-    for lane in ends:
-        rows = observation_rows(lane)
-        lane_values = values[first : first + len(lane) + int(lane.sum())]
-        first += len(lane_values)
-        following = lane_values[np.minimum(rows + 1, len(lane_values) - 1)]
-        following[rows + 1 >= len(lane_values)] = 0
-        current.append(lane_values[rows])
-        next_values.append(following)
-    return np.stack(current), np.stack(next_values)
 
 
 def _interleave(
@@ -368,15 +320,10 @@ def key_of(name: str | Sequence[str]) -> Key:
     return (name,) if isinstance(name, str) else tuple(name)
 
 
-def _root_and_next(data: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
-    """Return the arrays at the root, and the arrays in ``next``, by path."""
-    if not isinstance(data.get("next"), Mapping):
-        raise SchemaError(
-            f"data: expected a dict of arrays that has another dict of arrays as 'next', found {list(data)}"
-        )
-    return _arrays_by_path({name: value for name, value in data.items() if name != "next"}), _arrays_by_path(
-        data["next"]
-    )
+def _in_next(name: str | Sequence[str]) -> Key:
+    """Return the path of an entry within ``next``; ``name`` may begin with "next"."""
+    key = key_of(name)
+    return key[1:] if key[0] == "next" else key
 
 
 def by_path(data: Mapping[str, Any], path: Key = ()) -> dict[Key, Any]:
@@ -388,20 +335,19 @@ def by_path(data: Mapping[str, Any], path: Key = ()) -> dict[Key, Any]:
 
 
 def _arrays_by_path(data: Mapping[str, Any]) -> Arrays:
-    """Return the arrays of nested mappings by path; lists are returned as lists."""
-    found: dict[Key, Any] = by_path(data)
-    return found | {path: np.asarray(value) for path, value in found.items() if not isinstance(value, list)}
+    return {path: np.asarray(value) for path, value in by_path(data).items()}
 
 
-def _done_flags(arrays: Arrays, name: str | Sequence[str], where: str) -> Bools:
-    """Return the done flags as bools, without a trailing dimension of 1; ``where`` names the data for errors."""
-    key = key_of(name)
-    key = key[1:] if key[0] == "next" and key not in arrays else key
+def _groups(names: Iterable[str]) -> list[str]:
+    """Return the names of trajectories in the order of their numbers."""
+    return sorted((name for name in names if _GROUP.fullmatch(name)), key=lambda name: int(name[5:]))
+
+
+def _done_flags(arrays: Arrays, key: Key) -> Bools:
+    """Return the done flags in ``next`` as bools, without a trailing dimension of 1."""
     if key not in arrays:
-        raise SchemaError(
-            f"{'.'.join(key)}: expected this array in {where}, found {['.'.join(other) for other in arrays]}"
-        )
-    values = np.asarray(arrays[key])
+        raise SchemaError(f"{'.'.join(key)}: expected this array in next, found {_shown(arrays)}")
+    values = arrays[key]
     if values.ndim > 1 and values.shape[-1] == 1:
         values = values[..., 0]
     if not values.size:
@@ -426,6 +372,8 @@ def _check_ted(root: Arrays, following: Arrays, next_only: set[Key], shape: tupl
             )
 
 
+# ---------------------------------------------------------------------- arrays of a folder or file
+
 _MOST_JSON = 64 << 20
 _DEEPEST = 16
 _DTYPES = {
@@ -438,12 +386,185 @@ Lane = tuple[int, int]
 """How many leading dimensions are for time and environments, and the index of an environment."""
 
 
+@dataclass(frozen=True)
+class Entries:
+    """The arrays of a folder, of a file or of nested dicts.
+
+    Args:
+        name: The path for error messages.
+        shapes: Shapes ``[n, ...]`` by path in the data.
+        numbers: Numbers of a ring: ``shift``, ``is_full``, ``_storage_shape``, ``_len`` and ``_cursor``.
+        read: A function that returns rows ``first..end - 1`` of some arrays, for one environment or for all.
+    """
+
+    name: str
+    shapes: Mapping[Key, tuple[int, ...]]
+    numbers: Mapping[str, Any]
+    read: Callable[[Sequence[Key], int, int, Lane | None], list[npt.NDArray[Any]]]
+
+    @property
+    def has_next(self) -> bool:
+        """Whether ``next`` of each step is stored; otherwise each observation is stored once."""
+        return any(key[0] == "next" for key in self.shapes)
+
+
 def _of_lane(values: Any, lane: Lane | None) -> Any:
     """Return the rows of one environment from values ``[time, environments.., ...]``."""
     if lane is None:
         return values
     dimensions, number = lane
     return values.reshape(len(values), math.prod(values.shape[1:dimensions]), *values.shape[dimensions:])[:, number]
+
+
+def _memory_entries(data: Mapping[str, Any], shift_key: str, is_full_key: str) -> Entries:
+    """Return the arrays of nested dicts in the flat layout."""
+    names = {shift_key: "shift", is_full_key: "is_full", _SHAPE: _SHAPE}
+    numbers = {names[name]: np.asarray(data[name]).tolist() for name in names if name in data}
+    arrays = _arrays_by_path({name: value for name, value in data.items() if name not in names})
+    shapes = {key: values.shape for key, values in arrays.items()}
+    return Entries("data", shapes, numbers, lambda keys, first, end, _: [arrays[key][first:end] for key in keys])
+
+
+def _folder_entries(path: Path) -> Entries:
+    """Return the arrays of a memory-mapped folder, or of a TorchRL buffer's checkpoint that contains such a folder."""
+    folder = path if (path / "meta.json").is_file() else path / "storage"
+    check_inside([folder / "meta.json"], path)
+    arrays, numbers = read_folder(folder)
+    # TorchRL's own files: the number of used positions of the ring, and its cursor.
+    places = {"len": folder / "storage_metadata.json", "cursor": folder.parent / "writer" / "metadata.json"}
+    numbers |= {f"_{name}": read_json_object(file).get(name) for name, file in places.items() if file.is_file()}
+
+    def read(keys: Sequence[Key], first: int, end: int, lane: Lane | None) -> list[npt.NDArray[Any]]:
+        return [arrays[key].read(first, end, lane) for key in keys]
+
+    return Entries(str(path), {key: array.shape for key, array in arrays.items()}, numbers, read)
+
+
+def _file_entries(file: H5File) -> Entries:
+    """Return the arrays of an HDF5 file."""
+    names = file.names()
+    if groups := _groups(names):
+        return _nested_entries(file, groups, names)
+    (tree,) = file.find(["/"])
+    shapes, singles = _described(file.path, tree)
+    numbers = {}
+    for name, shape in singles.items():
+        values = file.read([(name, 0, 1 << 20)])[0]
+        numbers[name] = values.reshape(shape).tolist()
+
+    def read(keys: Sequence[Key], first: int, end: int, lane: Lane | None) -> list[npt.NDArray[Any]]:
+        # All environments are always read, because they share chunks of the file.
+        return [_of_lane(values, lane) for values in file.read([("/".join(key), first, end) for key in keys])]
+
+    return Entries(file.path, shapes, numbers, read)
+
+
+def _described(where: str, tree: Any) -> tuple[dict[Key, tuple[int, ...]], dict[str, tuple[int, ...]]]:
+    """Return the shapes of the arrays of a tree, and of single numbers at its root."""
+    shapes: dict[Key, tuple[int, ...]] = {}
+    singles: dict[str, tuple[int, ...]] = {}
+    for path, item in leaves(tree):
+        alone = len(path) == 1
+        if item["kind"] == "number" and item["shape"] and not (alone and path[0].startswith("_")):
+            shapes[path] = tuple(item["shape"])
+        elif item["kind"] == "number" and alone:
+            singles[path[0]] = tuple(item["shape"])
+        elif item["kind"] != "text" or item["shape"]:
+            # Raised here, because leaving out the value would silently leave out a column.
+            raise damaged(
+                where, f"{'/'.join(path)}: expected numbers for every step, found {item['kind']} {item['shape']}"
+            )
+    return shapes, singles
+
+
+_TRAJECTORIES = 256  # groups whose descriptions are requested at once
+_ITEMS = 4096  # arrays that are read at once
+
+
+def _nested_entries(file: H5File, groups: Sequence[str], names: Sequence[str]) -> Entries:
+    """Return the arrays of a file with a group for each trajectory; the rows of all trajectories are joined."""
+    members = file.names(groups[0])
+    if "actions" in members and "done" not in members:  # trajectories of ManiSkill have the same names
+        raise SchemaError(
+            f"{file.path}: expected trajectories of TED, found trajectories of ManiSkill "
+            f"({', '.join(sorted(members)[:8])}); format='maniskill' (--format maniskill) reads them"
+        )
+    numbers: dict[str, Any] = {}
+    for name in {"shift", "is_full", _SHAPE, "_len"}.intersection(names):
+        values = file.read([(name, 0, 16)])[0].reshape(-1).tolist()
+        numbers[name] = values if name == _SHAPE else values[0]
+    first_shapes: dict[Key, tuple[int, ...]] = {}
+    lengths: dict[Key, list[int]] = {}
+    for first in range(0, len(groups), _TRAJECTORIES):
+        some = groups[first : first + _TRAJECTORIES]
+        for group, tree in zip(some, file.find(some), strict=True):
+            shapes, _ = _described(file.path, tree)
+            steps = shapes.get(("done",), (0,))[0]
+            first_shapes = first_shapes or shapes
+            lengths = lengths or {key: [] for key in shapes}
+            if ("done",) not in shapes or shapes.keys() != first_shapes.keys():
+                raise SchemaError(
+                    f"{file.path}, {group}: expected 'done' and the entries of {groups[0]}, {_shown(first_shapes)}, "
+                    f"found {_shown(shapes)}"
+                )
+            for key, (length, *shape) in shapes.items():
+                if length not in (steps, steps + 1) or tuple(shape) != first_shapes[key][1:]:
+                    raise damaged(
+                        file.path,
+                        f"{group}/{'/'.join(key)}: expected {steps} entries, one a step, or {steps + 1}, one an "
+                        f"observation, of shape {list(first_shapes[key][1:])}, found {[length, *shape]}",
+                    )
+                lengths[key].append(length)
+    stops = {key: np.cumsum(each) for key, each in lengths.items()}
+
+    def read(keys: Sequence[Key], first: int, end: int, lane: Lane | None) -> list[npt.NDArray[Any]]:
+        items, counts = [], []
+        for key in keys:
+            low, high = np.searchsorted(stops[key], [first, end - 1], side="right").tolist()
+            for group, length, stop in zip(
+                groups[low : high + 1], lengths[key][low : high + 1], stops[key][low : high + 1].tolist(), strict=True
+            ):
+                begin = stop - length
+                items.append((f"{group}/{'/'.join(key)}", max(first - begin, 0), min(end, stop) - begin))
+            counts.append(len(items))
+        parts = [part for place in range(0, len(items), _ITEMS) for part in file.read(items[place : place + _ITEMS])]
+        return [np.concatenate(parts[begin:stop]) for begin, stop in pairwise([0, *counts])]
+
+    return Entries(
+        file.path, {key: (int(stops[key][-1]), *shape[1:]) for key, shape in first_shapes.items()}, numbers, read
+    )
+
+
+@contextmanager
+def opened(root: Path) -> Iterator[Entries]:
+    """Context manager that opens a folder or file, and closes it at the end.
+
+    Args:
+        root: A folder of TensorDict, the checkpoint of a TorchRL buffer, or an HDF5 file.
+
+    Raises:
+        ConfigError: The path has another kind of data.
+        SchemaError: The file has trajectories of another library.
+        DataError: The data are damaged.
+    """
+    if not root.exists():
+        raise ConfigError(f"{root}: expected a file or folder, found none")
+    file = root
+    if root.is_dir() and not any((folder / "meta.json").is_file() for folder in (root, root / "storage")):
+        # The checkpoint of a TorchRL buffer may contain an HDF5 file instead.
+        candidates = (root / "storage" / "checkpoint.h5", root / "checkpoint.h5")
+        found = next((path for path in candidates if path.is_file()), None)
+        if found is None:
+            raise ConfigError(f"{root}: expected meta.json of a TensorDict, or checkpoint.h5, found neither")
+        file = found
+        check_inside([file], root)
+    if file.is_dir():
+        with reading(file):
+            entries = _folder_entries(file)
+        yield entries
+        return
+    with H5File(file) as opened_file:
+        yield _file_entries(opened_file)
 
 
 @dataclass(frozen=True)
@@ -568,145 +689,11 @@ def _noted_shape(value: Any, file: Path) -> tuple[int, ...]:
     return tuple(value)
 
 
-class FolderEntries:
-    """A memory-mapped folder, or a TorchRL buffer's checkpoint that contains such a folder.
-
-    Args:
-        path: The folder.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.name = str(path)
-        folder = path if (path / "meta.json").is_file() else path / "storage"
-        check_inside([folder / "meta.json"], path)
-        self._arrays, self.numbers = read_folder(folder)
-        self.shapes = {key: array.shape for key, array in self._arrays.items()}
-        # TorchRL's own files: the number of used positions of the ring, and its cursor.
-        places = {"len": folder / "storage_metadata.json", "cursor": folder.parent / "writer" / "metadata.json"}
-        for name, file in places.items():
-            if file.is_file():
-                self.numbers[f"_{name}"] = read_json_object(file).get(name)
-
-    def read(self, keys: Sequence[Key], first: int, end: int, lane: Lane | None = None) -> list[npt.NDArray[Any]]:
-        """Read rows ``first..end - 1`` of entries, for one environment or for all."""
-        return [self._arrays[key].read(first, end, lane) for key in keys]
-
-
-class FileEntries:
-    """A group of an HDF5 file.
-
-    Args:
-        file: The open file.
-        tree: The content of the group; see ``H5File.trees``.
-        place: The group's path.
-    """
-
-    def __init__(self, file: H5File, tree: Mapping[str, Any], place: str) -> None:
-        self.name = file.path
-        self.shapes: dict[Key, tuple[int, ...]] = {}
-        self.numbers: dict[str, Any] = {}
-        self._file = file
-        self._place = place
-        for path, item in leaves(tree):
-            alone = len(path) == 1
-            if item["kind"] == "number" and item["shape"] and not (alone and path[0].startswith("_")):
-                self.shapes[path] = tuple(item["shape"])
-            elif item["kind"] == "number" and alone:
-                values = file.read([(f"{place}/{path[0]}", 0, 1 << 20)])[0]
-                self.numbers[path[0]] = values.reshape(item["shape"]).tolist()
-            elif item["kind"] != "text" or item["shape"]:
-                # Raised here, because leaving out the value would silently leave out a column.
-                raise damaged(
-                    self.name,
-                    f"{'/'.join(path)}: expected numbers for every step, found {item['kind']} {item['shape']}",
-                )
-
-    def read(self, keys: Sequence[Key], first: int, end: int, lane: Lane | None = None) -> list[npt.NDArray[Any]]:
-        """Read rows of entries, as in ``FolderEntries``.
-
-        All environments are always read, because they share chunks of the file.
-        """
-        found = self._file.read([("/".join((self._place, *key)), first, end) for key in keys])
-        return [_of_lane(values, lane) for values in found]
-
-
-Entries = FolderEntries | FileEntries
-
-
-class Trajectories:
-    """A file of the nested layout, with a group for each trajectory.
-
-    Args:
-        file: The open file.
-        names: The names of groups and arrays in the file.
-
-    Attributes:
-        names: Names of the groups, in order.
-        shapes: An empty mapping, because each group has different shapes.
-        numbers: The numbers ``shift``, ``is_full``, ``_storage_shape`` and ``_len`` of the file.
-    """
-
-    def __init__(self, file: H5File, names: Sequence[str]) -> None:
-        self.file, self.name = file, file.path
-        self.names = sorted((name for name in names if _GROUP.fullmatch(name)), key=lambda name: int(name[5:]))
-        self.shapes: dict[Key, tuple[int, ...]] = {}
-        self.numbers: dict[str, Any] = {}
-        for name in {"shift", "is_full", "_storage_shape", "_len"}.intersection(names):
-            values = file.read([(name, 0, 16)])[0].reshape(-1).tolist()
-            self.numbers[name] = values if name == "_storage_shape" else values[0]
-
-
-@contextmanager
-def opened(root: Path) -> Iterator[Entries | Trajectories]:
-    """Context manager that opens a folder or file, and closes it at the end.
-
-    Args:
-        root: A folder of TensorDict, the checkpoint of a TorchRL buffer, or an HDF5 file.
-
-    Raises:
-        ConfigError: The path has another kind of data.
-        SchemaError: The file has trajectories of another library.
-        DataError: The data are damaged.
-    """
-    if not root.exists():
-        raise ConfigError(f"{root}: expected a file or folder, found none")
-    file = root
-    if root.is_dir() and not any((folder / "meta.json").is_file() for folder in (root, root / "storage")):
-        # The checkpoint of a TorchRL buffer may contain an HDF5 file instead.
-        candidates = (root / "storage" / "checkpoint.h5", root / "checkpoint.h5")
-        found = next((path for path in candidates if path.is_file()), None)
-        if found is None:
-            raise ConfigError(f"{root}: expected meta.json of a TensorDict, or checkpoint.h5, found neither")
-        file = found
-        check_inside([file], root)
-    if file.is_dir():
-        with reading(file):
-            entries = FolderEntries(file)
-        yield entries
-        return
-    with H5File(file) as opened_file:
-        trajectories = Trajectories(opened_file, opened_file.names())
-        if trajectories.names:
-            _check_nested(file, opened_file.names(trajectories.names[0]))
-            yield trajectories
-        else:
-            yield FileEntries(opened_file, opened_file.trees(["/"])[0], "")
-
-
-def _check_nested(file: Path, names: Sequence[str]) -> None:
-    """Raise SchemaError for trajectories of ManiSkill, whose groups have the same names as in TED."""
-    if "actions" in names and "done" not in names:
-        raise SchemaError(
-            f"{file}: expected trajectories of TED, found trajectories of ManiSkill "
-            f"({', '.join(sorted(names)[:8])}); "
-            "format='maniskill' (--format maniskill) reads them"
-        )
-
+# ---------------------------------------------------------------------- steps
 
 _DONE = (("done",), ("terminated",), ("truncated",))
 _PIECE_BYTES = 16 << 20
-_GROUP = re.compile(r"traj_\d+")
-_TRAJECTORIES = 256
+_AT_ONCE = 1 << 16  # largest number of steps of a block if all steps are wanted
 
 
 @dataclass(frozen=True)
@@ -722,62 +709,103 @@ class StepBlock:
     root: Arrays
     following: Arrays
     other: Arrays
-    begins: npt.NDArray[np.bool_]
+    begins: Bools
 
 
 def steps_of(
-    found: Entries | Trajectories, *, batch_rows: int, apart: Collection[Key] = (*_DONE, ("reward",))
+    entries: Entries,
+    *,
+    batch_rows: int,
+    done: Key = ("done",),
+    done_keys: Sequence[str] = DONE_KEYS,
+    reward_keys: Sequence[str] = REWARD_KEYS,
 ) -> Iterator[StepBlock]:
     """Yield all steps in the order of time, environment by environment, without unused positions.
 
     Args:
-        found: The open folder or file.
+        entries: The open folder or file.
         batch_rows: Largest number of steps in a block.
-        apart: Keys that are only in ``next``, for a layout that stores each observation once.
+        done: The flag that ends a trajectory, for a layout that stores each observation once.
+        done_keys, reward_keys: Keys that are only in ``next``, for such a layout.
 
     Raises:
         SchemaError: The data are not steps of TED.
         DataError: The lengths of arrays contradict each other.
     """
-    if isinstance(found, Trajectories):
-        blocks = _trajectories(found, batch_rows)
-    elif has_next(found):
-        yield from _steps(found, batch_rows)
+    if entries.has_next:
+        yield from _steps(entries, batch_rows)
         return
-    else:
-        blocks = _flat(found, batch_rows)
-    for block in blocks:
-        other = {("next", *key) if key in apart else key: values for key, values in block.other.items()}
-        yield replace(block, other=other)
+    next_only = {*map(key_of, done_keys), *map(key_of, reward_keys)}
+    steps = _count_steps(entries, done)
+    n, _, used, _ = _ring(entries, steps)
+    if not used:
+        return
+    ends = _trajectory_ends(entries, done)
+    both, other = _by_length(entries, steps, steps + int(ends.sum()))
+    before = 0  # the number of observations of earlier environments
+    for lane, lane_ends in enumerate(ends):
+        rows = before + observation_rows(lane_ends)
+        before += n + int(lane_ends.sum())
+        begins = step_begins(lane_ends, True)
+        size = _piece(entries, [*both, *other], batch_rows)
+        for begin in range(0, used, size):
+            end = min(begin + size, used)
+            # The row after the row of a step's observation holds the observation after the step.
+            here = rows[begin:end] - rows[begin]
+            seen = entries.read(both, int(rows[begin]), int(rows[end - 1]) + 2, None)
+            rest = entries.read(other, lane * n + begin, lane * n + end, None)
+            yield StepBlock(
+                {key: values[here] for key, values in zip(both, seen, strict=True)},
+                {key: values[here + 1] for key, values in zip(both, seen, strict=True)},
+                {("next", *key) if key in next_only else key: values for key, values in zip(other, rest, strict=True)},
+                begins[begin:end],
+            )
 
 
-def environments(found: Entries | Trajectories) -> tuple[int, ...]:
+def _trajectory_ends(entries: Entries, done: Key) -> Bools:
+    """Return the mask of steps that end a trajectory, ``[environments, n]``."""
+    steps = _count_steps(entries, done)
+    n, lanes, used, is_full = _ring(entries, steps)
+    flags = entries.read([done], 0, steps, None)[0].reshape(steps, -1)
+    if flags.shape[1] != 1:
+        raise damaged(entries.name, f"{'.'.join(done)}: expected one flag a step, found {list(flags.shape)}")
+    ends = flags.astype(bool).reshape(lanes, n)
+    ends[:, (n if is_full else used) - 1] = True
+    return ends
+
+
+def _all_steps(
+    entries: Entries, *, done_keys: Sequence[str], reward_keys: Sequence[str], done: Key = ("done",)
+) -> Arrays:
+    """Return all steps ``[n, environments.., ...]`` in the form of TED by path, the oldest first."""
+    blocks = [
+        *steps_of(entries, batch_rows=_AT_ONCE, done=done, done_keys=done_keys, reward_keys=reward_keys),
+    ]
+    if not blocks:
+        raise SchemaError(f"{entries.name}: expected steps, found none")
+    parts = [
+        {**block.root, **{("next", *key): values for key, values in block.following.items()}, **block.other}
+        for block in blocks
+    ]
+    arrays = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+    if not entries.has_next:
+        flags = [key for key in map(key_of, done_keys) if ("next", *key) in arrays]
+        arrays |= {key: np.zeros_like(arrays["next", *key]) for key in flags}
+    outer = environments(entries)
+    lanes = math.prod(outer)
+    ordered = {
+        key: np.swapaxes(values.reshape(lanes, len(values) // lanes, *values.shape[1:]), 0, 1)
+        for key, values in arrays.items()
+    }
+    return {key: values.reshape(len(values), *outer, *values.shape[2:]) for key, values in ordered.items()}
+
+
+def environments(entries: Entries) -> tuple[int, ...]:
     """Return the sizes of the dimensions for environments; empty if there is no such dimension."""
-    if has_next(found):
-        return _steps_shape(found.shapes, found.name)[1:]
-    shape = found.numbers.get("_storage_shape") or [0]
+    if entries.has_next:
+        return _steps_shape(entries.shapes, entries.name)[1:]
+    shape = entries.numbers.get(_SHAPE) or [0]
     return () if isinstance(shape, int) else tuple(shape[1:])
-
-
-def _trajectories(found: Trajectories, batch_rows: int) -> Iterator[StepBlock]:
-    """Yield the steps of a file of the nested layout, up to the last used position of the ring."""
-    places, used = None, found.numbers.get("_len")
-    if "_storage_shape" in found.numbers:
-        steps = math.prod(environments(found)) * int(found.numbers["_storage_shape"][0])
-        places, _, used, _ = _ring(found, steps)
-    seen = 0
-    for first in range(0, len(found.names), _TRAJECTORIES):
-        names = found.names[first : first + _TRAJECTORIES]
-        for name, tree in zip(names, found.file.trees(names), strict=True):
-            entries = FileEntries(found.file, tree, name)
-            if used is None or (seen if places is None else seen % places) < used:
-                yield from _trajectory(entries, batch_rows)
-            seen += _count_steps(entries, "'done' in every trajectory")
-
-
-def has_next(entries: Entries | Trajectories) -> bool:
-    """Whether ``next`` of each step is stored; otherwise each observation is stored once."""
-    return any(key[0] == "next" for key in entries.shapes)
 
 
 def _steps(entries: Entries, batch_rows: int) -> Iterator[StepBlock]:
@@ -830,76 +858,14 @@ def _in_order(entries: Entries, n: int, lanes: int, size: int) -> list[tuple[int
     return [(begin, min(begin + size, stop)) for first, stop in runs for begin in range(first, stop, size)]
 
 
-def _flat(entries: Entries, batch_rows: int) -> Iterator[StepBlock]:
-    steps = _count_steps(entries, "'next', or 'done' of the flat layout")
-    n, lanes, used, full = _ring(entries, steps)
-    if not used:
-        return
-    done = entries.read([("done",)], 0, n * lanes)[0].reshape(n * lanes, -1)
-    if done.shape[1] != 1:
-        raise damaged(entries.name, f"done: expected one flag a step, found {list(done.shape)}")
-    ends = done.astype(bool).reshape(lanes, n)  # mask of steps that end a trajectory
-    ends[:, (n if full else used) - 1] = True
-    both, other = _by_length(entries, steps, steps + int(ends.sum()))
-    before = 0  # the number of observations of earlier environments
-    for lane, lane_ends in enumerate(ends):
-        rows = before + observation_rows(lane_ends)
-        yield from _lane(entries, both, other, lane_ends[:used], rows, lane * n, batch_rows)
-        before += n + int(lane_ends.sum())
+def _count_steps(entries: Entries, done: Key = ("done",)) -> int:
+    if done not in entries.shapes:
+        wanted = f"'next', or {'.'.join(done)!r} of the flat layout"
+        raise SchemaError(f"{entries.name}: expected {wanted}, found {_shown(entries.shapes)}")
+    return entries.shapes[done][0]
 
 
-def _trajectory(entries: Entries, batch_rows: int) -> Iterator[StepBlock]:
-    """Yield the steps of one trajectory of the nested layout."""
-    steps = _count_steps(entries, "'done' in every trajectory")
-    both, other = _by_length(entries, steps, steps + 1)
-    if steps and not both:
-        raise damaged(entries.name, f"expected {steps + 1} observations in a trajectory, found none")
-    ends = np.arange(steps) == steps - 1
-    yield from _lane(entries, both, other, ends, np.arange(steps), 0, batch_rows)
-
-
-def _count_steps(entries: Entries, expected: str) -> int:
-    if ("done",) not in entries.shapes:
-        raise SchemaError(f"{entries.name}: expected {expected}, found {_shown(entries.shapes)}")
-    return entries.shapes[("done",)][0]
-
-
-def _lane(
-    entries: Entries,
-    both: Sequence[Key],
-    other: Sequence[Key],
-    ends: npt.NDArray[np.bool_],
-    rows: npt.NDArray[np.int64],
-    first_step: int,
-    batch_rows: int,
-) -> Iterator[StepBlock]:
-    """Yield the steps of one environment.
-
-    Args:
-        entries: The entries.
-        both, other: Keys with a value for each observation, and keys with a value for each step.
-        ends: Mask of steps that end a trajectory.
-        rows: For each step, the row of the observation before it; the row after this row holds the observation after
-            it.
-        first_step: Index of the first step of the environment.
-        batch_rows: Largest number of steps in a block.
-    """
-    begins = step_begins(ends, True)
-    size = _piece(entries, [*both, *other], batch_rows)
-    for begin in range(0, len(ends), size):
-        end = min(begin + size, len(ends))
-        here = rows[begin:end] - rows[begin]
-        seen = entries.read(both, int(rows[begin]), int(rows[end - 1]) + 2)
-        rest = entries.read(other, first_step + begin, first_step + end)
-        yield StepBlock(
-            {key: values[here] for key, values in zip(both, seen, strict=True)},
-            {key: values[here + 1] for key, values in zip(both, seen, strict=True)},
-            dict(zip(other, rest, strict=True)),
-            begins[begin:end],
-        )
-
-
-def _ring(entries: Entries | Trajectories, steps: int) -> tuple[int, int, int, bool]:
+def _ring(entries: Entries, steps: int) -> tuple[int, int, int, bool]:
     """Return a ring's positions per environment, environments, used positions, and whether the ring is full."""
     numbers = entries.numbers
     shape = numbers.get("_storage_shape") or [steps]
@@ -945,6 +911,8 @@ def _shown(keys: Iterable[Key]) -> list[str]:
     return [".".join(key) for key in keys]
 
 
+# ---------------------------------------------------------------------- rows
+
 _LOOKED_AT = 1024
 
 
@@ -972,114 +940,102 @@ def read_ted(path: str | os.PathLike[str], *, one_hot: bool | None = None, batch
         DataError: The data are damaged; the message names the file.
     """
     root = Path(path)
-    with opened(root) as found:
-        layout = "nested" if isinstance(found, Trajectories) else "steps with next" if has_next(found) else "flat"
-        first = next(steps_of(found, batch_rows=_LOOKED_AT), None)
+    with opened(root) as entries:
+        layout = "steps with next" if entries.has_next else "flat"
+        first = next(steps_of(entries, batch_rows=_LOOKED_AT), None)
     if first is None:
         raise SchemaError(f"{root}: expected steps, found none")
-    naming = _Naming(root, first, one_hot)
-    observations, following, arriving = naming.columns(first)
+    if one_hot is None:
+        one_hot = _is_one_hot(_beside(first).get(("action",)))
+    observations, arriving, begins, following = _transitions(first, True, root, one_hot)
     rows = TransitionRows(final=None, where=str(root))
     return RowStream.of_columns(
         root,
         "ted",
-        rows.add(observations, arriving, np.zeros(len(first.begins), bool), following),
-        partial(_rows, root, naming, batch_rows),
-        notes=("one-hot actions were read as the numbers of the actions",) if naming.one_hot else (),
+        rows.add(observations, arriving, np.zeros(len(begins), bool), following),
+        partial(_rows, root, one_hot, batch_rows),
+        notes=("one-hot actions were read as the numbers of the actions",) if one_hot else (),
         format_metadata={"layout": layout},
     )
 
 
-def _rows(root: Path, naming: _Naming, batch_rows: int) -> Iterator[Columns]:
-    def parts() -> Iterator[tuple[Any, ...]]:
+def _rows(root: Path, one_hot: bool, batch_rows: int) -> Iterator[Columns]:
+    def parts() -> Iterator[tuple[Columns, Columns, Bools, Columns]]:
         ended = True
-        for piece in steps_of(found, batch_rows=batch_rows):
-            observations, following, arriving = naming.columns(piece)
-            ends = naming.ends(piece)
-            begins = piece.begins | step_begins(ends, ended)
-            ended = bool(ends[-1])
-            yield observations, arriving, begins, following
+        for block in steps_of(entries, batch_rows=batch_rows):
+            part = _transitions(block, ended, root, one_hot)
+            ended = bool(_ends(block, root)[-1])
+            yield part
 
-    with opened(root) as found:
+    with opened(root) as entries:
         yield from transition_rows(parts(), final=None, where=str(root))
 
 
-class _Naming:
-    """The column name for each key of the data.
+def _transitions(block: StepBlock, ended: bool, root: Path, one_hot: bool) -> tuple[Columns, Columns, Bools, Columns]:
+    """Return the arguments of ``TransitionRows.add``; ``ended`` is whether the step before ended a trajectory."""
+    beside = _beside(block)
+    names = {key[0] for key in (*block.root, *beside)}
+    for name in ("action", "reward"):
+        if name not in names:
+            raise SchemaError(f"{root}: expected {name!r} among the steps, found {_shown((*block.root, *beside))}")
+    arriving: Columns = {}
+    for key, values in beside.items():
+        if key == ("action",):
+            arriving["action"] = _numbers(values, root) if one_hot else values
+        elif key == ("reward",):
+            arriving["reward"] = _single(values, "reward", root)
+        elif key[0] == "action":
+            arriving[".".join(key)] = values
+        elif key not in _DONE:
+            name = "_".join(key)
+            arriving[name if is_metadata(name) else f"metadata_{name}"] = values
+    flags, ends = _flags(block, root), _ends(block, root)
+    truncated = flags.get("truncated", np.zeros_like(ends))
+    arriving["done"] = done_codes(
+        flags.get("terminated", ends & ~truncated), truncated if "truncated" in flags else ends
+    )
+    first = [name for name in ("action", "reward", "done") if name in arriving]
+    ordered = {name: arriving[name] for name in (*first, *sorted(arriving.keys() - set(first)))}
+    return _observed(block.root), ordered, block.begins | step_begins(ends, ended), _observed(block.following)
 
-    Args:
-        root: The path of the data, for error messages.
-        piece: The first steps.
-        one_hot: See ``read_ted``.
-    """
 
-    def __init__(self, root: Path, piece: StepBlock, one_hot: bool | None) -> None:
-        self.where = str(root)
-        others = _beside(piece)
-        names = {key[0] for key in (*piece.root, *others)}
-        for name in ("action", "reward"):
-            if name not in names:
-                found = [".".join(key) for key in (*piece.root, *others)]
-                raise SchemaError(f"{root}: expected {name!r} among the steps, found {found}")
-        if not others.keys() & _DONE:
-            raise SchemaError(f"{root}: expected next.done, found {['.'.join(key) for key in others]}")
-        self.one_hot = _is_one_hot(others.get(("action",))) if one_hot is None else one_hot
+def _ends(block: StepBlock, root: Path) -> Bools:
+    """Return a mask of steps that end a trajectory."""
+    ends: Bools = np.logical_or.reduce(list(_flags(block, root).values()))
+    return ends
 
-    def columns(self, piece: StepBlock) -> tuple[Columns, Columns, Columns]:
-        """Return columns of the observations before steps, columns of the observations after steps, and all others."""
-        arriving: Columns = {}
-        for key, values in _beside(piece).items():
-            if key in _DONE:
-                continue
-            if key == ("action",):
-                arriving["action"] = self._numbers(values) if self.one_hot else values
-            elif key == ("reward",):
-                arriving["reward"] = self._single(values, "reward")
-            elif key[0] == "action":
-                arriving[".".join(key)] = values
-            else:
-                name = "_".join(key)
-                arriving[name if is_metadata(name) else f"metadata_{name}"] = values
-        flags, ended = self._flags(piece), self.ends(piece)
-        truncated = flags.get("truncated", np.zeros_like(ended))
-        arriving["done"] = done_codes(
-            flags.get("terminated", ended & ~truncated), truncated if "truncated" in flags else ended
+
+def _flags(block: StepBlock, root: Path) -> dict[str, Bools]:
+    beside = _beside(block)
+    flags = {key[0]: _single(beside[key], key[0], root).astype(bool) for key in _DONE if key in beside}
+    if not flags:
+        raise SchemaError(f"{root}: expected next.done, found {_shown(beside)}")
+    return flags
+
+
+def _observed(arrays: Arrays) -> Columns:
+    columns: Columns = {}
+    for key, values in arrays.items():
+        if key == ("step_count",):
+            continue  # episode_step has the same numbers
+        whole = () if key[0].startswith("observation") or is_metadata(key[0]) else ("observation",)
+        columns[".".join((*whole, *key))] = values
+    return columns
+
+
+def _single(values: npt.NDArray[Any], name: str, root: Path) -> npt.NDArray[Any]:
+    if values.size != len(values):
+        raise SchemaError(f"{root}: {name}: expected one number a step, found {list(values.shape[1:])}")
+    return values.reshape(len(values))
+
+
+def _numbers(values: npt.NDArray[Any], root: Path) -> Int64s:
+    if not _is_one_hot(values):
+        raise DataError(
+            f"{root}: action: expected one-hot vectors, as in the first rows, found other vectors; read them as "
+            "vectors with one_hot=False"
         )
-        first = [name for name in ("action", "reward", "done") if name in arriving]
-        order = {name: arriving[name] for name in (*first, *sorted(arriving.keys() - set(first)))}
-        return self._seen(piece.root), self._seen(piece.following), order
-
-    def ends(self, piece: StepBlock) -> npt.NDArray[np.bool_]:
-        """Return a mask of steps that end a trajectory."""
-        ended: npt.NDArray[np.bool_] = np.logical_or.reduce(list(self._flags(piece).values()))
-        return ended
-
-    def _flags(self, piece: StepBlock) -> dict[str, npt.NDArray[np.bool_]]:
-        return {
-            key[0]: self._single(values, key[0]).astype(bool) for key, values in _beside(piece).items() if key in _DONE
-        }
-
-    def _seen(self, arrays: dict[Key, npt.NDArray[Any]]) -> Columns:
-        columns: Columns = {}
-        for key, values in arrays.items():
-            if key == ("step_count",):
-                continue  # episode_step has the same numbers
-            whole = () if key[0].startswith("observation") or is_metadata(key[0]) else ("observation",)
-            columns[".".join((*whole, *key))] = values
-        return columns
-
-    def _single(self, values: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
-        if values.size != len(values):
-            raise SchemaError(f"{self.where}: {name}: expected one number a step, found {list(values.shape[1:])}")
-        return values.reshape(len(values))
-
-    def _numbers(self, values: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-        if values.ndim != 2 or not _is_one_hot(values):
-            raise DataError(
-                f"{self.where}: action: expected one-hot vectors, as in the first rows, found other vectors; read them "
-                "as vectors with one_hot=False"
-            )
-        return np.asarray(values.argmax(axis=1).astype(np.int64))
+    return np.asarray(values.argmax(axis=1).astype(np.int64))
 
 
 def _is_one_hot(values: npt.NDArray[Any] | None) -> bool:
@@ -1088,72 +1044,17 @@ def _is_one_hot(values: npt.NDArray[Any] | None) -> bool:
     return bool(((values == 0) | (values == 1)).all() and (values.astype(np.int64).sum(axis=1) == 1).all())
 
 
-def _beside(piece: StepBlock) -> dict[Key, npt.NDArray[Any]]:
+def _beside(block: StepBlock) -> Arrays:
     """Return ``other`` of a block without done flags at the root; ``next`` is removed from the keys."""
-    return {key[1:] if key[0] == "next" else key: values for key, values in piece.other.items() if key not in _DONE}
+    return {key[1:] if key[0] == "next" else key: values for key, values in block.other.items() if key not in _DONE}
 
 
-# ---------------------------------------------------------------------- checkpoints
-
-# Largest number of steps of a block.
-_AT_ONCE = 1 << 16
-
-
-def read_checkpoint(
-    path: str | os.PathLike[str], *, done_keys: Sequence[str] = DONE_KEYS, reward_keys: Sequence[str] = REWARD_KEYS
-) -> dict[str, Any]:
-    """Read the steps of a TorchRL buffer's checkpoint, oldest first, for ``ReplayBuffer.extend``.
-
-    Args:
-        path: The folder that ``dumps`` wrote with any checkpointer, the folder of the storage in it, or an HDF5 file.
-        done_keys, reward_keys: The options of the checkpointer.
-
-    Returns:
-        Nested dicts of arrays ``[n, ...]``, or ``[n, environments, ...]``, in the form of TED. Unused positions are
-            left out.
-
-    Raises:
-        ConfigError: The path does not exist, or has no checkpoint.
-        SchemaError: The data are not steps of TED.
-        DataError: The data are damaged; the message names the file.
-    """
-    root = Path(path)
-    apart = {*map(key_of, done_keys), *map(key_of, reward_keys)}
-    with opened(root) as found:
-        outer = environments(found)
-        blocks = [*steps_of(found, batch_rows=_AT_ONCE, apart=apart)]
-        is_ted = has_next(found)
-    if not blocks:
-        raise SchemaError(f"{root}: expected steps, found none")
-    parts = [
-        {**block.root, **{("next", *key): values for key, values in block.following.items()}, **block.other}
-        for block in blocks
-    ]
-    arrays = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
-    if not is_ted:
-        flags = [key for key in map(key_of, done_keys) if ("next", *key) in arrays]
-        arrays |= {key: np.zeros_like(arrays["next", *key]) for key in flags}
-    lanes = math.prod(outer)
-    steps = len(next(iter(arrays.values()))) // lanes
-    ordered = {
-        key: np.swapaxes(values.reshape(lanes, steps, *values.shape[1:]), 0, 1) for key, values in arrays.items()
-    }
-    return nest({key: values.reshape(steps, *outer, *values.shape[2:]) for key, values in ordered.items()})
-
-
-_ROW_LAYOUTS = ("ted", "flat", "nested")
 _NEEDED = ("reward", "done", "episode_step")
 _SEEN = ("observation", "metadata_", "info.", "step_count")
 _SINGLE = ("reward", "done", "terminated", "truncated", "step_count")
 
 
-def write_ted(
-    stream: RowStream,
-    path: str | os.PathLike[str],
-    *,
-    layout: str = "ted",
-    columns: Sequence[str] | None = None,
-) -> int:
+def write_ted(stream: RowStream, path: str | os.PathLike[str], *, columns: Sequence[str] | None = None) -> int:
     """Write rows as steps of TED, for TorchRL and TensorDict.
 
     Observations, ``metadata_*`` and ``info.*`` are written at the root and in ``next``. The action is written at the
@@ -1163,95 +1064,65 @@ def write_ted(
     Args:
         stream: The rows, with alignment "arrived".
         path: A folder, or an HDF5 file if the name ends in ``.h5`` or ``.hdf5``. Nothing may exist there.
-        layout: "ted" (plain steps), "flat" (every observation is stored once) or "nested" (an array for each
-            trajectory).
         columns: The columns to write in addition to action, reward and done; by default all.
 
     Returns:
         The number of steps that were written.
 
     Raises:
-        ConfigError: ``path`` exists, another process is writing it, or the layout is unknown.
+        ConfigError: ``path`` exists, or another process is writing it.
         StorageError: Files cannot be written; no part of them remains.
         SchemaError: The rows have the alignment "outgoing", or a column has texts.
-        DataError: Values are null, rows differ in length, or an episode continues after a done code. TED cannot store
-            such rows.
+        DataError: Values are null, or rows differ in length. TED cannot store such rows.
     """
     target = Path(path)
-    check_choice("layout", layout, _ROW_LAYOUTS)
     columns = None if columns is None else check_list("columns", columns)
     is_file = target.suffix in (".h5", ".hdf5")
+    steps = 0
     with (
         making(target, "write_ted", folder=not is_file) as partial,
-        closing((_FileWriter if is_file else FolderWriter)(partial, nested=layout == "nested")) as writer,
+        closing((_FileWriter if is_file else FolderWriter)(partial)) as writer,
     ):
-        return _write(stream, writer, layout, columns)
-
-
-def _write(stream: RowStream, writer: FolderWriter | _FileWriter, layout: str, columns: Sequence[str] | None) -> int:
-    steps = 0
-    for rows, begins, ends, is_last in _runs(stream, columns):
-        done, goes_on = rows["done"] != 0, slice(1, -1 if ends else None)
-        if layout != "ted" and done[goes_on].any():
-            raise DataError(
-                f"{stream.path}: expected episodes that end at rows with done, found an episode that continues"
-            )
-        done[-1] |= ends and not is_last  # the last episode may continue
-        flags = {
-            "reward": rows["reward"],
-            "done": done,
-            "terminated": rows["done"] == 1,
-            "truncated": rows["done"] == 2,
-        }
-        for path, values in _entries(rows, flags, layout, begins):
-            writer.append(path, _shaped(path, values), ends=ends)
-        steps += len(done) - 1
-    if not steps:
-        raise DataError(f"{stream.path}: expected at least one transition, found none")
-    others = {} if layout == "ted" else {"is_full": True, "shift": 0, "_storage_shape": [steps]}
-    writer.finish(batch=(steps,) if layout == "ted" else (), others=others)
+        for rows, ends in _runs(stream, columns):
+            for key, values in _entries(rows, ends):
+                alone = key[-1] in _SINGLE and values.ndim == 1  # in TorchRL, such values have the shape [n, 1]
+                writer.append(key, values.reshape(len(values), 1) if alone else values)
+            steps += len(ends) - 1
+        if not steps:
+            raise DataError(f"{stream.path}: expected at least one transition, found none")
+        writer.finish(batch=(steps,))
     return steps
 
 
-def _entries(rows: Columns, flags: Columns, layout: str, begins: bool) -> Iterator[tuple[Key, npt.NDArray[Any]]]:
-    """Yield the keys of entries, with the values that are appended to each entry for some rows.
+def _entries(rows: Columns, ends: Bools) -> Iterator[tuple[Key, npt.NDArray[Any]]]:
+    """Yield the keys of entries, with the values that are appended to each entry for some rows of an episode.
 
-    For example, rows 0 1 2 3 give three steps, from rows 0 1 2 to rows 1 2 3. The layouts "flat" and "nested" store
-    each observation once. If row 0 begins an episode, the observations of all four rows are stored; otherwise row 0 was
-    stored before.
+    For example, rows 0 1 2 3 give three steps, from rows 0 1 2 to rows 1 2 3.
     """
+    flags = {"done": ends, "terminated": rows["done"] == 1, "truncated": rows["done"] == 2}
     for name, values in rows.items():
         if name.startswith(_SEEN):
-            if layout == "ted":
-                yield (name,), values[:-1]
-                yield ("next", name), values[1:]
-            else:
-                yield (name,), values if begins else values[1:]
-    for name, values in rows.items():
-        if belongs_to(name, "action"):
+            yield (name,), values[:-1]
+            yield ("next", name), values[1:]
+        elif belongs_to(name, "action"):
             yield (name,), values[1:]
+    yield ("next", "reward"), rows["reward"][1:]
     for name, values in flags.items():
-        yield ("next", name) if layout == "ted" else (name,), values[1:]
-        if layout == "ted" and name != "reward":
-            yield (name,), np.zeros(len(values) - 1, bool)
+        yield ("next", name), values[1:]
+        yield (name,), np.zeros(len(values) - 1, bool)
 
 
-def _shaped(key: Key, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return values in TorchRL's shape, with a trailing dimension of 1 if the value of a step is a single number."""
-    return values.reshape(len(values), 1) if key[-1] in _SINGLE and values.ndim == 1 else values
-
-
-def _runs(stream: RowStream, columns: Sequence[str] | None) -> Iterator[tuple[Columns, bool, bool, bool]]:
+def _runs(stream: RowStream, columns: Sequence[str] | None) -> Iterator[tuple[Columns, Bools]]:
     """Yield runs of at least two rows of an episode; each run begins with the last row of the run before.
 
     An episode of one row has no step and is left out.
 
     Yields:
-        The rows, whether the episode begins at the first row, whether it ends at the last row, and whether the stream
-        ends.
+        The rows, and whether an episode ends at each row. The last row of the stream ends an episode only if it has a
+            done code, because the last episode may continue.
     """
     names: set[str] = set()
-    begins, step = True, 0
+    step = 0
     pieces: Iterator[Any] = chain(overlapping_pieces(_chosen(stream, columns)), [None])
     for (is_new, rows), following in pairwise(pieces):
         names = names or set(rows)
@@ -1261,12 +1132,13 @@ def _runs(stream: RowStream, columns: Sequence[str] | None) -> Iterator[tuple[Co
             if values.dtype.kind not in "biuf":
                 reason = "expected numbers, found other values; select columns with columns="
                 raise SchemaError(f"{stream.path}: column {name!r}: {reason}")
-        begins, step = begins or is_new, 0 if is_new else step - 1
-        counted = rows | {"step_count": step + np.arange(len(rows["done"]))}
-        step += len(rows["done"])
-        if len(rows["done"]) > 1:
-            yield counted, begins, following is None or following[0], following is None
-            begins = False
+        count = len(rows["done"])
+        step = 0 if is_new else step - 1
+        ends = rows["done"] != 0
+        ends[-1] |= following is not None and following[0]
+        if count > 1:
+            yield rows | {"step_count": step + np.arange(count)}, ends
+        step += count
 
 
 def _chosen(stream: RowStream, columns: Sequence[str] | None) -> RowStream:
@@ -1284,37 +1156,32 @@ def _chosen(stream: RowStream, columns: Sequence[str] | None) -> RowStream:
     return stream.replace(batches=lambda: (batch.select(chosen) for batch in stream))
 
 
-# ---------------------------------------------------------------------- files
-
-
 class FolderWriter:
     """Writes a memory-mapped folder, entry by entry, in pieces.
 
     Args:
         folder: An existing, empty folder.
-        nested: Whether entries are nested tensors, in which each trajectory is a row.
+        nested: Whether entries are nested tensors, in which each piece is a row.
     """
 
-    def __init__(self, folder: Path, *, nested: bool) -> None:
+    def __init__(self, folder: Path, *, nested: bool = False) -> None:
         self._folder, self._nested = folder, nested
         self._entries: dict[Key, tuple[np.dtype[Any], tuple[int, ...]]] = {}
-        self._lengths: dict[Key, list[int]] = {}  # lengths of trajectories; the last may continue
+        self._lengths: dict[Key, list[int]] = {}  # lengths of pieces
         self._streams: dict[Key, Any] = {}
 
-    def append(self, path: Key, values: npt.NDArray[Any], *, ends: bool) -> None:
-        """Add values to an entry; ``ends`` states whether the last of these values ends a trajectory."""
+    def append(self, path: Key, values: npt.NDArray[Any]) -> None:
+        """Add values to an entry."""
         if path not in self._streams:
             place = self._folder.joinpath(*path[:-1])
             place.mkdir(parents=True, exist_ok=True)
             self._streams[path] = (place / f"{path[-1]}.memmap").open("wb")
             self._entries[path] = values.dtype, values.shape[1:]
-            self._lengths[path] = [0]
+            self._lengths[path] = []
         self._streams[path].write(np.ascontiguousarray(values).astype(values.dtype.newbyteorder("<"), copy=False).data)
-        self._lengths[path][-1] += len(values)
-        if ends:
-            self._lengths[path].append(0)
+        self._lengths[path].append(len(values))
 
-    def finish(self, *, batch: tuple[int, ...], others: Mapping[str, Any]) -> None:
+    def finish(self, *, batch: tuple[int, ...], others: Mapping[str, Any] | None = None) -> None:
         """Write the descriptions."""
         self.close()
         folders: dict[Key, dict[str, Any]] = {(): {}}
@@ -1324,13 +1191,13 @@ class FolderWriter:
                 folders.setdefault(path[:depth], {})
             whole = [sum(self._lengths[path]), *shape]
             if self._nested:
-                shapes = np.array([[length, *shape] for length in self._lengths[path][:-1]], "<i8")
+                shapes = np.array([[length, *shape] for length in self._lengths[path]], "<i8")
                 batch = shapes.shape[:1]
                 self._folder.joinpath(*path[:-1], f"{path[-1]}.shape.memmap").write_bytes(shapes.tobytes())
                 whole = list(shapes.shape)
             entry = {"device": "cpu", "shape": whole, "dtype": f"torch.{dtype.name}", "is_nested": self._nested}
             folders[path[:-1]][path[-1]] = entry
-        for name, value in others.items():
+        for name, value in (others or {}).items():
             folders[()][name] = {"type": "NonTensorData"}
             kind = "<class 'tensordict.tensorclass.NonTensorData'>"
             self._describe((name,), {"_type": kind, "data": value, "_is_non_tensor": True, "_metadata": None})
@@ -1354,37 +1221,54 @@ class _FileWriter:
 
     Args:
         path: The file.
-        nested: Whether each trajectory is a separate group.
     """
 
-    def __init__(self, path: Path, *, nested: bool) -> None:
-        self._file, self._nested = import_h5py().File(path, "w"), nested
-        self._run: dict[Key, list[npt.NDArray[Any]]] = {}
-        self._ended: dict[Key, int] = {}
+    def __init__(self, path: Path) -> None:
+        self._file = import_h5py().File(path, "w")
+        self._pieces: dict[Key, list[npt.NDArray[Any]]] = {}
 
-    def append(self, path: Key, values: npt.NDArray[Any], *, ends: bool) -> None:
-        """Add values to an entry. Values stay in memory until they fill a chunk or complete a trajectory."""
-        self._run.setdefault(path, []).append(values)
-        if self._nested and ends:
-            number = self._ended.get(path, 0)
-            self._ended[path] = number + 1
-            self._flush(path, f"traj_{number:09d}/")
-        elif not self._nested and sum(part.nbytes for part in self._run[path]) > 1 << 20:
+    def append(self, path: Key, values: npt.NDArray[Any]) -> None:
+        """Add values to an entry. Values stay in memory until they fill a chunk."""
+        self._pieces.setdefault(path, []).append(values)
+        if sum(part.nbytes for part in self._pieces[path]) > 1 << 20:
             self._flush(path)
 
-    def _flush(self, path: Key, group: str = "") -> None:
-        append_rows(self._file, group + "/".join(path), np.concatenate(self._run.pop(path)))
+    def _flush(self, path: Key) -> None:
+        append_rows(self._file, "/".join(path), np.concatenate(self._pieces.pop(path)))
 
-    def finish(self, *, batch: tuple[int, ...], others: Mapping[str, Any]) -> None:
+    def finish(self, *, batch: tuple[int, ...]) -> None:
         """Write the values that are still in memory."""
-        for path in list(self._run):
+        for path in list(self._pieces):
             self._flush(path)
-        for name, value in others.items():
-            self._file[name] = np.asarray(value)
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+# ---------------------------------------------------------------------- checkpoints
+
+
+def read_checkpoint(
+    path: str | os.PathLike[str], *, done_keys: Sequence[str] = DONE_KEYS, reward_keys: Sequence[str] = REWARD_KEYS
+) -> dict[str, Any]:
+    """Read the steps of a TorchRL buffer's checkpoint, oldest first, for ``ReplayBuffer.extend``.
+
+    Args:
+        path: The folder that ``dumps`` wrote with any checkpointer, the folder of the storage in it, or an HDF5 file.
+        done_keys, reward_keys: The options of the checkpointer.
+
+    Returns:
+        Nested dicts of arrays ``[n, ...]``, or ``[n, environments, ...]``, in the form of TED. Unused positions are
+            left out.
+
+    Raises:
+        ConfigError: The path does not exist, or has no checkpoint.
+        SchemaError: The data are not steps of TED.
+        DataError: The data are damaged; the message names the file.
+    """
+    with opened(Path(path)) as entries:
+        return nest(_all_steps(entries, done_keys=done_keys, reward_keys=reward_keys))
 
 
 _LAYOUTS = ("ted", "flat", "nested", "h5")
@@ -1450,24 +1334,25 @@ def write_checkpoint(
         convert = TED2Flat if layout == "flat" else TED2Nested
         changed = convert(changed, **options, done_keys=done_keys, reward_keys=reward_keys)
     with making(Path(path), "write_checkpoint") as partial:
-        storage, is_file, nested = partial / "storage", layout == "h5", layout in ("nested", "h5")
+        storage = partial / "storage"
         storage.mkdir()
         (partial / "writer").mkdir()
         notes: dict[str, dict[str, Any]] = {
             "writer/metadata.json": {"cursor": cursor, "write_count": count},
             "buffer_metadata.json": {"batch_size": batch_size, "consume_after_n_samples": None},
         }
-        others = {} if layout == "ted" else {name: changed.pop(name) for name in ("shift", "is_full", _SHAPE)}
-        if is_file:
-            others["_len"] = count
+        if layout == "h5":
+            with import_h5py().File(storage / "checkpoint.h5", "w") as file:
+                for key, value in by_path(H5Split(changed) | {"_len": count}).items():
+                    file["/".join(key)] = np.asarray(value)
         else:
             notes["storage/storage_metadata.json"] = {"metadata": {}, "is_pytree": False, "len": count}
-        make, place = (_FileWriter, storage / "checkpoint.h5") if is_file else (FolderWriter, storage)
-        with closing(make(place, nested=nested)) as writer:
-            for key, values in by_path(changed).items():
-                for part in values if nested else [values]:
-                    writer.append(key, part, ends=True)
-            writer.finish(batch=shape if layout == "ted" else (), others=others)
+            others = {} if layout == "ted" else {name: changed.pop(name) for name in ("shift", "is_full", _SHAPE)}
+            with closing(FolderWriter(storage, nested=layout == "nested")) as writer:
+                for key, values in by_path(changed).items():
+                    for part in values if layout == "nested" else [values]:
+                        writer.append(key, part)
+                writer.finish(batch=shape if layout == "ted" else (), others=others)
         for name, note in notes.items():
             (partial / name).write_text(json.dumps(note), encoding="utf-8")
     return count

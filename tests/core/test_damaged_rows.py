@@ -12,6 +12,7 @@ from mouse_core.formats.converting import convert
 from mouse_core.formats.ted import write_ted
 from tests.core.damaged_files import damaged_copies, read_all
 from tests.core.test_lerobot import Robot
+from tests.core.test_ted import write_layout
 from tests.programs import run_code
 
 
@@ -66,7 +67,7 @@ SLOW = [pytest.param(layout, marks=pytest.mark.slow) for layout in ("ted", "flat
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["nested", *SLOW])
 def test_ted_folders(layout: str, tmp_path: Path) -> None:
-    write_ted(recording(texts=False), tmp_path / "source", layout=layout)
+    write_layout(recording(texts=False), tmp_path / "source", layout)
     counts = read_all(damaged_copies(tmp_path / "source", tmp_path / "copies", count=70))
     assert counts["refused"] > 15  # the files are plain values, without checksums
     described = read_all(damaged_copies(tmp_path / "source", tmp_path / "described", only="meta.json", count=30))
@@ -76,7 +77,7 @@ def test_ted_folders(layout: str, tmp_path: Path) -> None:
 @pytest.mark.long
 def test_ted_in_hdf5(tmp_path: Path) -> None:
     pytest.importorskip("h5py")
-    write_ted(recording(texts=False), tmp_path / "source.h5", layout="flat")
+    write_ted(recording(texts=False), tmp_path / "source.h5")
     folder = tmp_path / "copies"
     folder.mkdir()
     counts = read_all(damaged_copies(tmp_path / "source.h5", folder, count=15), format="ted")

@@ -90,32 +90,22 @@ def test_texts_beside_are_left_alone(tmp_path: Path) -> None:
     check(tmp_path / "td", environment)
 
 
-@pytest.mark.parametrize("layout", ["ted", "flat", "nested"])
-def test_what_we_write_it_loads(layout: str, tmp_path: Path) -> None:
+def test_what_we_write_it_loads(tmp_path: Path) -> None:
     environment = Counter()
     environment.record(9).exclude("sample_log_prob").memmap_(str(tmp_path / "td"))
-    stream = read_ted(tmp_path / "td")
-    steps = write_ted(stream, tmp_path / "ours", layout=layout)
+    steps = write_ted(read_ted(tmp_path / "td"), tmp_path / "ours")
     loaded = tensordict.TensorDict.load(str(tmp_path / "ours"))
-    if layout == "ted":
-        assert loaded.batch_size == torch.Size([steps])
-        assert loaded["next", "reward"].shape == (steps, 1)
-        transitions = [
-            now for before, now in zip(environment.log, environment.log[1:], strict=False) if now[1:] != (0, 0.0, 0)
-        ]
-        assert loaded["next", "reward"][:, 0].tolist() == [reward for _, _, reward, _ in transitions]
-        assert loaded["next", "observation"][:, 0].tolist() == [value for value, _, _, _ in transitions]
-        assert loaded["observation"][:, 0].tolist() == [value - 1 for value, _, _, _ in transitions]
-        assert loaded["next", "terminated"][:, 0].tolist() == [code == 1 for _, _, _, code in transitions]
-        assert loaded["next", "done"].dtype == torch.bool
-        assert not loaded["done"].any()
-    elif layout == "flat":
-        assert loaded["observation"][:, 0].tolist() == [value for value, *_ in environment.log]
-        assert loaded.get_non_tensor("_storage_shape") == [steps]
-    else:
-        assert loaded.batch_size == torch.Size([9])
-        joined = [value for row in loaded["observation"].unbind(0) for value in row[:, 0].tolist()]
-        assert joined == [value for value, *_ in environment.log]
+    assert loaded.batch_size == torch.Size([steps])
+    assert loaded["next", "reward"].shape == (steps, 1)
+    transitions = [
+        now for before, now in zip(environment.log, environment.log[1:], strict=False) if now[1:] != (0, 0.0, 0)
+    ]
+    assert loaded["next", "reward"][:, 0].tolist() == [reward for _, _, reward, _ in transitions]
+    assert loaded["next", "observation"][:, 0].tolist() == [value for value, _, _, _ in transitions]
+    assert loaded["observation"][:, 0].tolist() == [value - 1 for value, _, _, _ in transitions]
+    assert loaded["next", "terminated"][:, 0].tolist() == [code == 1 for _, _, _, code in transitions]
+    assert loaded["next", "done"].dtype == torch.bool
+    assert not loaded["done"].any()
 
 
 def test_a_stack_of_different_shapes_is_refused(tmp_path: Path) -> None:

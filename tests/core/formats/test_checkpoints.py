@@ -148,6 +148,23 @@ def test_damage_is_told(tmp_path: Path) -> None:
             read_checkpoint(tmp_path / "it")
 
 
+def test_trajectories_that_differ_are_told(tmp_path: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    write_checkpoint(steps([3, 4]), tmp_path / "it", layout="h5")
+    with h5py.File(tmp_path / "it" / "storage" / "checkpoint.h5", "a") as file:
+        whole = file["traj_1/action"][:]
+        for values, message in (
+            (whole[:2], r"traj_1/action: expected 4 entries, .* found \[2, 2\]"),
+            (None, "traj_1: ex"),
+        ):
+            del file["traj_1/action"]
+            if values is not None:
+                file["traj_1/action"] = values
+            file.flush()
+            with pytest.raises((DataError, SchemaError), match=message):
+                read_checkpoint(tmp_path / "it")
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("several", "capacity"), [(False, 12), (False, 15), (True, 12), (True, 14)])
 def test_torchrl_loads_what_was_written_and_is_read(layout: str, several: bool, capacity: int, tmp_path: Path) -> None:

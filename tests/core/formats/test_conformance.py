@@ -17,7 +17,7 @@ from mouse_core.formats.layouts import read_layouts
 from mouse_core.formats.lerobot import read_lerobot
 from mouse_core.formats.minari import read_minari, write_minari
 from mouse_core.formats.rows import read_rows
-from mouse_core.formats.ted import read_ted, write_ted
+from mouse_core.formats.ted import read_ted
 from mouse_core.testing import FormatConformance
 from tests.core.formats import test_dreamerv3, test_tfds
 from tests.core.formats.recording import ends_of, suite
@@ -25,6 +25,7 @@ from tests.core.formats.test_flat_files import LENGTHS, atari, flat, logged, wri
 from tests.core.formats.test_layouts import write_robomimic, write_zarr
 from tests.core.formats.test_torchrls_datasets import write_gen_dgrl, write_roboset
 from tests.core.test_lerobot import Robot
+from tests.core.test_ted import write_layout
 
 
 def d4rl(folder: Path) -> Path:
@@ -65,9 +66,9 @@ TestLeRobot = suite(
     ((6, 1), (4, 1), (8, 1), (5, 1)), lambda folder: Robot().write(folder / "set"), partial(read_lerobot, final="mark")
 )
 TestMinari = suite(ONE_FLAG, written(write_minari, dataset_id="some/data-v0"), read_minari)
-TestTED = suite(ONE_FLAG, written(write_ted, layout="ted"), read_ted)
-TestFlatTED = suite(ONE_FLAG, written(write_ted, layout="flat"), read_ted)
-TestNestedTED = suite(ONE_FLAG, written(write_ted, layout="nested"), read_ted)
+TestTED = suite(ONE_FLAG, written(write_layout, layout="ted"), read_ted)
+TestFlatTED = suite(ONE_FLAG, written(write_layout, layout="flat"), read_ted)
+TestNestedTED = suite(ONE_FLAG, written(write_layout, layout="nested"), read_ted)
 TestRows = suite(ONE_FLAG, written(RowStream.save), read_rows)
 
 
