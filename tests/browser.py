@@ -3,62 +3,22 @@
 import base64
 import json
 import os
-import queue
 import re
 import shutil
 import socket
 import struct
 import subprocess
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
-
-import pytest
 
 BROWSER = next(
     (found for name in ("chromium", "chromium-browser", "google-chrome", "chrome") if (found := shutil.which(name))),
     None,
 )
-
-
-def in_browser(page: str, folder: Path) -> Any:
-    """Open a page in Chromium and wait for what it sends to `/found`."""
-    answers: queue.Queue[bytes] = queue.Queue()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.answer(page.encode() if self.path == "/" else b"")
-
-        def do_POST(self) -> None:
-            answers.put(self.rfile.read(int(self.headers["Content-Length"])))
-            self.answer(b"")
-
-        def answer(self, body: bytes) -> None:
-            self.send_response(200)
-            self.send_header("Content-Type", "text/html; charset=utf-8")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *ignored: Any) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        browser = _started(folder, f"http://127.0.0.1:{server.server_port}/")
-        try:
-            return json.loads(answers.get(timeout=100))
-        except queue.Empty:
-            pytest.fail((folder / "browser.txt").read_text()[-2000:])
-        finally:
-            browser.kill()
-            browser.wait()
-            server.shutdown()
 
 
 def _started(folder: Path, address: str) -> subprocess.Popen[bytes]:

@@ -5,10 +5,9 @@ A framework is imported only by the runs that use it.
 
 from importlib.util import find_spec as _find_spec
 
-if _missing := [name for name in ("torch", "jax", "flax", "rich", "matplotlib") if _find_spec(name) is None]:
+if _missing := [name for name in ("torch", "jax", "flax", "rich") if _find_spec(name) is None]:
     raise ImportError(f"mouse_study needs {', '.join(_missing)}: pip install 'mouse-data[study]'")
 
-from mouse_study._page import page
 from mouse_study._running.folder import collect
 from mouse_study.comparing import Evidence, Pair, pairs, same_data, verdict
 from mouse_study.results import FILE, SCHEMA, Results, Run, read
@@ -26,7 +25,6 @@ __all__ = [
     "Training",
     "collect",
     "load_study",
-    "page",
     "pairs",
     "read",
     "same_data",

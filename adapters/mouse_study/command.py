@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mouse_core.cli import Command
 from mouse_core.errors import ConfigError
 from mouse_study.comparing import pairs, verdict
-
-if TYPE_CHECKING:
-    from mouse_study.results import Results
 
 
 def _declare(parser: argparse.ArgumentParser) -> None:
@@ -19,10 +14,9 @@ def _declare(parser: argparse.ArgumentParser) -> None:
     add(
         "file",
         metavar="FILE",
-        help="a Python file with a Study at its top level (FILE.py:NAME if it has several); or the folder of a "
-        "study, to write the page of its records so far",
+        help="a Python file with a Study at its top level (FILE.py:NAME if it has several)",
     )
-    add("--out", metavar="FOLDER", help="folder of logs, checkpoints, results and the page")
+    add("--out", metavar="FOLDER", help="folder of logs, checkpoints and results")
     add("--jobs", metavar="N", type=int, default=1, help="number of concurrent runs (1)")
     add(
         "--only",
@@ -40,7 +34,6 @@ def _run(chosen: argparse.Namespace) -> int:
       mouse study my_study.py --out out/my_study             all runs, one after another; repeated: the remaining runs
       mouse study my_study.py --out out/my_study --jobs 4    four runs at a time
       mouse study my_study.py --out out/my_study --only small/torch --only '*/jax/0'
-      mouse study out/my_study                               only the page, with the records so far
 
     After Ctrl-C, a crash or kill -9 the same command continues, with equal results.
 
@@ -50,8 +43,6 @@ def _run(chosen: argparse.Namespace) -> int:
     from mouse_study.results import FILE
     from mouse_study.study import load_study
 
-    if Path(chosen.file).is_dir():
-        return _write_page(Path(chosen.file), chosen)
     if chosen.out is None:
         raise ConfigError("study: expected --out FOLDER, where runs are kept, found none")
     study = load_study(chosen.file)
@@ -61,25 +52,8 @@ def _run(chosen: argparse.Namespace) -> int:
     done = sum(runs.get(name) == "done" for name in names)
     print(f"{study.name}: {done} of {len(names)} runs done, recorded in {chosen.out}/{FILE}")  # noqa: T201
     if results.table.num_rows:
-        _say(results, results.page(chosen.out))
+        print(verdict(pairs(results), results.missing).reason)  # noqa: T201
     return 0 if done == len(names) else 1
-
-
-def _write_page(folder: Path, chosen: argparse.Namespace) -> int:
-    """Write the page of a folder with a study, running or finished, or with results only."""
-    from mouse_study._running.folder import DECLARED, collect
-    from mouse_study.results import read
-
-    if chosen.only:
-        raise ConfigError(f"only: expected a study to run, found the folder of a study, {str(folder)!r}")
-    results = collect(folder) if (folder / DECLARED).exists() else read(folder)
-    _say(results, results.page(chosen.out or folder))
-    return 0
-
-
-def _say(results: Results, page: Path) -> None:
-    print(verdict(pairs(results), results.missing).reason)  # noqa: T201
-    print(f"page: {page}")  # noqa: T201
 
 
 STUDY: Command = (_declare, _run)

@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 from mouse_study.results import Results, Run
 from mouse_study.statistics import parting, relative_difference
 
-# Relative differences; for each, the first step that exceeds it is reported.
-TOLERANCES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
 # Largest number of runs that a line names.
 _NAMED = 4
 

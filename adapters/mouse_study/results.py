@@ -142,12 +142,6 @@ class Results:
                 begin += int(length)
         return result
 
-    def page(self, path: str | os.PathLike[str]) -> Path:
-        """Write the study's page; see ``mouse_study.page``."""
-        from mouse_study._page import page
-
-        return page(self, path)
-
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the results to a file; after an error, an existing file is unchanged.
 

@@ -21,9 +21,6 @@ Floats = NDArray[np.float64]
 
 REPETITIONS = 2000
 CONFIDENCE = 0.95
-# Share of 95% bands that contain the true value, by the number of runs. It was simulated with 4,000 samples of a normal
-# and of a lognormal distribution; the shares of both differ by at most 0.02.
-_COVERAGE = {2: 0.50, 3: 0.75, 4: 0.88, 5: 0.90, 6: 0.91, 7: 0.92, 8: 0.93, 9: 0.93, 10: 0.93}
 # Number of values that are reduced at a time, 32 MiB.
 _MOST_VALUES = 1 << 22
 
@@ -125,51 +122,6 @@ def band(
     with np.errstate(over="ignore", invalid="ignore"):
         low, high = np.quantile(np.concatenate(found), [outside, 1.0 - outside], axis=0)
     return Band(value, low, high, counts)
-
-
-def probability_above(left: ArrayLike, right: ArrayLike, *, tie: float = 0.0) -> float:
-    """Return the share of pairs in which the value of a run of ``left`` is above the value of a run of ``right``; ties
-    count half.
-
-    The result is rliable's probability of improvement for one task (the Mann-Whitney statistic divided by the number of
-    pairs). The caller decides whether a larger or a smaller value is an improvement.
-
-    Args:
-        left: final values of one group, ``[n]``.
-        right: final values of the other group, ``[m]``.
-        tie: the difference, relative to the larger absolute value, up to which two values count as equal.
-
-    Raises:
-        DataError: one group is empty or contains NaN.
-    """
-    one, other = np.asarray(left, np.float64), np.asarray(right, np.float64)
-    if not one.size or not other.size or np.isnan(one).any() or np.isnan(other).any():
-        raise DataError("probability_above: expected numbers in both groups, found an empty group or NaN")
-    one, other = one[:, None], other[None, :]
-    tied = np.isclose(one, other, tie, 0.0) | np.isclose(other, one, tie, 0.0)
-    above = np.where(tied, 0.0, np.where(one > other, 1.0, -1.0))
-    return float((above.mean() + 1.0) / 2.0)
-
-
-def meaning(runs: int) -> str:
-    """Explain a 95% band over ``runs`` seeds in one or two sentences.
-
-    Args:
-        runs: number of seeds in the smallest group of the band.
-    """
-    if runs < 1:
-        return "No finished run: nothing to say."
-    if runs == 1:
-        return "One seed: no band. How another seed would have done is not known."
-    holds = f"{round(100 * _COVERAGE.get(runs, 0.94))}%"
-    if runs <= 4:
-        return (
-            f"A band of {runs} seeds reaches from the lowest run to the highest. It holds what endless seeds would "
-            f"give about {holds} of the time, not 95%."
-        )
-    if runs <= 10:
-        return f"A band of {runs} seeds holds what endless seeds would give about {holds} of the time, not 95%."
-    return f"A band of {runs} seeds holds what endless seeds would give about {holds} of the time."
 
 
 # ---------------------------------------------------------------------- two curves

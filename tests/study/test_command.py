@@ -47,39 +47,20 @@ def test_a_study_is_run_from_the_command_line(installed: Path, capsys: pytest.Ca
     out = installed / "out"
     told = ["study", str(installed / "declared_for_the_command.py"), "--out", str(out)]
     assert main([*told, "--only", "good", "--jobs", "2"]) == 0
-    assert f"declared: 2 of 2 runs done, recorded in {out}/results.parquet" in capsys.readouterr().out
+    assert capsys.readouterr().out.splitlines() == [
+        f"declared: 2 of 2 runs done, recorded in {out}/results.parquet",
+        "same data: nothing to prove, for no variant and seed ran in two frameworks",
+    ]
     assert mouse_study.read(out).series("loss")["good/numpy/2"][1].tolist() == [0.5] * 3
     assert main([*told, "--only", "good/numpy/1", "--only", "bad/*/2"]) == 1
     shown = capsys.readouterr()
     assert "declared: 1 of 2 runs done" in shown.out
     assert "bad/numpy/2: failed: ValueError: no; see " in shown.err
     assert "good/numpy/1: running" not in shown.err  # which was done
+    assert main(told[:2]) == 2
+    assert "expected --out FOLDER" in capsys.readouterr().err
     assert main([*told, "--only", "bat"]) == 2
     assert capsys.readouterr().err.startswith("mouse study: only: expected VARIANT/FRAMEWORK/SEED")
-
-
-@pytest.mark.slow
-def test_the_page_is_written_after_a_study_and_of_its_folder(
-    installed: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (installed / "declared_for_the_page.py").write_text(DECLARED)
-    out, mailed = installed / "out", installed / "mailed"
-    told = ["study", str(installed / "declared_for_the_page.py")]
-    assert main(told) == 2
-    assert "expected --out FOLDER" in capsys.readouterr().err
-    assert main([*told, "--out", str(out), "--only", "good"]) == 0
-    said = f"same data: nothing to prove, for no variant and seed ran in two frameworks\npage: {out}/page.html\n"
-    assert capsys.readouterr().out.endswith(said)
-    (out / "page.html").unlink()
-    assert main(["study", str(out)]) == 0
-    assert capsys.readouterr().out == said
-    assert "good/numpy/1" in (out / "page.html").read_text(encoding="utf-8")
-    mailed.mkdir()
-    (out / "results.parquet").rename(mailed / "results.parquet")
-    assert main(["study", str(mailed), "--out", str(installed / "other.html")]) == 0
-    assert (installed / "other.html").read_bytes() == (out / "page.html").read_bytes()
-    assert main(["study", str(installed)]) == 2
-    assert "expected a study's folder" in capsys.readouterr().err
 
 
 def test_help_lists_commands_of_other_packages(installed: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -51,7 +51,7 @@ def test_nothing_is_proven_without_a_reason_being_said(left: Any, right: Any, sa
 
 
 def test_pairs_differ_in_nothing_but_the_framework() -> None:
-    results = planted(variants=("b", "a"), frameworks=("torch", "jax", "numpy"), seeds=2, steps=20)
+    results = planted(variants=("b", "a"), frameworks=("torch", "jax", "numpy"), seeds=2)
     found = pairs(results)
     assert [(pair.left.run, pair.right.run) for pair in found[:4]] == [
         ("a/jax/0", "a/numpy/0"),
@@ -78,14 +78,14 @@ def test_pairs_are_compared_where_both_have_values() -> None:
 
 def test_the_verdict_is_over_all_pairs() -> None:
     assert "nothing to prove" in verdict([]).reason
-    results = planted(seeds=3, steps=20, unlike={"default/jax/1": {"digest": None}})
+    results = planted(seeds=3, unlike={"default/jax/1": {"digest": None}})
     found = verdict(mouse_study.pairs(results))
     assert (found.proven, found.reason) == (False, "same data: not proven for 1 of 3 pairs")
-    missing = verdict(mouse_study.pairs(planted(seeds=2, steps=20)), ["default/jax/2", "default/torch/2", "b/jax/0"])
+    missing = verdict(mouse_study.pairs(planted(seeds=2)), ["default/jax/2", "default/torch/2", "b/jax/0"])
     assert not missing.proven
     assert missing.reason == (
         "same data: proven for 2 of 3 declared pairs; not begun: b/jax/0, default/jax/2, default/torch/2"
     )
-    runs = tuple(dataclasses.replace(one, status="partial") for one in planted(seeds=1, steps=20).runs)
-    begun = dataclasses.replace(planted(seeds=1, steps=20), runs=runs)
+    runs = tuple(dataclasses.replace(one, status="partial") for one in planted(seeds=1).runs)
+    begun = dataclasses.replace(planted(seeds=1), runs=runs)
     assert verdict(pairs(begun)).reason == "same data: proven, for 1 pair of runs, as far as these have come"
