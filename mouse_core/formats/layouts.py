@@ -149,9 +149,8 @@ class TreeLayout(Aligned):
         files: A pattern of the files of a folder, such as ``"episode_*.hdf5"``. Files are read in the order of the
             numbers in their names; files in a tar archive are read in the order of the archive.
         pictures: An array, or a group of arrays, of observations that may be encoded. PNG and JPEG files are decoded
-            from bytes ``[T, L]`` padded with zeros, from strings of bytes or untyped bytes (``np.void``) ``[T]``, and
-            from groups with an array of bytes for each step, in the order of the numbers in their names. ``[T, H, W,
-            C]`` are pixels; in the form ``[T, C, H, W]``, whole numbers up to 255 of any type are pixels.
+            from bytes ``[T, L]`` padded with zeros, and from strings of bytes ``[T]``. ``[T, H, W, C]`` are pixels; in
+            the form ``[T, C, H, W]``, whole numbers up to 255 of any type are pixels.
         alignment: Whether a row's action, reward and flags belong to the transition after the row's observation
             ("outgoing") or before it ("arrived"). One value for all, or a mapping with the keys ``action``, ``reward``,
             ``terminated``, ``truncated`` and ``metadata``.
@@ -377,7 +376,6 @@ def _yaml(file: Path) -> dict[str, Any]:
     return found
 
 
-_D3RLPY_PARTS = 32
 LAYOUTS: Mapping[str, TreeLayout] = MappingProxyType(
     {
         # robomimic 0.3 to 0.5, MimicGen, LIBERO and Isaac Lab. `dones` may be set before the end of an episode.
@@ -428,13 +426,6 @@ LAYOUTS: Mapping[str, TreeLayout] = MappingProxyType(
             metadata={"infos": "infos?"},
             other_metadata=True,
             leave_out=["metadata"],
-        ),
-        # Observations that are tuples have an array for each part, with its number.
-        "d3rlpy": TreeLayout(
-            observation={"": "observations_*?", **{str(k): f"observations_*_{k}?" for k in range(_D3RLPY_PARTS)}},
-            action="actions_*",
-            reward="rewards_*",
-            terminated="terminated_*",
         ),
         # Diffusion Policy's ReplayBuffer, and UMI's, in which actions are poses that are part of the observations.
         "diffusion_policy": TreeLayout(
@@ -507,7 +498,7 @@ LAYOUTS: Mapping[str, TreeLayout] = MappingProxyType(
         ),
     }
 )
-"""The layouts that have a name: "aloha" (ACT), "d3rlpy", "d4rl", "diffusion_policy" (UMI), "dreamer" (V2), "drqv2"
+"""The layouts that have a name: "aloha" (ACT), "d4rl", "diffusion_policy" (UMI), "dreamer" (V2), "drqv2"
 (V-D4RL), "gen_dgrl" (Procgen), "maniskill", "ogbench", "robomimic" (MimicGen, LIBERO, Isaac Lab) and "roboset"
 (RoboHive)."""
 
@@ -634,8 +625,6 @@ class Array:
         rows: The number of rows; -1 for a single value.
         row_bytes: Approximate size of a row in bytes.
         moves: Whether the array is metadata of the action, which moves to the next row together with the action.
-        frames: Names of arrays below ``path`` in order, and their sizes in bytes, if each row is a separate array of
-            bytes.
     """
 
     path: str
@@ -644,7 +633,6 @@ class Array:
     rows: int
     row_bytes: int
     moves: bool = False
-    frames: tuple[tuple[str, int], ...] = ()
 
 
 def natural_key(text: str) -> list[tuple[int, int, str]]:
@@ -699,12 +687,12 @@ def _arrays(
             continue
         if role == "metadata" and not name and tree["kind"] != "group":
             name = path.split("/")[-1]
-        if tree["kind"] != "group" or _is_frames(tree, path, role, layout):
+        if tree["kind"] != "group":
             found.append(_array(file.path, path, role, name, tree, layout))
             continue
         if role in ("reward", *FLAGS):
             raise damaged(file.path, f"{path}: expected an array for {role}, found a group of {[*tree['items']][:8]}")
-        for keys, part in _below(tree, path, role, layout):
+        for keys, part in leaves(tree):
             below = "/".join((path, *keys))
             if below not in paths and not layout.leaves_out(below):
                 parts = (name, *keys) if name else keys
@@ -727,60 +715,14 @@ def _arrays(
     return found
 
 
-def _below(tree: Mapping[str, Any], path: str, role: str, layout: TreeLayout) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield the leaves of a group as ``leaves`` does, but treat each group of encoded images as a single leaf."""
-    for name, item in tree["items"].items():
-        if item["kind"] != "group" or _is_frames(item, f"{path}/{name}", role, layout):
-            yield (name,), item
-        else:
-            yield from (((name, *keys), part) for keys, part in _below(item, f"{path}/{name}", role, layout))
-
-
-def _is_frames(tree: Mapping[str, Any], path: str, role: str, layout: TreeLayout) -> bool:
-    """Whether a group holds images: a byte array for each step, and names that differ only in a number."""
-    if role not in _OBSERVED or not layout.may_be_files(path):
-        return False
-    parts = tree["items"].values()
-    single = all(
-        part["kind"] != "group" and ((len(part["shape"]) == 1 and part["dtype"] == "|u1") or _is_opaque(part, ndim=0))
-        for part in parts
-    )
-    return single and {re.sub(r"\d+", "#", name).count("#") for name in tree["items"]} == {1}
-
-
-def _is_opaque(part: Mapping[str, Any], *, ndim: int) -> bool:
-    """Whether values are bytes of no type (``np.void``)."""
-    return part["kind"] == "other" and part["dtype"].startswith("|V") and len(part["shape"]) == ndim
-
-
-def rows_of(file: Tree, items: Sequence[tuple[Array, int, int]]) -> list[npt.NDArray[Any]]:
-    """Read rows ``[first, end)`` of several arrays. Byte strings of variable length become arrays of objects."""
-    asked: list[tuple[str, int, int]] = []
-    for array, first, end in items:
-        each = [(f"/{array.path}/{name}", 0, size) for name, size in array.frames[first:end]]
-        asked += each if array.frames else [(f"/{array.path}", first, end)]
-    read = iter(file.read(asked))
-    found = []
-    for array, first, end in items:
-        rows = np.empty(len(array.frames[first:end]), object)
-        for row in range(len(rows)):
-            rows[row] = next(read).tobytes()
-        found.append(rows if array.frames else next(read))
-    return found
-
-
 def _array(where: str, path: str, role: str, name: str, part: Mapping[str, Any], layout: TreeLayout) -> Array:
     moves = role == "metadata" and (travels_with_action(name) or travels_with_action(name.replace("/", "_")))
     moves = moves or any(_is_at(place, path) for place in layout.action_metadata)
     name = metadata_column(name) if role == "metadata" else name.replace("/", ".")
     wanted = ("number", "text") if role in (*_OBSERVED, "metadata", "action") else ("number",)
-    if part["kind"] == "group":
-        names = sorted(part["items"], key=natural_key)
-        frames = tuple((name, math.prod(part["items"][name]["shape"])) for name in names)
-        return Array(path, role, name, len(frames), _PICTURE_BYTES, frames=frames)
     files = role in _OBSERVED and layout.may_be_files(path)
     ragged = part["kind"] == "ragged" and part["dtype"] == "uint8"
-    if part["kind"] not in wanted and not (files and (ragged or _is_opaque(part, ndim=1))):
+    if part["kind"] not in wanted and not (files and ragged):
         raise damaged(
             where,
             f"{path}: expected numbers for {role}, found {part['kind']} {part['dtype']} of shape {part['shape']}"
@@ -1029,7 +971,7 @@ def _ends_in_nan(file: Tree, arrays: Sequence[Array]) -> bool:
     actions = [array for array in arrays if array.role == "action"]
     if any(array.rows < 2 for array in actions):
         return False
-    last = rows_of(file, [(array, array.rows - 1, array.rows) for array in actions])
+    last = file.read([(f"/{array.path}", array.rows - 1, array.rows) for array in actions])
     return all(values.dtype.kind == "f" and bool(np.isnan(values).all()) for values in last)
 
 
@@ -1197,8 +1139,7 @@ def _unnamed(file: Tree, layout: TreeLayout, first: Stretch) -> tuple[dict[str, 
     base = first.arrays[0].path.split("/")[: len(group.split("/")) if group else 0]
     flags = layout.roles().get("is_last", {}).values()
     others = [layout.episode_ends, *(path.removeprefix("not ") for path in flags)]
-    named = {f"{array.path}/{name}" for array in first.arrays for name, _ in array.frames}
-    named |= {array.path for array in first.arrays} | {path.removesuffix("?") for path in others if path}
+    named = {array.path for array in first.arrays} | {path.removesuffix("?") for path in others if path}
     try:
         (tree,) = file.find(["/" + "/".join(base)])
     except DataError:  # an unread array in another part of the file
@@ -1346,7 +1287,7 @@ def _read(file: Tree, stretch: Stretch, start: int, stop: int) -> dict[Array, np
         if array.role == "observation" and stretch.whole and not stretch.closed and _is_known(stretch):
             end = min(stop + 1, stretch.steps)
         items.append((array, stretch.first + first, stretch.first + end))
-    read = rows_of(file, items)
+    read = file.read([(f"/{array.path}", first, end) for array, first, end in items])
     for array, item, values in zip(stretch.arrays, items, read, strict=True):
         if values.ndim and len(values) != item[2] - item[1]:
             raise damaged(stretch.where, f"{array.path}: expected rows up to {item[2]}, found {len(values)} rows")
@@ -1358,8 +1299,6 @@ def _pixels(array: Array, values: npt.NDArray[Any], layout: TreeLayout) -> npt.N
     if array.role not in ("observation", "next_observation"):
         return values
     files = layout.may_be_files(array.path)
-    if files and values.dtype.kind == "V":
-        values = np.ascontiguousarray(values).view(np.uint8).reshape(len(values), values.dtype.itemsize)
     if files and values.ndim == 4 and values.dtype != np.uint8 and values.shape[1] in (1, 3):
         whole = values.astype(np.uint8)
         values = whole if np.array_equal(whole, values) else values

@@ -425,7 +425,6 @@ _FORMATS = (
     _layout("robomimic", "an HDF5 file with data/demo_N, or a folder of such", r"data/demo_\d+"),
     _layout("diffusion_policy", "a zarr group with meta/episode_ends and data", "meta/episode_ends data/.*"),
     _layout("maniskill", "HDF5 files with traj_N/actions", r"traj_\d+/actions", lacks=r"traj_\d+/done"),
-    _layout("d3rlpy", "an HDF5 file of columns and num_episodes", "columns num_episodes observations_0(_0)?"),
     _layout("drqv2", "npz files of single observations and discounts", "observation action reward discount"),
     _layout("dreamer", "npz files with image, action and reward", "image action reward discount|is_terminal"),
     _layout("aloha", "HDF5 files with action and observations/qpos", "action observations/qpos"),
@@ -458,7 +457,7 @@ def open(
             opened in the library's cache; if the dataset is missing there, the library downloads it.
         format: Name of the format, required if the format is not recognised: "dopamine", "dreamerv3", "lerobot",
             "minari", "openml", "rows" (datasets on disk, Arrow, Parquet), "store" (``DatasetStore.open``), "ted" or
-            "tfds"; one of ``layouts.LAYOUTS`` ("aloha", "d3rlpy", "d4rl", "diffusion_policy", "dreamer", "drqv2",
+            "tfds"; one of ``layouts.LAYOUTS`` ("aloha", "d4rl", "diffusion_policy", "dreamer", "drqv2",
             "gen_dgrl", "maniskill", "ogbench", "robomimic", "roboset"); or a ``layouts.TreeLayout``. For recordings of
             robots (MCAP, bags of ROS 2), a ``robot_logs.TopicLayout``. A layout may also be given as a mapping of its
             arguments, or as a YAML file with its arguments.
