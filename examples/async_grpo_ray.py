@@ -1,8 +1,8 @@
 """GRPO where nobody waits for anybody: producers, a judge and trainers, each in its own time, on Ray.
 
-Four producers sample answers of the newest weights that there are. A judge looks through what was sent and writes its
-rewards, a column that comes later. Two trainers take their shares of batches, add up their gradients, and publish new
-weights. Between them is a rollout buffer. Kill it all whenever you like: the same command goes on where it was.
+Four producers sample answers of the newest weights, and add them to a first rollout buffer. A judge adds them with
+rewards to a second one. Two trainers take their shares of its batches, add up their gradients, and publish new weights.
+Kill it all whenever you like: the same command goes on where it was.
 
     python examples/async_grpo_ray.py --output runs/async --steps 100
 """
@@ -14,6 +14,7 @@ import json
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -29,7 +30,7 @@ except ImportError as error:
     raise SystemExit(f"async_grpo_ray.py needs {error.name}: pip install 'mouse-data[ray,torch]'") from error
 
 import mouse_ray
-from mouse_core.groups import Grpo, GrpoBatchMaker, RolloutColumn, RolloutRecord, Turn, open_rollouts
+from mouse_core.groups import Grpo, GrpoBatchMaker, RolloutRecord, Turn, open_rollouts
 from mouse_torch import global_mean
 from mouse_torch.groups import RolloutStream
 
@@ -91,12 +92,15 @@ class Latest:
 
 @ray.remote(num_cpus=0.2)
 class Producer:
-    """Answers prompts, a group of answers to each, for ever; it waits only where trainers are far behind."""
+    """Answers prompts, a group of answers to each, for ever; it waits only where judge and trainers are far behind."""
 
-    def run(self, buffer: Any, latest: Any, seed: int) -> None:
+    def run(self, unscored: Any, buffer: Any, latest: Any, seed: int) -> None:
         """Answer prompts."""
         random = np.random.default_rng([seed, int.from_bytes(os.urandom(8), "little")])
         while True:
+            if ray.get(unscored.size.remote()) >= ray.get(buffer.size.remote()) + 4 * BATCH_SIZE:
+                time.sleep(0.01)
+                continue
             version, weights = ray.get(latest.get.remote())
             prompt, name = int(random.integers(TOKENS)), uuid4().hex
             rollouts = []
@@ -104,21 +108,23 @@ class Producer:
                 tokens, logprobs = answer(weights, prompt, random)
                 turns = [Turn(str(prompt), "user", [prompt]), Turn(str(tokens), "assistant", tokens, logprobs)]
                 rollouts.append(RolloutRecord("repeat", name, version, f"{name}-{number}", turns))
-            ray.get(buffer.add_rollouts.remote(rollouts))
+            ray.get(unscored.add_rollouts.remote(rollouts))
 
 
 @ray.remote(num_cpus=0.2)
 class Judge:
-    """Writes the rewards of rollouts that wait for them, for ever."""
+    """Adds rollouts with their rewards to the buffer of the trainers, for ever."""
 
-    def run(self, buffer: Any) -> None:
-        """Judge rollouts."""
+    def run(self, unscored: Any, buffer: Any) -> None:
+        """Judge rollouts, from the first that the trainers' buffer does not have."""
+        done = 0
         while True:
-            uids = ray.get(buffer.waiting_for.remote())["reward"].uids[:64]
-            found = ray.get([buffer.rollout.remote(uid) for uid in uids])
-            if found:
-                ray.get(buffer.add_column.remote("reward", {one.rollout_uid: judgement(one) for one in found}))
-            else:
+            found = ray.get(unscored.rollouts.remote())[done : done + 64]
+            there = ray.get(buffer.contains.remote([one.rollout_uid for one in found]))
+            new = [replace(one, reward=judgement(one)) for one, known in zip(found, there, strict=True) if not known]
+            ray.get(buffer.add_rollouts.remote(new))
+            done += len(found)
+            if not found:
                 time.sleep(0.01)
 
 
@@ -195,22 +201,22 @@ def train(folder: Path, steps: int) -> None:
         GROUP_SIZE,
         # A prompt has answers of one version only; those of the last eight are used.
         batch_maker=GrpoBatchMaker("repeat", advantage=Grpo(), max_staleness=8),
-        columns=[RolloutColumn("reward", per="example", dtype="float64", late=True)],
         max_ahead=4 * BATCH_SIZE,
     )
+    unscored = mouse_ray.RolloutBuffer.options(num_cpus=0.2).remote(folder / "unscored", GROUP_SIZE)
     latest = Latest.remote(begin, weights_of(state))
     meeting = folder / f"meeting-{uuid4().hex}"
     producers, judge = [Producer.remote() for _ in range(PRODUCERS)], Judge.remote()
     trainers = [Trainer.remote(rank, folder, meeting) for rank in range(TRAINERS)]
-    ever = [producer.run.remote(buffer, latest, seed) for seed, producer in enumerate(producers)]
-    ever.append(judge.run.remote(buffer))
+    ever = [producer.run.remote(unscored, buffer, latest, seed) for seed, producer in enumerate(producers)]
+    ever.append(judge.run.remote(unscored, buffer))
     left = [trainer.run.remote(buffer, latest, steps) for trainer in trainers]
     while left:
         # Whoever ends is a trainer that is done, or somebody who failed, which is raised here.
         ended, _ = ray.wait([*left, *ever])
         ray.get(ended)
         left = [one for one in left if one not in ended]
-    for actor in (*producers, judge, *trainers, latest, buffer):
+    for actor in (*producers, judge, *trainers, latest, unscored, buffer):
         ray.kill(actor)
     meeting.unlink(missing_ok=True)
 
@@ -228,8 +234,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # else Ray reports how it is used
     ray.init(num_cpus=2, include_dashboard=False, logging_level="ERROR")
     train(chosen.output.absolute(), chosen.steps)
-    # The judge had not come to all of them.
-    rewards = [one.reward for one in open_rollouts(chosen.output / "rollouts") if one.reward is not None]
+    rewards = [one.reward for one in open_rollouts(chosen.output / "rollouts")]
     tenth = max(len(rewards) // 10, 1)
     print(f"mean reward of the first tenth {np.mean(rewards[:tenth]):.3f}, of the last {np.mean(rewards[-tenth:]):.3f}")
 

@@ -3,7 +3,6 @@
 from mouse_core.groups.buffer import BatchMaker, ResumableBatchMaker, RolloutBuffer
 from mouse_core.groups.examples import concatenate, examples_digest, make_examples, pack, pad
 from mouse_core.groups.grpo import GrpoBatchMaker
-from mouse_core.groups.late import Awaited
 from mouse_core.groups.records import GroupKey, RLExample, RolloutColumn, RolloutGroup, RolloutRecord, Turn
 from mouse_core.groups.scoring import (
     Advantage,
@@ -23,7 +22,6 @@ from mouse_core.groups.stream import BatchShare, RolloutStream, plan_micro_batch
 
 __all__ = [
     "Advantage",
-    "Awaited",
     "BatchAdvantage",
     "BatchMaker",
     "BatchShare",

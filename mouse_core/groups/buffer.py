@@ -15,8 +15,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, Self, runtime_checkable
 
-import numpy as np
-
 from mouse_core._base.checks import check_seconds
 from mouse_core._base.locks import ProcessLock
 from mouse_core._base.threads import Alarm
@@ -33,7 +31,6 @@ from mouse_core.errors import (
 from mouse_core.files.locking import Descriptor, lock, this_process, unlock
 from mouse_core.files.writing import make_folder, storing
 from mouse_core.groups.files import BATCHES, STATE, GroupFile, check_codec, declare, read_groups
-from mouse_core.groups.late import Awaited, Chunk, LateStore, Readiness, checked_chunk
 from mouse_core.groups.records import (
     Columns,
     RLExample,
@@ -96,13 +93,13 @@ class ResumableBatchMaker(BatchMaker, Protocol):
     """
 
     def add_group(self, group: StoredGroup) -> None:
-        """Receive a sealed group that has all its late columns. Rollouts in ``group.given_up`` must not be drawn."""
+        """Receive a sealed group."""
 
     def resume(self, groups: Sequence[StoredGroup], batches: Sequence[Sequence[str]]) -> None:
         """Reset the maker to its state before a restart.
 
         Args:
-            groups: All sealed groups that have all their late columns, in the order in which they became ready.
+            groups: All sealed groups, in order.
             batches: For every stored batch, in order, the uids of its rollouts.
         """
 
@@ -131,7 +128,7 @@ class Making:
         self._batch: list[RLExample] | None = None
 
     def resume(self, groups: Sequence[StoredGroup], batches: Sequence[StoredBatch]) -> None:
-        """Restore the maker from a folder's ready groups and stored batches.
+        """Restore the maker from a folder's groups and stored batches.
 
         Raises:
             DataError: A file is damaged.
@@ -143,30 +140,23 @@ class Making:
         if self.maker is None:
             return
         used = {uid for batch in batches for uid in batch.uids}
-        left = [group for group in groups if not used.union(group.given_up).issuperset(group.uids)]
+        left = [group for group in groups if not used.issuperset(group.uids)]
         for group, rollouts in zip(left, read_ahead(left), strict=True):
             self._feed(group, [rollout for rollout in rollouts if rollout.rollout_uid not in used])
 
-    def feed(self, groups: Sequence[StoredGroup], *, later: bool = False) -> None:
-        """Pass ready groups to the maker, each rollout once, even if the maker raises an error for a rollout.
-
-        Args:
-            groups: The groups.
-            later: Whether a maker that receives rollouts receives the rollouts of ``groups`` only before the next
-                batch, because they must first be read from files.
-        """
+    def feed(self, groups: Sequence[StoredGroup]) -> None:
+        """Pass sealed groups to the maker, each rollout once, even if the maker raises an error for a rollout."""
         if isinstance(self.maker, ResumableBatchMaker):
             for group in groups:
                 self.maker.add_group(group)
         elif self.maker is not None:
             self._ready.extend(groups)
-            if not later:
-                self._feed_ready()
+            self._feed_ready()
 
     @property
     def num_later(self) -> int:
         """The number of rollouts that the maker has not received yet."""
-        return sum(len(group.uids) - len(group.given_up) for group in self._ready)
+        return sum(len(group.uids) for group in self._ready)
 
     def lose(self, group_uids: Container[str]) -> None:
         """Drop groups, by uid, that the maker has not received and whose policy version is lost."""
@@ -182,7 +172,7 @@ class Making:
 
     def _feed(self, group: StoredGroup, rollouts: Iterable[RolloutRecord]) -> None:
         """Pass the rollouts of a group to the maker, and remove them from the cache."""
-        self._coming.extend(rollout for rollout in rollouts if rollout.rollout_uid not in group.given_up)
+        self._coming.extend(rollouts)
         if group.cache is not None:
             group.cache.drop(group.uids)
         self._feed_coming()
@@ -415,11 +405,10 @@ class RolloutBuffer(BatchFiles):
         capacity: Largest number of rollouts in incomplete groups; above this number, the oldest incomplete groups are
             sealed.
         columns: The declared columns that rollouts may have; None: the columns that were declared for the folder. More
-            columns may be declared when the folder is opened again. Sealed groups do not wait for new columns, so new
-            late columns need a ``fill``.
-        max_ahead: Largest number of rollouts that wait for their groups, for late columns or for a draw; above this
-            number, ``add_rollouts`` blocks producers. None: no limit. With ``max_ahead`` the batch maker needs the
-            attribute ``available``.
+            columns may be declared when the folder is opened again.
+        max_ahead: Largest number of rollouts that wait for their groups or for a draw; above this number,
+            ``add_rollouts`` blocks producers. None: no limit. With ``max_ahead`` the batch maker needs the attribute
+            ``available``.
         memory_bytes: Approximate memory for rollouts that wait for their groups or, with a ``GrpoBatchMaker``, for a
             draw. Further rollouts are read from the log or from the files of their groups when they are needed.
         sync: Whether to wait until data are on disk. If False, a crash of the machine may lose data; a crash of the
@@ -450,7 +439,7 @@ class RolloutBuffer(BatchFiles):
         rules = SealingRules(group_size, min_group_size, seal_timeout, capacity)
         super().__init__(Path(root_path))
         self._making, self._sync, self._compression = Making(batch_maker), bool(sync), check_codec(compression)
-        self._lock, self._requests, self._column_requests = ProcessLock(), Requests(), Requests()
+        self._lock, self._requests = ProcessLock(), Requests()
         self._max_ahead = None if max_ahead is None else check_count("max_ahead", max_ahead)
         if max_ahead is not None and not hasattr(batch_maker, "available"):
             raise ConfigError(
@@ -493,29 +482,12 @@ class RolloutBuffer(BatchFiles):
         keys = [*(part.key for part in self._parts if part.place not in self._lost), *self._waiting.groups]
         for version in {key.policy_version for key in keys}:
             self._versions.note(version)
-        self._given_up = index.given_up
         # number of duplicate rollouts, and of rollouts in failed calls, since the folder was opened
         self._duplicates = self._refused = 0
         self._waiting.tidy()
-        self._late = LateStore(self._root, self._columns, **options)
-        self._readiness = Readiness(self._late, self._given_up)
-        self._unnoted: list[GroupFile] = []
-        self._ready = self._all_ready(index.ready)
         for change in self._changes if self._making.takes_groups else self._changes[-1:]:
             self._making.ask("set_policy_version", change.version)
         self._resume()
-
-    def _all_ready(self, noted: Sequence[str]) -> list[GroupFile]:
-        """Return the groups that have all their late columns, in the order in which they became ready, as far as this
-        order is known.
-        """
-        ready = {part.place: part for number, part in enumerate(self._parts) if self._readiness.add(number, part)}
-        never_waited = [place for place, part in ready.items() if not self._readiness.awaits(part)]
-        noted_before = dict.fromkeys([*never_waited, *noted])
-        known = [place for place in noted_before if place in ready]
-        others = [place for place in ready if place not in noted_before]
-        self._note_ready([ready[place] for place in others])
-        return [ready[place] for place in (*known, *others)]
 
     def _mark_lost(self, change: VersionChange) -> None:
         """Mark earlier sealed groups of later policy versions as lost, because their policy was abandoned."""
@@ -526,14 +498,12 @@ class RolloutBuffer(BatchFiles):
     def _groups(self, parts: Sequence[GroupFile]) -> list[StoredGroup]:
         """Return all groups except groups of lost versions."""
         return [
-            StoredGroup(self._root, part, self._late, frozenset(self._given_up.intersection(part.uids)), self._cache)
-            for part in parts
-            if part.place not in self._lost
+            StoredGroup(self._root, part, self._columns, self._cache) for part in parts if part.place not in self._lost
         ]
 
     def _resume(self) -> None:
-        """Restore the batch maker from the ready groups and the stored batches."""
-        self._making.resume(self._groups(self._ready), self._stored)
+        """Restore the batch maker from the groups and the stored batches."""
+        self._making.resume(self._groups(self._parts), self._stored)
 
     # ------------------------------------------------------------------ what is there
 
@@ -560,9 +530,7 @@ class RolloutBuffer(BatchFiles):
 
     @property
     def num_ahead(self) -> int:
-        """The number of rollouts that wait for groups or late columns, plus the number of examples available for
-        batches.
-        """
+        """The number of rollouts that wait for their groups, plus the number of examples available for batches."""
         return self._ahead()
 
     def _ahead(self) -> int:
@@ -571,7 +539,7 @@ class RolloutBuffer(BatchFiles):
 
     def _num_coming(self) -> int:
         """Return how many rollouts the batch maker has not received yet."""
-        return self._waiting.count + self._readiness.num_rollouts + self._making.num_later
+        return self._waiting.count + self._making.num_later
 
     def __len__(self) -> int:
         """Return the number of rollouts, sealed or not."""
@@ -605,7 +573,7 @@ class RolloutBuffer(BatchFiles):
         return StoredRollouts(self._root, parts, environment, policy_version, example_id)
 
     def rollout(self, rollout_uid: str) -> RolloutRecord:
-        """Return a rollout, sealed or not, with the late columns that have arrived; only the file of its group is read.
+        """Return a rollout, sealed or not; only the file of its group is read.
 
         Raises:
             MissingRowError: The buffer does not contain the rollout.
@@ -619,46 +587,37 @@ class RolloutBuffer(BatchFiles):
                 )
             place = self._uids[rollout_uid]
             if place < 0:
-                return self._late.fill([self._waiting.rollout(rollout_uid)])[0]
+                return self._waiting.rollout(rollout_uid)
             part = self._parts[place]
-            return self._late.fill([read_groups([part], self._root)[0][part.uids.index(rollout_uid)]])[0]
-
-    def waiting_for(self) -> dict[str, Awaited]:
-        """Return, for each late column, the rollouts that have no value of the column yet."""
-        with self._lock:
-            return self._readiness.awaited(self._waiting.by_uid.values())
+            return read_groups([part], self._root)[0][part.uids.index(rollout_uid)]
 
     def summary(self) -> dict[str, float]:
         """Return numbers for a log: the batch maker's ``summary``, if the maker has this method, and counts of
         rollouts.
 
-        "stored" counts all rollouts, "unsealed" rollouts of groups that are not sealed, and "awaiting_columns" rollouts
-        of sealed groups that wait for late columns. "queued" counts rollouts that a custom batch maker will receive
-        before the next batch, and "given_up" counts the rollouts passed to ``give_up``. "received" is "stored" plus
-        duplicates and rollouts of failed calls since the folder was opened. Each received rollout is counted once: in
-        "unsealed", "awaiting_columns", "queued", "held", "used" or one "left/<reason>"; see ``GrpoBatchMaker.summary``.
+        "stored" counts all rollouts, and "unsealed" rollouts of groups that are not sealed. "queued" counts rollouts
+        that a custom batch maker will receive before the next batch, because an error interrupted it. "received" is
+        "stored" plus duplicates and rollouts of failed calls since the folder was opened. Each received rollout is
+        counted once: in "unsealed", "queued", "held", "used" or one "left/<reason>"; see ``GrpoBatchMaker.summary``.
         """
         with self._lock:
             counts = {
                 "stored": len(self._uids),
                 "unsealed": self._waiting.count,
-                "awaiting_columns": self._readiness.num_rollouts,
                 "queued": self._making.num_later,
-                "given_up": len(self._given_up),
             }
             found: dict[str, float] = dict(self._making.ask("summary") or {})
             says = found.keys() >= {"received", "held", "used"}
             used = set() if says and not self._lost else {uid for batch in self._stored for uid in batch.uids}
-            lost = [uid for part in self._ready if part.place in self._lost for uid in part.uids]
+            lost = [uid for part in self._parts if part.place in self._lost for uid in part.uids]
             used_before = sum(uid in used for uid in lost)
             if says:
                 found["used"] += used_before
             else:
                 # The maker does not count the rollouts that it received.
-                ready = [uid for part in self._ready if part.place not in self._lost for uid in part.uids]
-                given_up = sum(uid in self._given_up and uid not in used for uid in ready)
-                found |= {"used": used_before + sum(uid in used for uid in ready), "left/given_up": given_up}
-                found["held"] = len(ready) + used_before - counts["queued"] - found["used"] - given_up
+                sealed = [uid for part in self._parts if part.place not in self._lost for uid in part.uids]
+                found["used"] = used_before + sum(uid in used for uid in sealed)
+                found["held"] = len(sealed) + used_before - counts["queued"] - found["used"]
             left = {"lost_versions": len(lost) - used_before, "duplicate": self._duplicates, "refused": self._refused}
             for name, count in left.items():
                 found[f"left/{name}"] = found.get(f"left/{name}", 0) + count
@@ -686,7 +645,7 @@ class RolloutBuffer(BatchFiles):
 
         With ``max_ahead`` a call waits while ``num_ahead`` is at least ``max_ahead``, and then adds all its rollouts.
         After a batch could not be created for lack of rollouts, calls add their rollouts without waiting, until a batch
-        is created. Even then, calls wait while ``max_ahead`` rollouts wait for late columns.
+        is created.
 
         Args:
             rollouts: The rollouts to add.
@@ -723,14 +682,10 @@ class RolloutBuffer(BatchFiles):
         return new
 
     def _wait_for_room(self, limit: int, timeout: float | None) -> None:
-        """Wait until fewer than ``limit`` rollouts are ahead, unless the last batch lacked rollouts.
-
-        Even if the last batch lacked rollouts, the number of rollouts that wait for late columns is limited, because
-        more rollouts cannot complete the groups that wait for late columns.
-        """
+        """Wait until fewer than ``limit`` rollouts are ahead, unless the last batch lacked rollouts."""
         deadline = None if timeout is None else time.monotonic() + check_seconds("timeout", timeout)
         with self._changed:
-            while not self._is_lacking or self._readiness.num_rollouts >= limit:
+            while not self._is_lacking:
                 if (ahead := self._ahead()) < limit:
                     return
                 left = _LOOK_SECONDS if deadline is None else deadline - time.monotonic()
@@ -778,9 +733,7 @@ class RolloutBuffer(BatchFiles):
             return counts
 
     def _there(self, again: Mapping[int, Iterable[str]]) -> Iterator[RolloutRecord]:
-        """Yield the stored rollouts of groups without late columns, each time with the index of the sealed group, or -1
-        for waiting rollouts.
-        """
+        """Yield the stored rollouts of some groups, by the index of the sealed group, or -1 for waiting rollouts."""
         if waiting := again.get(-1):
             yield from self._waiting.load([[self._waiting.by_uid[uid] for uid in waiting]])[0]
         parts = [self._parts[place] for place in again if place >= 0]
@@ -803,19 +756,14 @@ class RolloutBuffer(BatchFiles):
         self._parts.extend(parts)
         self._number += len(parts)
         if parts:
-            self._sealed(parts, first)
+            self._sealed(parts)
 
-    def _sealed(self, parts: Sequence[GroupFile], first: int) -> None:
-        """Register groups that were written to files; ``first`` is the index of the first of these groups."""
+    def _sealed(self, parts: Sequence[GroupFile]) -> None:
+        """Register groups that were written to files."""
         # The files have the same content, so an error of the log loses nothing.
         with contextlib.suppress(StorageError):
             self._index_log.append(encode_parts(parts), sync=False)
-        ready = [part for place, part in enumerate(parts, first) if self._readiness.add(place, part)]
-        if self._columns.late:
-            self._are_ready(ready)
-        else:
-            self._ready += ready
-            self._making.feed(self._groups(ready))
+        self._making.feed(self._groups(parts))
         if not self._making.takes_groups:
             self._cache.drop(uid for part in parts for uid in part.uids)
         with contextlib.suppress(StorageError):
@@ -847,107 +795,7 @@ class RolloutBuffer(BatchFiles):
             # No caller waits for this. The rollouts are in the log, and the next call that writes raises the error.
             return
 
-    # ------------------------------------------------------------------ late columns
-
-    def add_column(self, name: str, values: Mapping[str, Any]) -> int:
-        """Add a late column's values to stored rollouts, sealed or not; when the call returns, the values are on disk.
-
-        A rollout that already has the same value is skipped, so a failed call can be repeated. The batch maker receives
-        a group when all its rollouts have the late columns that were declared when the group was sealed.
-
-        Args:
-            name: The name of a ``RolloutColumn`` with ``late=True``; "reward" sets the reward of rollouts without one.
-            values: The values by uid: an array ``[n, *shape]`` for the n tokens, or the n turns, of the rollout; or one
-                value of the shape ``shape`` for the rollout.
-
-        Returns:
-            The number of new rollouts.
-
-        Raises:
-            DataError: The column is not late, a uid is unknown, or a value does not fit the column or differs from the
-                stored value. The message names the rollout, and nothing was added.
-            StorageError, ClosedError, ForkError: See ``add_rollouts``.
-        """
-        new: int = self._column_requests.serve((name, values), self._add_columns)
-        return new
-
-    def _add_columns(self, requests: Sequence[tuple[str, Any]]) -> list[int]:
-        """Add the values of several callers, each with values by uid for one column; return how many of each caller's
-        values are new.
-        """
-        with self._step():
-            counts = [0] * len(requests)
-            given = [self._chunk(name, values) for name, values in requests]
-            chunks = {place: chunk for place, chunk in enumerate(given) if chunk is not None}
-            for place, count in zip(chunks, self._late.add(list(chunks.values()), self._arrived), strict=True):
-                counts[place] = count
-            self._wake()
-        return counts
-
-    def _chunk(self, name: str, given: Any) -> Chunk | None:
-        """Check values by uid, and return them as a chunk; None without values. A reward is left out if the rollout was
-        added with this reward.
-        """
-        column = self._columns.get(name) if isinstance(name, str) else None
-        if column is None or not column.late:
-            known = [one.name for one in self._columns.late]
-            raise DataError(f"add_column: expected the name of a late column, one of {known}, found {name!r:.80}")
-        if not isinstance(given, Mapping):
-            raise DataError(f"add_column {name!r}: expected a dict of values by uid, found {given!r:.100}")
-        if not given:
-            return None
-        if not given.keys() <= self._uids.keys():
-            unknown = next(uid for uid in given if uid not in self._uids)
-            raise DataError(f"add_column {name!r}: expected uids of stored rollouts, found {unknown!r:.100}")
-        if column.per != "example":
-            return checked_chunk(column, given, [self._known(uid)[column.per] for uid in given])
-        chunk = checked_chunk(column, given, None)
-        if name != "reward":
-            return chunk
-        rows, dtype = [], np.dtype(column.dtype)
-        for row, uid in enumerate(chunk.uids):
-            own = self._known(uid)["reward"]
-            if own is None:
-                rows.append(row)
-            elif dtype.type(own) != (late := chunk.values[row].as_py()):
-                where = f"add_column 'reward', rollout {uid!r}"
-                raise DataError(f"{where}: expected the value that was added with the rollout, {own}, found {late}")
-        return chunk.take(rows)
-
-    def _known(self, uid: str) -> dict[str, Any]:
-        """Return the reward with which a rollout was added, and its number of turns or tokens for a column per "turn"
-        or "token".
-        """
-        place = self._uids[uid]
-        if place < 0:
-            own = self._waiting.by_uid[uid]
-            return {"reward": own.reward, "turn": own.turns, "token": own.tokens}
-        part = self._parts[place]
-        row = part.uids.index(uid)
-        return {"reward": part.rewards[row], "turn": part.turns[row], "token": part.tokens[row]}
-
-    def _arrived(self, chunk: Chunk) -> None:
-        """Register values that were written to disk."""
-        ready = self._readiness.settle(map(self._uids.__getitem__, chunk.uids))
-        self._are_ready([self._parts[place] for place in ready])
-
-    def _are_ready(self, parts: Sequence[GroupFile]) -> None:
-        """Pass groups that now have all their late columns to the batch maker."""
-        with contextlib.suppress(StorageError):
-            self._note_ready(parts)
-        self._ready += parts
-        self._making.feed(self._groups(parts), later=True)
-
-    def _note_ready(self, parts: Sequence[GroupFile] = ()) -> None:
-        """Log the order in which groups became ready; after an error, these groups are logged together with the next
-        groups.
-        """
-        self._unnoted.extend(parts)
-        if self._unnoted:
-            self._index_log.append(encode("ready", [part.place for part in self._unnoted]), sync=False)
-            self._unnoted.clear()
-
-    # ------------------------------------------------------------------ versions, given up
+    # ------------------------------------------------------------------ versions
 
     def set_policy_version(self, version: str | int) -> None:
         """Set the latest policy version, in the folder and for the batch maker.
@@ -982,38 +830,6 @@ class RolloutBuffer(BatchFiles):
                 if self._making.takes_groups:
                     self._resume()
 
-    def give_up(self, rollout_uids: Iterable[str]) -> int:
-        """Give up rollouts, sealed or not, such as rollouts that a judge does not score; return how many of them were
-        not given up before.
-
-        The uids are written to the folder. The groups become ready without these rollouts, and are scored as if the
-        rollouts did not exist; files are unchanged. A custom batch maker that already received a given-up rollout may
-        use the rollout until a restart.
-
-        Raises:
-            DataError, MissingRowError: The argument is not a list of uids, or a uid is unknown; nothing has changed.
-            StorageError: The change cannot be written; nothing has changed.
-            ClosedError, ForkError: See ``add_rollouts``.
-        """
-        given = uids_of(rollout_uids)
-        with self._step():
-            for uid in given:
-                if uid not in self._uids:
-                    raise MissingRowError(
-                        f"give_up: expected uids among those of {len(self._uids)} rollouts, found {uid!r:.100}"
-                    )
-            new = [uid for uid in dict.fromkeys(given) if uid not in self._given_up]
-            if new:
-                self._index_log.append(encode("given_up", new), sync=self._sync)
-                places = {self._uids[uid] for uid in new}
-                were_ready = any(place >= 0 and place not in self._readiness.waiting for place in places)
-                self._given_up.update(new)
-                self._are_ready([self._parts[place] for place in self._readiness.settle(places)])
-                if were_ready and self._making.takes_groups:
-                    self._resume()
-            self._wake()
-        return len(new)
-
     # ------------------------------------------------------------------ batches
 
     def create_and_store_batch(self, batch_size: int) -> str | None:
@@ -1041,8 +857,6 @@ class RolloutBuffer(BatchFiles):
             if made is None:
                 self._wake()
                 return None
-            # Batches depend on the order in which groups became ready, so that order is logged first.
-            self._note_ready()
             examples, metadata, uids = made
             versions = [example.policy_version for example in examples]
             behind = [self._versions.behind(version) if version else None for version in versions]
@@ -1080,7 +894,6 @@ class RolloutBuffer(BatchFiles):
         self._alarm.close()
         with self._lock:
             self._owner.close()
-            self._late.close()
             self._waiting.close()
             self._index_log.close()
         self._wake()

@@ -211,7 +211,7 @@ class Layout:
         for name, column in declared.items():
             own = [example.columns[name] for example in examples]
             if column.per == "token":
-                arrays[name] = self.place(own, column.padding)
+                arrays[name] = self.place(own, column.fill)
             elif column.per == "turn":
                 slots = np.arange(int(turns.sum())) + np.repeat(begins - (np.cumsum(turns) - turns), turns)
                 placed = column.filled(rows, _places(slots, "max_turns", max_turns))

@@ -1,10 +1,9 @@
-"""The files of a rollout buffer's folder: Parquet files of groups, batches and late columns, and the declared columns.
+"""The files of a rollout buffer's folder: Parquet files of groups and of batches, and the declared columns.
 
 The name of a Parquet file contains a digest of its content, and every page has a checksum, so damage is detected::
 
     <environment>/part-<uuid>.parquet            groups of one environment
     batches/batch_<uuid>_<seconds>.parquet       one batch
-    .late/<column>/late-<uuid>.parquet           values of a late column
     .state/                                      logs, the owner of the folder, and columns.json
 
 Rollouts, turns and examples are stored as Arrow columns. Arrays are stored flat, so that every tool can read them: the
@@ -125,7 +124,7 @@ ROLLOUTS = pa.schema(
         _field("policy_version", pa.string()),
         _field("rollout_uid", pa.string()),
         _field("turns", _list(_TURN)),
-        _field("reward", pa.float64()),
+        _field("reward", pa.float64(), nullable=True),
         _field("created", pa.float64()),
         _field("replica_id", pa.string(), nullable=True),
         _field("metadata", pa.string(), nullable=True),
@@ -147,11 +146,6 @@ EXAMPLES = pa.schema(
 """The columns that all batches have."""
 
 
-def stored(declared: Columns, *pers: str) -> list[RolloutColumn]:
-    """Return the declared columns that are stored with the rollouts: all except late columns."""
-    return [column for column in declared.values() if column.per in pers and not column.late]
-
-
 def _is_flat(column: RolloutColumn, of_example: bool) -> bool:
     """Whether a row of the column has one number instead of a list."""
     return not column.shape and (column.per == "example" or (column.per == "turn" and not of_example))
@@ -168,17 +162,15 @@ def declared_field(column: RolloutColumn, *, of_example: bool = False) -> pa.Fie
 @cache
 def rollouts_with(declared: Columns) -> pa.Schema:
     """Return the columns of rollouts, including declared columns."""
-    turn = pa.struct([*_TURN, *map(declared_field, stored(declared, "token", "turn"))])
+    turn = pa.struct([*_TURN, *map(declared_field, declared.of("token", "turn"))])
     fields = [_field("turns", _list(turn)) if field.name == "turns" else field for field in ROLLOUTS]
-    if "reward" in declared:  # it may arrive later
-        fields = [field.with_nullable(True) if field.name == "reward" else field for field in fields]
-    return pa.schema([*fields, *map(declared_field, stored(declared, "example"))])
+    return pa.schema([*fields, *map(declared_field, declared.of("example"))])
 
 
 def rollout_schema(found: pa.Schema, declared: Columns) -> pa.Schema:
     """Return the columns that a file of rollouts must have; a file may be older than some declared columns."""
     names = {*found.names, *(field.name for field in found.field("turns").type.value_type)}
-    return rollouts_with(Columns(column for name, column in declared.items() if name in names or column.late))
+    return rollouts_with(Columns(column for name, column in declared.items() if name in names))
 
 
 def examples_with(declared: Columns) -> pa.Schema:
@@ -220,7 +212,7 @@ def _columns_of(objects: Sequence[Any], fields: Iterable[pa.Field], declared: Co
 
 def _column_of(field: pa.Field, objects: Sequence[Any], declared: Columns) -> pa.Array:
     name, kind = field.name, field.type
-    if name in declared and not declared[name].late:
+    if name in declared:
         return _declared_array(declared[name], [item.columns.get(name) for item in objects])
     values = list(map(attrgetter(name), objects))
     if name == "turns":
@@ -293,20 +285,20 @@ def _batch_to_rollouts(
     values |= {name: _arrays_of(turns.field(name)) for name in ("tokens", "logprobs")}
     values |= {"reward": turns.field("reward").to_pylist(), "metadata": _metadata(turns.field("metadata"))}
     names = turns.type.names
-    own = [(column, turns.field(column.name)) for column in stored(declared, "token", "turn") if column.name in names]
+    own = [(column, turns.field(column.name)) for column in declared.of("token", "turn") if column.name in names]
     values["columns"] = _declared_dicts(own, len(turns))
     count, names = batch.num_rows, batch.schema.names
     simple = [name for name in names if name in ROLLOUTS.names and name not in ("turns", "metadata", "replica_id")]
     columns = known | {name: batch.column(name).to_pylist() for name in simple}
     # Columns are checked at once, because the same checks of each object would take most of the time.
-    sound = _are_sound_turns(turns) and _are_sound(columns, bounds, "reward" in declared)
+    sound = _are_sound_turns(turns) and _are_sound(columns, bounds)
     make_turn, make_rollout = (_make_turn, _make_rollout) if sound else (Turn, RolloutRecord)
     made = list(map(make_turn, *(values[name] for name in Turn.__dataclass_fields__)))
     columns["turns"] = [tuple(made[begin:end]) for begin, end in pairwise(bounds)]
     columns["metadata"] = _metadata(batch.column("metadata"))
     columns["replica_id"] = [one or "" for one in batch.column("replica_id").to_pylist()]
     columns.setdefault("group_uid", [""] * count)
-    own = [(column, batch.column(column.name)) for column in stored(declared, "example") if column.name in names]
+    own = [(column, batch.column(column.name)) for column in declared.of("example") if column.name in names]
     columns["columns"], columns["declared"] = _declared_dicts(own, count), [declared] * count
     return list(map(make_rollout, *(columns[name] for name in RolloutRecord.__dataclass_fields__)))
 
@@ -334,10 +326,9 @@ def _are_sound_turns(turns: pa.StructArray) -> bool:
     )
 
 
-def _are_sound(columns: Mapping[str, Sequence[Any]], bounds: Sequence[int], late_reward: bool) -> bool:
+def _are_sound(columns: Mapping[str, Sequence[Any]], bounds: Sequence[int]) -> bool:
     """Whether ``RolloutRecord`` accepts all values, without its turns."""
-    if late_reward:
-        columns = {**columns, "reward": [reward for reward in columns["reward"] if reward is not None]}
+    columns = {**columns, "reward": [reward for reward in columns["reward"] if reward is not None]}
     empty = any(begin == end for begin, end in pairwise(bounds))
     missing = any(None in values for values in columns.values())
     unnamed = any("" in values for name, values in columns.items() if name not in _TURN_NUMBERS)
@@ -427,9 +418,6 @@ BATCHES = "batches"
 STATE = ".state"
 """Name of the subfolder with the logs, the owner's lock, and the declared columns."""
 
-LATE = ".late"
-"""Name of the subfolder with late columns."""
-
 _LONGEST = 200
 
 
@@ -491,8 +479,7 @@ def declare(root: Path, columns: Iterable[RolloutColumn] | None, *, sync: bool) 
     writer may call this function.
 
     Raises:
-        ConfigError: An argument is not a column; the folder declares a column differently; or a new late column has no
-            fill although the folder has sealed groups, which do not wait for the column. Nothing is changed.
+        ConfigError: An argument is not a column, or the folder declares a column differently. Nothing is changed.
         DataError: ``columns.json`` is damaged, or a newer release wrote it. StorageError: ``columns.json`` cannot be
             read or written.
     """
@@ -505,13 +492,6 @@ def declare(root: Path, columns: Iterable[RolloutColumn] | None, *, sync: bool) 
     wanted = there.with_more(Columns(columns))
     if wanted == there:
         return wanted
-    unfilled = [one.name for one in wanted.late if one.name not in (*there, "reward") and one.fill is None]
-    with storing(f"folder {root}"):
-        if unfilled and next(root.glob("[!.]*/part-*.parquet"), None) is not None:
-            raise ConfigError(
-                f"columns: expected a fill for the late column {unfilled[0]!r}, since the folder has sealed groups, "
-                "which do not wait for its values, found none; fill=float('nan') marks missing values"
-            )
     write_file(root / STATE / _NOTE, wanted.to_json().encode(), sync=sync)
     return wanted
 
@@ -526,11 +506,10 @@ class GroupFile:
         number: The number of groups that were sealed before this group.
         uids: The rollouts' uids.
         created: The time of creation of each rollout, in seconds since 1970.
-        rewards: The rollouts' rewards; None for a reward that is added later.
+        rewards: The rollouts' rewards; None for an unknown reward.
         tokens: Number of tokens of each rollout, over all turns.
         turns: Number of turns of each rollout.
-        declared: The number of columns that were declared when the group was sealed; the group waits for the late
-            columns among these columns.
+        declared: The number of columns that were declared when the group was sealed.
         untrained: The positions in the group of rollouts without a token in the loss.
         columns: The values of the columns with one number per example, as JSON: for each column name, a list with a
             value or null for each rollout. The text is empty if there are no values.
@@ -679,16 +658,13 @@ def read_part(
     path: Path,
     expected: Callable[[pa.Schema, Mapping[bytes, bytes]], pa.Schema],
     columns: Sequence[str] | None = None,
-    *,
-    whole: bool = True,
 ) -> tuple[pa.Table, Mapping[bytes, bytes]]:
-    """Read the rows and the metadata of a file.
+    """Read the rows and the metadata of a file, and compare the file's digest with the digest in its name.
 
     Args:
         path: The file.
         expected: A function from the file's columns and metadata to the columns that the file must have.
         columns: The columns to read; None: all.
-        whole: Whether to read the complete file, and to compare its digest with the digest in its name.
 
     Raises:
         DataError: The file is damaged; the message names it.
@@ -697,12 +673,11 @@ def read_part(
     import pyarrow.parquet as pq
 
     with storing(f"part file {path}"):
-        content = path.read_bytes() if whole else b""
-        source = pa.BufferReader(content) if whole else pa.OSFile(str(path))
-    if whole and _promised(path) not in (None, _digest_of(content)):
+        content = path.read_bytes()
+    if _promised(path) not in (None, _digest_of(content)):
         raise _damaged(path, "its digest is another")
     try:
-        with source, pq.ParquetFile(source, page_checksum_verification=True) as file:
+        with pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True) as file:
             table, metadata = file.read(columns, use_threads=False), dict(file.metadata.metadata or {})
         schema = expected(table.schema, metadata)
         if columns is not None:
@@ -783,7 +758,7 @@ def read_groups(parts: Sequence[GroupFile], root: Path) -> list[list[RolloutReco
 
 def _read_unknown(path: Path, declared: Columns) -> pa.Table:
     """Return the columns to read from a file of groups: all columns that ``GroupFile`` does not contain."""
-    unknown = ["turns", "replica_id", "metadata", *(column.name for column in stored(declared, "example"))]
+    unknown = ["turns", "replica_id", "metadata", *(column.name for column in declared.of("example"))]
     # If the name contains the right digest, the values in ``GroupFile`` are valid. Otherwise another tool may have
     # rewritten the file.
     return read_part(path, lambda found, _: rollout_schema(found, declared), unknown if _promised(path) else None)[0]

@@ -32,7 +32,6 @@ from mouse_core.groups.records import (
     RolloutColumn,
     RolloutRecord,
     Versions,
-    check_rewarded,
     other_one,
     refuse_other,
     refuse_undeclared,
@@ -62,7 +61,6 @@ _REASONS = (
     "environment_name",
     "duplicate",
     "refused",
-    "given_up",
     "untrained",
     "max_staleness",
     "older_groups",
@@ -92,12 +90,12 @@ class GroupSlice:
 
     Args:
         part: The indexed properties of the rollouts.
-        rows: The scored rollouts, ``[n]`` of ``_ROW``: rollouts that have tokens in the loss and were not given up.
+        rows: The scored rollouts, ``[n]`` of ``_ROW``: rollouts that have tokens in the loss.
         present: The number of scored rollouts that were not removed.
         group_uid: The uid of their sealed group; "" without a sealed group.
         group: The stored group of the rollouts, or None.
         record: Without a stored group, the single rollout of the slice; None after the rollout was removed.
-        declared: The declared columns of ``record``.
+        declared: The declared columns.
 
     Attributes:
         serial: How many rollouts arrived before the slice.
@@ -120,26 +118,13 @@ class GroupSlice:
     members: ScoredGroup | None = None
     _numbers: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
 
-    @property
-    def given_up(self) -> int:
-        """The number of rollouts that were given up."""
-        return 0 if self.group is None else len(self.group.given_up)
-
     def numbers(self, column: RolloutColumn) -> npt.NDArray[Any]:
         """Return the values of the slice's rows in a column with one number per example."""
-        if column.name in self._numbers:
-            return self._numbers[column.name]
-        late = column.late and self.group is not None
-        values: Sequence[Any] = (
-            [self.group.late.value(column.name, uid) for uid in self.part.uids]  # type: ignore[union-attr]
-            if late
-            else self.part.column(column.name)
-        )
-        found = np.array([column.padding if value is None else value for value in values], column.dtype)
-        found = np.take(found, self.rows["place"])
-        if not late or not any(value is None for value in values):  # what is late may come
-            self._numbers[column.name] = found
-        return found
+        if column.name not in self._numbers:
+            values = self.part.column(column.name)
+            found = np.array([column.fill if value is None else value for value in values], column.dtype)
+            self._numbers[column.name] = np.take(found, self.rows["place"])
+        return self._numbers[column.name]
 
     def leave(self, indices: Sequence[int]) -> None:
         """Remove rows permanently; their rewards still count in scores."""
@@ -155,24 +140,28 @@ class GroupSlice:
             self.group.cache.drop(uids if places is None else [uids[place] for place in places])
 
 
-def _slice(
-    part: GroupFile, rewards: Sequence[Any], given_up: frozenset[str], group_uid: str, **more: Any
-) -> GroupSlice:
+def _slice(part: GroupFile, group_uid: str, **more: Any) -> GroupSlice:
+    _check_rewarded(part.uids, part.rewards)
     rows = [
-        (place, rewards[place], part.created[place], part.tokens[place], 0, True, 0.0)
-        for place, uid in enumerate(part.uids)
-        if place not in part.untrained and uid not in given_up
+        (place, part.rewards[place], part.created[place], part.tokens[place], 0, True, 0.0)
+        for place in range(len(part.uids))
+        if place not in part.untrained
     ]
     return GroupSlice(part, np.array(rows, _ROW), len(rows), group_uid, **more)
 
 
+def _check_rewarded(uids: Sequence[str], rewards: Sequence[float | None]) -> None:
+    if None in rewards:
+        uid = uids[rewards.index(None)]
+        raise DataError(f"rollout {uid!r}: expected a reward of the rollout or of one of its turns, found none")
+
+
 def _slice_of_group(group: StoredGroup) -> GroupSlice:
-    return _slice(group.part, group.rewards, group.given_up, group.group_uid, group=group)
+    return _slice(group.part, group.group_uid, group=group, declared=group.declared)
 
 
 def _slice_of_rollout(rollout: RolloutRecord) -> GroupSlice:
-    part, rewards = part_of([rollout]), (check_rewarded(rollout),)
-    return _slice(part, rewards, frozenset(), rollout.group_uid, record=rollout, declared=rollout.declared)
+    return _slice(part_of([rollout]), rollout.group_uid, record=rollout, declared=rollout.declared)
 
 
 @dataclass(slots=True, eq=False)
@@ -344,9 +333,9 @@ class NumbersOfRows(Mapping[str, npt.NDArray[Any]]):
 
     @memo
     def _declared(self) -> dict[str, RolloutColumn]:
-        all_declared = [one.declared if one.group is None else one.group.late.declared for one in self._pieces]
-        columns = (column for one in {id(one): one for one in all_declared}.values() for column in one.of("example"))
-        return {column.name: column for column in columns if not column.shape and column.name != "reward"}
+        all_declared = {id(piece.declared): piece.declared for piece in self._pieces}
+        columns = (column for one in all_declared.values() for column in one.of("example"))
+        return {column.name: column for column in columns if not column.shape}
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         """Return a column, ``[n]`` in its dtype.
@@ -513,13 +502,14 @@ class GrpoBatchMaker:
     # ------------------------------------------------------------------ coming
 
     def check_rollout(self, rollout: RolloutRecord) -> None:
-        """Raise DataError for a rollout that ``add_rollout`` would reject: its version is newer than the latest
-        version, or its uid was added with other content.
+        """Raise DataError for a rollout that ``add_rollout`` would reject: it has no reward, its version is newer than
+        the latest version, or its uid was added with other content.
 
         A ``RolloutBuffer`` calls this method before it stores a rollout.
         """
         if not isinstance(rollout, RolloutRecord):
             raise DataError(f"add_rollout: expected a RolloutRecord, found {rollout!r:.100}")
+        _check_rewarded([rollout.rollout_uid], [rollout.reward])
         self._versions.refuse_ahead(rollout.policy_version, rollout.rollout_uid)
         before = self._alone.get(rollout.rollout_uid)
         if before is None:
@@ -606,17 +596,16 @@ class GrpoBatchMaker:
     def _count_in(self, piece: GroupSlice) -> ScoredGroup | None:
         """Return the group for a slice, which may be new; None if the slice is rejected."""
         environment, _, version = piece.part.key
-        count, given_up = len(piece.part.uids), piece.given_up
+        count = len(piece.part.uids)
         if self._environment not in (None, environment):
             self._left["environment_name"] += count
             return None
         self._used += len(piece.rows) - piece.present
-        self._left["given_up"] += given_up
-        self._left["untrained"] += count - given_up - len(piece.rows)
+        self._left["untrained"] += count - len(piece.rows)
         self._note(version)
         counts = self._counts.setdefault(environment, Counter())
         piece.environment, piece.version = list(self._counts).index(environment), self._versions.place(version)
-        counts["rollouts"] += count - given_up
+        counts["rollouts"] += count
         is_stale = self._stale(version)
         members, gone = (None, []) if is_stale else self._wanted.add(piece)
         if members is None:
@@ -808,7 +797,7 @@ class GrpoBatchMaker:
         "received" counts all rollouts passed to the maker, including duplicates and rejected rollouts. Each rollout is
         counted once: in "held" (may still be drawn), in "used" (drawn ``max_uses`` times), or in one "left/<reason>".
         The reason is an option ("environment_name", "max_staleness", "older_groups", "filter_zero_variance"), the name
-        of a retention, "duplicate", "refused", "given_up", "untrained" (no token in the loss) or "lost_versions" (see
+        of a retention, "duplicate", "refused", "untrained" (no token in the loss) or "lost_versions" (see
         ``set_policy_version``). "left/filter_zero_variance" decreases if rollouts with other rewards join a group. A
         restart resets the counts of duplicates and rejected rollouts.
         """

@@ -104,7 +104,7 @@ PER = ("token", "turn", "example")
 
 # Reserved names, which rollouts, turns, examples and batches already use.
 _OF_ROLLOUTS = ("environment", "example_id", "policy_version", "rollout_uid", "turns", "created", "replica_id")
-_OF_PARTS = ("metadata", "message", "role", "tokens", "logprobs", "columns")
+_OF_PARTS = ("metadata", "message", "role", "reward", "tokens", "logprobs", "columns")
 _OF_EXAMPLES = ("loss_mask", "advantage", "generator_log_probs", "turn_ids", "staleness")
 _OF_BATCHES = ("mask", "segment_ids", "positions", "cu_seqlens", "position", "sequence_id")
 _TAKEN = {*_OF_ROLLOUTS, *_OF_PARTS, *_OF_EXAMPLES, *_OF_BATCHES}
@@ -120,9 +120,7 @@ class RolloutColumn:
         dtype: The dtype of the values: bool, or a NumPy integer or float dtype.
         shape: The shape of every value, such as () for a number or (64, 64, 3) for an image. Pad values of different
             sizes to the largest size, and store the size in a second column, such as ``shape=(2,)``.
-        late: Whether values are written after the rollout was added; a group waits until all its rollouts have values.
-        fill: The value that replaces missing values and fills padding, which may be NaN; None: 0. A late column needs a
-            fill if it is declared for a folder with sealed groups, because sealed groups do not wait for the column.
+        fill: The value that replaces missing values and fills padding, which may be NaN.
         finite: Whether NaN and infinite values raise DataError when they are added.
 
     Raises:
@@ -133,8 +131,7 @@ class RolloutColumn:
     per: str = "token"
     dtype: str = "float32"
     shape: tuple[int, ...] = ()
-    late: bool = False
-    fill: float | None = None
+    fill: float = 0
     finite: bool = True
 
     def __post_init__(self) -> None:
@@ -142,10 +139,6 @@ class RolloutColumn:
             raise ConfigError(f"column: expected a name of letters, digits and '_', found {self.name!r:.80}")
         if self.name in _TAKEN:
             raise ConfigError(f"column: expected a name that rollouts do not use, found {self.name!r}")
-        if self.name == "reward" and not (self.late and self.per == "example"):
-            raise ConfigError(
-                "column 'reward': expected a late column per example, since rollouts and turns already have rewards"
-            )
         if self.per not in PER:
             raise ConfigError(f"column {self.name!r}: expected per among {list(PER)}, found {self.per!r:.80}")
         try:
@@ -162,28 +155,18 @@ class RolloutColumn:
                 "values of different sizes, such as images, to the largest, and store their sizes in another column"
             )
         object.__setattr__(self, "shape", tuple(map(int, shape)))
-        if self.name == "reward" and (shape or kind.kind == "b"):
-            raise ConfigError(f"column 'reward': expected one number, found {kind.name} of shape {list(shape)}")
-        for name in ("late", "finite"):
-            object.__setattr__(self, name, bool(getattr(self, name)))
-        if self.name == "reward" and not self.finite:
-            raise ConfigError("column 'reward': expected finite=True, since rewards must be finite, found False")
-        self._check_fill(kind)
-
-    def _check_fill(self, kind: np.dtype[Any]) -> None:
+        object.__setattr__(self, "finite", bool(self.finite))
         fill = self.fill
         if kind.kind == "b" and fill in (0, 1):
             object.__setattr__(self, "fill", bool(fill))
-        elif fill is not None and (
-            not isinstance(fill, bool | int | float | np.generic) or _converted(fill, kind) is None
-        ):
+        elif not isinstance(fill, bool | int | float | np.generic) or _converted(fill, kind) is None:
             raise ConfigError(f"column {self.name!r}: expected fill as a value of {kind.name}, found {fill!r:.80}")
 
     @property
     def _key(self) -> tuple[Any, ...]:
-        # In the comparison key, NaN equals NaN, and a missing fill equals 0.
-        fill = repr(np.asarray(self.padding, self.dtype).item())
-        return self.name, self.per, self.dtype, self.shape, self.late, fill, self.finite
+        # In the comparison key, NaN equals NaN.
+        fill = repr(np.asarray(self.fill, self.dtype).item())
+        return self.name, self.per, self.dtype, self.shape, fill, self.finite
 
     def __eq__(self, other: object) -> bool:
         return self._key == other._key if isinstance(other, RolloutColumn) else NotImplemented
@@ -191,14 +174,9 @@ class RolloutColumn:
     def __hash__(self) -> int:
         return hash(self._key)
 
-    @property
-    def padding(self) -> float:
-        """The value for padding: ``fill``, or 0 if ``fill`` is None."""
-        return 0 if self.fill is None else self.fill
-
     def filled(self, *counts: int) -> npt.NDArray[Any]:
-        """Return an array ``[*counts, *shape]`` filled with ``padding``."""
-        return np.full((*counts, *self.shape), self.padding, self.dtype)
+        """Return an array ``[*counts, *shape]`` of the value ``fill``."""
+        return np.full((*counts, *self.shape), self.fill, self.dtype)
 
     def taken(self, given: Any, count: int | None, where: str) -> npt.NDArray[Any]:
         """Convert values that a user passes; see ``values``. Unless ``finite=False``, NaN and infinity raise
@@ -312,14 +290,9 @@ class Columns(Mapping[str, RolloutColumn]):
     def __repr__(self) -> str:
         return f"Columns({list(self._columns.values())!r})"
 
-    def of(self, per: str) -> list[RolloutColumn]:
-        """Return the columns that have a value per "token", per "turn" or per "example"."""
-        return [column for column in self._columns.values() if column.per == per]
-
-    @property
-    def late(self) -> list[RolloutColumn]:
-        """The late columns, whose values are added after the rollouts."""
-        return [column for column in self._columns.values() if column.late]
+    def of(self, *pers: str) -> list[RolloutColumn]:
+        """Return the columns whose ``per`` is one of ``pers``: "token", "turn" or "example"."""
+        return [column for column in self._columns.values() if column.per in pers]
 
     def refuse_others(self, names: Iterable[str], pers: Sequence[str], where: str, remedy: str = "") -> None:
         """Raise DataError for a name that is not declared as a column whose ``per`` is one of ``pers``."""
@@ -669,7 +642,7 @@ class RolloutRecord(ByValue):
         rollout_uid: The unique id of this rollout, not empty.
         turns: The messages in order, at least one.
         reward: The reward of the complete rollout. None: the sum of the turns' rewards; if no turn has a reward, the
-            reward is unknown. Only a buffer with a late column "reward" accepts a rollout with an unknown reward.
+            reward is unknown. A ``GrpoBatchMaker`` needs rewards.
         created: The time of creation, in seconds since 1970; by default now.
         replica_id: The id of the worker that sampled the rollout.
         metadata: See ``Turn``.
@@ -775,21 +748,14 @@ def with_columns(rollout: RolloutRecord, declared: Columns) -> RolloutRecord:
     """Return a rollout with its columns converted to the declared types.
 
     Raises:
-        DataError: A column is not declared, is late, or has invalid values.
+        DataError: A column is not declared, or has invalid values.
     """
     where = f"rollout {rollout.rollout_uid!r}"
-    if "reward" not in declared:
-        check_rewarded(rollout)
     _refuse_others(rollout, declared)
     if rollout.group_uid:  # of the group that another buffer sealed
         rollout = of_group(rollout, "")
     if not declared:
         return rollout
-    for name in (*rollout.columns, *(name for turn in rollout.turns for name in turn.columns)):
-        if declared[name].late:
-            raise DataError(
-                f"{where}: expected the late column {name!r} to be added by add_column, found it in the rollout"
-            )
     own = {name: declared[name].taken(given, None, where) for name, given in rollout.columns.items()}
     turns = tuple(
         [
@@ -819,34 +785,6 @@ def _refuse_others(rollout: RolloutRecord, declared: Columns, remedy: str = "") 
     for turn in rollout.turns:
         if turn.columns:
             declared.refuse_others(turn.columns, ("token", "turn"), where, remedy)
-
-
-def with_late(rollout: RolloutRecord, late: Mapping[str, npt.NDArray[Any]], declared: Columns) -> RolloutRecord:
-    """Return a rollout with late columns, whose values are already checked; values per token cover the tokens of all
-    turns.
-    """
-    own = {name: values for name, values in late.items() if declared[name].per == "example"}
-    parts: list[dict[str, npt.NDArray[Any]]] = [dict(turn.columns) for turn in rollout.turns]
-    begin = 0
-    for place, (turn, columns) in enumerate(zip(rollout.turns, parts, strict=True)):
-        end = begin + len(turn.tokens)
-        for name, values in late.items():
-            if name not in own:
-                columns[name] = values[begin:end] if declared[name].per == "token" else values[place]
-        begin = end
-    turns = rollout.turns
-    if len(own) < len(late):
-        turns = tuple([_with(turn, columns=columns) for turn, columns in zip(turns, parts, strict=True)])
-    reward = rollout.reward
-    if "reward" in declared:
-        if reward is None and "reward" in own:
-            reward = float(own["reward"])
-        elif reward is not None:  # an example made of it has the column whenever the reward came
-            own["reward"] = np.asarray(reward, declared["reward"].dtype)
-    made: RolloutRecord = _with(
-        rollout, turns=turns, columns={**rollout.columns, **own}, reward=reward, declared=declared
-    )
-    return made
 
 
 def _of_turn(turn: Turn, declared: Columns, where: str) -> dict[str, npt.NDArray[Any]]:
@@ -895,15 +833,6 @@ def _earned(turns: Iterable[Turn]) -> float | None:
     """Return the sum of the turns' rewards; None if no turn has one."""
     rewards = [turn.reward for turn in turns if turn.reward is not None]
     return math.fsum(rewards) if rewards else None
-
-
-def check_rewarded(rollout: RolloutRecord) -> float:
-    """Return the rollout's reward; raise DataError if the rollout has no reward."""
-    if rollout.reward is None:
-        raise DataError(
-            f"rollout {rollout.rollout_uid!r}: expected a reward of the rollout or of one of its turns, found none"
-        )
-    return rollout.reward
 
 
 def _finite(value: Any, where: str) -> float:

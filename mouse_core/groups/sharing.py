@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 
 from mouse_core._base.checks import check_seconds
 from mouse_core.collect.client import Channel, Client
-from mouse_core.collect.wire import decoded, encoded, read_batch
+from mouse_core.collect.wire import read_batch
 from mouse_core.errors import ConfigError, DataError, MissingRowError, MouseError, TimedOutError
 from mouse_core.groups.buffer import RolloutBuffer
 from mouse_core.groups.files import rollouts_to_table, rollouts_with, table_to_rollouts
-from mouse_core.groups.late import Awaited
-from mouse_core.groups.records import Columns, RolloutRecord, of_group, uids_of, version_name, with_columns, with_late
+from mouse_core.groups.records import Columns, RolloutRecord, of_group, uids_of, version_name, with_columns
 
 
 def encode_rollouts(rollouts: Sequence[RolloutRecord], declared: Columns) -> memoryview:
@@ -30,7 +27,7 @@ def encode_rollouts(rollouts: Sequence[RolloutRecord], declared: Columns) -> mem
     Raises:
         DataError: A text is not Unicode.
     """
-    return memoryview(rollouts_to_table(rollouts, _at_once(declared)).serialize())
+    return memoryview(rollouts_to_table(rollouts, declared).serialize())
 
 
 def decode_rollouts(body: memoryview, declared: Columns) -> list[RolloutRecord]:
@@ -39,22 +36,14 @@ def decode_rollouts(body: memoryview, declared: Columns) -> list[RolloutRecord]:
     Raises:
         DataError: The bytes are invalid.
     """
-    known = _at_once(declared)
     try:
-        return table_to_rollouts(read_batch(body, rollouts_with(known)), declared=known)
+        return table_to_rollouts(read_batch(body, rollouts_with(declared)), declared=declared)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise DataError(f"rollouts: cannot decode the rollouts that a client sent: {error}") from error
 
 
-def _at_once(declared: Columns) -> Columns:
-    """Return the columns except "reward", each marked as not late; the values of all these columns are then sent with
-    the rollouts.
-    """
-    return Columns(replace(column, late=False) for column in declared.values() if column.name != "reward")
-
-
 class RolloutClient(Client):
-    """Adds rollouts and late columns to a ``RolloutBuffer`` that another process on this machine has open.
+    """Adds rollouts to a ``RolloutBuffer`` that another process on this machine has open.
 
     The other process serves the buffer, ``StoreServer(SharedBuffer(buffer))``. When a call returns, its data is on
     disk, as for a direct call of the buffer. If the server stops, a call waits for a new server and is repeated; data
@@ -138,26 +127,8 @@ class RolloutClient(Client):
                 return self._declared
         return self.columns
 
-    def add_column(self, name: str, values: Mapping[str, Any]) -> int:
-        """Add a late column's values by uid, and return the number of new values; see ``RolloutBuffer.add_column``.
-
-        Raises:
-            DataError: See ``RolloutBuffer.add_column``; nothing was added.
-            StorageError, ClosedError, ForkError: As ``add_rollouts``.
-        """
-        if not isinstance(values, Mapping):
-            raise DataError(f"add_column {name!r}: expected a dict of values by uid, found {values!r:.100}")
-        described, parts = encoded({"values": list(values.values())})
-        call = {"call": "add_column", "name": name, "uids": list(map(str, values)), "values": described}
-        return int(self._call(call, parts)["result"])
-
-    def waiting_for(self) -> dict[str, Awaited]:
-        """Return, for each late column, the rollouts without a value; see ``RolloutBuffer.waiting_for``."""
-        awaited = json.loads(bytes(self._call({"call": "waiting_for"})["body"]))
-        return {name: Awaited(tuple(uids), oldest) for name, (uids, oldest) in awaited.items()}
-
     def rollout(self, rollout_uid: str) -> RolloutRecord:
-        """Return a rollout, sealed or not, with its late columns; ``rollouts`` returns several rollouts.
+        """Return a rollout, sealed or not; ``rollouts`` returns several rollouts.
 
         Raises:
             MissingRowError: The buffer has no such rollout.
@@ -169,9 +140,7 @@ class RolloutClient(Client):
         """Return rollouts by uid; raises the errors of ``rollout``. ``contains`` returns which uids exist."""
         found = self._call({"call": "rollouts", "uids": uids_of(rollout_uids)})
         declared = Columns.from_json(found["columns"], f"client {self.name!r}")
-        # A late reward is a column of the rollout, too.
-        rollouts = [with_late(rollout, {}, declared) for rollout in decode_rollouts(found["body"], declared)]
-        return list(map(of_group, rollouts, found["groups"]))
+        return list(map(of_group, decode_rollouts(found["body"], declared), found["groups"]))
 
     def contains(self, rollout_uids: Iterable[str]) -> list[bool]:
         """Return whether each rollout is stored, sealed or not, so that a restarted producer knows which rollouts
@@ -181,10 +150,6 @@ class RolloutClient(Client):
 
     def __contains__(self, rollout_uid: object) -> bool:
         return isinstance(rollout_uid, str) and self.contains([rollout_uid])[0]
-
-    def give_up(self, rollout_uids: Iterable[str]) -> int:
-        """Give up rollouts; return how many were not given up before. See ``RolloutBuffer.give_up``."""
-        return int(self._call({"call": "give_up", "uids": uids_of(rollout_uids)})["result"])
 
     def set_policy_version(self, version: str | int) -> None:
         """Set the latest policy version; see ``RolloutBuffer.set_policy_version``."""
@@ -238,11 +203,8 @@ class SharedBuffer:
             "hello": self._look,
             "look": self._look,
             "add_rollouts": self._add_rollouts,
-            "add_column": self._add_column,
-            "waiting_for": self._waiting_for,
             "rollouts": self._rollouts,
             "contains": lambda call, body: {"result": buffer.contains(_texts(call, "uids"))},
-            "give_up": lambda call, body: {"result": buffer.give_up(_texts(call, "uids"))},
             "flush": lambda call, body: {"result": buffer.flush()},
             "summary": lambda call, body: {"result": buffer.summary()},
             "set_policy_version": self._set_policy_version,
@@ -303,17 +265,6 @@ class SharedBuffer:
                     raise ConnectionAbortedError("the server is being closed") from None
                 if deadline is not None and time.monotonic() >= deadline:
                     raise
-
-    def _add_column(self, call: Mapping[str, Any], body: memoryview) -> Answer:
-        uids, name = _texts(call, "uids"), call.get("name")
-        values = decoded(call.get("values"), body).get("values", [])
-        if len(values) != len(uids):
-            raise DataError(f"add_column {name!r}: expected a value for each of {len(uids)} uids, found {len(values)}")
-        return {"result": self.buffer.add_column(str(name), dict(zip(uids, values, strict=True)))}
-
-    def _waiting_for(self, call: Mapping[str, Any], body: memoryview) -> Answer:
-        awaited = {name: [one.uids, one.oldest] for name, one in self.buffer.waiting_for().items()}
-        return {"body": [memoryview(json.dumps(awaited).encode())]}
 
     def _rollouts(self, call: Mapping[str, Any], body: memoryview) -> Answer:
         uids = _texts(call, "uids")

@@ -3,7 +3,7 @@
 The index is a log of sealed groups, of batches, and of the rollouts that batches used. The index is read when a folder
 is opened. The index makes it unnecessary to open all files. The index also stores the order of the files, and the uids
 of used rollouts, which stay known after old batch files are deleted. Files that are missing in the index are read and
-added. Only the index contains the policy versions of ``set_policy_version`` and the rollouts that were given up.
+added. Only the index contains the policy versions of ``set_policy_version``.
 """
 
 from __future__ import annotations
@@ -47,7 +47,6 @@ from mouse_core.groups.files import (
     refuse_missing,
     table_to_examples,
 )
-from mouse_core.groups.late import LateColumns
 from mouse_core.groups.records import (
     NO_COLUMNS,
     Columns,
@@ -85,7 +84,7 @@ _RECORDS = {
     "batches": pa.schema({"name": pa.string(), "uids": _UIDS}),
     "version": pa.schema({"version": pa.string(), "sealed": pa.int64()}),
     "declared": pa.schema({"json": pa.string()}),
-    **{kind: pa.schema({"name": pa.string()}) for kind in ("ready", "given_up", "gone")},
+    "gone": pa.schema({"name": pa.string()}),
 }
 
 
@@ -128,19 +127,14 @@ class Index:
     Args:
         parts: The groups whose files exist, in the order of sealing.
         batches: The batches in the order of storing, including batches whose files were deleted.
-        ready: Uids of groups that waited for late columns and have received all values, in the order in which the
-            groups became ready.
         changes: The changes of the policy version, in order.
-        given_up: Uids of rollouts that were given up.
         declared: The declared columns.
         gone: Names of missing files of groups.
     """
 
     parts: list[GroupFile] = field(default_factory=list)
     batches: list[StoredBatch] = field(default_factory=list)
-    ready: list[str] = field(default_factory=list)
     changes: list[VersionChange] = field(default_factory=list)
-    given_up: set[str] = field(default_factory=set)
     declared: Columns = NO_COLUMNS
     gone: set[str] = field(default_factory=set)
 
@@ -179,10 +173,8 @@ def _decode(records: Sequence[bytes]) -> Index:
             index.changes += [VersionChange(columns[0][0], columns[1][0], len(index.batches))]
         elif kind == b"declared":
             index.declared = Columns.from_json(columns[0][0], "index")
-        elif kind == b"ready":
-            index.ready += columns[0]
         else:
-            (index.given_up if kind == b"given_up" else index.gone).update(columns[0])
+            index.gone.update(columns[0])
     return index
 
 
@@ -475,15 +467,13 @@ class StoredGroup:
     Args:
         root: The buffer's folder.
         part: The properties of the group and of its file.
-        late: The values of late columns.
-        given_up: The uids of the group's rollouts that were given up.
+        declared: The declared columns of the folder.
         cache: The cache of rollouts in memory.
     """
 
     root: Path = field(repr=False)
     part: GroupFile
-    late: LateColumns = field(repr=False, compare=False)
-    given_up: frozenset[str] = frozenset()
+    declared: Columns = field(default=NO_COLUMNS, repr=False, compare=False)
     cache: RolloutCache | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -498,8 +488,8 @@ class StoredGroup:
 
     @property
     def rewards(self) -> tuple[float | None, ...]:
-        """The rewards of the rollouts; None for a reward that has not arrived."""
-        return self.late.rewards(self.part)
+        """The rewards of the rollouts; None for an unknown reward."""
+        return self.part.rewards
 
     @property
     def group_uid(self) -> str:
@@ -520,7 +510,7 @@ class StoredGroup:
             DataError: The file is damaged; the message names it.
             StorageError: The file cannot be read.
         """
-        return RolloutGroup(*self.part.key, rollouts=tuple(self.late.fill(read_groups([self.part], self.root)[0])))
+        return RolloutGroup(*self.part.key, rollouts=tuple(read_groups([self.part], self.root)[0]))
 
 
 def read_ahead(groups: Sequence[StoredGroup]) -> Iterator[list[RolloutRecord]]:
@@ -536,8 +526,7 @@ def read_ahead(groups: Sequence[StoredGroup]) -> Iterator[list[RolloutRecord]]:
 
     pieces = [groups[first : first + _TOGETHER] for first in range(0, len(groups), _TOGETHER)]
     with ThreadPoolExecutor(THREADS) as pool:
-        for group, rollouts in zip(groups, chain.from_iterable(in_order(pool, read, pieces)), strict=True):
-            yield group.late.fill(rollouts)
+        yield from chain.from_iterable(in_order(pool, read, pieces))
 
 
 def read_wanted(
@@ -557,7 +546,7 @@ def read_wanted(
     for number, (group, places, _) in enumerate(wanted):
         there = [None if group.cache is None else group.cache.get(group.uids[place]) for place in places]
         known = [of_group(rollout, group.group_uid) for rollout in there if rollout is not None]
-        found.append(group.late.fill(known) if len(known) == len(places) else [])
+        found.append(known if len(known) == len(places) else [])
         if len(known) < len(places):
             missing.append(number)
     missing.sort(key=lambda number: wanted[number][0].group_uid)  # those of a file are read together
@@ -573,8 +562,7 @@ class StoredRollouts(Sequence[RolloutRecord]):
     """A sequence of the rollouts of sealed groups, in the order of sealing; a file is read when one of its rollouts is
     accessed.
 
-    The sequence does not change when more groups are sealed. Late columns have the values that had arrived when the
-    first rollout was accessed.
+    The sequence does not change when more groups are sealed.
 
     Args:
         root: The buffer's folder.
@@ -603,7 +591,7 @@ class StoredRollouts(Sequence[RolloutRecord]):
                 single = isinstance(wanted, str | int | np.integer)
                 texts = {str(one) for one in ([wanted] if single else wanted)}  # type: ignore[union-attr]
                 parts = [part for part in parts if getattr(part.key, name) in texts]
-        self._root, self._parts, self._late = root, list(parts), LateColumns(root)
+        self._root, self._parts = root, list(parts)
         self._ends = np.cumsum([len(part.uids) for part in parts], dtype=np.int64)
         self._last: dict[int, list[RolloutRecord]] = {}
 
@@ -635,7 +623,7 @@ class StoredRollouts(Sequence[RolloutRecord]):
         if number not in last:
             numbers = self._by_file[self._parts[number].path(self._root)]
             read = read_groups([self._parts[other] for other in numbers], self._root)
-            self._last = last = dict(zip(numbers, map(self._late.fill, read), strict=True))
+            self._last = last = dict(zip(numbers, read, strict=True))
         return last[number][row - int(self._ends[number])]  # counted from the end of the group
 
     def __iter__(self) -> Iterator[RolloutRecord]:
@@ -666,7 +654,8 @@ class StoredRollouts(Sequence[RolloutRecord]):
     @memo
     def groups(self) -> list[StoredGroup]:
         """The complete groups of the rollouts, in order."""
-        return [StoredGroup(self._root, part, self._late) for part in self._parts]
+        declared = read_declared(self._root)
+        return [StoredGroup(self._root, part, declared) for part in self._parts]
 
     @memo
     def environments(self) -> list[str]:

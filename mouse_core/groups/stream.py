@@ -282,7 +282,7 @@ def _empty(batch: Sequence[RLExample]) -> RLExample:
     """Return an example without tokens that has the columns of the other examples."""
     declared = batch[0].declared if batch else NO_COLUMNS
     columns = {
-        name: np.full(column.shape if column.per == "example" else (0, *column.shape), column.padding, column.dtype)
+        name: np.full(column.shape if column.per == "example" else (0, *column.shape), column.fill, column.dtype)
         for name, column in declared.items()
     }
     tokens, none = np.zeros(0, np.int32), np.zeros(0, np.float32)

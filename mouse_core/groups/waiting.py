@@ -97,7 +97,7 @@ class Unsealed:
 
     Args:
         rollout_uid: The uid of the rollout.
-        reward: The reward; None if the reward is added later.
+        reward: The reward; None if it is unknown.
         created: The time of creation, in seconds since 1970.
         tokens: The number of tokens.
         turns: The number of turns.

@@ -191,9 +191,7 @@ def _group_goals() -> Iterator[Goal]:
     work, wanted = "rollouts of 512 tokens added, sealed and written", "20,000 a second or the disk's rate"
     value = _of_rows("groups-write", written, "", "mouse add_rollouts")
     yield Goal(work, wanted, value, 1.0, False, " of that")
-    file, copy = "pyarrow writing the column as one file, synced", "np.concatenate of the same four fields"
-    value = _of_rows("groups-late", _longer, file, "mouse add_column")
-    yield _times("a late column written", "at most 3 times one Parquet file of it", value, 3.0)
+    copy = "np.concatenate of the same four fields"
     value = _of_rows("groups-pack", _longer, copy, "mouse pack, rows of 2,048")
     yield _times("512 examples packed", "at most 2 times NumPy's copy of their tokens", value, 2.0)
     work, value = "1,024 of 100,000 rollouts as examples", _seconds("groups-draw", "mouse create_batch", 1e3)

@@ -13,14 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mouse_core.files.writing import sync_files
 from mouse_core.groups import (
     GrpoBatchMaker,
     RolloutBuffer,
-    RolloutColumn,
     RolloutRecord,
     Turn,
     concatenate,
@@ -65,7 +63,6 @@ def make_rollouts(count: int, answers: int = 64) -> list[RolloutRecord]:
 
 def tables(settings: Settings) -> list[Table]:
     """All of it."""
-    return [_writing(settings), _late(settings), _opening(settings), _drawing(settings), _packing(settings)]
 
 
 def figures(settings: Settings) -> list[Figure]:
@@ -146,42 +143,6 @@ def _writing(settings: Settings) -> Table:
     # Not between rounds: for a minute ext4 passes over the inodes that were freed whenever a file is made, and that
     # takes several times as long as making it.
     shutil.rmtree(folder, ignore_errors=True)
-    return table
-
-
-def _late(settings: Settings) -> Table:
-    count, rounds = 20_000 if settings.quick else 100_000, max(5, settings.rounds // 5)
-    folder = settings.folder / "rollout-groups-late"
-    shutil.rmtree(folder, ignore_errors=True)
-    answer = Turn("", "assistant", [1], [-1.0])
-    rollouts = [RolloutRecord("math", str(n // 1000), "1", f"r{n}", (answer,), 0.0) for n in range(count)]
-    values = {rollout.rollout_uid: float(number) for number, rollout in enumerate(rollouts)}
-    late = [RolloutColumn(f"judge_{n}", per="example", late=True) for n in range(rounds + 8)]
-    names = (column.name for column in late)
-    files = (folder / f"column_{number}.parquet" for number in itertools.count())
-    with RolloutBuffer(folder, 1000, columns=late) as made:
-        made.add_rollouts(rollouts)
-
-        def add(number: int) -> None:
-            made.add_column(next(names), values)
-
-        def write(number: int) -> None:
-            path = next(files)
-            pq.write_table(pa.table({"uid": list(values), "judge": np.array(list(values.values()), np.float32)}), path)
-            sync_files([path])
-
-        calls = {"pyarrow writing the column as one file, synced": write, "mouse add_column": add}
-        table = compare(
-            settings,
-            "groups-late",
-            f"Rollout groups: a late column for {count:,} rollouts",
-            contenders(calls, first="floor", wall=True),
-            rounds=rounds,
-            slice_seconds=1e-6,  # one call, as a column is written once
-            units=count,
-            unit="values",
-        )
-    shutil.rmtree(folder)
     return table
 
 

@@ -1,14 +1,13 @@
-"""Producers, a judge and the buffer that they share, each a process that is killed again and again.
+"""Producers and the buffer that they share, each a process that is killed again and again.
 
-A producer notes which rollouts it was told to be on the disk, and a judge which rewards; a buffer makes batches. In the
-end every rollout and every reward that was acknowledged is there, once, and no rollout is in two batches.
+A producer notes which rollouts it was told to be on the disk; a buffer makes batches. In the end every rollout that was
+acknowledged is there, once, and no rollout is in two batches.
 
     python -m tests.core.groups_shared_crash FOLDER KILLS [SEED]
 
-kills each of the three so many times.
+kills each of the two so many times.
 """
 
-import json
 import os
 import random
 import signal
@@ -24,7 +23,6 @@ from mouse_core.groups import (
     GrpoBatchMaker,
     RolloutBuffer,
     RolloutClient,
-    RolloutColumn,
     RolloutRecord,
     SharedBuffer,
     Turn,
@@ -34,16 +32,12 @@ from tests.core.killing import ended, forked
 from tests.waiting import wait_until
 
 PRODUCERS, GROUP = 2, 4
-REWARD = [RolloutColumn("reward", "example", "float64", late=True)]
 
 
 def made(producer: int, number: int) -> RolloutRecord:
     answer = Turn("4", "assistant", [number, producer], [-0.5, -0.5])  # type: ignore[arg-type]
-    reward = None if LATE in os.environ else float(number)
-    return RolloutRecord("math", f"{producer}-{number // GROUP}", "1", f"p{producer}-{number}", (answer,), reward)
-
-
-LATE = "GROUPS_SHARED_CRASH_LATE"
+    uid = f"p{producer}-{number}"
+    return RolloutRecord("math", f"{producer}-{number // GROUP}", "1", uid, (answer,), reward_of(uid))
 
 
 def reward_of(uid: str) -> float:
@@ -62,21 +56,9 @@ def produce(folder: Path, told: Path, producer: int) -> None:
             number += 3
 
 
-def judge(folder: Path, told: Path) -> None:
-    """Write rewards until the end."""
-    note = os.open(told, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    with RolloutClient(folder, "judge", timeout_s=60) as client:
-        while True:
-            uids = client.waiting_for()["reward"].uids[:50]
-            if uids:
-                rewards = {one.rollout_uid: reward_of(one.rollout_uid) for one in client.rollouts(uids)}
-                client.add_column("reward", rewards)
-                os.write(note, (json.dumps(uids) + "\n").encode())
-
-
 def opened(folder: Path) -> RolloutBuffer:
     maker = GrpoBatchMaker(rng_seed=1)
-    return RolloutBuffer(folder, GROUP, seal_timeout=1e6, batch_maker=maker, columns=REWARD, max_ahead=200, sync=False)
+    return RolloutBuffer(folder, GROUP, seal_timeout=1e6, batch_maker=maker, max_ahead=200, sync=False)
 
 
 def serve(folder: Path, told: Path) -> None:
@@ -115,30 +97,22 @@ def check(folder: Path, root: Path) -> None:
         for producer in range(PRODUCERS):
             told = {f"p{producer}-{number}" for number in numbers(folder / f"producer-{producer}")}
             assert told <= found.keys(), f"{sorted(told - found.keys())[:3]} are lost"
-        lines = (folder / "judge").read_text().split("\n")[:-1]
-        judged = {uid for line in lines for uid in json.loads(line)}
-        awaited = set(buffer.waiting_for()["reward"].uids)
-        assert not judged & awaited, f"rewards of {sorted(judged & awaited)[:3]} are lost"
         for one in stored:
-            assert one.reward in (None, reward_of(one.rollout_uid)), f"{one.rollout_uid} has another reward"
+            assert one.reward == reward_of(one.rollout_uid), f"{one.rollout_uid} has another reward"
         told_batches = (folder / "buffer").read_text().split("\n")[:-1]
         assert set(told_batches) <= set(batches), "batches are lost"
-        print(
-            f"{len(found)} rollouts, {len(judged)} rewards, {len(batches)} batches: none lost, none twice", flush=True
-        )
+        print(f"{len(found)} rollouts, {len(batches)} batches: none lost, none twice", flush=True)
 
 
 def main(folder: Path, kills: int, seed: int = 0) -> dict[str, int]:
     """Kill each so many times; how many kills there were."""
-    os.environ[LATE] = "1"
     rng, root = random.Random(seed), folder / "rollouts"
     work: dict[str, tuple[Any, ...]] = {
         "buffer": (serve, root, folder / "buffer"),
-        "judge": (judge, root, folder / "judge"),
         **{f"producer-{n}": (produce, root, folder / f"producer-{n}", n) for n in range(PRODUCERS)},
     }
     running = {name: forked(partial(*what)) for name, what in work.items()}
-    left = ["producer", "judge", "buffer"] * kills
+    left = ["producer", "buffer"] * kills
     rng.shuffle(left)
     counts: Counter[str] = Counter()
     for victim in left:
@@ -159,7 +133,6 @@ def main(folder: Path, kills: int, seed: int = 0) -> dict[str, int]:
     for child in running.values():
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-    del os.environ[LATE]
     assert ended(partial(check, folder, root))
     return dict(counts)
 

@@ -19,7 +19,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from mouse_core import ClosedError, ConfigError, DataError, ForkError, MissingFieldError, StorageError
-from mouse_core.groups import GrpoBatchMaker, RolloutBuffer, RolloutColumn, RolloutRecord, open_rollouts
+from mouse_core.errors import MissingRowError
+from mouse_core.groups import GrpoBatchMaker, RolloutBuffer, RolloutColumn, RolloutRecord, Turn, open_rollouts
 from tests.core.groups_cases import METADATA, group, lose_index, rollout
 from tests.waiting import wait_until
 
@@ -781,3 +782,43 @@ def test_a_log_that_cannot_be_cut_stops_nothing(make: Make, monkeypatch: pytest.
     assert buffer.create_and_store_batch(4) is not None
     buffer.close()
     assert len(make()) == 4
+
+
+def test_rollouts_are_found_by_uid_and_by_problem_without_opening_other_files(tmp_path: Path) -> None:
+    def some(number: int) -> RolloutRecord:
+        return rollout(number, example=str(number // 2))
+
+    with RolloutBuffer(tmp_path, group_size=2, seal_timeout=1e6, sync=False) as buffer:
+        for number in range(7):
+            buffer.add_rollout(some(number))
+        for part in open_rollouts(tmp_path, example_id=2).groups:
+            part.path.write_bytes(b"damaged")
+        assert buffer.rollout("r1") == some(1)
+        assert buffer.rollout("r6") == some(6)
+        assert [r.rollout_uid for r in buffer.rollouts(example_id=[0, "1"])] == ["r0", "r1", "r2", "r3"]
+        stored = open_rollouts(tmp_path, environment="math", example_id="1")
+        assert stored.uids == ["r2", "r3"]
+        assert stored.rollout("r3") == some(3)
+        assert len(open_rollouts(tmp_path, example_id="9")) == 0
+        with pytest.raises(MissingRowError, match="expected the uid of one of 2, found 'r0'"):
+            stored.rollout("r0")
+        with pytest.raises(MissingRowError, match="expected the uid of one of 7, found 'r9'"):
+            buffer.rollout("r9")
+
+
+def test_rewards_may_be_unknown_until_a_batch_maker_needs_them(tmp_path: Path) -> None:
+    """A judge reads rollouts from one folder, and adds them with rewards to another."""
+    given = [replace(one, reward=None, turns=(Turn("4", "assistant", [1], [-0.5]),)) for one in group(0, 5)]
+    with RolloutBuffer(tmp_path / "unscored", 4, seal_timeout=1e6, sync=False) as unscored:
+        assert unscored.add_rollouts(given) == 5
+        found = [*unscored.rollouts(), unscored.rollout("r4")]
+        assert found == given
+        assert not any(one.reward for one in found)
+    with RolloutBuffer(tmp_path / "scored", 4, batch_maker=GrpoBatchMaker(), sync=False) as scored:
+        with pytest.raises(DataError, match="rollout 'r0': expected a reward of the rollout or of one of its turns"):
+            scored.add_rollouts(found)
+        assert not len(scored)
+        scored.add_rollouts(replace(one, reward=float(one.created)) for one in found)
+        assert scored.create_and_store_batch(4) is not None
+    with pytest.raises(DataError, match="rollout 'r0': expected a reward"):
+        RolloutBuffer(tmp_path / "unscored", 4, batch_maker=GrpoBatchMaker(), sync=False)

@@ -36,7 +36,7 @@ from mouse_core.groups import (
         ({"dtype": "uint8", "fill": 256}, "expected fill as a value of uint8, found 256"),
         ({"dtype": "uint8", "fill": "a"}, "expected fill as a value of uint8"),
         ({"dtype": "bool", "fill": 1.5}, "expected fill as a value of bool"),
-        ({"name": "reward", "per": "example", "late": True, "finite": False}, "'reward': expected finite=True"),
+        ({"name": "reward"}, "expected a name that rollouts do not use"),
     ],
 )
 def test_columns_that_cannot_be(options: dict[str, Any], wanted: str) -> None:
@@ -137,7 +137,7 @@ def some_rollout(seed: int, uid: str) -> RolloutRecord:
 def told(rollout: RolloutRecord, name: str) -> Any:
     """What an example made of a rollout has of a column, one value after the other."""
     column = next(column for column in COLUMNS if column.name == name)
-    fill = np.full(column.shape, column.padding, column.dtype)
+    fill = np.full(column.shape, column.fill, column.dtype)
     if column.per == "example":
         return rollout.columns.get(name, fill)
     values = []

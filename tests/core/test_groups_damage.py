@@ -17,20 +17,18 @@ from mouse_core.groups import GrpoBatchMaker, RolloutBuffer, RolloutColumn, Roll
 COLUMNS = [
     RolloutColumn("temperature", "example"),
     RolloutColumn("weights", dtype="int32", fill=-1),
-    RolloutColumn("reward", "example", "float64", late=True),
-    RolloutColumn("embedding", "example", shape=(40,), late=True),
+    RolloutColumn("embedding", "example", shape=(40,)),
 ]
 # Who owns the folder is said anew when it is opened.
-HARMLESS = {"owner", "index.log.size", "waiting.log.size", "late.log.size"}
+HARMLESS = {"owner", "index.log.size", "waiting.log.size"}
 
 
 def rollout(number: int) -> RolloutRecord:
     answer = Turn("4", "assistant", [number, 1], [-0.5, -0.25], columns={"weights": [number, 3]})
     turns = [Turn("?", "user", [7]), answer]
-    columns = {"temperature": number / 8}
-    return RolloutRecord(
-        "math", str(number // 4 % 3), 1 + number // 12, f"r{number}", turns, None, number, columns=columns
-    )
+    columns = {"temperature": number / 8, "embedding": np.full(40, number)}
+    key = "math", str(number // 4 % 3), 1 + number // 12
+    return RolloutRecord(*key, f"r{number}", turns, number * number % 5, number, columns=columns)
 
 
 def opened(folder: Path) -> RolloutBuffer:
@@ -43,7 +41,7 @@ def all_there_is(folder: Path) -> list[Any]:
     with opened(folder) as buffer:
         said += [(one, one.group_uid) for one in buffer.rollouts()]
         said += [buffer.rollout(f"r{number}") for number in range(26)]
-        said += [buffer.columns, buffer.waiting_for(), buffer.num_waiting, str(buffer.summary())]
+        said += [buffer.columns, buffer.num_waiting, str(buffer.summary())]
         for name in buffer.batches:
             said += [buffer.read_batch(name), buffer.batch_metadata(name), buffer.batch_staleness(name).tolist()]
         made = buffer.create_and_store_batch(4)
@@ -57,22 +55,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with some of everything."""
     root: Path = tmp_path_factory.mktemp("damage") / "whole"
     maker = GrpoBatchMaker(older_groups="keep")
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        RolloutBuffer(root, 4, seal_timeout=1e6, batch_maker=maker, columns=COLUMNS, sync=False) as buffer,
-    ):
-        patch.setattr("mouse_core.groups.late._MANY_BYTES", 500)
+    with RolloutBuffer(root, 4, seal_timeout=1e6, batch_maker=maker, columns=COLUMNS, sync=False) as buffer:
         buffer.set_policy_version(1)
         for numbers in (range(12), range(12, 26)):
             buffer.add_rollouts(map(rollout, numbers))
-            buffer.add_column("embedding", {f"r{n}": np.full(40, n) for n in numbers})
-            for n in reversed(numbers):
-                buffer.add_column("reward", {f"r{n}": n * n % 5})
             assert buffer.create_and_store_batch(3) is not None
             buffer.set_policy_version(3)
         waiting = [replace(rollout(n), example_id="open", policy_version="1", rollout_uid=f"w{n}") for n in (1, 2)]
         buffer.add_rollouts(waiting)
-        buffer.give_up(["r2"])
         buffer.set_policy_version(2)
     return root
 
@@ -96,8 +86,8 @@ def test_no_damage_is_silent(several: int, folder: Path, tmp_path: Path) -> None
     shutil.copytree(folder, tmp_path / "sound")
     expected = all_there_is(tmp_path / "sound")
     files = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
-    assert {path.parts[0] for path in files} == {".late", ".state", "batches", "math"}
-    assert {"columns.json", "index.log", "late.log", "waiting.log"} <= {path.name for path in files}
+    assert {path.parts[0] for path in files} == {".state", "batches", "math"}
+    assert {"columns.json", "index.log", "waiting.log"} <= {path.name for path in files}
     if several == 1:  # one of each kind
         files = list(
             {(path.parent, path.suffix, path.parent.name == ".state" and path.name): path for path in files}.values()

@@ -1,4 +1,4 @@
-"""Producers and judges in other processes of this machine, and a buffer that goes away and comes back."""
+"""Producers in other processes of this machine, and a buffer that goes away and comes back."""
 
 import os
 import signal
@@ -31,8 +31,7 @@ from tests.waiting import wait_until
 
 COLUMNS = [
     RolloutColumn("screen", "turn", "uint8", (2, 2)),
-    RolloutColumn("reference", late=True),
-    RolloutColumn("reward", "example", "float64", late=True),
+    RolloutColumn("reference"),
 ]
 
 
@@ -44,10 +43,10 @@ def buffer(tmp_path: Path) -> Iterator[RolloutBuffer]:
 
 
 def seen(number: int) -> RolloutRecord:
-    """A rollout whose reward comes later, with a column and metadata."""
+    """A rollout with columns and metadata."""
     turns = (
-        Turn("?", "user", [1, 2], columns={"screen": np.full((2, 2), number, np.uint8)}),  # type: ignore[arg-type]
-        Turn("4", "assistant", [3], [-0.5], metadata=METADATA),  # type: ignore[arg-type]
+        Turn("?", "user", [1, 2], columns={"screen": np.full((2, 2), number)}),  # type: ignore[arg-type]
+        Turn("4", "assistant", [3], [-0.5], float(number), METADATA, {"reference": [2]}),  # type: ignore[arg-type]
     )
     return RolloutRecord("math", str(number // 4), "1", f"s{number}", turns, created=float(number))
 
@@ -55,24 +54,19 @@ def seen(number: int) -> RolloutRecord:
 def test_a_client_is_as_the_buffer_itself(buffer: RolloutBuffer) -> None:
     with pytest.raises(ConfigError, match="buffer: expected a RolloutBuffer, found 3"):
         SharedBuffer(3)  # type: ignore[arg-type]
-    with StoreServer(SharedBuffer(buffer)), RolloutClient(buffer.root_path, "judge") as client:
+    with StoreServer(SharedBuffer(buffer)), RolloutClient(buffer.root_path, "reader") as client:
         assert client.add_rollouts(map(seen, range(5))) == 5
         assert client.add_rollouts([seen(0), rollout(7)]) == 1
         assert (len(client), client.num_ahead) == (6, buffer.num_ahead)
-        assert client.waiting_for() == buffer.waiting_for()
-        uids = client.waiting_for()["reward"].uids
-        assert uids == ("s0", "s1", "s2", "s3", "s4")
+        uids = [f"s{number}" for number in range(5)]
         for uid, found in zip(uids, client.rollouts(uids), strict=True):
             assert found == buffer.rollout(uid)
             assert found.turns[0].columns["screen"].tolist() == [[int(uid[1:])] * 2] * 2
-        assert client.add_column("reward", {uid: float(uid[1:]) for uid in uids[:4]}) == 4
-        assert client.add_column("reference", {uid: np.arange(3.0) for uid in uids[:4]}) == 4
-        judged = client.rollout("s3")
-        assert judged == buffer.rollout("s3")
-        assert (judged.reward, judged.columns["reward"], judged.turns[1].columns["reference"].tolist()) == (3, 3, [2])
+        found = client.rollout("s3")
+        assert found == buffer.rollout("s3")
+        assert (found.reward, found.turns[1].columns["reference"].tolist()) == (3, [2])
         assert buffer.create_and_store_batch(4) is not None
         for call, error, says in (
-            (lambda: client.add_column("reward", {"s0": 9.0}), DataError, "'s0': expected the value that it has"),
             (lambda: client.rollouts(["s9", "s0", "t"]), MissingRowError, "of 6, found 2 of 3 .* 's9' first; contains"),
             (lambda: client.rollout("s9"), MissingRowError, "^rollout: expected the uid of one of 6, found 's9'$"),
             (lambda: client.add_rollouts([rollout(1), 3]), DataError, "expected a RolloutRecord at 1, found 3"),
@@ -85,7 +79,7 @@ def test_a_client_is_as_the_buffer_itself(buffer: RolloutBuffer) -> None:
         client.set_policy_version(1)
         with pytest.raises(DataError, match="expected a version up to '1'"):
             client.add_rollout(rollout(8, version=2))
-        assert (client.give_up(["s4"]), client.flush()) == (1, 2)
+        assert client.flush() == 2
         assert str(client.summary()) == str(buffer.summary())  # some are NaN
         assert client.columns.keys() == buffer.columns.keys()
     with pytest.raises(StorageError, match="expected an answer of"):
@@ -106,7 +100,6 @@ def test_who_waits_for_room_waits_there_too_and_is_let_go(buffer: RolloutBuffer)
     server.close()  # it waits for nobody
     assert not held
     with StoreServer(SharedBuffer(buffer)):
-        buffer.add_column("reference", {f"r{n}": np.zeros(8) for n in range(8)})
         assert buffer.create_and_store_batch(8) is not None
         producer.join(20)
     assert held == [2]
@@ -130,5 +123,5 @@ def test_a_producer_that_is_killed_loses_and_doubles_nothing(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_producers_judges_and_their_buffer_are_killed(tmp_path: Path) -> None:
-    assert crash.main(tmp_path, 5, seed=1) == {"producer": 5, "judge": 5, "buffer": 5}
+def test_producers_and_their_buffer_are_killed(tmp_path: Path) -> None:
+    assert crash.main(tmp_path, 5, seed=1) == {"producer": 5, "buffer": 5}

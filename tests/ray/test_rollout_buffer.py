@@ -11,8 +11,8 @@ import pytest
 import ray
 
 import mouse_ray
-from mouse_core import ConfigError, DataError
-from mouse_core.groups import GrpoBatchMaker, RolloutColumn, RolloutRecord, RolloutStream, Turn, open_rollouts
+from mouse_core import ConfigError
+from mouse_core.groups import GrpoBatchMaker, RolloutRecord, RolloutStream, Turn, open_rollouts
 from tests.core.groups_cases import METADATA, rollout
 from tests.ray.actors import kill
 from tests.waiting import wait_until
@@ -54,31 +54,6 @@ def test_an_actor_that_dies_has_everything_when_it_is_back_and_copies_no_arrays(
     for example in ray.get(buffer.read_batch.remote(ray.get(buffer.create_and_store_batch.remote(4)))):
         assert not example.tokens.flags.writeable
         assert not example.tokens.flags.owndata
-    ray.kill(buffer)
-
-
-@pytest.mark.long
-def test_a_judge_goes_on_where_it_was_when_the_actor_died(tmp_path: Path) -> None:
-    columns = [RolloutColumn("reward", per="example", dtype="float64", late=True)]
-    buffer = mouse_ray.RolloutBuffer.remote(tmp_path, 4, batch_maker=GrpoBatchMaker(), columns=columns, sync=False)
-    turn = Turn("4", "assistant", [1, 2], [-0.5, -0.5])  # type: ignore[arg-type]
-    given = [RolloutRecord("e", "1", "1", f"r{number}", (turn,)) for number in range(4)]
-    assert ray.get(buffer.add_rollouts.remote(given)) == 4
-    assert ray.get(buffer.add_column.remote("reward", {"r0": 0.0, "r1": 1.0})) == 2
-    kill(buffer)
-    awaited = ray.get(buffer.waiting_for.remote())["reward"]
-    assert awaited.uids == ("r2", "r3")
-    assert ray.get(buffer.add_rollouts.remote([RolloutRecord("e", "2", "1", "r4", (turn,))])) == 1
-    assert ray.get(buffer.give_up.remote(["r4"])) == 1
-    assert ray.get(buffer.summary.remote())["given_up"] == 1
-    assert ray.get(buffer.create_and_store_batch.remote(4)) is None
-    assert ray.get(buffer.add_column.remote("reward", dict.fromkeys(awaited.uids, 0.25))) == 2
-    examples = ray.get(buffer.read_batch.remote(ray.get(buffer.create_and_store_batch.remote(4))))
-    assert {x.rollout_uid: float(x.columns["reward"]) for x in examples} == {"r0": 0, "r1": 1, "r2": 0.25, "r3": 0.25}
-    assert ray.get(buffer.rollout.remote("r1")).reward == 1
-    assert [r.reward for r in ray.get(buffer.rollouts.remote(example_id=1))] == [0, 1, 0.25, 0.25]
-    with pytest.raises(DataError, match="rollout 'r1': expected the value that it has"):
-        ray.get(buffer.add_column.remote("reward", {"r1": 0.75}))
     ray.kill(buffer)
 
 
