@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from math import prod
 from typing import Any, Literal, Self, get_args
 
 import numpy as np
@@ -15,8 +14,7 @@ from mouse_core.nested import FieldKey, flatten
 from mouse_core.replay.device.samplers import ByPriority, DeviceSampler, EpochSampler, QueueSampler, checked_sampler
 from mouse_core.replay.device.sum_tree import SumTree
 from mouse_core.replay.device.units import RowUnits, Slices, SliceUnits, Units
-from mouse_core.replay.protocols import END_KEYS, TRAJ_KEYS
-from mouse_core.replay.samplers.episodes import EpisodeFields
+from mouse_core.replay.samplers.episodes import EpisodeFields, find_fields
 from mouse_core.replay.samplers.weighing import Priorities
 from mouse_core.replay.transforms.compose import Compose, delivered_alignment
 from mouse_core.replay.transforms.fields import Apply, Cast, Pad
@@ -29,6 +27,7 @@ each unit once, the oldest first.
 
 # The sum of two numbers below fits into 32 bits.
 _MOST = 1 << 30
+_KINDS = {"b": np.bool_, "i": np.int64, "u": np.uint64, "f": np.float32}
 
 
 @dataclass(frozen=True)
@@ -280,22 +279,17 @@ def _find_marks(fields: Mapping[FieldKey, Any], slices: Slices) -> EpisodeFields
         MissingFieldError: No such field exists, or a named field is missing.
         SchemaError: A field has several values per row, or trajectory numbers are not integers.
     """
-    ends = tuple(key for key in (slices.end_key, slices.truncated_key) if key is not None)
-    ids = slices.traj_key
-    if ends or ids is not None:
-        marks = EpisodeFields(ends, ids, True)
-    else:
-        ends = next(filter(None, (tuple(key for key in group if key in fields) for group in END_KEYS)), ())
-        ids = next((key for key in TRAJ_KEYS if key in fields), None)
-        marks = EpisodeFields(ends, ids, not ends)
-    if not ends and ids is None:
-        raise MissingFieldError(
-            f"slices: expected end_key=, truncated_key= or traj_key=, or a field 'done', found {list(fields)}"
-        )
-    for key in (*ends, *(() if ids is None else (ids,))):
+
+    def example(key: FieldKey) -> Any:
         if key not in fields:
             raise MissingFieldError(f"slices: expected one of {list(fields)}, found {key!r}")
-        if prod(fields[key].shape) != 1:
+        return np.zeros((1, *fields[key].shape), _KINDS.get(kind_of(fields[key].dtype), object))
+
+    named = tuple(key for key in (slices.end_key, slices.truncated_key) if key is not None)
+    marks = find_fields(example, slices.traj_key, named)
+    ids = marks.ids
+    for key in (*marks.ends, *(() if ids is None else (ids,))):
+        if example(key).size != 1:
             raise SchemaError(f"slices: {key!r}: expected one value a row, found {list(fields[key].shape)}")
     if ids is not None and kind_of(fields[ids].dtype) not in "iu":
         raise SchemaError(
