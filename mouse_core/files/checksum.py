@@ -5,11 +5,10 @@ manipulation.
 
 | content | function | where the checksum is stored |
 | --- | --- | --- |
-| block of rows, record batch, array of a checkpoint | `checksum`, 64 bits | table or head in the file |
-| page of 4096 bytes of a remote file | `page_checksums`, 32 bits | second remote file, or cache |
-| whole file | `digest`, `file_digest`, 128 bits | manifest of its folder, or name of the file |
+| block of rows, array of a checkpoint | `checksum`, 64 bits | table or head in the file |
+| page of 4096 bytes of a sealed file | `page_checksums`, 32 bits | trailer of the file |
+| file, trailer of a sealed file | `digest`, `file_digest`, 128 bits | manifest of its folder, or name of the file |
 | JSON text | `json_with_digest`, 128 bits | first member of the text |
-| short content, as in a cache | `with_digest`, 128 bits | after the content |
 
 To change the algorithm, only this module must change. An algorithm needs two functions of bytes with a ``seed``, and
 two classes with ``update``, ``copy``, ``digest_size``, ``hexdigest`` and (for 64 bits) ``intdigest``.
@@ -98,20 +97,6 @@ def page_checksums(contents: Sequence[Any], firsts: Sequence[int] = (0,)) -> Pag
             begins = range(0, len(view), PAGE)
             found += [checksum(view[begin : begin + PAGE], page) for page, begin in enumerate(begins, first)]
     return np.fromiter(found, np.uint64, len(found)).astype(np.uint32)  # the lower halves
-
-
-# ---------------------------------------------------------------------- content that carries its own digest
-
-
-def with_digest(content: bytes) -> bytes:
-    """Return the content followed by its digest."""
-    return content + RunningDigest(content).digest()
-
-
-def without_digest(content: bytes | memoryview) -> bytes | None:
-    """Check bytes from ``with_digest``, and return the content without the digest; None if the bytes are damaged."""
-    bare = bytes(content[:-DIGEST_BYTES])
-    return bare if RunningDigest(bare).digest() == content[-DIGEST_BYTES:] else None
 
 
 def json_with_digest(value: Mapping[str, Any]) -> bytes:

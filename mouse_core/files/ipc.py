@@ -13,23 +13,22 @@ in local and remote files. Values are read on demand. Footer and heads are FlatB
 
 Metadata are untrusted: a position outside the file or the body raises ``DataError``.
 
-``SummedFile`` is a file of many small record batches, each with a checksum; opening the file creates no record batch.
-The checksums, 8 bytes each, are stored between the end mark and the footer, where Arrow's readers skip them::
+``SummedFile`` is a file with a checksum of each page of 4096 bytes; opening the file creates no record batch. The
+checksums, 4 bytes each, are stored between the end mark and the footer, where Arrow's readers skip them::
 
     ARROW1.. | schema | head 0 | body 0 | ... | end mark | checksums | footer | its length | ARROW1
+    body of the file                          | trailer
 
-The first checksum covers the bytes before record batch 0; each further checksum covers one record batch. The digest of
-the bytes after the last record batch covers checksums and footer. A reader that knows this digest can check any record
-batch without reading other record batches.
+The checksums cover the body of the file: the bytes before the end mark. The digest of the trailer covers checksums and
+footer. A reader that knows the size of the body and this digest can check any page without reading other pages.
 """
 
 from __future__ import annotations
 
 import mmap
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,7 +37,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mouse_core.errors import DataError
-from mouse_core.files.checksum import check, checksum, digest
+from mouse_core.files.checksum import PAGE, PageChecksums, check, digest, page_checksums
 from mouse_core.files.reading import damaged
 
 
@@ -358,19 +357,18 @@ class Message(NamedTuple):
     head: Head | None
 
 
-def read_message(read: Read, begin: int, size: int, *, guess: int = 4096) -> Message | None:
+def read_message(read: Read, begin: int, size: int) -> Message | None:
     """Read the message that begins at byte ``begin``; return None at the end mark.
 
     Args:
         read: Reads the file or the stream.
         begin: The first byte of the message.
         size: The size of the file or stream in bytes.
-        guess: Number of bytes to read at first; a second read follows if the head is longer.
 
     Raises:
         DataError: No message begins at ``begin``, or the message exceeds the file.
     """
-    memory = memoryview(read(begin, min(begin + max(guess, PREFIX_BYTES), size)))
+    memory = memoryview(read(begin, min(begin + PREFIX_BYTES, size)))
     if len(memory) < PREFIX_BYTES:
         raise DataError(f"expected a message of Arrow at byte {begin}, found the end of the file; it was cut")
     mark, length = struct.unpack_from("<II", memory)
@@ -381,9 +379,7 @@ def read_message(read: Read, begin: int, size: int, *, guess: int = 4096) -> Mes
     body = begin + PREFIX_BYTES + length
     if body > size:
         raise DataError(f"expected the head of a message before byte {size}, found its end at {body}; it was cut")
-    if len(memory) < PREFIX_BYTES + length:
-        memory = memoryview(read(begin, body))
-    flat = Flat.root(memory[PREFIX_BYTES : PREFIX_BYTES + length])
+    flat = Flat.root(memoryview(read(begin + PREFIX_BYTES, body)))
     end = body + flat.number(3, "<q")
     if not body <= end <= size:
         raise DataError(f"expected the body of a message before byte {size}, found its end at {end}; it was cut")
@@ -412,13 +408,12 @@ def messages(read: Read, size: int) -> Iterator[Message]:
         raise DataError(f"expected the end of the stream at byte {size}, found its end mark at byte {begin}")
 
 
-_SUMS = np.dtype("<u8")
 # Limits of one request, in record batches and in bytes: requested pages must stay in memory until they are used, even
 # if memory is short.
 _ASKED, _ASKED_BYTES = 512, 8 << 20
 
 
-def write_summed(path: Path, batch: pa.RecordBatch, rows: int) -> tuple[int, str]:
+def write_summed(path: Path, batch: pa.RecordBatch, rows: int) -> tuple[int, int, str]:
     """Write rows to a file, ``rows`` rows in each record batch.
 
     Args:
@@ -427,36 +422,56 @@ def write_summed(path: Path, batch: pa.RecordBatch, rows: int) -> tuple[int, str
         rows: Number of rows of a record batch; the last may have fewer.
 
     Returns:
-        The distance in bytes between the starts of consecutive record batches of ``rows`` rows if all have the same
-        layout, else 0; and the digest of the bytes after the last record batch, see ``SummedFile``.
+        The size of the file's body in bytes; the distance in bytes between the starts of consecutive record batches of
+        ``rows`` rows if all have the same layout, else 0; and the digest of the trailer, see ``SummedFile``.
     """
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:
         writer.write_table(pa.Table.from_batches([batch]), max_chunksize=rows)
     with path.open("r+b") as stream:
         with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as memory, memoryview(memory) as view:
-            footer = _footer(view)
-            begin, stride = footer.begin, _stride(view, footer, batch.schema, batch.num_rows // rows)
-            end, sums = _edges(footer)[-1], _sums(view, footer)
-            mark, known = bytes(view[end:begin]), bytes(view[begin:])
+            footer = read_footer(lambda begin, end: view[begin:end], len(view))
+            body, stride = footer.span(len(footer) - 1)[2], _stride(view, footer, batch.schema, batch.num_rows // rows)
+            sums = page_checksums([view[:body]])
+            sums = np.pad(sums, (0, len(sums) % 2)).astype("<u4")  # the footer begins at a multiple of 8 bytes
+            trailer = bytes(view[body : footer.begin]) + sums.tobytes() + bytes(view[footer.begin :])
             del footer
-        stream.seek(begin)
-        stream.write(sums + known)
-    return stride, digest(mark + sums + known)
+        stream.seek(body)
+        stream.write(trailer)
+    return body, stride, digest(trailer)
 
 
-def _footer(view: memoryview) -> Footer:
-    return read_footer(lambda begin, end: view[begin:end], len(view))
+class Trailer(NamedTuple):
+    """The bytes of a file after its body; see ``write_summed``.
 
+    Args:
+        sums: The checksum of each page of the body.
+        footer: The footer of the file.
+    """
 
-def _sums(view: memoryview, footer: Footer) -> bytes:
-    """Compute the checksums for a new file."""
-    edges = pairwise(_edges(footer))
-    return np.array([checksum(view[begin:end]) for begin, end in edges], _SUMS).tobytes()
+    sums: PageChecksums
+    footer: Footer
 
+    @classmethod
+    def of(cls, path: str | Path, content: Any, body: int, expected: str | None) -> Trailer:
+        """Parse a trailer.
 
-def _edges(footer: Footer) -> list[int]:
-    """Return the offsets of record batches, preceded by 0 and followed by the end of the last record batch."""
-    return [0, *footer.begins.tolist(), footer.span(len(footer) - 1)[2]]
+        Args:
+            path: The path or address of the file, for messages.
+            content: The bytes of the trailer.
+            body: The size of the file's body in bytes.
+            expected: The digest of the trailer; None: the digest is not compared.
+
+        Raises:
+            DataError: The trailer differs from the written trailer.
+        """
+        if expected is not None:
+            check(path, "the table of checksums behind the rows", expected, digest(content))
+        view, count = memoryview(content), -(-body // PAGE)
+        footer = read_footer(lambda begin, end: view[max(begin - body, 0) : end - body], body + len(view))
+        sums = footer.begin - 8 * -(-count // 2) - body
+        if sums < PREFIX_BYTES:
+            raise DataError(f"expected checksums of {count} pages, found no room for them")
+        return cls(np.frombuffer(view, "<u4", count, sums), footer)
 
 
 def _stride(view: memoryview, footer: Footer, schema: pa.Schema, whole: int) -> int:
@@ -481,49 +496,50 @@ def _stride(view: memoryview, footer: Footer, schema: pa.Schema, whole: int) -> 
 
 
 class SummedFile:
-    """A file of many record batches, which are created on demand, with checksums; see ``write_summed``.
+    """A file with checksums of its pages, whose record batches are created on demand; see ``write_summed``.
 
     Args:
         path: The path of the file, for messages.
-        memory: The memory of the mapped file.
+        memory: The memory of the mapped file. A ``mmap`` also gets advice on the use of its pages.
         schema: The columns of the file.
         rows: Number of rows.
         batch_rows: Number of rows of a record batch; the last may have fewer.
-        expected: Digest of the bytes after the last record batch. If None, checksums are not compared.
+        body: The size of the file's body in bytes.
+        expected: Digest of the trailer. If None, checksums are not compared.
 
     Raises:
         DataError: The file differs from the written file.
     """
 
     def __init__(
-        self, path: str | Path, memory: mmap.mmap, schema: pa.Schema, rows: int, batch_rows: int, expected: str | None
+        self,
+        path: str | Path,
+        memory: mmap.mmap | pa.Buffer,
+        schema: pa.Schema,
+        rows: int,
+        batch_rows: int,
+        body: int,
+        expected: str | None,
     ) -> None:
-        self.path, self._schema, self.rows, self.batch_rows = path, schema, rows, batch_rows
-        self._memory, buffer = memory, pa.py_buffer(memory)
-        self._buffer = buffer
+        self.path, self._schema, self.rows, self.batch_rows, self._body = path, schema, rows, batch_rows, body
+        self._memory, self.buffer = memory, pa.py_buffer(memory)
         # Without this advice, the kernel would read some MB around each access, although only a little is needed.
-        self._advise("MADV_RANDOM", 0, len(memory))
-        self.footer = read_footer(self.read, buffer.size)
+        self._advise("MADV_RANDOM", 0, self.buffer.size)
+        self._sums, self.footer = Trailer.of(path, self.read(body, self.buffer.size), body, expected)
         count = len(self.footer)
         if count != -(-rows // batch_rows):
             raise DataError(f"expected {-(-rows // batch_rows)} record batches, found {count}")
-        end = self.footer.span(count - 1)[2]
-        sums = self.footer.begin - _SUMS.itemsize * (count + 1)
-        if sums < end + PREFIX_BYTES:
-            raise DataError(f"expected checksums of {count} record batches, found no room for them")
-        self._sums = np.frombuffer(buffer, _SUMS, count + 1, sums)
-        # A byte for each record batch: 1 if the batch was compared with its checksum or needs no check.
+        # A byte for each record batch: 1 if the batch was compared with its checksums or needs no check.
         self._seen: npt.NDArray[np.uint8] = np.full(count, expected is None, np.uint8)
         if expected is not None:
-            check(path, "the table of checksums behind the rows", expected, digest(self.read(end, buffer.size)))
-            self._check(0, 0, int(self.footer.begins[0]))
-        else:  # a record batch with a checksum is requested completely
-            self._advise("MADV_NORMAL", 0, len(memory))
+            self._check([(0, int(self.footer.begins[0]))])
+        else:  # a record batch with checksums is requested completely
+            self._advise("MADV_NORMAL", 0, self.buffer.size)
 
     def _advise(self, advice: str, begin: int, end: int) -> None:
         """Advise the kernel about the use of a range of bytes, on systems with `madvise`."""
         known = getattr(mmap, advice, None)
-        if known is not None and begin < end:
+        if known is not None and begin < end and isinstance(self._memory, mmap.mmap):
             page = begin - begin % mmap.PAGESIZE
             self._memory.madvise(known, page, end - page)
 
@@ -534,18 +550,21 @@ class SummedFile:
         for begin in range(0, len(numbers), most):
             yield numbers[begin : begin + most]
 
-    def _ask(self, numbers: npt.NDArray[np.int64]) -> None:
+    def _ask(self, numbers: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
         """Request all given record batches (ascending) together, because a disk serves many requests as fast as a
-        few.
+        few; return the byte ranges of the record batches.
         """
         breaks = np.flatnonzero(np.diff(numbers) != 1)
         firsts, lasts = numbers[np.append(0, breaks + 1)], numbers[np.append(breaks, len(numbers) - 1)]
-        for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
-            self._advise("MADV_WILLNEED", int(self.footer.begins[first]), self.footer.span(last)[2])
+        ends = self.footer.begins[lasts] + self.footer.heads[lasts] + self.footer.bodies[lasts]
+        ranges = list(zip(self.footer.begins[firsts].tolist(), ends.tolist(), strict=True))
+        for begin, end in ranges:
+            self._advise("MADV_WILLNEED", begin, end)
+        return ranges
 
     def read(self, begin: int, end: int) -> pa.Buffer:
         """Return bytes of the file without a copy."""
-        return self._buffer.slice(begin, end - begin)
+        return self.buffer.slice(begin, end - begin)
 
     def __len__(self) -> int:
         return len(self.footer)
@@ -568,27 +587,31 @@ class SummedFile:
             raise DataError(f"expected record batches every {stride} bytes, found other distances")
 
     def check(self, numbers: npt.NDArray[np.int64]) -> None:
-        """Compare record batches with their checksums, unless the record batches were already compared.
+        """Compare the pages of record batches with their checksums, unless the record batches were already compared.
 
         Raises:
             DataError: A record batch is damaged.
         """
         unseen = np.unique(numbers[self._seen[numbers] == 0])
         for some in self._together(unseen):
-            self._ask(some)
-            for number in some.tolist():
-                last = number + 1 == len(self)
-                end = self.footer.span(number)[2] if last else int(self.footer.begins[number + 1])
-                self._check(number + 1, int(self.footer.begins[number]), end)
-                self._seen[number] = 1
+            self._check(self._ask(some))
+            self._seen[some] = 1
 
     def check_all(self) -> None:
-        """Compare all record batches with their checksums."""
+        """Compare all pages with their checksums."""
         self.check(np.arange(len(self)))
 
-    def _check(self, number: int, begin: int, end: int) -> None:
-        unit = f"record batch {number - 1}" if number else "the schema"
-        check(self.path, unit, self._sums[number], checksum(self.read(begin, end)))
+    def _check(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Compare the pages of byte ranges with their checksums."""
+        pages = [(begin // PAGE, -(-end // PAGE)) for begin, end in ranges]
+        contents = [self.read(first * PAGE, min(last * PAGE, self._body)) for first, last in pages]
+        found = page_checksums(contents, [first for first, _ in pages])
+        expected = np.concatenate([self._sums[first:last] for first, last in pages])
+        for wrong in np.flatnonzero(found != expected)[:1].tolist():
+            page = np.concatenate([np.arange(*some) for some in pages])[wrong]
+            number = int(np.searchsorted(self.footer.begins, page * PAGE, "right")) - 1
+            unit = "the schema" if number < 0 else f"record batch {number}"
+            check(self.path, unit, expected[wrong], found[wrong])
 
     def batch(self, number: int) -> pa.RecordBatch:
         """Return a record batch as a view of the mapped memory.
@@ -600,7 +623,7 @@ class SummedFile:
         begin, _, end = self.footer.span(number)
         try:
             if self.footer.has_dictionaries:
-                found = pa.ipc.open_file(self._buffer).get_batch(number)
+                found = pa.ipc.open_file(self.buffer).get_batch(number)
             else:
                 found = pa.ipc.read_record_batch(self.read(begin, end), self._schema)
             found.validate()

@@ -62,8 +62,8 @@ def layout_of(stream: RowStream) -> FileLayout | None:
 
 def _of_store(folder: Path, rows: int) -> FileLayout:
     segments = parse_manifest(folder / NAME, (folder / NAME).read_bytes()).segments
-    most = max((one.batch_rows or one.rows for one in segments), default=0)
-    batches = sum(-(-one.rows // (one.batch_rows or one.rows)) for one in segments)
+    most = max((one.step for one in segments), default=0)
+    batches = sum(-(-one.rows // one.step) for one in segments)
     return FileLayout("store", sum(one.bytes for one in segments), rows, most, batches)
 
 

@@ -37,14 +37,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mouse_core import BatchSource, DatasetStore
-from mouse_core.files.checksum import page_checksums
 from mouse_core.metadata import DatasetMetadata
 from mouse_core.prefetch.report import counters_of
 from mouse_core.remote.clients.objects import AT_ONCE, GROUP, FolderClient
 from mouse_core.sampling import Blocks
-from mouse_core.store.disk.folder import Manifest, ReadFolder, Sealed, bare_schema, new_identity, write_manifest
+from mouse_core.store.disk.folder import Manifest, bare_schema, new_identity, write_manifest
 from mouse_core.store.disk.segments import write_segment
-from mouse_core.store.remote.files import name_of_sums, sums_as_bytes
 from tests.bench import generate
 from tests.bench.results import Figure
 
@@ -75,14 +73,6 @@ def make(folder: Path, layout: str, rows: int) -> None:
     with DatasetStore.open(folder, "a", layout=layout) as store:
         for begin in range(0, rows, _PART):
             store.extend(columns(begin, _PART))
-    for sealed in ReadFolder(folder).manifest.segments:
-        note_sums(folder, sealed)
-
-
-def note_sums(folder: Path, sealed: Sealed) -> None:
-    """Lay the digests of a segment's pages beside it, as an upload does."""
-    content = (folder / sealed.name).read_bytes()
-    (folder / name_of_sums(sealed)).write_bytes(sums_as_bytes(page_checksums([content]), sealed))
 
 
 def columns(begin: int, count: int) -> dict[str, Any]:
@@ -111,12 +101,10 @@ def make_large(folder: Path, layout: str, objects: int) -> None:
     (one / "segments").mkdir(parents=True, exist_ok=True)
     table = as_table(columns(0, _ROWS))
     sealed, schema = write_segment(one, 0, table, layout)
-    note_sums(one, sealed)
     (target / "segments").mkdir(parents=True)
     every = tuple(sealed._replace(number=number) for number in range(objects))
     for each in every:
         (target / each.name).symlink_to(one / sealed.name)
-        (target / name_of_sums(each)).symlink_to(one / name_of_sums(sealed))
     manifest = Manifest(
         DatasetMetadata("arrived"), (bare_schema(schema),), every, next_number=objects, identity=new_identity()
     )

@@ -234,7 +234,7 @@ def test_an_upload_sends_what_is_new_and_then_the_manifest(server, options, tmp_
     again = upload(folder, url, reaching=reaching)
     assert (again.rows, again.files) == (2 * ROWS, 0)
     written = [asked.path for asked in server.asked if asked.method == "PUT" and asked.status == 200]
-    assert [path.rpartition(".")[2] for path in written] == ["arrow", "sums", "sums", "json"]
+    assert [path.rpartition(".")[2] for path in written] == ["arrow", "json"]
     assert there.snapshot().fingerprint == DatasetStore.open(folder).snapshot().fingerprint
     assert upload(folder, url, reaching=reaching).files == 0
 
@@ -383,13 +383,6 @@ def folder(tmp_path_factory) -> Path:
     return made
 
 
-def send(server: ObjectServer, folder: Path, how: str) -> None:
-    if how == "copied":
-        server.put_folder("data/runs", folder)
-    else:
-        upload(folder, URL, reaching=Reaching(storage_options=server.options))
-
-
 def change(server: ObjectServer, number: int, place: float) -> str:
     """Change a byte of a segment, which keeps its length and its ETag; its path."""
     path = sorted(path for path in server.objects if path.endswith(".arrow"))[number]
@@ -409,9 +402,9 @@ def outcome(source: BatchSource, index: int) -> Any:
         return str(error)
 
 
-@pytest.mark.parametrize(("how", "number"), [("uploaded", 0), ("uploaded", 1), ("copied", 1)])
-def test_a_changed_byte_is_an_error_and_never_a_row(server, options, folder, how, number):
-    send(server, folder, how)
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_changed_byte_is_an_error_and_never_a_row(server, options, folder, number):
+    server.put_folder("data/runs", folder)
     path, order = change(server, number, 0.5), {"sampling": "sequential"}  # 19 batches have every row
     right, there = BatchSource(DatasetStore.open(folder), 64, 8, **order), DatasetStore.open(URL, **options)
     for store in (there, pickle.loads(pickle.dumps(there)), DatasetStore.open(URL, verify=True, **options)):
@@ -436,7 +429,7 @@ def test_a_changed_byte_is_an_error_and_never_a_row(server, options, folder, how
 
 def test_an_object_that_was_written_anew_is_told_by_its_digests(server, options, folder, tmp_path):
     """Nobody asks which version an object has before they say that something is wrong."""
-    send(server, folder, "uploaded")
+    server.put_folder("data/runs", folder)
     server.asked.clear()
     source = BatchSource(DatasetStore.open(URL, **options), 16, 8)
     for index in range(5):
@@ -451,9 +444,8 @@ def test_an_object_that_was_written_anew_is_told_by_its_digests(server, options,
         _ = BatchSource(there, 16, 8)[0]
 
 
-@pytest.mark.parametrize("how", ["uploaded", "copied"])
-def test_what_was_damaged_on_the_way_is_asked_for_again(server, options, folder, how):
-    send(server, folder, how)
+def test_what_was_damaged_on_the_way_is_asked_for_again(server, options, folder):
+    server.put_folder("data/runs", folder)
     server.faults.append(Fault(r"arrow$", "damage", times=1))
     there = DatasetStore.open(URL, **options)
     right, source = (BatchSource(store, 64, 8) for store in (DatasetStore.open(folder), there))
@@ -463,44 +455,21 @@ def test_what_was_damaged_on_the_way_is_asked_for_again(server, options, folder,
     server.asked.clear()
     again = BatchSource(DatasetStore.open(URL, **options), 64, 8)
     assert outcome(again, 3) == outcome(right, 3)
-    assert server.sent("sums$") == 0  # which the cache has, too
-    assert server.sent("arrow$") < min(one.size for path, one in server.objects.items() if path.endswith(".arrow"))
+    assert server.sent("arrow$") < 100_000  # the cache has pages and checksums
 
 
-def test_digests_are_few_bytes_and_those_of_another_file_are_none(server, options, folder):
-    send(server, folder, "uploaded")
-    sent = {path: one for path, one in server.objects.items() if path.endswith(".sums")}
+def test_checksums_are_few_bytes_and_damaged_ones_in_the_cache_are_read_again(server, options, folder):
+    server.put_folder("data/runs", folder)
     size = sum(one.size for path, one in server.objects.items() if path.endswith(".arrow"))
-    assert (len(sent), sum(one.size for one in sent.values()) < size / 500) == (2, True)
-    DatasetStore.open(URL, **options).snapshot().rows([3])
+    expected = DatasetStore.open(folder).snapshot().rows([3, MANY + 3])
+    assert DatasetStore.open(URL, **options).snapshot().rows([3, MANY + 3]) == expected
     assert server.sent(r"arrow$") < size / 8
-    # Those of the other file, and damaged ones, are as if there were none: the file is read as a whole.
-    (one, first), (other, second) = sorted(sent.items())
-    server.put(one, second)
-    server.put(other, second.read(0, second.size)[:-1] + b"!")
-    shutil.rmtree(options["cache"])
-    server.asked.clear()
-    there = DatasetStore.open(URL, **options)
-    assert there.snapshot().rows([3, MANY + 3]) == DatasetStore.open(folder).snapshot().rows([3, MANY + 3])
-    assert server.sent(r"arrow$") > size
-    server.put(one, first)
-    # An upload sends those that are not there.
-    del server.objects[one]
-    upload(folder, URL, reaching=Reaching(storage_options=server.options))
-    assert server.objects[one].read(0, first.size) == first.read(0, first.size)
-
-
-def test_files_without_digests_of_their_pages_are_warned_of_where_they_are_large(server, options, folder, monkeypatch):
-    from mouse_core.errors import StoreWarning
-    from mouse_core.store.remote import rows
-
-    monkeypatch.setattr(rows, "_MUCH", 1000)
-    send(server, folder, "copied")
-    with pytest.warns(StoreWarning, match=r"each of 2 files, [\d,]+ bytes in all, is read completely"):
-        DatasetStore.open(URL, **options)
-    DatasetStore.open(URL, verify=False, **options)
-    send(server, folder, "uploaded")
-    DatasetStore.open(URL, **options)
+    kept = sorted(options["cache"].glob("trailers-*/*"))
+    assert (len(kept), sum(path.stat().st_size for path in kept) < size / 100) == (2, True)
+    kept[0].write_bytes(kept[1].read_bytes())
+    kept[1].write_bytes(b"")
+    assert DatasetStore.open(URL, **options).snapshot().rows([3, MANY + 3]) == expected
+    assert len({path.read_bytes() for path in kept} - {b""}) == 2
 
 
 def test_what_cannot_be_done_is_refused_by_name(server, options, tmp_path):
@@ -516,15 +485,13 @@ def test_what_cannot_be_done_is_refused_by_name(server, options, tmp_path):
             DatasetStore.open("s3://data/parquet", **{name: value}, **options)
 
 
-def test_digests_of_several_files_are_asked_for_at_once(server, options, folder, monkeypatch):
-    send(server, folder, "uploaded")
+def test_checksums_of_several_files_are_asked_for_at_once(server, options, folder, monkeypatch):
+    server.put_folder("data/runs", folder)
     rows, calls = DatasetStore.open(URL, **options)._rows, []
-    server.asked.clear()
     get_all = FolderClient.get_all
     monkeypatch.setattr(FolderClient, "get_all", lambda self, *asked: calls.append(asked) or get_all(self, *asked))
-    both = [one.sums for one in rows._files.values()]
+    both = [one.trailer for one in rows._files.values()]
     # One that is being found, or is known, is not asked for; nor is a single one, which finds itself.
-    (path,) = (name for name in sorted(server.objects) if name.endswith("1.arrow.sums"))
     lock = threading.Thread(target=both[0]._lock.acquire)
     lock.start()
     lock.join()
@@ -534,19 +501,15 @@ def test_digests_of_several_files_are_asked_for_at_once(server, options, folder,
     both[0].find(both)
     both[1].find(both)
     assert [len(wanted) for wanted, _ in calls] == [2]
-    assert [one.method for one in server.asked if one.path.endswith(".sums")] == ["GET", "GET"]
-    assert both[1]() is both[1]()
-    found = server.objects.pop(path)
-    again = DatasetStore.open(URL, **options | {"cache": options["cache"] / "another"})._rows
-    for one in again._files.values():
-        assert len(one.sums()) == -(-one.info.size // 4096)
-    server.objects[path] = found
+    assert both[1].read() is both[1].read()
+    for one in rows._files.values():
+        assert len(one.trailer()) == -(-one.info.size // 4096)
 
 
-def test_few_digests_stay_in_memory(server, options, folder, monkeypatch):
+def test_few_checksums_stay_in_memory(server, options, folder, monkeypatch):
     monkeypatch.setattr(files, "_MOST_KNOWN", 1)
-    send(server, folder, "uploaded")
+    server.put_folder("data/runs", folder)
     there, here = DatasetStore.open(URL, **options), DatasetStore.open(folder)
     for row in (3, MANY + 3, 900, MANY + 900):
         assert there.snapshot().rows([row]) == here.snapshot().rows([row])
-    assert len(there._rows._place.sums._known) == 1
+    assert len(there._rows._place.trailers._known) == 1

@@ -110,7 +110,7 @@ def _of_file(file: io.BytesIO) -> list[Any]:
     found = []
     for number in range(len(footer)):
         begin, body, end = footer.span(number)
-        message = read_message(lambda begin, end: content[begin:end], begin, len(content), guess=8)
+        message = read_message(lambda begin, end: content[begin:end], begin, len(content))
         assert message is not None
         assert message[:3] == (begin, body, end)
         found.append((message.head, body))

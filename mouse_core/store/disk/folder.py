@@ -77,8 +77,8 @@ class Sealed(NamedTuple):
         number: Number in the file's name; numbers increase, and no number is used twice.
         rows: Number of rows.
         bytes: The size of the file.
-        digest: Digest of the file's bytes. If the file has many record batches, the digest covers only the bytes after
-            the batches, which contain a checksum of each batch; see ``files.ipc``.
+        digest: Digest of the file's trailer: the bytes after the record batches, which contain a checksum of each page;
+            see ``files.ipc``.
         schema: Index of the segment's schema in the manifest's schemas.
         appended: Whether the rows were appended to the store, not taken from a dataset.
         batch_rows: Number of rows of each record batch; the last record batch may have fewer rows. 0: all rows are in
@@ -87,6 +87,7 @@ class Sealed(NamedTuple):
             offsets of values in all full record batches, are equal; else 0.
         load: Identifier of the dataset that the rows were taken from; an episode never continues in rows with another
             identifier. Datasets whose rows mark the ends of episodes share an identifier. 0 for appended rows.
+        body: Size in bytes of the file's body: the bytes before the trailer.
         nulls: Names of columns whose values are all null in the file.
     """
 
@@ -99,12 +100,18 @@ class Sealed(NamedTuple):
     batch_rows: int = 0
     stride: int = 0
     load: int = 0
+    body: int = 0
     nulls: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
         """The file's name in the store's folder."""
         return f"segments/{self.number:06d}.arrow"
+
+    @property
+    def step(self) -> int:
+        """Number of rows of each record batch; the last record batch may have fewer rows."""
+        return self.batch_rows or self.rows
 
 
 class Tail(NamedTuple):
@@ -333,7 +340,7 @@ def _check_files(segments: Sequence[Sealed], tails: Sequence[Tail], next_number:
     known = [*lists["schema"], *(tail.schema for tail in tails)]
     _check_counts(numbers)
     _check_counts([*lists["rows"], *lists["bytes"]], lowest=1)
-    _check_counts([*known, *lists["batch_rows"], *lists["stride"], *lists["load"]])
+    _check_counts([*known, *lists["batch_rows"], *lists["stride"], *lists["load"], *lists["body"]])
     _check_counts([tail.rows for tail in tails if tail.rows is not None])
     if len(set(numbers)) < len(numbers) or max(numbers, default=-1) >= next_number:
         raise DataError(f"expected files with different numbers, each less than {next_number}")

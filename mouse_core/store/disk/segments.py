@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import groupby, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -28,15 +28,12 @@ from mouse_core._base.locks import ProcessLock
 from mouse_core._base.memo import memo
 from mouse_core.columns.appended import Extent
 from mouse_core.errors import ConfigError, DataError
-from mouse_core.files.checksum import check, digest
+from mouse_core.files.ipc import SummedFile, write_summed
 from mouse_core.files.reading import check_inside, damaged, reading
 from mouse_core.files.writing import remove, storing, sync_files, sync_folders
 from mouse_core.store._segments import FileSegment, Segment, no_column
-from mouse_core.store.disk.folder import Lease, ReadFolder, Sealed, Shared, bare_schema, check_identity
+from mouse_core.store.disk.folder import Lease, ReadFolder, Sealed, Shared, check_identity
 from mouse_core.store.disk.tail import TailReader
-
-if TYPE_CHECKING:
-    from mouse_core.files.ipc import SummedFile
 
 MOST_BYTES = 64 << 20
 """Approximate largest size of a sealed segment in bytes; a single row may be larger."""
@@ -75,26 +72,14 @@ def write_segment(folder: Path, number: int, table: pa.Table, layout: str) -> tu
     path = folder / sealed.name
     with storing(f"segment {path}"):
         try:
-            sealed = _write(path, batch, sealed)
+            body, stride, digest = write_summed(path, batch, sealed.step)
             sync_files([path])
             sync_folders([path.parent])
         except BaseException:
             remove(path)
             raise
-    return sealed, batch.schema
-
-
-def _write(path: Path, batch: pa.RecordBatch, sealed: Sealed) -> Sealed:
-    """Write a file, and return its entry for the manifest."""
-    if sealed.batch_rows:
-        from mouse_core.files.ipc import write_summed  # imported where it is used
-
-        stride, written = write_summed(path, batch, sealed.batch_rows)
-        return sealed._replace(bytes=os.path.getsize(path), digest=written, stride=stride)
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as memory:
-        return sealed._replace(bytes=len(memory), digest=digest(memory))
+    stride = stride if sealed.batch_rows else 0
+    return sealed._replace(bytes=os.path.getsize(path), digest=digest, stride=stride, body=body), batch.schema
 
 
 def _rows_of_batch(batch: pa.RecordBatch) -> int:
@@ -180,20 +165,17 @@ class SealedFile:
 
     @property
     def table(self) -> pa.Table:
-        """The segment's rows, as a table over the mapped file. If the file has many record batches, the table is
-        created again at each access, to save memory.
+        """The segment's rows, as a table over the mapped file; created again at each access, to save memory.
 
         Raises:
             DataError: The file's content differs from the written content.
         """
-        if isinstance(self.opened, pa.Table):
-            return self.opened
-        return pa.Table.from_batches(self.opened.batches(range(len(self.opened))))
+        return pa.Table.from_batches(self._batches(range(-(-self.sealed.rows // self.sealed.step))))
 
     @memo
     def opened(self) -> pa.Table | SummedFile:
-        """Return the segment's rows as a table, or as a sequence of record batches that are created on demand. Raises
-        the errors of ``table``.
+        """Return the mapped file; if the file was removed, return the rows from newer files as a table. Raises the
+        errors of ``table``.
         """
         path, sealed = self.path, self.sealed
         if not path.exists():
@@ -204,72 +186,45 @@ class SealedFile:
             size = os.path.getsize(path)
             if size != sealed.bytes:
                 raise damaged(path, f"expected {sealed.bytes} bytes as were written, found {size}")
+            memory: Any
             if sealed.batch_rows:
                 with path.open("rb") as stream:
                     memory = mmap.mmap(stream.fileno(), size, access=mmap.ACCESS_READ)
-                buffer, opened = pa.py_buffer(memory), self._summed(memory)
-            else:
+            else:  # all columns are read from the start to the end, so the kernel's own readahead helps
                 with pa.memory_map(str(path)) as source:
-                    buffer = source.read_buffer(size)
-                opened = self._whole(buffer)
-        self.mapped = buffer.address, buffer.size
+                    memory = source.read_buffer(size)
+            expected = sealed.digest if self.verify else None
+            opened = SummedFile(path, memory, self.schema, sealed.rows, sealed.step, sealed.body, expected)
+            opened.check_stride(sealed.stride)
+        self.mapped = opened.buffer.address, opened.buffer.size
         return opened
-
-    def _summed(self, memory: mmap.mmap) -> SummedFile:
-        from mouse_core.files.ipc import SummedFile  # imported where it is used
-
-        sealed = self.sealed
-        expected = sealed.digest if self.verify else None
-        file = SummedFile(self.path, memory, self.schema, sealed.rows, sealed.batch_rows, expected)
-        file.check_stride(sealed.stride)
-        return file
-
-    def _whole(self, buffer: pa.Buffer) -> pa.Table:
-        """Return the rows of a file that has one record batch."""
-        sealed = self.sealed
-        if self.verify:
-            check(self.path, "the file", sealed.digest, digest(buffer))
-        reader = pa.ipc.open_file(buffer)
-        if reader.num_record_batches != 1:
-            raise DataError(f"expected one record batch, found {reader.num_record_batches}")
-        batch = reader.get_batch(0)
-        if batch.num_rows != sealed.rows or not bare_schema(batch.schema).equals(self.schema):
-            raise DataError(
-                f"expected {sealed.rows} rows of the columns {self.schema.names}, found {batch.num_rows} of "
-                f"{batch.schema.names}"
-            )
-        return pa.Table.from_batches([batch])
 
     def take(self, row: int, count: int) -> pa.Table:
         """Return ``count`` rows from ``row`` on; only the record batches with these rows are created."""
-        if isinstance(self.opened, pa.Table):
-            return self.opened.slice(row, count)
-        size = self.opened.batch_rows
+        size = self.sealed.step
         numbers = range(row // size, -(-(row + count) // size)) if count else range(1)
-        taken = pa.Table.from_batches(self.opened.batches(numbers))
-        return taken.slice(row - numbers.start * size, count)
+        return pa.Table.from_batches(self._batches(numbers)).slice(row - numbers.start * size, count)
 
     def chunk(self, name: str, number: int) -> pa.Array:
-        """Return one column of a record batch, without a copy."""
-        if not isinstance(self.opened, pa.Table):
-            return self._batch(number).column(name)
-        size = self.sealed.batch_rows or self.sealed.rows
-        return self.opened.column(name).slice(number * size, size).chunk(0)
-
-    def _batch(self, number: int) -> pa.RecordBatch:
-        """Return one of a file's record batches. Recently used batches are cached, because columns are requested one by
-        one.
+        """Return one column of a record batch, without a copy. Recently used batches are cached, because columns are
+        requested one by one.
         """
         with self._lock:
-            if number in self._made:
-                return self._made[number]
-        assert not isinstance(self.opened, pa.Table)
-        made = self.opened.batch(number)
-        with self._lock:
-            self._made[number] = made
-            if len(self._made) > _KEPT:
-                self._made.popitem(last=False)
-        return made
+            found = self._made.get(number)
+        if found is None:
+            (found,) = self._batches(range(number, number + 1))
+            with self._lock:
+                self._made[number] = found
+                if len(self._made) > _KEPT:
+                    self._made.popitem(last=False)
+        return found.column(name)
+
+    def _batches(self, numbers: range) -> list[pa.RecordBatch]:
+        """Return some of the file's record batches."""
+        opened, size = self.opened, self.sealed.step
+        if isinstance(opened, pa.Table):
+            return [opened.slice(number * size, size).to_batches()[0] for number in numbers]
+        return opened.batches(numbers)
 
     def strides(self, numbers: Int64s) -> tuple[Int64s, Int64s]:
         """Return the indices of the record batches that have the layout of the first batch, and the distance of each in
@@ -286,21 +241,10 @@ class SealedFile:
         self.opened.check(alike)
         return alike, alike * stride
 
-    def column(self, name: str) -> pa.ChunkedArray:
-        """Return one of the segment's columns."""
-        if isinstance(self.opened, pa.Table):
-            return self.opened.column(name)
-        return pa.chunked_array([one.column(name) for one in self.opened.batches(range(len(self.opened)))])
-
     def __reduce__(self) -> tuple[Any, ...]:
         # Rows are not pickled: the receiving process opens the file.
-        return partial(SealedFile, verify=self.verify), (
-            self.folder,
-            self.sealed,
-            self.schema,
-            self.first,
-            self.identity,
-        )
+        make = partial(SealedFile, verify=self.verify)
+        return make, (self.folder, self.sealed, self.schema, self.first, self.identity)
 
 
 def rows_of(folder: Path, first: int, count: int, identity: str = "", *, but: int = -1) -> pa.Table:
@@ -472,7 +416,7 @@ class SealedSegment(FileSegment):
     ) -> None:
         self.sealed_files, self._folder, self._videos = list(files), folder, videos
         first, sizes = files[0], [file.sealed.rows for file in files]
-        steps = [file.sealed.batch_rows or file.sealed.rows for file in files]
+        steps = [file.sealed.step for file in files]
         # The first row of each file, and the number of rows; the first chunk of each file, and the number of chunks.
         self._starts = np.cumsum([0, *sizes], dtype=np.int64)
         self._first_chunk = np.cumsum([0, *map(lambda rows, step: -(-rows // step), sizes, steps)], dtype=np.int64)
@@ -507,7 +451,7 @@ class SealedSegment(FileSegment):
         """See ``Segment``; opens every file."""
         if name not in self.types:
             return None
-        return pa.chunked_array([chunk for file in self.sealed_files for chunk in file.column(name).chunks])
+        return pa.chunked_array([chunk for file in self.sealed_files for chunk in file.table.column(name).chunks])
 
     def _file_part(self, name: str) -> ColumnPart:
         return PartOfFiles(self.sealed_files, self._first_chunk[:-1], name, self)

@@ -1,9 +1,8 @@
 """Remote Arrow files: their objects, the positions of record batches and columns, and segments of such files.
 
-The bytes of an object are copied to a local mirror page by page. ``upload`` sends the digests of a segment's pages as a
-second object, of 64 KB for a segment of 64 MB. So each page is compared with its digest when the page arrives. If no
-digests were uploaded, as for a copied folder, the complete segment is read once and compared with the manifest, and the
-page digests are cached.
+The bytes of an object are copied to a local mirror page by page. The trailer of a segment has the checksum of each
+page, 64 KB for a segment of 64 MB, and the positions of the record batches. So each page is compared with its checksum
+when the page arrives. Trailers are cached in memory and in files.
 
 A reader is a generator (``Asking``): the reader yields the byte ranges that it needs next, and receives the bytes of
 these ranges. Many readers that each need several steps, such as a head and then values, can thus share one request per
@@ -14,7 +13,8 @@ from __future__ import annotations
 
 import mmap
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import chain, groupby, islice
 from pathlib import Path
@@ -30,9 +30,9 @@ from mouse_core._arrow.column_types import column_type
 from mouse_core._arrow.windows import Int64s
 from mouse_core._base.locks import ProcessLock
 from mouse_core._base.memo import memo
-from mouse_core.errors import ChangedError, DataError, StorageError
-from mouse_core.files.checksum import PAGE, PageChecksums, check, digest, page_checksums, with_digest, without_digest
-from mouse_core.files.ipc import ColumnPlace, Message, SummedFile, read_footer, read_message
+from mouse_core.errors import DataError, StorageError
+from mouse_core.files.checksum import PageChecksums
+from mouse_core.files.ipc import ColumnPlace, Message, SummedFile, Trailer, read_message
 from mouse_core.files.writing import make_folder, write_file
 from mouse_core.remote.clients import ObjectInfo, Reaching, open_client
 from mouse_core.store._segments import FileSegment, no_column
@@ -45,8 +45,7 @@ if TYPE_CHECKING:
 
 # Size in bytes of each request when a complete segment is read.
 _PIECE = 64 << 20
-_MARK = b"mousesum"
-# Number of segments whose digests stay in memory: some 64 MB.
+# Number of segments whose trailers stay in memory: some 64 MB.
 _MOST_KNOWN = 1024
 
 
@@ -68,8 +67,8 @@ class Place:
 
     def __init__(self, client: FolderClient, mirror: Mirror) -> None:
         self.client, self.mirror = client, mirror
-        self.sums = KnownSums(client, mirror.folder)
-        """The cache of page digests."""
+        self.trailers = Trailers(client, mirror.folder)
+        """The cache of trailers."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Place, (self.client, self.mirror)
@@ -92,7 +91,7 @@ class Objects:
         sums: The page digests of each object; empty: bytes are not checked.
     """
 
-    def __init__(self, place: Place, infos: Sequence[ObjectInfo], sums: Sequence[FileSums] = ()) -> None:
+    def __init__(self, place: Place, infos: Sequence[ObjectInfo], sums: Sequence[FileTrailer] = ()) -> None:
         self.place, self.infos, self._sums = place, list(infos), sums
 
     @memo
@@ -134,9 +133,9 @@ class Objects:
 # ---------------------------------------------------------------------- checksums
 
 
-class KnownSums:
-    """A cache of the page digests of recently used segments. The cache has no reference to a mirror, because the
-    mirror's objects refer to the cache.
+class Trailers:
+    """A cache of the trailers of recently used segments. The cache has no reference to a mirror, because the mirror's
+    objects refer to the cache.
 
     Args:
         client: Reads the objects.
@@ -144,63 +143,74 @@ class KnownSums:
     """
 
     def __init__(self, client: FolderClient, folder: Path) -> None:
-        self.client, self.folder = client, folder
-        self.one_at_a_time = ProcessLock()
-        """Lock that allows one thread at a time to read a complete segment, because this needs memory of the segment's
-        size.
-        """
-        self._lock, self._known = ProcessLock(), OrderedDict[tuple[str, str], PageChecksums]()
+        self.client, self.folder = client, folder / "trailers-1"
+        self._lock, self._known = ProcessLock(), OrderedDict[tuple[str, str], Trailer]()
 
-    def known(self, sealed: Sealed, sums: PageChecksums | None = None) -> PageChecksums | None:
-        """Return a segment's page digests from the cache. If `sums` is given, it is stored in the cache first. None:
-        the cache has no digests of the segment.
-        """
+    def known(self, sealed: Sealed) -> Trailer | None:
+        """Return a segment's trailer from the cache; None if the cache has none."""
         key = sealed.name, sealed.digest
         with self._lock:
-            found = sums if sums is not None else self._known.get(key)
-            if found is not None:
-                self._known[key] = found
+            if key in self._known:
                 self._known.move_to_end(key)
+            return self._known.get(key)
+
+    def add(self, sealed: Sealed, content: Any) -> Trailer:
+        """Parse the bytes of a segment's trailer, and add the trailer to the cache.
+
+        Raises:
+            DataError: The bytes differ from the written trailer.
+        """
+        found = Trailer.of(self.client.shown(sealed.name), content, sealed.body, sealed.digest)
+        with self._lock:
+            self._known[sealed.name, sealed.digest] = found
             if len(self._known) > _MOST_KNOWN:
                 self._known.popitem(last=False)
-            return found
+        return found
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return KnownSums, (self.client, self.folder)
+        return Trailers, (self.client, self.folder.parent)
 
 
-class FileSums:
-    """The page digests of a segment, read from their uploaded object or computed from all bytes of the segment. See
-    ``PageSums``.
+class FileTrailer:
+    """The trailer of a segment, read when it is first used. See ``PageSums``.
 
     Args:
-        known: The cache of digests in memory.
+        known: The cache of trailers.
         info: The size and version of the segment's object.
         sealed: The manifest's entry of the segment.
     """
 
-    def __init__(self, known: KnownSums, info: ObjectInfo, sealed: Sealed) -> None:
+    def __init__(self, known: Trailers, info: ObjectInfo, sealed: Sealed) -> None:
         self._known, self._info, self._sealed = known, info, sealed
         self._lock = ProcessLock()
 
     def __call__(self) -> PageChecksums:
         """See ``PageSums``."""
+        return self.read().sums
+
+    def read(self) -> Trailer:
+        """Return the trailer; raises the errors of ``PageSums``."""
         found = self._known.known(self._sealed)
         if found is None:
             with self._lock:
                 found = self._here()
                 if found is None:
-                    (found,) = self._beside([self])
-                    if found is None:
-                        found = self._read()
-                    self._keep(found)
+                    try:
+                        found = self._request("")
+                    except DataError:
+                        # The bytes may have been damaged in transit. With the version, a replaced object raises
+                        # ChangedError.
+                        found = self._request(self._info.version)
         return found
 
-    def find(self, others: Sequence[FileSums]) -> None:
-        """See ``PageSums``; uploaded digests of several segments are requested together.
+    def _request(self, version: str) -> Trailer:
+        (content,) = self._known.client.get_all([self._range], {self._sealed.name: version})
+        return self._keep(content)
 
-        For segments without uploaded digests, digests are computed later. Segments that another thread is handling are
-        skipped.
+    def find(self, others: Sequence[FileTrailer]) -> None:
+        """See ``PageSums``; the trailers of several segments are requested together.
+
+        Segments that another thread is handling are skipped.
         """
         held = []
         try:
@@ -209,9 +219,10 @@ class FileSums:
                     held.append(one)
             lacking = [one for one in held if one._here() is None]
             if len(lacking) > 1:
-                for one, found in zip(lacking, self._beside(lacking), strict=True):
-                    if found is not None:
-                        one._keep(found)
+                with suppress(DataError):  # the owner of a missing or damaged trailer gets the error
+                    contents = self._known.client.get_all([one._range for one in lacking], {})
+                    for one, content in zip(lacking, contents, strict=True):
+                        one._keep(content)
         finally:
             for one in held:
                 one._lock.release()
@@ -220,88 +231,40 @@ class FileSums:
         """See ``PageSums``."""
         return f"{self._known.client.shown(self._info.path)}: {message}"
 
-    @memo
-    def _file(self) -> Path:
-        """Return the path of the cache file of the digests."""
-        said = [self._known.client.url, self._info.path, self._info.version, str(self._info.size)]
-        return self._known.folder / "sums-1" / digest("\0".join(said).encode())
+    @property
+    def _range(self) -> tuple[str, int, int]:
+        return self._sealed.name, self._sealed.body, self._sealed.bytes
 
-    def _here(self) -> PageChecksums | None:
-        """Return the digests from memory or from the cache folder."""
+    @property
+    def _file(self) -> Path:
+        """The cache file of the trailer; its content is checked, so equal names of other stores do no harm."""
+        return self._known.folder / self._sealed.digest
+
+    def _here(self) -> Trailer | None:
+        """Return the trailer from memory or from the cache folder."""
         found = self._known.known(self._sealed)
         if found is None:
-            try:
-                found = sums_in(self._file.read_bytes(), self._sealed)
-            except OSError:
-                return None
-        return found if found is None else self._known.known(self._sealed, found)
+            with suppress(OSError, DataError):
+                found = self._known.add(self._sealed, self._file.read_bytes())
+        return found
 
-    def _keep(self, sums: PageChecksums) -> None:
-        self._known.known(self._sealed, sums)
-        try:
+    def _keep(self, content: Any) -> Trailer:
+        found = self._known.add(self._sealed, content)
+        with suppress(StorageError):  # it is requested again
             make_folder(self._file.parent, sync=False)
-            write_file(self._file, sums_as_bytes(sums, self._sealed), sync=False)
-        except StorageError:
-            pass  # they are found again
-
-    def _beside(self, several: Sequence[FileSums]) -> list[PageChecksums | None]:
-        """Return the uploaded digests of several segments; None for a segment whose digests are missing, damaged, or of
-        another file.
-        """
-        wanted = [(name_of_sums(one._sealed), 0, size_of_sums(one._sealed)) for one in several]
-        try:
-            contents = self._known.client.get_all(wanted, {})
-        except DataError:  # the error does not name the missing object
-            return [None] * len(several)
-        return [sums_in(content, one._sealed) for one, content in zip(several, contents, strict=True)]
-
-    def _read(self) -> PageChecksums:
-        with self._known.one_at_a_time:
-            try:
-                content = checked_content(self._known.client, self._info, self._sealed)
-            except DataError as error:
-                if isinstance(error, ChangedError):
-                    raise
-                content = checked_content(
-                    self._known.client, self._info, self._sealed
-                )  # the object may be whole, and only its transfer was damaged
-            return page_checksums([content])
+            write_file(self._file, bytes(content), sync=False)
+        return found
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return FileSums, (self._known, self._info, self._sealed)
+        return FileTrailer, (self._known, self._info, self._sealed)
 
 
-def name_of_sums(sealed: Sealed) -> str:
-    """Return the name of the object with the digests of a segment's pages."""
-    return f"{sealed.name}.sums"
-
-
-def size_of_sums(sealed: Sealed) -> int:
-    """Return the size in bytes of the object with the digests of a segment's pages."""
-    return len(with_digest(_MARK + sealed.digest.encode())) + 4 * -(-sealed.bytes // PAGE)
-
-
-def sums_as_bytes(sums: PageChecksums, sealed: Sealed) -> bytes:
-    """Return the bytes that ``sums_in`` parses: the segment's digest, the digests of the segment's pages, and a digest
-    of all these digests.
-    """
-    return with_digest(_MARK + sealed.digest.encode() + sums.astype("<u4").tobytes())
-
-
-def sums_in(content: bytes | memoryview, sealed: Sealed) -> PageChecksums | None:
-    """Parse the digests of a segment's pages; return None if the digests are damaged or belong to another segment."""
-    bare, head = without_digest(content), _MARK + sealed.digest.encode()
-    if bare is None or len(content) != size_of_sums(sealed) or not bare.startswith(head):
-        return None
-    return np.frombuffer(bare, "<u4", offset=len(head))
-
-
-def checked_content(client: FolderClient, info: ObjectInfo, sealed: Sealed) -> mmap.mmap:
-    """Read a complete segment without the cache, and compare it with its digest.
+def check_object(client: FolderClient, info: ObjectInfo, sealed: Sealed) -> None:
+    """Read a complete segment without the cache, and compare it with its checksums.
 
     Raises:
         ChangedError: The object was replaced.
-        DataError: The segment differs from its digest.
+        DataError: The segment is damaged.
         StorageError: The object could not be reached.
     """
     where = client.shown(sealed.name)
@@ -311,13 +274,8 @@ def checked_content(client: FolderClient, info: ObjectInfo, sealed: Sealed) -> m
     for begin in range(0, info.size, _PIECE):
         end = min(begin + _PIECE, info.size)
         (memory[begin:end],) = client.get_ranges(sealed.name, [begin], [end], info.version)
-    if sealed.batch_rows:
-        # No record batch of this file is created.
-        file = SummedFile(where, memory, pa.schema([]), sealed.rows, sealed.batch_rows, sealed.digest)
-        file.check_all()
-    else:
-        check(where, "the file", sealed.digest, digest(memory))
-    return memory
+    # No record batch of this file is created.
+    SummedFile(where, memory, pa.schema([]), sealed.rows, sealed.step, sealed.body, sealed.digest).check_all()
 
 
 T = TypeVar("T")
@@ -458,54 +416,8 @@ def whole(place: ColumnPlace, number: int) -> Asking[pa.Array]:
     return place.array(lambda begin, end: pa.py_buffer(by_begin[begin]))
 
 
-# Typical sizes of a head with some twenty columns, and of a footer with a hundred record batches.
-_HEAD_BYTES, _FOOTER_BYTES = 1 << 12, 1 << 13
 # Number of record batches from which on only requested batches are compared with the template's layout.
 _MANY = 1 << 20
-
-
-class _Short(Exception):
-    """Signals that parsing needs more bytes than were read."""
-
-    def __init__(self, begin: int, end: int) -> None:
-        self.begin, self.end = begin, end
-
-
-def read_with(number: int, begin: int, end: int, parse: Callable[[Callable[[int, int], Any]], T]) -> Asking[T]:
-    """Parse a part of an object's bytes; request more bytes until the parser succeeds.
-
-    Args:
-        number: The index of the object.
-        begin, end: The range to read first, which is extended as needed.
-        parse: Receives a function that returns the bytes between two positions.
-    """
-    while True:
-        (content,) = yield [Range(number, begin, end)]
-
-        def read(low: int, high: int, content: Any = content, first: int = begin, last: int = end) -> Any:
-            if low < first or high > last:
-                raise _Short(min(low, first), max(high, last))
-            return memoryview(content)[low - first : high - first]
-
-        try:
-            return parse(read)
-        except _Short as short:
-            begin, end = short.begin, short.end
-
-
-def message_at(number: int, begin: int, size: int, guess: int = _HEAD_BYTES) -> Asking[Message | None]:
-    """Read the Arrow message at byte ``begin`` of a file; see ``read_message``."""
-    end = min(begin + guess, size)
-    return read_with(number, begin, end, lambda read: read_message(read, begin, size, guess=end - begin))
-
-
-class Hint:
-    """The position and head length of the first record batch of a file. Most files of one writer have equal positions
-    and lengths, so further files are first read with this hint.
-    """
-
-    begin = 0
-    head = _HEAD_BYTES
 
 
 class ArrowFile:
@@ -513,12 +425,13 @@ class ArrowFile:
     demand.
 
     Args:
-        info: Size and version of the file's object.
+        info: Size and version of the file's object; for a segment, the size of its body.
         rows: Number of rows of each record batch, int64 ``[n]``.
         nulls: Columns that are null throughout the file.
         stride: Distance in bytes between consecutive record batches with the row count and layout of the first batch;
             0: unknown.
-        sums: The page digests of the file; None: bytes are not checked.
+        trailer: The trailer of the segment; None: the columns of the file are decoded, see ``DecodedFiles``.
+        verify: Whether to compare the pages of the file with their checksums.
     """
 
     def __init__(
@@ -527,10 +440,12 @@ class ArrowFile:
         rows: Int64s,
         nulls: tuple[str, ...] = (),
         stride: int = 0,
-        sums: FileSums | None = None,
+        trailer: FileTrailer | None = None,
+        *,
+        verify: bool = False,
     ) -> None:
-        self.info, self.rows, self.nulls, self.stride, self.sums = info, rows, nulls, stride, sums
-        self._begins: Int64s | None = None
+        self.info, self.rows, self.nulls, self.stride = info, rows, nulls, stride
+        self.trailer, self.verify = trailer, verify
         self._messages: dict[int, Message] = {}
 
     def template(self, batch: int) -> int:
@@ -539,13 +454,12 @@ class ArrowFile:
         """
         return 0 if self.stride and self.rows[batch] == self.rows[0] else batch
 
-    def message(self, number: int, batch: int, hint: Hint) -> Asking[Message]:
+    def message(self, number: int, batch: int) -> Asking[Message]:
         """Read the head of a record batch.
 
         Args:
             number: The index of the file's object.
             batch: The index of the record batch.
-            hint: The position and head length in other files.
 
         Raises:
             DataError: The file is damaged, or is not the expected file.
@@ -553,62 +467,48 @@ class ArrowFile:
         if batch in self._messages:
             return self._messages[batch]
         if self.template(batch) != batch:
-            first = yield from self.message(number, 0, hint)
+            first = yield from self.message(number, 0)
             ahead = batch * self.stride
             return first._replace(begin=first.begin + ahead, body=first.body + ahead, end=first.end + ahead)
-        found = None
-        if self._begins is None and batch == 0 and hint.begin:
-            found = yield from self._hinted(number, hint)
-        if found is None:
-            if self._begins is None:
-                self._begins = yield from self._footer(number)
-            found = yield from message_at(number, int(self._begins[batch]), self.info.size, hint.head)
+        assert self.trailer is not None
+        footer = self.trailer.read().footer
+        if len(footer) != len(self.rows):
+            raise DataError(f"expected {len(self.rows)} record batches, found {len(footer)}")
+        begin, body, _ = footer.span(batch)
+        (content,) = yield [Range(number, begin, body)]
+        found = read_message(lambda low, high: memoryview(content)[low - begin : high - begin], begin, self.info.size)
         if found is None or found.head is None or found.head.rows != self.rows[batch]:
             there = "none" if found is None or found.head is None else f"one of {found.head.rows}"
             raise DataError(f"expected a record batch of {self.rows[batch]} rows, found {there}")
-        if batch == 0:
-            hint.begin = hint.begin or found.begin
-        hint.head = max(hint.head, found.body - found.begin)
         self._messages[batch] = found
         return found
 
-    def _hinted(self, number: int, hint: Hint) -> Asking[Message | None]:
-        """Read the head of the first record batch at the hinted position; None if the footer shows another layout."""
-        try:
-            found = yield from message_at(number, hint.begin, self.info.size, hint.head)
-        except DataError:
-            return None
-        return found if found is not None and found.head is not None and found.head.rows == self.rows[0] else None
-
-    def _footer(self, number: int) -> Asking[Int64s]:
-        size = self.info.size
-        footer = yield from read_with(number, max(0, size - _FOOTER_BYTES), size, lambda read: read_footer(read, size))
-        if len(footer) != len(self.rows):
-            raise DataError(f"expected {len(self.rows)} record batches, found {len(footer)}")
-        return np.array(footer.begins, np.int64)
-
-    def places(self, schema: pa.Schema, number: int, batch: int, hint: Hint) -> Asking[dict[str, ColumnPlace]]:
+    def places(self, schema: pa.Schema, number: int, batch: int) -> Asking[dict[str, ColumnPlace]]:
         """Return the position of each column in a record batch, by name; columns that only Arrow's reader can read are
         left out.
         """
-        found = yield from self.message(number, batch, hint)
+        found = yield from self.message(number, batch)
         assert found.head is not None
         return found.head.columns(schema, found.body)
 
-    def batch(self, schema: pa.Schema, number: int, batch: int, hint: Hint) -> Asking[pa.RecordBatch]:
+    def batch(self, schema: pa.Schema, number: int, batch: int) -> Asking[pa.RecordBatch]:
         """Read a complete record batch with Arrow's reader."""
-        found = yield from self.message(number, batch, hint)
+        found = yield from self.message(number, batch)
+        begin, end = found.begin, found.end
+        if any(pa.types.is_dictionary(one.type) for one in schema):
+            begin = 0  # dictionaries precede the record batches
+        (content,) = yield [Range(number, begin, end)]
         try:
-            if any(pa.types.is_dictionary(one.type) for one in schema):
-                (content,) = yield [Range(number, 0, self.info.size)]
-                return pa.ipc.open_file(pa.py_buffer(content)).get_batch(batch)
-            (content,) = yield [Range(number, found.begin, found.end)]
-            return pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(content)), schema)
-        except (pa.ArrowException, OSError, ValueError) as error:
+            if begin:
+                return pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(content)), schema)
+            with pa.ipc.open_stream(pa.py_buffer(memoryview(content)[8:])) as stream:
+                return next(one for at, one in enumerate(stream) if at == batch)
+        except (pa.ArrowException, OSError, ValueError, StopIteration) as error:
             raise DataError(f"expected a record batch, found a damaged record batch: {error}") from error
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ArrowFile, (self.info, self.rows, self.nulls, self.stride, self.sums)
+        make = partial(ArrowFile, verify=self.verify)
+        return make, (self.info, self.rows, self.nulls, self.stride, self.trailer)
 
 
 class Files:
@@ -621,10 +521,9 @@ class Files:
     """
 
     def __init__(self, place: Place, files: Sequence[ArrowFile], schema: pa.Schema) -> None:
-        sums = [one.sums for one in files if one.sums is not None]
+        sums = [one.trailer for one in files if one.trailer is not None and one.verify]
         self.objects = Objects(place, [one.info for one in files], sums)
         self.files, self.schema = list(files), schema
-        self._hint = Hint()
         self._first = np.cumsum([0, *(len(one.rows) for one in self.files)])
         self._places: dict[int, dict[str, ColumnPlace]] = {}
         self._batch: tuple[int, pa.RecordBatch] | None = None
@@ -661,6 +560,13 @@ class Files:
             if name not in file.nulls:
                 yield from range(int(self._first[number]), int(self._first[number + 1]))
 
+    def find_trailers(self, chunks: Iterable[int]) -> None:
+        """Read the trailers of the files of several record batches with one request."""
+        files = [self.files[number] for number in dict.fromkeys(self.of(chunk)[0] for chunk in chunks)]
+        trailers = [one.trailer for one in files if one.trailer is not None]
+        if len(trailers) > 1:
+            trailers[0].find(trailers)
+
     def run(self, reader: Asking[Any]) -> Any:
         """Run a reader until it returns, and return its result."""
         return run(reader, self._read)
@@ -684,7 +590,7 @@ class Files:
             return self._places[chunk].get(name)
         number, batch = self.of(chunk)
         file = self.files[number]
-        places = yield from file.places(self.schema, number, batch, self._hint)
+        places = yield from file.places(self.schema, number, batch)
         if file.template(batch) == batch:
             self._places[chunk] = places
         return places.get(name)
@@ -743,7 +649,7 @@ class Files:
         if kept is not None and kept[0] == chunk:
             return kept[1]
         number, batch = self.of(chunk)
-        found = yield from self.files[number].batch(self.schema, number, batch, self._hint)
+        found = yield from self.files[number].batch(self.schema, number, batch)
         self._batch = chunk, found
         return found
 
@@ -819,6 +725,7 @@ class ElsewhereSegment(FileSegment):
         files, several = self.files, self.files.chunks_with(name)
         groups = chain([list(islice(several, 1))], iter(lambda: list(islice(several, _LOOKED_AT)), []))
         for some in groups:
+            files.find_trailers(some)
             places = self._read([(chunk, files.place(chunk, name)) for chunk in some])
             for chunk, place in zip(some, places, strict=True):
                 rows, nulls = (1, 1) if place is None else place.levels[0]
@@ -933,6 +840,7 @@ class _PartElsewhere(ColumnPart):
         numbers = list(dict.fromkeys(files.template(number)[0] for number in numbers))
         for part in dict.fromkeys([self, *filter(None, (one() for one in self._asked.valuerefs()))]):
             missing = [number for number in numbers if number not in part._located]
+            files.find_trailers(missing)
             readers += [files.named(number, part._locate(number)) for number in missing]
         files.run(together(readers))
 

@@ -7,6 +7,7 @@ import os
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -30,11 +31,10 @@ from mouse_core.store.remote.files import (
     Asking,
     ElsewhereSegment,
     Files,
-    FileSums,
+    FileTrailer,
     Objects,
     Place,
     Range,
-    name_of_sums,
 )
 from mouse_core.store.snapshot import Snapshot
 
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 # Up to this number of files, size and version of each file are requested separately; for more files, the folder is
 # listed.
 _FEW = 64
-# Reads of more bytes than this number take long, so they cause a warning.
-_MUCH = 1 << 30
 
 
 class FileRows(StoreBackend):
@@ -138,8 +136,6 @@ class StoreRows(StoreBackend):
                 StoreWarning,
                 stacklevel=2,
             )
-        if self._verify and not self._version:
-            self._warn_of_wholes(manifest)
         schema = settled(self._told, manifest, f"store {self.path}")
         self._have([sealed for sealed in manifest.segments if sealed not in self._files])
         made, at, first = [], 0, manifest.dropped
@@ -163,18 +159,6 @@ class StoreRows(StoreBackend):
         self.segments[:] = [segment for segment, _, _ in made]
         self.count, self._kept = first - manifest.dropped, None
 
-    def _warn_of_wholes(self, manifest: Manifest) -> None:
-        """Warn if files must be read completely before their first rows can be used."""
-        size = sum(sealed.bytes for sealed in manifest.segments)
-        if size > _MUCH and not self._client.exists(name_of_sums(manifest.segments[-1])):
-            warnings.warn(
-                f"{self._client.url}: each of {len(manifest.segments):,} files, {size:,} bytes in all, is read "
-                "completely before its first row, since the store has no digests of its pages; mouse upload sends "
-                "digests, and verify=False reads rows without a check",
-                StoreWarning,
-                stacklevel=2,
-            )
-
     def _have(self, new: Sequence[Sealed]) -> None:
         """Record the size and version of the objects of new files, and compare the sizes with the manifest."""
         known: dict[tuple[int, int], Int64s] = {}
@@ -185,8 +169,8 @@ class StoreRows(StoreBackend):
             # Most files have equal lists, so they share one list.
             alike = sealed.rows, sealed.batch_rows
             rows = known[alike] = known[alike] if alike in known else rows_of_batches(sealed)
-            sums = FileSums(self._place.sums, info, sealed) if self._verify else None
-            self._files[sealed] = ArrowFile(info, rows, nulls=sealed.nulls, stride=sealed.stride, sums=sums)
+            trailer, body = FileTrailer(self._place.trailers, info, sealed), replace(info, size=sealed.body)
+            self._files[sealed] = ArrowFile(body, rows, sealed.nulls, sealed.stride, trailer, verify=self._verify)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The receiving process reads the manifest.
@@ -197,10 +181,7 @@ def rows_of_batches(sealed: Sealed) -> Int64s:
     """Return the number of rows of each record batch of a sealed segment: 700 rows in batches of 256 give 256, 256 and
     188.
     """
-    if not sealed.batch_rows:
-        return np.array([sealed.rows], np.int64)
-    edges = np.append(np.arange(0, sealed.rows, sealed.batch_rows), sealed.rows)
-    return np.diff(edges)
+    return np.diff(np.append(np.arange(0, sealed.rows, sealed.step), sealed.rows))
 
 
 def read_manifest(client: FolderClient, known: str = "") -> tuple[bytes | None, str]:

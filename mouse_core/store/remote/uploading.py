@@ -12,13 +12,12 @@ import pyarrow as pa
 
 from mouse_core._base.progress import progress_bar
 from mouse_core.errors import ConfigError, DataError
-from mouse_core.files.checksum import page_checksums
 from mouse_core.remote.clients import Reaching, open_client
 from mouse_core.remote.clients.objects import MissingObject
 from mouse_core.store.disk.checking import Checked, check_sealed
 from mouse_core.store.disk.folder import MOST_BYTES, NAME, Manifest, ReadFolder, Sealed, parse_manifest
 from mouse_core.store.disk.segments import SealedFile
-from mouse_core.store.remote.files import Place, checked_content, name_of_sums, sums_as_bytes
+from mouse_core.store.remote.files import Place, check_object
 from mouse_core.store.remote.rows import OTHERS, infos_of, parquet_among
 
 if TYPE_CHECKING:
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
 # Number of files that are sent at once.
 _TOGETHER = 4
-_SUMS_TOGETHER = 32
 
 
 @dataclass(frozen=True)
@@ -89,7 +87,6 @@ def upload(
                 "copies of a folder, only one can continue the upload"
             )
         sent = _send(client, source, manifest, new, progress=progress)
-        _send_sums(client, source, manifest, new)
         waiting = sum(tail.rows or 0 for tail in manifest.tails)
         bare = replace(manifest, tails=())
         if not version or bare.to_bytes() != before.to_bytes():
@@ -161,23 +158,6 @@ def _send(
     return len(missing), total
 
 
-def _send_sums(client: FolderClient, folder: Path, manifest: Manifest, new: Sequence[Sealed]) -> None:
-    """Send the page digests of the new files, or of all files if the folder was copied by other means."""
-    known = manifest.segments and client.exists(name_of_sums(manifest.segments[0]))
-    wanted = new if known else manifest.segments
-    for at in range(0, len(wanted), _SUMS_TOGETHER):
-        found = []
-        for sealed in wanted[at : at + _SUMS_TOGETHER]:
-            _check(folder, manifest, sealed)
-            found.append(
-                (
-                    name_of_sums(sealed),
-                    sums_as_bytes(page_checksums([(folder / sealed.name).read_bytes()]), sealed),
-                )
-            )
-        client.put_all(found)
-
-
 def _check(folder: Path, manifest: Manifest, sealed: Sealed) -> None:
     """Raise DataError if a file is damaged, so that damaged files are never sent."""
     schema, first = manifest.schemas[sealed.schema], manifest.firsts()[manifest.segments.index(sealed)]
@@ -190,7 +170,7 @@ def _check(folder: Path, manifest: Manifest, sealed: Sealed) -> None:
 
 
 def check_elsewhere(place: Place, *, progress: bool = False) -> Checked:
-    """Read every file of a remote store once, without the cache, and compare the file with its digest.
+    """Read every file of a remote store once, without the cache, and compare the file with its checksums.
 
     Args:
         place: The client and the cache of the store.
@@ -206,6 +186,6 @@ def check_elsewhere(place: Place, *, progress: bool = False) -> Checked:
     manifest = parse_manifest(client.shown(NAME), content)
 
     def check(number: int, sealed: Sealed) -> None:
-        checked_content(client, client.head(sealed.name), sealed)
+        check_object(client, client.head(sealed.name), sealed)
 
     return check_sealed(manifest, check, lambda sealed: client.shown(sealed.name), progress=progress)
