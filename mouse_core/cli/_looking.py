@@ -55,10 +55,14 @@ def run_inspect(chosen: argparse.Namespace) -> int:
     status: 0 no faults, 1 errors or warnings with --strict, 2 unusable data
     """
     from mouse_core.formats.base import embedded
+    from mouse_core.formats.opening import is_lerobot, place
     from mouse_core.inspect import inspect, show
 
     if chosen.format is None and _show_topics(chosen.source):
         return 0
+    root, known = place(chosen.source, chosen.format)
+    # The report names all broken episodes.
+    chosen.skip_broken = known in (None, "lerobot") and isinstance(root, Path) and is_lerobot(root)
     stream = data.open_source(chosen)
     if chosen.image_root:
         # Files that rows name by path are checked only on request.

@@ -75,8 +75,6 @@ class RowStream:
         notes: Decisions of the reader; each note is one sentence.
         faults: Faults of the data. Each fault has a code as in ``mouse inspect``, a severity ("error" or "warning"),
             and a sentence.
-        mended: A function that returns the same rows without the unreadable episodes that ``faults`` name; None if the
-            reader does not search for such episodes.
         format_metadata: Metadata under the names that the format gives them.
         mapped: A function that returns all rows as a ``datasets.Dataset`` of memory-mapped files; None if there are no
             such files.
@@ -97,7 +95,6 @@ class RowStream:
     rows: int | None = None
     notes: tuple[str, ...] = ()
     faults: tuple[tuple[str, str, str], ...] = ()
-    mended: Callable[[], RowStream] | None = field(default=None, repr=False)
     format_metadata: Mapping[str, Any] = field(default_factory=dict, repr=False)
     mapped: Callable[[], Any] | None = field(default=None, repr=False)
     opened: Callable[..., DatasetStore] | None = field(default=None, repr=False)
@@ -154,7 +151,7 @@ class RowStream:
         A copy with new ``batches`` cannot read the files in place.
         """
         if "batches" in changes:
-            changes = {"mapped": None, "opened": None, "mended": None, "noted": None, **changes}
+            changes = {"mapped": None, "opened": None, "noted": None, **changes}
         return replace(self, **changes)
 
     def image_folders(self) -> tuple[str, ...]:
@@ -195,10 +192,7 @@ class RowStream:
         options["image_roots"] = [*self.image_folders(), *options.get("image_roots", ())]
         if self.opened is not None and (self.rows or not self.mapped):
             opened = self.opened(**options)
-            said = opened.metadata
-            # A store that reads videos in place has its own fields for them.
-            known = {"fields": self.metadata.fields} if said.videos else {}
-            if said.replace(videos=(), dimensions=self.metadata.dimensions, **known) == self.metadata:
+            if opened.metadata.replace(dimensions=self.metadata.dimensions) == self.metadata:
                 opened.format, opened.notes = self.format, self.notes
                 return opened
         rows = self.mapped() if self.mapped else self.to_table()
@@ -218,17 +212,16 @@ class RowStream:
         if self.noted is not None and found != self.noted:
             raise damaged(self.path, f"expected rows with the digest {self.noted} as were written, found {found}")
 
-    def save(self, path: str | os.PathLike[str], *, videos: bool = True) -> None:
+    def save(self, path: str | os.PathLike[str]) -> None:
         """Write all rows to a folder that ``DatasetStore.open`` and ``datasets.load_from_disk`` open.
 
         One batch is in memory at a time. The folder gets its name only when it is complete on the disk. Images that
-        rows name by path are written into the rows. Nonzero rewards at the first rows of episodes contradict the
+        rows name by path are written into the rows. Videos to which rows refer become hard links in the folder, or
+        copies if the file system has no links. Nonzero rewards at the first rows of episodes contradict the
         alignment "arrived" and cause an ``AlignmentWarning``. ``formats.save`` writes other formats.
 
         Args:
             path: The folder; nothing may exist there.
-            videos: Whether to add the videos to which rows refer to the folder: as hard links, or as copies if the file
-                system has no links. If False, opening the folder needs ``image_roots``.
 
         Raises:
             ConfigError: ``path`` exists, ends in a suffix of files, or is being written by another process.
@@ -248,7 +241,7 @@ class RowStream:
                     writer.write_batch(batch.cast(schema) if batch.schema != schema else batch)
             self.check_digest(digest.hexdigest())
             describe(partial, schema, self.metadata, {name: digest.rows}, digest.hexdigest())
-            if videos and self.metadata.videos:
+            if self.metadata.videos:
                 carry_videos(self.metadata.videos, self.image_folders(), partial)
         if self.alignment == "arrived":
             first.warn_of_rewards(self.path, stacklevel=2)
@@ -347,18 +340,6 @@ def stream_of(store: Store, *, batch_rows: int = BATCH_ROWS) -> RowStream:
         metadata=store.metadata,
         image_roots=tuple(dict.fromkeys(root for one in store.snapshot().segments for root in one.image_roots)),
     )
-
-
-def in_place(stream: RowStream) -> RowStream:
-    """Return the same rows, with references to video frames instead of pixels if the dataset has videos."""
-    if stream.opened is None or stream.metadata.videos:
-        return stream
-    store = stream.opened()
-    if not store.metadata.videos:
-        return stream
-    made = stream_of(store)
-    said = {name: getattr(stream, name) for name in ("path", "format", "episodes", "notes", "metadata")}
-    return made.replace(**said, opened=stream.opened, image_roots=(*made.image_roots, *stream.image_roots))
 
 
 def _check_arrived(alignment: str | None) -> None:

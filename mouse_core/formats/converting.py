@@ -36,7 +36,6 @@ from mouse_core.formats.base import (
     dataset_schema,
     describe,
     embedded,
-    in_place,
     join_parquet_files,
     link_parts,
     rows_digest,
@@ -197,8 +196,6 @@ def convert(
         SchemaError: ``datasets`` has no type for a column.
     """
     wanted = {} if images is None else by_column(images)
-    if any(encoding.way == "video" and encoding.codec is None for encoding in wanted.values()):
-        stream = in_place(stream)
     stream = embedded(stream)
     changed = pictures_of(stream, wanted) if wanted else {}
     path = Path(target)

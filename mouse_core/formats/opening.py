@@ -515,9 +515,9 @@ def open(
             raise
         raise ConfigError(f"{root}: {error}") from error
     if roots:
-        opened = opened.replace(image_roots=roots)
+        opened = opened.replace(image_roots=(*opened.image_roots, *roots))
     if opened.rows is not None:
-        kept = {name: getattr(opened, name) for name in ("mapped", "opened", "mended", "noted")}
+        kept = {name: getattr(opened, name) for name in ("mapped", "opened", "noted")}
         opened = opened.replace(batches=partial(_all_rows, opened), **kept)
     if alignment is None:
         return opened

@@ -393,7 +393,6 @@ def inspect(stream: RowStream | Store, *, ignore: Collection[str] = (), progress
     if isinstance(stream, Store):
         stream = stream_of(stream)
     notes = [Finding("reader", "note", text) for text in stream.notes]
-    stream = stream if stream.mended is None else stream.mended()
     found = Scan(stream.schema, arrived=stream.alignment == "arrived")
     with np.errstate(all="ignore"):  # infinities and huge values are counted, and NumPy must not warn about them
         with progress_bar("inspecting", total=stream.rows, unit="rows", enabled=progress) as advance:

@@ -64,7 +64,8 @@ def open_data(
             return
     with tempfile.TemporaryDirectory(prefix="mouse-") as folder:
         stream = formats.open(source, splits=splits, **options)
-        if stream.mapped is None and stream.opened is None:
+        # A conversion could copy the videos to another file system.
+        if stream.mapped is None and stream.opened is None and not stream.metadata.videos:
             convert(stream, Path(folder) / "rows", progress=progress)
             stream = formats.open(Path(folder) / "rows", image_roots=options.get("image_roots", ()))
         yield stream.to_store()
@@ -111,7 +112,7 @@ def opened_store(source: str, *, progress: bool = False, **options: Any) -> Iter
 
     The files of a store in a folder are not compared with their digests, because this would read every file completely.
     Rows that are added later become visible. Parquet files and the videos of LeRobotDatasets are read in place. Other
-    data that cannot be read in place are converted into a temporary folder.
+    data that cannot be read in place are converted into a temporary folder, or read into memory if they have videos.
 
     Args:
         source: A path, an address or a name, as for ``open_data``.
@@ -145,9 +146,6 @@ def _open_in_place(path: Path, options: dict[str, Any]) -> DatasetStore | None:
             return None  # the conversion raises the error with the cause
     if name in (None, "rows") and path.is_file() and path.suffix in (".arrow", ".feather") and not is_stream(path):
         return _open_mapped(path, as_store)
-    if name in (None, "lerobot") and (path / "meta" / "info.json").is_file():
-        stream = formats.open(path, **options)
-        return stream.to_store() if stream.opened is not None else None
     return None
 
 

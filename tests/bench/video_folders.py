@@ -82,7 +82,7 @@ def make_episodes(folder: Path) -> None:
     first = folder.with_name(f"{folder.name}-first")
     shutil.rmtree(first, ignore_errors=True)
     write_lerobot(rows((32, 32), WRITTEN, ("top", "wrist"), 2), first, images=_IMAGES, frames_per_second=30)
-    shutil.copytree(first, folder, ignore=shutil.ignore_patterns("*.index.arrow", ".mouse"))
+    shutil.copytree(first, folder, ignore=shutil.ignore_patterns("*.index.arrow"))
     files = {path.relative_to(first) for path in first.rglob("file-000.*") if path.suffix in (".parquet", ".mp4")}
     episodes = next(file for file in files if "episodes" in file.parts)
     frames = next(file for file in files if file.parts[0] == "data")
@@ -133,7 +133,6 @@ def main() -> None:
         if others:
             theirs = others["memory"]()[0]
             print(f"that of LeRobot's reader by {theirs:.0f} MB: {ours / theirs:.2f}", flush=True)
-    shutil.rmtree(episodes / ".mouse", ignore_errors=True)
     for kept in episodes.rglob("*.index.arrow"):
         kept.unlink()
     for when in ("the first time", "after that"):

@@ -15,7 +15,7 @@ import pytest
 from mouse_core import BatchSource, DatasetStore, formats
 from mouse_core.cli import main
 from mouse_core.errors import ConfigError, DataError
-from mouse_core.formats.lerobot.reading import read_lerobot, store_of
+from mouse_core.formats.lerobot.reading import read_lerobot
 from mouse_core.inspect import inspect
 from mouse_core.video import index_video
 from mouse_core.view.opening import open_data
@@ -28,13 +28,25 @@ def everything(store: Any) -> dict[str, np.ndarray]:
     return {name: values[0] for name, values in BatchSource(store, len(store), 1, sampling="last")[0].items()}
 
 
-def check(root: Path, store: Any, final: str, **options: Any) -> None:
-    """Hold all rows of a store against the stream of pixels."""
-    table = read_lerobot(root, final=final, videos="pixels", **options).to_table()
+def in_turn(root: Path, camera: str) -> np.ndarray:
+    """All frames of a camera, decoded from the beginning of each file."""
+    av, frames = pytest.importorskip("av"), []
+    for file in sorted((root / "videos").rglob("*.mp4")):
+        if camera in file.parts:
+            with av.open(str(file)) as container:
+                frames += [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+    return np.stack(frames)
+
+
+def check(root: Path, store: Any, final: str, rows: int | None = None) -> None:
+    """Hold the rows of a store against all frames of the videos, or against the first ones."""
+    table = read_lerobot(root, final=final).to_table().slice(0, rows)
     found = everything(store)
+    there = np.array(table["observation_missing"]) == 0 if final == "mark" else np.ones(len(table), bool)
     for column in table.column_names:
-        if column.startswith("observation."):
-            np.testing.assert_array_equal(found[column], table[column].to_pylist())
+        if column.startswith("observation.images"):
+            np.testing.assert_array_equal(found[column][there], in_turn(root, column)[: there.sum()])
+            assert not found[column][~there].any()
     np.testing.assert_array_equal(found["action"], table["action"].to_pylist())
     assert found["done"].tolist() == table["done"].to_pylist()
 
@@ -64,69 +76,24 @@ def test_frames_in_place_are_those_of_decoding_in_turn(
     assert store.metadata.tasks == read_lerobot(root, final=final).metadata.tasks
     with open_data(str(root), final=final) as found:  # by mouse stats, too
         assert found.columns == store.columns
-    (kept,) = (root / ".mouse").glob("*/*.arrow")  # where few rows of many files lie together
-    assert len(list(pa.ipc.open_stream(kept.read_bytes()))) == 1
-
-
-def test_opening_again_reads_what_was_kept(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    copied = Path(shutil.copytree(root, tmp_path / "copy"))
-    shutil.rmtree(copied / ".mouse", ignore_errors=True)
-    first = DatasetStore.open(copied, final="drop")
-    kept = list((copied / ".mouse").iterdir())
-    assert len(kept) == 1
-    monkeypatch.setattr("mouse_core.formats.lerobot.reading.read_description", None)  # nothing of it is read
-    again = store_of(copied, final="drop", alignment="arrived")
-    assert again.snapshot().fingerprint == first.snapshot().fingerprint
-    np.testing.assert_equal(everything(again), everything(first))
-    assert formats.open(copied / ".mouse" / kept[0].name).rows == len(first)
-    monkeypatch.undo()
-    later = next((copied / "data").rglob("*.parquet"))
-    os.utime(later, (1, 1))
-    assert DatasetStore.open(copied, final="drop").snapshot().fingerprint == first.snapshot().fingerprint
-    assert [place.name for place in (copied / ".mouse").iterdir()] != [kept[0].name]
-    assert len(list((copied / ".mouse").iterdir())) == 1
-    # A video with the same frames, at another time, is the same; another one is not, and rows name its frames.
-    video = next((copied / "videos").rglob("*.mp4"))
-    kept = list((copied / ".mouse").glob("*/*.arrow"))
-    os.utime(video, (1, 1))
-    inode = kept[0].stat().st_ino
-    assert DatasetStore.open(copied, final="drop").snapshot().fingerprint == first.snapshot().fingerprint
-    assert next((copied / ".mouse").glob("*/*.arrow")).stat().st_ino == inode
-    robot, written = Robot((5, 3, 7, 4), cameras=["top", "wrist"]), video.read_bytes()
-    encode(video, [255 - robot.picture(0, place) for place in range(8)])
-    check(copied, DatasetStore.open(copied, final="drop"), "drop")
-    video.write_bytes(written)
-    assert DatasetStore.open(copied, final="drop").snapshot().fingerprint == first.snapshot().fingerprint
-    file = next((copied / ".mouse").glob("*/*.arrow"))
-    content = bytearray(file.read_bytes())
-    content[len(content) * 3 // 4] ^= 1
-    file.write_bytes(content)  # what is damaged counts as absent
-    np.testing.assert_equal(everything(DatasetStore.open(copied, final="drop")), everything(first))
-    assert not file.exists()
-    DatasetStore.open(copied, final="drop")
-    (next((copied / ".mouse").iterdir()) / "state.json").unlink()  # as a machine may leave it that stopped
-    (next((copied / ".mouse").iterdir()) / "data-00000-of-00001.arrow").write_bytes(b"ARROW")
-    assert DatasetStore.open(copied, final="drop").snapshot().fingerprint == first.snapshot().fingerprint
 
 
 def test_where_the_folder_is_only_read_a_cache_is_used(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copied = Path(shutil.copytree(root, tmp_path / "copy", ignore=shutil.ignore_patterns("*.index.arrow", ".mouse")))
+    copied = Path(shutil.copytree(root, tmp_path / "copy", ignore=shutil.ignore_patterns("*.index.arrow")))
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     monkeypatch.setenv("MOUSE_CACHE", str(tmp_path / "cache"))
     check(copied, DatasetStore.open(copied, final="drop"), "drop")
     assert not list(copied.rglob("*.index.arrow"))
-    assert not (copied / ".mouse").exists()
     assert len(list((tmp_path / "cache" / "videos").iterdir())) == 4
-    assert len(list((tmp_path / "cache" / "lerobot").glob("*/rows-*"))) == 1
 
 
 def test_links_of_the_hub_are_followed_and_others_are_not(root: Path, tmp_path: Path) -> None:
     for name, message in (("snapshots", None), ("others", "expected a video file inside the dataset's folder")):
         place = tmp_path / name / "abc"
         (tmp_path / "blobs").mkdir(exist_ok=True)
-        shutil.copytree(root, place, ignore=shutil.ignore_patterns("*.index.arrow", ".mouse"))
+        shutil.copytree(root, place, ignore=shutil.ignore_patterns("*.index.arrow"))
         for number, file in enumerate(sorted(place.rglob("*.mp4"))):
             file.replace(tmp_path / "blobs" / f"{number}")
             file.symlink_to(tmp_path / "blobs" / f"{number}")
@@ -152,7 +119,6 @@ def test_episodes_without_their_frames_are_refused_or_left_out(tmp_path: Path) -
     assert (stream.episodes, stream.rows) == (3, 15)
     assert len(stream.to_table()) == 15
     store = stream.to_store()
-    check(root, store, "drop", skip_broken=True)
     whole = Robot((5, 3, 7, 4), cameras=["top", "wrist"]).write(tmp_path / "whole")
     np.testing.assert_equal(
         everything(store), {k: v[:15] for k, v in everything(DatasetStore.open(whole, final="drop")).items()}
@@ -160,7 +126,7 @@ def test_episodes_without_their_frames_are_refused_or_left_out(tmp_path: Path) -
     (root / TOP / "file-000.mp4").unlink()
     with pytest.raises(DataError, match=r"expected a readable video, found path 'videos/.*file-000\.mp4'.*episode 0 "):
         DatasetStore.open(root, final="drop")
-    left = read_lerobot(root, final="mark", skip_broken=True, videos="frames")
+    left = read_lerobot(root, final="mark", skip_broken=True)
     assert left.to_table()["metadata_episode_index"].unique().to_pylist() == [2]
     assert [path.split("/")[-1] for path, _ in left.metadata.videos] == ["file-001.mp4"] * 2  # none that is not there
     (root / TOP / "file-001.mp4").unlink()
@@ -171,7 +137,8 @@ def test_episodes_without_their_frames_are_refused_or_left_out(tmp_path: Path) -
 def test_inspect_names_all_episodes_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     robot = Robot((5, 3, 7, 4, 6), cameras=["top", "wrist"])
     root = robot.write(tmp_path / "set", files=[[0, 1], [2, 3], [4]])
-    assert [one.code for one in inspect(formats.open(root, final="drop")).findings if one.level == "error"] == []
+    whole = inspect(formats.open(root, final="drop", skip_broken=True))
+    assert [one.code for one in whole.findings if one.level == "error"] == []
     # Episode 1 says no time; episode 3 lacks frames of the wrist, and a picture of episode 2 is broken.
     set_times(root, lambda times: pa.array([None if k == 6 else t for k, t in enumerate(times)], pa.float32()))
     wrist = root / str(TOP).replace("top", "wrist")
@@ -187,7 +154,7 @@ def test_inspect_names_all_episodes_that_cannot_be_read(tmp_path: Path, capsys: 
     table = pq.read_table(last)
     late = pa.array(np.array([0.0, 0.1, 0.2, 0.3, 0.4, 0.4], np.float32))
     pq.write_table(table.set_column(table.schema.get_field_index("timestamp"), "timestamp", late), last)
-    report = inspect(formats.open(root, final="drop"))
+    report = inspect(formats.open(root, final="drop", skip_broken=True))
     said = [one.message for one in report.findings if one.code == "broken-episode"]
     assert [message.split(":")[0] for message in said] == ["episode 1", "episode 2", "episode 3"]
     for message, why in zip(said, ("expected a timestamp", "cannot be decoded", "expected a frame at"), strict=True):
@@ -221,15 +188,10 @@ def encode_at(file: Path, times: Any, frames: Any) -> None:
         container.mux(stream.encode())
 
 
-def brightness(root: Path, **options: Any) -> list[list[int]]:
-    """Of each row a pixel of its frame, which says when it is shown: in place, and decoded in turn."""
-    store = DatasetStore.open(root, final="drop", **options)
-    in_turn = read_lerobot(root, final="drop", videos="pixels", **options).to_table()["observation.images.top"]
-    found = (
-        everything(store)["observation.images.top"][:, 0, 0, 0].tolist(),
-        [row[0][0][0] for row in in_turn.to_pylist()],
-    )
-    return [[round(value / 20) for value in some] for some in found]
+def brightness(root: Path, **options: Any) -> list[int]:
+    """Of each row a pixel of its frame, which says when it is shown."""
+    found = everything(DatasetStore.open(root, final="drop", **options))["observation.images.top"][:, 0, 0, 0]
+    return [round(value / 20) for value in found.tolist()]
 
 
 def set_times(root: Path, change: Any) -> None:
@@ -244,23 +206,21 @@ def test_a_frame_is_the_one_of_the_time_that_its_row_says(tmp_path: Path) -> Non
     root = Robot((5, 3), cameras=["top"]).write(tmp_path / "set", files=[[0, 1]])
     video, plain = root / TOP / "file-000.mp4", [np.full((*SIDE, 3), 20 * k, np.uint8) for k in range(12)]
     encode_at(video, range(0, 800, 100), plain[:8])
-    assert brightness(root) == [[0, 1, 2, 3, 4, 5, 6, 7]] * 2
+    assert brightness(root) == [0, 1, 2, 3, 4, 5, 6, 7]
     # A row that is late shows a later frame, and two may show one.
     set_times(root, lambda times: pa.array([0.0, 0.2, 0.1, 0.1, 0.4, 0.0, 0.1, 0.2], pa.float32()))
-    assert brightness(root) == [[0, 2, 1, 1, 4, 5, 6, 7]] * 2
+    assert brightness(root) == [0, 2, 1, 1, 4, 5, 6, 7]
     # Of many frames that of the time counts, whatever is shown just before.
     times = sorted([*range(0, 800, 100), 160, 260, 360, 601])
     encode_at(video, times, [plain[time // 100 if time % 100 == 0 else 11] for time in times])
-    assert brightness(root) == [[0, 2, 1, 1, 4, 5, 6, 7]] * 2
+    assert brightness(root) == [0, 2, 1, 1, 4, 5, 6, 7]
     # And where it is not there, no other: 0.6 s is that of the second row of episode 1.
     for time in (599, 605):
         encode_at(video, [*range(0, 600, 100), time, 700], plain[:8])
-        assert brightness(root, skip_broken=True) == [[0, 2, 1, 1, 4]] * 2
+        assert brightness(root, skip_broken=True) == [0, 2, 1, 1, 4]
         message = rf"expected a frame at 0\.6000 s, found the nearest at 0\.{time}0 s"
         with pytest.raises(DataError, match=rf"{message}.*top in episode 1 "):
             DatasetStore.open(root, final="drop")
-        with pytest.raises(DataError, match=rf"{message}.*, for observation\.images\.top in episode 1"):
-            read_lerobot(root, final="drop", videos="pixels").to_table()
 
 
 def test_a_tolerance_takes_frames_that_are_further_away(tmp_path: Path) -> None:
@@ -269,12 +229,11 @@ def test_a_tolerance_takes_frames_that_are_further_away(tmp_path: Path) -> None:
         root / TOP / "file-000.mp4", range(0, 800, 100), [np.full((*SIDE, 3), 20 * k, np.uint8) for k in range(8)]
     )
     set_times(root, lambda times: pa.array(times + np.float32(0.003), pa.float32()))
-    for videos in ("frames", "pixels"):
-        with pytest.raises(DataError, match=r"at 0\.\d030 s, .*; tolerance=0\.003\d \(--tolerance\) allows it"):
-            read_lerobot(root, final="drop", videos=videos).to_table()
+    with pytest.raises(DataError, match=r"at 0\.\d030 s, .*; tolerance=0\.003\d \(--tolerance\) allows it"):
+        read_lerobot(root, final="drop")
     with pytest.raises(DataError, match=r"expected an episode that can be read, found none.*tolerance="):
         read_lerobot(root, final="drop", skip_broken=True)
-    assert brightness(root, tolerance=0.0035) == [[0, 1, 2, 3, 4, 5, 6, 7]] * 2
+    assert brightness(root, tolerance=0.0035) == [0, 1, 2, 3, 4, 5, 6, 7]
     assert len(DatasetStore.open(root, final="drop", tolerance=0.0035)) == 8
     assert main(["inspect", str(root), "--final", "drop", "--tolerance", "0.0035"]) == 0
     for wrong in (-1, float("nan"), "1"):
@@ -291,7 +250,7 @@ def test_times_are_as_exact_as_numbers_hold_them(tmp_path: Path) -> None:
     plain = [np.full((*SIDE, 3), 20 * k, np.uint8) for k in range(4)]
     encode_at(root / TOP / "file-000.mp4", [3600000, 3600333, 3600667, 3601000], plain)
     set_times(root, lambda times: pa.array((3600 + np.arange(4) / 3).astype(np.float32)))
-    assert brightness(root) == [[0, 1, 2, 3]] * 2
+    assert brightness(root) == [0, 1, 2, 3]
 
 
 def test_rows_that_say_no_time_are_refused_by_episode(tmp_path: Path) -> None:
@@ -299,9 +258,7 @@ def test_rows_that_say_no_time_are_refused_by_episode(tmp_path: Path) -> None:
     set_times(root, lambda times: pa.array([None if k == 6 else t for k, t in enumerate(times)], pa.float32()))
     with pytest.raises(DataError, match=r"file-000\.parquet: expected a timestamp of frame 1, found nan; episode 1 "):
         DatasetStore.open(root, final="drop")
-    with pytest.raises(DataError, match="expected a timestamp of frame 1 of episode 1, found nan"):
-        read_lerobot(root, final="drop", videos="pixels").to_table()
-    stream = read_lerobot(root, final="drop", videos="frames", skip_broken=True)
+    stream = read_lerobot(root, final="drop", skip_broken=True)
     assert stream.to_table()["metadata_episode_index"].unique().to_pylist() == [0, 2, 3]
     first, last = sorted((root / "data").rglob("*.parquet"))
     pq.write_table(pq.read_table(first).drop_columns(["timestamp"]), first)
@@ -325,11 +282,9 @@ def test_depth_in_place_has_all_of_its_bits(tmp_path: Path, monkeypatch: pytest.
 def test_what_cannot_be_opened_says_why(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"options of DatasetStore, found .*final"):
         DatasetStore.open(root, "a", final="drop")
-    with pytest.raises(ConfigError, match=r"videos: expected one of \[None, 'pixels', 'frames'\], found 'all'"):
-        read_lerobot(root, final="drop", videos="all")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="final='drop' leaves out"):
         DatasetStore.open(root)
-    bare = shutil.copytree(root, tmp_path / "bare", ignore=shutil.ignore_patterns("*.index.arrow", ".mouse"))
+    bare = shutil.copytree(root, tmp_path / "bare", ignore=shutil.ignore_patterns("*.index.arrow"))
     monkeypatch.setitem(sys.modules, "av", None)
     with pytest.raises(ImportError, match=r"^camera videos need PyAV: pip install 'mouse-data\[video\]'$"):
         DatasetStore.open(bare, final="drop")

@@ -6,7 +6,6 @@ files are intended.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import zipfile
@@ -23,7 +22,6 @@ ZARR = (".zgroup", "zarr.json", ".zmetadata")
 DREAMERV3 = re.compile(r"(\d{8}T\d{6}(?:F\d+)?)-([0-9A-Za-z]+)-([0-9A-Za-z]+)-(\d{1,9})\.npz")
 """Pattern of file names of DreamerV3's replay: time, name of the chunk, name of the next chunk, number of steps."""
 MCAP, BAG = b"\x89MCAP0\r\n", "metadata.yaml"
-KEPT = ".mouse"
 STATE, SPLITS = "state.json", "dataset_dict.json"
 # Names of shards: `train-00000-of-00002`; older ones of the Hub also end in a hash.
 _SHARD = re.compile(r"(?P<split>.+?)-(?P<number>\d{5})-of-(?P<count>\d{5})(-[0-9a-f]+)?")
@@ -68,21 +66,6 @@ def files_by_split(root: Path) -> dict[str, list[Path]]:
             "name one of these, or move the other files elsewhere"
         )
     return found
-
-
-def kept_beside(root: Path, kind: str) -> Path:
-    """Return the folder for files derived from a dataset: ".mouse" in its folder, or a cache folder if it is read-only.
-
-    Args:
-        root: The dataset's folder.
-        kind: Name of the kind of dataset, for the cache folder.
-    """
-    beside = root / KEPT
-    if beside.exists() or os.access(root, os.W_OK):
-        return beside
-    from mouse_core.remote.mirror import cache_folder  # imported only if the dataset's folder is read-only
-
-    return cache_folder() / kind / hashlib.sha256(os.fsencode(root.resolve())).hexdigest()[:16]
 
 
 def check_folder_name(path: Path, *, wanted: str) -> None:

@@ -6,9 +6,8 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +19,6 @@ import pyarrow.compute as pc
 from mouse_core._arrow.column_types import column_type, fixed_shape
 from mouse_core._base.checks import is_whole
 from mouse_core._base.memo import memo
-from mouse_core._base.threads import THREADS
 from mouse_core.columns.episode_rows import Columns
 from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.files.reading import damaged, json_object, read_bytes, read_json_object, reading
@@ -38,7 +36,7 @@ from mouse_core.formats.rows import parquet_batches
 from mouse_core.images.files import find_video
 from mouse_core.metadata import DatasetMetadata
 from mouse_core.spec import Field
-from mouse_core.video.decoding import FrameDecoder, undecodable
+from mouse_core.video.decoding import undecodable
 from mouse_core.video.index import LARGEST_SIDE, VideoIndex, index_video
 
 Floats = npt.NDArray[np.float64]
@@ -73,15 +71,6 @@ def nearest(shown: Floats, times: Floats) -> npt.NDArray[np.int64]:
     return np.where(times - shown[behind - 1] <= shown[behind % len(shown)] - times, behind - 1, behind % len(shown))
 
 
-def missed(time: float, found: float, frames_per_second: float, more: str = "") -> str:
-    """Return the error text for a frame whose time is out of tolerance; the text states a sufficient tolerance."""
-    away = abs(found - time)
-    hint = (
-        f"; tolerance={np.ceil(away * 1e4 + 1) / 1e4:g} (--tolerance) allows it" if away < 1 / frames_per_second else ""
-    )
-    return f"expected a frame at {time:.4f} s, found the nearest at {found:.4f} s{more}{hint}"
-
-
 def frame_shape(shape: object, names: object, where: str) -> tuple[int, int, int]:
     """Return the shape of frames as ``(H, W, C)``, given a shape in any order and the names of its dimensions.
 
@@ -104,7 +93,7 @@ _FRAMES = 1 << 32
 
 
 class Videos:
-    """The videos of a dataset. The index of a video is read or created when a frame of the video is first searched.
+    """The videos of a dataset, and the video frame of each row.
 
     The time of a frame in its video is the start time of the episode in the video, plus the row's "timestamp".
 
@@ -117,15 +106,9 @@ class Videos:
     """
 
     def __init__(
-        self,
-        root: Path,
-        described: Description,
-        cameras: Sequence[str],
-        *,
-        decode: bool = False,
-        tolerance: float | None = None,
+        self, root: Path, described: Description, cameras: Sequence[str], *, decode: bool, tolerance: float | None
     ) -> None:
-        self._root, self._described, self._tolerance = root, described, tolerance
+        self._root, self._described, self._tolerance, self._decode = root, described, tolerance, decode
         videos = described.episodes.videos
         self._names = sorted({name for key in cameras for name, _ in videos[key]})
         places = {name: place for place, name in enumerate(self._names)}
@@ -134,22 +117,26 @@ class Videos:
             key: (np.array([places[name] for name, _ in videos[key]]), np.array([begin for _, begin in videos[key]]))
             for key in cameras
         }
-        self._decode, self._undecodable = decode, dict[int, dict[int, str]]()
+        # By camera: for each frame of the dataset, the number of its video * _FRAMES + its frame in the video.
+        self._found = {key: np.zeros(int(described.episodes.lengths.sum()), np.int64) for key in cameras}
+        self._undecodable: dict[int, dict[int, str]] = {}
         self._digests: dict[int, str] = {}
         self._failed: dict[int, Exception] = {}
-        self._held: dict[str, tuple[int, VideoIndex, Floats]] = {}
-        self._decoder = FrameDecoder(threads=THREADS)
+        self._last: dict[str, tuple[int, VideoIndex, Floats]] = {}
         self._number = np.arange(len(self._names))
 
-    def missing(self, key: str, episode: Int64s, times: Floats) -> Iterator[tuple[int, str, Exception | None]]:
-        """Yield each episode that lacks a camera's frame: its index, the reason, and the error of the file, if any.
+    def find(
+        self, key: str, rows: Int64s, episode: Int64s, times: Floats
+    ) -> Iterator[tuple[int, str, Exception | None]]:
+        """Find the video frames of a camera. Yield each episode that lacks a frame, the reason, and the file's error.
 
         Args:
             key: The camera.
-            episode: Position of the episode of each frame.
-            times: Time of each frame in its episode, in seconds.
+            rows: Index of each row among all frames of the dataset.
+            episode: Position of the episode of each row.
+            times: Time of each row in its episode, in seconds.
         """
-        of = self._where[key][0][episode]
+        of, begins = (values[episode] for values in self._where[key])
         for video in np.unique(of).tolist():
             mine = np.flatnonzero(of == video)
             try:
@@ -158,15 +145,23 @@ class Videos:
                 yield from ((place, str(error), error) for place in np.unique(episode[mine]).tolist())
                 continue
             self._digests[video] = index.digest
-            wanted, found, there = self._found(key, episode[mine], times[mine], index, shown)
-            lost = np.flatnonzero(~there)
+            wanted, rate = begins[mine] + times[mine], self._described.frames_per_second
+            found = nearest(shown, wanted)
+            self._found[key][rows[mine]] = video * _FRAMES + found
+            away = np.abs(shown[found] - wanted)
+            lost = np.flatnonzero(away > allowance(wanted, float(index.time_base), rate, self._tolerance))
             # For each episode, the frame with the largest distance in time.
-            lost = lost[np.argsort(-np.abs(shown[found[lost]] - wanted[lost]), kind="stable")]
+            lost = lost[np.argsort(-away[lost], kind="stable")]
             places, first = np.unique(episode[mine[lost]], return_index=True)
             for place, at in zip(places.tolist(), lost[first].tolist(), strict=True):
-                rate = self._described.frames_per_second
-                why = missed(wanted[at], shown[found[at]], rate, f" ({len(shown)} frames)")
-                yield place, f"{index.path}: {why}", None
+                enough = f"{np.ceil(away[at] * 1e4 + 1) / 1e4:g}"
+                hint = f"; tolerance={enough} (--tolerance) allows it" if away[at] < 1 / rate else ""
+                yield (
+                    place,
+                    f"{index.path}: expected a frame at {wanted[at]:.4f} s, found the nearest at "
+                    f"{shown[found[at]]:.4f} s ({len(shown)} frames){hint}",
+                    None,
+                )
             if self._decode:
                 if video not in self._undecodable:
                     self._undecodable[video] = undecodable(index)
@@ -187,76 +182,31 @@ class Videos:
         """Path and digest of each video, as in ``DatasetMetadata.videos``."""
         return [(self._below(self._names[place]), self._digests[place]) for place in self._used]
 
-    def codes(self, key: str, episode: Int64s, times: Floats) -> Int64s:
-        """Return the codes of frames for ``frames_column``; arguments as in ``missing``."""
-        made = np.empty(len(times), np.int64)
-        for run in _runs(episode):
-            video, _, found = self._frames(key, episode[run], times[run])
-            made[run] = (self._number[video] + 1) * _FRAMES + found
-        return made
-
-    def pixels(self, key: str, episode: Int64s, times: Floats) -> npt.NDArray[Any]:
-        """Return the pixels of frames, ``[n, H, W, C]``; arguments as in ``missing``.
-
-        Raises:
-            DataError: A video is damaged, has other frames than the metadata state, or lacks a frame.
-        """
-        feature = self._described.features[key]
-        made = np.zeros((len(times), *feature.shape), pixel(feature))
-        for run in _runs(episode):
-            try:
-                _, index, found = self._frames(key, episode[run], times[run])
-                self._decoder.decode([index], np.zeros(len(found), np.int64), found, made[run])
-            except DataError as error:
-                number = self._described.episodes.index[episode[run.start]]
-                raise DataError(f"{error}, for {key} in episode {number}") from error
-        return made
-
-    def _frames(self, key: str, episode: Int64s, times: Floats) -> tuple[int, VideoIndex, Int64s]:
-        """Return the video of some frames of an episode, the video's index, and the frames' positions in the video."""
-        video = int(self._where[key][0][episode[0]])
-        index, shown = self._opened(key, video)
-        wanted, found, there = self._found(key, episode, times, index, shown)
-        if not there.all():
-            at = int(np.argmin(there))
-            raise damaged(index.path, missed(wanted[at], shown[found[at]], self._described.frames_per_second))
-        return video, index, found
-
-    def _found(
-        self, key: str, episode: Int64s, times: Floats, index: VideoIndex, shown: Floats
-    ) -> tuple[Floats, Int64s, npt.NDArray[np.bool_]]:
-        """Return the requested times in a video, the nearest frames, and whether these frames are within tolerance."""
-        wanted = self._where[key][1][episode] + times
-        found = nearest(shown, wanted)
-        rate = self._described.frames_per_second
-        allowed = allowance(wanted, float(index.time_base), rate, self._tolerance)
-        return wanted, found, np.abs(shown[found] - wanted) <= allowed
+    def codes(self, key: str, rows: Int64s) -> Int64s:
+        """Return the codes for ``frames_column`` of rows whose frames ``find`` has found."""
+        video, frame = np.divmod(self._found[key][rows], _FRAMES)
+        return np.asarray((self._number[video] + 1) * _FRAMES + frame)
 
     def _opened(self, key: str, video: int) -> tuple[VideoIndex, Floats]:
         """Open a video; return its index and the times of its frames."""
         if video in self._failed:
             raise self._failed[video]
-        held = self._held.get(key)
-        if held is None or held[0] != video:
+        last = self._last.get(key)
+        if last is None or last[0] != video:
             try:
-                index = index_video(
-                    find_video(self._below(self._names[video]), [os.path.realpath(base_of(self._root))])
-                )
-                _check_shape(index, self._described.features[key])
+                path = find_video(self._below(self._names[video]), [os.path.realpath(base_of(self._root))])
+                index, shape = index_video(path), self._described.features[key].shape
+                if (index.height, index.width) != shape[:2]:
+                    found = f"{index.height}x{index.width}"
+                    raise damaged(index.path, f"expected frames of {shape[0]}x{shape[1]}, found {found}")
             except (DataError, ConfigError) as error:
                 self._failed[video] = error
                 raise
-            held = self._held[key] = video, index, index.times
-        return held[1], held[2]
+            last = self._last[key] = video, index, index.times
+        return last[1], last[2]
 
     def _below(self, name: str) -> str:
         return os.path.relpath(self._root / name, base_of(self._root))
-
-
-def _runs(episode: Int64s) -> Iterator[slice]:
-    """Yield the rows of each episode: for episodes 3 3 5, rows 0..1 and row 2."""
-    cuts = (np.flatnonzero(np.diff(episode)) + 1).tolist()
-    return (slice(*ends) for ends in pairwise([0, *cuts, len(episode)]) if ends[1])
 
 
 def base_of(root: Path) -> Path:
@@ -266,12 +216,6 @@ def base_of(root: Path) -> Path:
     """
     above = root.absolute().parent
     return above.parent if above.name == "snapshots" and (above.parent / "blobs").is_dir() else root
-
-
-def _check_shape(index: VideoIndex, feature: Feature) -> None:
-    if (index.height, index.width) != feature.shape[:2]:
-        wanted = "x".join(map(str, feature.shape[:2]))
-        raise damaged(index.path, f"expected frames of {wanted}, found {index.height}x{index.width}")
 
 
 def frames_column(codes: Int64s) -> pa.StructArray:
@@ -300,7 +244,6 @@ class Frames:
         final: "drop" or "mark".
         cameras: Whether to read images.
         videos: Whether to read video frames as well.
-        in_place: Whether rows refer to video frames by codes (``Videos.codes``); otherwise the frames are decoded.
     """
 
     def __init__(
@@ -311,9 +254,8 @@ class Frames:
         final: str | None,
         cameras: bool,
         videos: bool = True,
-        in_place: bool = False,
     ) -> None:
-        self.where, self.described, self.final, self.in_place = where, described, final, in_place
+        self.where, self.described, self.final = where, described, final
         self.episodes = described.episodes
         #: Positions of episodes that are left out.
         self.skipped: frozenset[int] = frozenset()
@@ -333,12 +275,7 @@ class Frames:
             if name not in types.names:
                 raise damaged(file, f"expected a column {name!r}, found {types.names[:40]}")
         features = self.described.features
-        pictures: Columns = {
-            key: np.zeros(1, np.int64)
-            if self._is_code(key)
-            else np.zeros((1, *features[key].shape), pixel(features[key]))
-            for key in self.pictures
-        }
+        pictures = dict.fromkeys(self.pictures, np.zeros(1, np.int64))
         keys = [key for key in self.stored if key not in pictures]
         batch = pa.record_batch([_example(features[key], types.field(key).type) for key in keys], names=keys)
         found = self.columns(batch, {}, file, keys)
@@ -387,10 +324,7 @@ class Frames:
     @memo
     def codes(self) -> dict[str, str]:
         """Names of columns of video frames, by feature. Before ``batch``, these columns hold codes of frames."""
-        return {key: column_of(key) for key in self.pictures if self._is_code(key)}
-
-    def _is_code(self, key: str) -> bool:
-        return self.in_place and self.described.features[key].dtype == "video"
+        return {key: column_of(key) for key in self.pictures if self.described.features[key].dtype == "video"}
 
     def check(self, batch: pa.RecordBatch, rows: npt.NDArray[np.int64], file: _Path) -> None:
         """Raise DataError unless the frame numbers in a file equal ``rows``."""
@@ -728,12 +662,12 @@ def check_action(described: Description, where: str) -> None:
         raise SchemaError(f"{where}: expected a feature 'action', found {list(described.features)}")
 
 
-def bytes_a_frame(described: Description, pictures: Container[str] | None = None) -> int:
-    """Return the size of a frame in memory in bytes, including images of all features, or of ``some`` features."""
+def bytes_a_frame(described: Description, *, pictures: bool) -> int:
+    """Return the size of a frame in memory in bytes, with or without its images as pixels."""
     total = 0
-    for key, feature in described.features.items():
+    for feature in described.features.values():
         picture = feature.dtype in ("video", "image")
-        if not picture or pictures is None or key in pictures:
+        if pictures or not picture:
             total += math.prod(feature.shape) * (1 if picture else 8)
     return total
 

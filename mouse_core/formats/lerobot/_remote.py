@@ -147,7 +147,7 @@ class LeRobotFiles(DecodedFiles):
                 where = place.client.shown(info.path)
                 raise damaged(where, f"expected {count} frames, as meta/episodes has it, found {info.size} bytes")
         self._frame = np.concatenate([[0], np.cumsum(counts)])
-        most = rows_at_once(bytes_a_frame(described), most=MOST_FRAMES, budget=_MOST_BYTES)
+        most = rows_at_once(bytes_a_frame(described, pictures=True), most=MOST_FRAMES, budget=_MOST_BYTES)
         self._cuts = [[*range(0, count, most), count] for count in counts.tolist()]
         # With final="mark", an episode has one more row behind its last frame.
         self._extra = described.episodes.ends[described.episodes.lengths > 0] - 1

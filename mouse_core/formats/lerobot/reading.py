@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from mouse_core._base.checks import check_choice, check_seconds
+from mouse_core._base.checks import check_seconds
 from mouse_core._base.memo import memo
 from mouse_core.columns.episode_rows import Columns
-from mouse_core.errors import ConfigError, DataError, StorageError
-from mouse_core.files.manifest import check_bytes, read_manifest
+from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.reading import check_inside, damaged, reading
-from mouse_core.formats._files.on_disk import kept_beside
 from mouse_core.formats.base import BATCH_ROWS, RowStream, in_stored_layout
-from mouse_core.formats.columns import blocks, check_final, rows_at_once, transition_rows
+from mouse_core.formats.columns import check_final, rows_at_once, transition_rows
 from mouse_core.formats.lerobot._meta import (
     INDEX,
     TIME,
@@ -41,13 +35,9 @@ from mouse_core.formats.lerobot._meta import (
     check_action,
     read_description,
 )
-from mouse_core.formats.rows import open_parquet, parquet_batches, read_rows
+from mouse_core.formats.rows import open_parquet, parquet_batches
 from mouse_core.formats.store import stream_of
-from mouse_core.images.files import find_video
-from mouse_core.metadata import read_metadata
 from mouse_core.remote.clients import Reaching, is_url, public_url
-from mouse_core.store.dataset_store import DatasetStore
-from mouse_core.video.index import SUFFIX, index_video
 
 _MOST_SAID = 20
 
@@ -113,7 +103,7 @@ class Looking:
         whole = ~np.isin(episode, list(self.broken))
         self._time(episode[whole], number[whole], times[whole])
         for key in self._cameras:
-            for place, why, cause in self._videos.missing(key, episode[whole], times[whole]):
+            for place, why, cause in self._videos.find(key, rows[whole], episode[whole], times[whole]):
                 self._break(place, why, cause, key)
 
     def _look_at_values(self, file: Path, rows: Int64s) -> None:
@@ -176,95 +166,11 @@ def _table(file: Path) -> pa.RecordBatch:
     return found
 
 
-# Version of cached rows; rows of another version are created again.
-_VERSION = 1
-
-
-def kept_rows(root: Path, asked: Mapping[str, Any], read: Callable[[], RowStream]) -> Any:
-    """Return the rows as a memory-mapped ``datasets.Dataset``, or as a table in memory if no file can be written.
-
-    The first call writes the rows to ".mouse" in the dataset's folder or, if this folder is read-only, to "lerobot" in
-    the cache folder (``remote.mirror.cache_folder``). Later calls open this file. The file's name contains digests of
-    the options, and of the sizes and modification times of the dataset's files. If only modification times of videos
-    changed, and all videos have the same digests, the file stays valid.
-
-    Args:
-        root: The dataset's folder.
-        asked: The options of the reader.
-        read: A function that reads the rows.
-    """
-    asked_for = hashlib.sha256(json.dumps([_VERSION, asked], sort_keys=True).encode()).hexdigest()[:8]
-    of_rows = f"rows-{asked_for}-{_files_digest(root, 'meta', 'data')}"
-    place = kept_beside(root, "lerobot") / f"{of_rows}-{_files_digest(root, 'videos')}"
-    if not place.exists() and not asked["skip_broken"]:  # frames that were missing may exist now
-        for other in place.parent.glob(f"{of_rows}-*"):
-            if _has_its_videos(other, root):
-                with suppress(OSError):
-                    other.rename(place)
-    if not place.exists():
-        stream = read()
-        try:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            # Files of version 2 have few rows each, and mapping many small record batches is slow.
-            stream.replace(batches=lambda: blocks(stream)).save(place, videos=False)
-        except (OSError, StorageError, ConfigError):  # the disk is full, or another process is writing the rows
-            return stream.to_table()
-        for other in place.parent.glob(f"rows-{asked_for}-*"):
-            if other.name != place.name:
-                shutil.rmtree(other, ignore_errors=True)
-    try:
-        return _mapped(place)
-    except (DataError, ConfigError):  # damaged, or left incomplete by a machine that stopped
-        with suppress(OSError):
-            shutil.rmtree(place)
-        return read().to_table()
-
-
-def _has_its_videos(place: Path, root: Path) -> bool:
-    """Whether all videos have the digests that were recorded when the rows were written."""
-    try:
-        base = os.path.realpath(base_of(root))
-        listed = read_metadata(_mapped(place)).videos
-        return all(index_video(find_video(path, [base])).digest == digest for path, digest in listed)
-    except (DataError, ConfigError, ImportError):
-        return False
-
-
-def _mapped(place: Path) -> Any:
-    """Return rows that an earlier call wrote, after comparing all bytes with the checksums."""
-    metadata = read_manifest(place)
-    wrong = (
-        [f"{place}: expected checksums, found none"]
-        if metadata is None
-        else check_bytes(place, metadata, lambda _: None)
-    )
-    if wrong:
-        raise DataError("; ".join(wrong))
-    mapped = read_rows(place).mapped
-    assert mapped is not None  # rows in an Arrow file can be memory-mapped
-    return mapped()
-
-
-def _files_digest(root: Path, *folders: str) -> str:
-    """Return a digest of the paths, sizes and modification times of the files in ``folders``."""
-    found = []
-    for folder in folders:
-        for place, _, names in os.walk(root / folder, followlinks=True):
-            for name in names:
-                if not name.endswith(SUFFIX):
-                    path = os.path.join(place, name)
-                    with suppress(FileNotFoundError):
-                        said = os.stat(path)
-                        found.append((os.path.relpath(path, root), said.st_size, said.st_mtime_ns))
-    return hashlib.sha256(json.dumps(sorted(found)).encode()).hexdigest()[:16]
-
-
 def read_lerobot(
     path: str | os.PathLike[str],
     *,
     final: str | None = None,
     cameras: bool = True,
-    videos: Literal["pixels", "frames"] | None = None,
     skip_broken: bool = False,
     tolerance: float | None = None,
     batch_rows: int = BATCH_ROWS,
@@ -277,11 +183,11 @@ def read_lerobot(
     Columns of observations (``observation.state``, ``observation.images.<name>``) and ``action`` keep their names.
     ``next.reward`` and ``next.done`` become ``reward`` and ``done``; other columns become ``metadata_<name>``. ``done``
     is 2 where ``next.truncated`` is set, else 1 where ``next.done`` is set, and 2 at other ends of episodes. Without
-    ``next.reward``, ``reward`` is 0. Frames of videos are decoded to pixels; images in Parquet stay encoded.
+    ``next.reward``, ``reward`` is 0. Images in Parquet stay encoded.
 
-    The rows of a store, from ``to_store()``, refer to frames of the original videos; these frames are decoded when a
-    batch needs them (``mouse_core.video``). When the store is opened, the video frame at each row's "timestamp" is
-    searched. A missing frame raises a DataError.
+    Rows refer to frames of the original videos by ``{video, frame}``; a batch decodes the frames that it needs
+    (``mouse_core.video``). This function searches the video frame at each row's "timestamp". A missing frame raises a
+    DataError.
 
     Depth images and grey images of more than 8 bits keep the recorded numbers, uint16, in a column with the name of the
     camera. Columns of the type "language" become JSON texts. The stream's ``metadata`` contain ``tasks`` (texts by the
@@ -294,11 +200,9 @@ def read_lerobot(
         path: The dataset's folder, or its address.
         final: Treatment of the last action of an episode, whose next observation is not stored: "drop" or "mark".
         cameras: Whether to read images; videos need the extra ``video``.
-        videos: Content of the columns of videos: "pixels", or "frames" for references ``{video, frame}``. The default
-            is "pixels" in the stream, and "frames" in a store.
         skip_broken: Whether to leave out broken episodes: rows, times or frames are missing, shapes differ from the
-            features, or files are damaged. ``notes`` name these episodes. All files are read first; with pixels, all
-            frames are also decoded. Of an interrupted recording, all complete episodes are read.
+            features, or files are damaged. ``notes`` name these episodes. All files are read first, and all frames are
+            decoded. Of an interrupted recording, all complete episodes are read.
         tolerance: Largest distance in seconds between a video frame and a row's "timestamp", like LeRobot's
             ``tolerance_s``; by default 0.0001, plus the rounding of the numbers.
         batch_rows: Approximate number of rows of a batch; fewer if rows are large.
@@ -310,11 +214,9 @@ def read_lerobot(
         DataError: A file is damaged; the message names the file.
     """
     if is_url(path):
-        if skip_broken or videos is not None or tolerance is not None:
-            what = "videos, skip_broken, tolerance"
-            raise ConfigError(f"{public_url(str(path))}: {what}: expected a folder, found an address")
+        if skip_broken or tolerance is not None:
+            raise ConfigError(f"{public_url(str(path))}: skip_broken, tolerance: expected a folder, found an address")
         return _read_remote(str(path), final, cameras, batch_rows, reaching)
-    check_choice("videos", videos, (None, "pixels", "frames"))
     root = Path(path)
     if reaching:
         raise ConfigError(f"{', '.join(reaching)}: expected an address, as s3://bucket/folder, found the path {root}")
@@ -324,13 +226,13 @@ def read_lerobot(
     described = read_description(root, skip_broken=skip_broken)
     check_final(final, where=str(root))
     check_action(described, str(root))
-    frames = Frames(str(root), described, final=final, cameras=cameras, in_place=videos == "frames")
+    frames = Frames(str(root), described, final=final, cameras=cameras)
     check_inside((root / file.name for file in described.episodes.files), root)
     recorded = [key for key in frames.pictures if described.features[key].dtype == "video"]
     metadata, notes = frames.metadata(), [*_notes(described)]
-    found = Videos(root, described, recorded, decode=not frames.in_place, tolerance=tolerance)
+    found = Videos(root, described, recorded, decode=skip_broken, tolerance=tolerance)
     faults: tuple[tuple[str, str, str], ...] = ()
-    if skip_broken or (recorded and frames.in_place):
+    if skip_broken or recorded:
         looked = Looking(root, frames, found, recorded, skip_broken=skip_broken)
         broken, faults = looked.broken, tuple(looked.faults())
         frames.skipped = frozenset(broken)
@@ -339,14 +241,11 @@ def read_lerobot(
         notes += (
             f"episode {described.episodes.index[place]} is left out: {why}" for place, why in sorted(broken.items())
         )
-    metadata = metadata.replace(fields=frames.fields({**frames.encoded, **frames.codes}))
-    if recorded and frames.in_place:
-        metadata = metadata.replace(videos=found.files)
     reader = _Reader(root, frames, batch_rows, found, cut=skip_broken)
     lengths = np.delete(described.episodes.lengths, [*frames.skipped])
-    asked: dict[str, Any] = {"final": final, "cameras": cameras, "tolerance": tolerance}
-    again = partial(store_of, root, skip_broken=skip_broken, **asked)
-    asked |= {"videos": videos, "batch_rows": batch_rows}
+    metadata = metadata.replace(
+        fields=frames.fields({**frames.encoded, **frames.codes}), videos=found.files if recorded else ()
+    )
     return RowStream(
         path=str(root),
         format="lerobot",
@@ -356,38 +255,10 @@ def read_lerobot(
         rows=int(lengths.sum() + np.count_nonzero(lengths) * (final == "mark")),
         notes=tuple(notes),
         format_metadata={name: dict(getattr(described, name)) for name in ("info", "tasks", "stats")},
-        opened=again if frames.pictures and videos != "pixels" else None,
         faults=faults,
-        mended=None if skip_broken else partial(read_lerobot, root, skip_broken=True, **asked),
         metadata=in_stored_layout(metadata, reader.schema),
         image_roots=(os.path.realpath(base_of(root)),),
     )
-
-
-def store_of(
-    path: str | os.PathLike[str],
-    *,
-    final: str | None = None,
-    cameras: bool = True,
-    skip_broken: bool = False,
-    tolerance: float | None = None,
-    make: Callable[..., DatasetStore] = DatasetStore,
-    **options: Any,
-) -> DatasetStore:
-    """Return a store of a dataset in a folder, which reads videos in place; see ``RowStream.to_store``.
-
-    Args:
-        path: The folder.
-        final, cameras, skip_broken, tolerance: See ``read_lerobot``.
-        make: A function that creates the store.
-        **options: Options of the store.
-    """
-    root = Path(path)
-    check_final(final, where=str(root))
-    options["image_roots"] = [base_of(root), *options.get("image_roots", ())]
-    store = make(**options)  # checked first, so that a wrong option raises an error before all files are read
-    asked: dict[str, Any] = {"final": final, "cameras": cameras, "skip_broken": skip_broken, "tolerance": tolerance}
-    return store.from_dataset(kept_rows(root, asked, partial(read_lerobot, root, videos="frames", **asked)))
 
 
 def _read_remote(url: str, final: str | None, cameras: bool, batch_rows: int, reaching: Mapping[str, Any]) -> RowStream:
@@ -436,10 +307,8 @@ class _Reader:
     """
 
     def __init__(self, root: Path, frames: Frames, batch_rows: int, videos: Videos, *, cut: bool) -> None:
-        self.root, self.frames, self.described, self.videos, self.cut = root, frames, frames.described, videos, cut
-        held = [key for key in frames.pictures if key not in frames.codes and key not in frames.encoded]
-        size = bytes_a_frame(self.described, held)
-        self.batch_rows = rows_at_once(size, most=batch_rows)
+        self.root, self.frames, self.videos, self.cut = root, frames, videos, cut
+        self.batch_rows = rows_at_once(bytes_a_frame(frames.described, pictures=False), most=batch_rows)
 
     @memo
     def schema(self) -> pa.Schema:
@@ -482,8 +351,7 @@ class _Reader:
         """Yield frames by feature, and two masks: frames that begin an episode, and frames that end an episode."""
         frames, skipped = self.frames, np.array(sorted(self.frames.skipped), np.int64)
         episodes = frames.episodes
-        cameras = [key for key in frames.pictures if key not in frames.encoded]
-        names = dict.fromkeys([*frames.stored, *INDEX, *([TIME] if cameras else [])])
+        names = dict.fromkeys([*frames.stored, *INDEX])
         for name, _, _, numbers in self._files():
             file, row, end = self.root / name, numbers.start, numbers.stop
             for batch in parquet_batches(file, self.batch_rows, columns=list(names)):
@@ -505,13 +373,7 @@ class _Reader:
                 frames.check(batch, rows, file)
                 called = partial(episodes.called, rows)
                 pictures = frames.images(batch, frames.encoded, file, called)
-                times = frames.times(batch, file) if cameras else np.zeros(0)
-                if not np.isfinite(times).all():
-                    lost = int(np.argmin(np.isfinite(times)))
-                    raise damaged(file, f"expected a {TIME} of {called(lost)}, found {times[lost]}")
-                for key in cameras:
-                    read = self.videos.codes if key in frames.codes else self.videos.pixels
-                    pictures[key] = read(key, episode, times)
+                pictures |= {key: self.videos.codes(key, rows) for key in frames.codes}
                 columns = frames.columns(batch, pictures, file, called=called)
                 yield columns, number == 0, number == episodes.lengths[episode] - 1
             if row < end:
