@@ -564,7 +564,6 @@ class Forest:
             terminated=terminated,
             truncated=truncated,
             fields=fields,
-            actions=self._action,
         )
 
     # ------------------------------------------------------------------ files

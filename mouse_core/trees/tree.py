@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.errors import ConfigError, MissingRowError, SchemaError
+from mouse_core.errors import MissingRowError, SchemaError
 from mouse_core.maps import RowMap
 from mouse_core.nested import FieldKey, flatten, map_tree, nest, path_of
 
@@ -29,7 +28,6 @@ class Steps(NamedTuple):
         dones: Done codes, int8 ``[S]``; see ``Tree``.
         terminated, truncated: The number of episodes that terminated, or were truncated, with the step, int64 ``[S]``.
         fields: Actions and other fields ``[S, ...]``, with the values of each step's latest transition.
-        actions: The names of the fields that are actions.
     """
 
     sources: Integers
@@ -40,7 +38,6 @@ class Steps(NamedTuple):
     terminated: Integers
     truncated: Integers
     fields: dict[FieldKey, npt.NDArray[Any]]
-    actions: tuple[FieldKey, ...]
 
 
 def as_arrays(rows: Any) -> Any:
@@ -52,99 +49,6 @@ def as_arrays(rows: Any) -> Any:
     values = np.empty(len(rows), object)
     values[:] = rows
     return values
-
-
-Floats = npt.NDArray[np.float64]
-
-_TOLERANCE = 1e-9
-_MOST_STEPS = 2**18
-
-
-class _Worth(NamedTuple):
-    """The linear form of edge values: ``gains + shares * (value of the child vertex)``.
-
-    Attributes:
-        gains, shares: Float64 ``[E]``.
-        children: The vertex at the end of each edge, int64 ``[E]``.
-        weights: The weight of each edge in the average of its group, float64 ``[E]``.
-        choices: The group of each edge, ``[E]``. A group is averaged: the edges of one action at a vertex, or all edges
-            of a vertex.
-    """
-
-    gains: Floats
-    shares: Floats
-    children: Integers
-    weights: Floats
-    choices: Integers
-
-
-def _worth(tree: Tree, discount: float, best: bool) -> _Worth:
-    goes_on = (discount * (1.0 - tree.steps.terminated / tree.steps.counts)).tolist()
-    rewards, bounds = tree.steps.rewards.tolist(), tree.bounds.tolist()
-    gains, shares = np.zeros(len(tree.edges)), np.zeros(len(tree.edges))
-    for edge in range(len(tree.edges)):
-        gain, share = 0.0, 1.0
-        for step in range(bounds[edge + 1] - 1, bounds[edge] - 1, -1):
-            gain, share = rewards[step] + goes_on[step] * gain, goes_on[step] * share
-        gains[edge], shares[edge] = gain, share
-    choices = tree.edges[:, 0]
-    if best and len(tree.edges):
-        pairs = np.stack([choices, _actions(tree)], axis=1)
-        choices = np.unique(pairs, axis=0, return_inverse=True)[1].reshape(-1)
-    counts = tree.counts.astype(np.float64)
-    return _Worth(gains, shares, tree.edges[:, 1], counts / np.bincount(choices, counts)[choices], choices)
-
-
-def _actions(tree: Tree) -> Integers:
-    """Return an integer for the action of each edge's first step; equal actions get equal integers."""
-    first = tree.bounds[:-1]
-    fields = {key: tree.steps.fields[key][first] for key in tree.steps.actions}
-    return RowMap().extend(nest(fields)) if fields else np.zeros(len(first), np.int64)
-
-
-def _times(shares: Floats, values: Floats) -> Floats:
-    """Return the product ``shares * values``; 0 for a share of 0, even if the value is infinite."""
-    return np.multiply(shares, values, out=np.zeros(len(shares)), where=shares != 0)
-
-
-def _settled(tree: Tree, worth: _Worth, group: list[int], vertices: Sequence[float], discount: float) -> list[float]:
-    """Compute the values of vertices on cycles by value iteration from 0.
-
-    Between n and 2 n iterations, the distance of the values from their limit shrinks at least by the factor
-    ``discount**n``. So if ``discount**n`` is at most 1/2, this distance is at most the change in the last n iterations.
-    """
-    edges = np.concatenate([tree.leaving(vertex) for vertex in group])
-    children, weights = worth.children[edges], worth.weights[edges]
-    _, first, choices = np.unique(worth.choices[edges], return_index=True, return_inverse=True)
-    begins = np.flatnonzero(np.diff(tree.edges[edges[first], 0], prepend=-1))
-    places = np.minimum(np.searchsorted(group, children), len(group) - 1)
-    within = np.asarray(group)[places] == children
-    known = np.where(within, 0.0, np.asarray(vertices)[children])
-    gains = np.bincount(choices, weights * (worth.gains[edges] + _times(worth.shares[edges], known)))
-    shares = np.where(within, weights * worth.shares[edges], 0.0)
-
-    def stepped(values: Floats, number: int) -> Floats:
-        for _ in range(number):
-            found: Any = gains + np.bincount(choices, shares * values[places])
-            values = np.asarray(np.maximum.reduceat(found, begins)) if len(found) > len(group) else found
-        return values
-
-    sure = abs(discount) < 1
-    steps = math.ceil(math.log(0.5) / math.log(abs(discount))) if sure and discount else len(group)
-    most = max(_MOST_STEPS, 4 * steps, 64 / (1 - abs(discount)) if sure else 0)
-    with np.errstate(over="ignore", invalid="ignore"):
-        values = stepped(np.zeros(len(group)), steps)
-        while steps <= most:
-            before, values = values, stepped(values, steps)
-            largest = np.max(np.abs(values), where=np.isfinite(values), initial=1.0)
-            if np.allclose(before, values, rtol=0, atol=_TOLERANCE * largest, equal_nan=True):
-                found: list[float] = values.tolist()
-                return found
-            steps *= 2
-    raise ConfigError(
-        f"discount: expected less than 1 for a tree with cycles whose values do not converge in {steps} steps, "
-        f"found {discount}"
-    )
 
 
 Path = tuple[int, ...]
@@ -465,7 +369,7 @@ class Tree:
             _, vertex, over = self._leaving[vertex][path[-1]]
         return tuple(path)
 
-    # ------------------------------------------------------------------ rollouts and values
+    # ------------------------------------------------------------------ rollouts
 
     def rollout(self, edge: int) -> Any:
         """Return the steps of an edge as rows of TED: a nested dict of arrays ``[n, ...]``, with "count"."""
@@ -491,51 +395,6 @@ class Tree:
         rows["next", *path_of(self.reward_key)] = taken.rewards[steps]
         rows |= {("next", "done"): dones != 0, ("next", "terminated"): dones == 1, ("next", "truncated"): dones == 2}
         return nest(rows | {"count": taken.counts[steps]})
-
-    def values(
-        self, discount: float = 1.0, *, best: bool = False, leaf_values: npt.ArrayLike = 0.0
-    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-        """Return the values of vertices and edges: the mean of observed returns, or with ``best`` the return of the
-        best action.
-
-        The reward of a step is the mean of the observed rewards. The value of an edge is the reward of its steps plus
-        the discounted value of the edge's end vertex, multiplied by the share of transitions that did not terminate. On
-        cycles, values are the limit of value iteration from 0, with an error of at most 1e-9 of the largest value; they
-        do not depend on the order of rollouts.
-
-        Args:
-            discount: The discount per step.
-            best: Whether the value of a vertex is the value of its best action; else, the value is the mean of the
-                values of its leaving edges, weighted by their counts. Outcomes of the same action are always averaged.
-            leaf_values: The value of vertices without leaving edges: a number, or a number for each vertex ``[V]``.
-
-        Returns:
-            Values of the vertices ``[V]`` and of the edges ``[E]``, float64.
-
-        Raises:
-            ConfigError: The values of a tree with cycles do not converge with this discount, for example 1.
-            SchemaError: ``leaf_values`` is neither a number nor a number for each vertex.
-        """
-        leaves = np.asarray(leaf_values, np.float64)
-        if leaves.shape not in ((), (len(self),)):
-            raise SchemaError(f"leaf_values: expected shape {(len(self),)}, found {leaves.shape}")
-        worth = _worth(self, float(discount), best)
-        vertices = np.broadcast_to(leaves, (len(self),)).tolist()
-        edges = list(zip(*(column.tolist() for column in worth), strict=True))
-        for group in self._groups:
-            leaving = self.leaving(group[0])
-            if len(group) > 1 or (worth.shares[leaving] * (worth.children[leaving] == group[0])).any():
-                together = sorted(group)
-                for vertex, value in zip(together, _settled(self, worth, together, vertices, discount), strict=True):
-                    vertices[vertex] = value
-            elif leaving.size:
-                found: dict[int, float] = {}
-                for gain, share, child, weight, choice in edges[leaving[0] : leaving[-1] + 1]:
-                    value = gain + share * vertices[child] if share else gain
-                    found[choice] = found.get(choice, 0.0) + weight * value
-                vertices[group[0]] = max(found.values())
-        values = np.array(vertices)
-        return values, worth.gains + _times(worth.shares, values[worth.children])
 
     # ------------------------------------------------------------------ texts and plots
 

@@ -279,21 +279,6 @@ class PlainForest:
             for (action, after), (count, total, over, cut) in self.out[state].items()
         }
 
-    def values(self, discount: float, best: bool) -> dict[int, float]:
-        """What states are worth, whose actions and outcomes come as often as they came: 400 steps from 0."""
-        values: dict[int, float] = defaultdict(float)
-        for _ in range(400):
-            found: dict[int, float] = {}
-            for state, edges in self.out.items():
-                actions: dict[int, list[tuple[float, float]]] = defaultdict(list)
-                for (action, after), (count, total, over, _) in edges.items():
-                    behind = (1 - over / count) * values[after]
-                    actions[action if best else 0].append((count, total / count + discount * behind))
-                means = [sum(n * v for n, v in each) / sum(n for n, _ in each) for each in actions.values()]
-                found[state] = max(means, default=0.0)
-            values = defaultdict(float, found)
-        return values
-
 
 def wander(seed: int, *, cycles: bool, steps: int = 40) -> tuple[dict[str, Any], PlainForest]:
     """Rows of alignment "arrived" of a random world whose actions have several outcomes, and the same as dicts."""
@@ -344,14 +329,6 @@ def test_a_forest_is_dicts_of_dicts(seed: int, cycles: bool, cut: int) -> None:
     states = compact.observation(np.arange(len(compact)))["observation"].tolist()
     for vertex in inner:  # what a compact tree keeps has a reason: an episode ended there, or a cycle has to begin
         assert compact.ended[compact.entering(vertex)[0]] or states[vertex] in plain.reached_from(states[vertex])
-    for best in (False, True):
-        values, worth = tree.values(0.9, best=best)
-        expected_values = plain.values(0.9, best)
-        for vertex, state in enumerate(tree.observation(np.arange(len(tree)))["observation"].tolist()):
-            if vertex == 0 or len(tree.leaving(vertex)):
-                assert values[vertex] == pytest.approx(expected_values[state])
-        assert compact.values(0.9, best=best)[0][0] == pytest.approx(values[0])
-        assert worth.shape == (len(tree.edges),)
 
 
 def check_tree(tree: Tree, plain: PlainForest) -> None:
@@ -403,7 +380,6 @@ def test_an_observation_that_comes_again_ends_its_path() -> None:
     assert list(tree.valid_paths()) == [(0, 0, 0)]
     loop = forest.get_tree(ROOT)
     assert (loop.edges.tolist(), loop.ended.tolist(), loop.max_length()) == ([[0, 0]], [False], 1)
-    assert tree.values(leaf_values=[9.0, 0, 0])[0].tolist() == [0, 0, 0]  # none of them is a leaf
     assert forest.get_tree({"observation": 1}).to_string() == "(0,) {'observation': 1}"
 
 
@@ -425,8 +401,8 @@ def grid(size: int, seed: int, episodes: int) -> list[dict[str, Any]]:
     return walks
 
 
-def test_values_and_paths_of_a_world_whose_moves_can_be_taken_back() -> None:
-    """The best way to the goal is as long as it is far, whatever rollouts came first; and every way is a path."""
+def test_paths_of_a_world_whose_moves_can_be_taken_back() -> None:
+    """Every way is a path, whatever rollouts came first."""
     walks = grid(3, 0, 40)
     trees = []
     for order in (walks, walks[::-1]):
@@ -437,27 +413,10 @@ def test_values_and_paths_of_a_world_whose_moves_can_be_taken_back() -> None:
     found = []
     for tree in trees:
         states = tree.observation(np.arange(len(tree)))["observation"].tolist()
-        best = dict(zip(states, tree.values(0.9, best=True)[0].tolist(), strict=True))
-        for state, value in best.items():
-            distance = 4 - sum(divmod(state, 3))
-            assert value == pytest.approx(0.9 ** (distance - 1) if distance else 0.0)
         ways = {tuple(states[v] for v in [0, *tree.edges[tree.edges_along(path), 1]]) for path in tree.valid_paths()}
-        found.append((ways, {state: round(value, 6) for state, value in zip(states, tree.values(0.9)[0], strict=True)}))
+        found.append(ways)
     assert found[0] == found[1]
-    assert len([way for way in found[0][0] if way[-1] == 8 and len(way) == 5]) == 6  # shortest ones
-
-
-def test_values_of_what_is_not_known_are_given() -> None:
-    forest = Forest()
-    forest.extend(ted([0, 1, 2], 1))
-    forest.extend(ted([1, 3], 2, done=1))
-    tree = forest.get_tree(ROOT)
-    at = {int(state): v for v, state in enumerate(tree.observation(np.arange(4))["observation"])}
-    values, _ = tree.values(0.5, leaf_values=8.0)
-    assert values[at[1]] == ((1 + 0.5 * 8) + 2) / 2  # nothing comes after 3
-    assert tree.values(0.5, leaf_values=8.0, best=True)[0][at[0]] == 1 + 0.5 * 5
-    with pytest.raises(SchemaError, match=r"leaf_values: expected shape \(4,\), found \(3,\)"):
-        tree.values(leaf_values=[1.0, 2.0, 3.0])
+    assert len([way for way in found[0] if way[-1] == 8 and len(way) == 5]) == 6  # shortest ones
 
 
 def test_shorter_paths_come_first() -> None:
