@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from mouse_core._arrow.column_types import column_type, fixed_shape
 from mouse_core.columns.episode_rows import Columns, done_codes, episode_rows
-from mouse_core.errors import ConfigError, DataError
+from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.files.reading import check_inside, damaged, read_json_object, reading
 from mouse_core.files.writing import making
 from mouse_core.formats._files.h5 import H5File, append_rows, import_h5py, leaves
@@ -38,12 +38,10 @@ from mouse_core.formats.columns import (
     is_single,
     keys_of,
     metadata_column,
-    named,
     nested,
     rows_at_once,
     to_batch,
 )
-from mouse_core.formats.rlds import at
 from mouse_core.formats.rows import file_batches
 from mouse_core.images.pixels import decode_into
 from mouse_core.metadata import DatasetMetadata
@@ -299,6 +297,13 @@ KNOWN = ("observations", "actions", "rewards", "terminations", "truncations")
 """Names of the HDF5 datasets that every episode has."""
 
 
+Location = tuple[str, ...]
+"""Place of an array in a dataset of Minari: the name of an entry, and the keys below it."""
+
+Spaces = Mapping[str, Mapping[Location, Any] | None]
+"""Specs of the leaves of ``observations`` and ``actions``, by the keys of each leaf; None for an unknown space."""
+
+
 @dataclass
 class EpisodeSlice:
     """Consecutive rows of one episode.
@@ -306,20 +311,16 @@ class EpisodeSlice:
     Args:
         episode: Index of the episode.
         begins: Index of the first row in its episode.
-        observations: Observations ``[n, ...]``, nested like the space.
-        arriving: ``actions``, ``rewards``, ``terminations`` and ``truncations`` of the transitions before the rows: n
-            values, or n - 1 if the first row begins the episode.
-        beside: Infos and other values by path, ``[n, ...]``.
-        arriving_beside: Infos and other values by path, one for each transition.
+        staying: Observations, infos and other values ``[n, ...]``.
+        arriving: Actions, rewards, flags and further values of the transitions before the rows: n values, or n - 1 if
+            the first row begins the episode.
         of_episode: The seed and the options of the episode.
     """
 
     episode: int
     begins: int
-    observations: Any
-    arriving: dict[str, Any]
-    beside: dict[str, Any] = field(default_factory=dict)
-    arriving_beside: dict[str, Any] = field(default_factory=dict)
+    staying: dict[Location, npt.NDArray[Any]]
+    arriving: dict[Location, npt.NDArray[Any]]
     of_episode: dict[str, Any] = field(default_factory=dict)
 
 
@@ -330,20 +331,40 @@ def sampled(count: int, sample: int) -> list[int]:
     return sorted({index * (count - 1) // (sample - 1) for index in range(sample)})
 
 
-def _spec_of(space: Any, where: str) -> Any:
-    """Convert a space in Minari's form to a spec, and None to None; raise DataError for another form."""
+def _leaves_of(space: Any, where: str) -> dict[Location, Any] | None:
+    """Return the specs of the leaves of a space in Minari's form by their keys; None if there is no space."""
     try:
-        return None if space is None else from_gymnasium(space, where=where)
+        spec = None if space is None else from_gymnasium(space, where=where)
     except ConfigError as error:
         raise DataError(str(error)) from error
+    if isinstance(spec, Composite):
+        return {tuple(map(str, path_of(key))): leaf for key, leaf in spec.leaves().items()}
+    return None if spec is None else {(): spec}
 
 
-def _part_of(spec: Any, name: str, where: str) -> Any:
-    """Return one entry of the spec of a nested space; None if the spec is unknown."""
-    entries = spec.entries if isinstance(spec, Composite) else {}
-    if spec is not None and name not in entries:
-        raise DataError(f"{where}: expected one of {list(entries)[:20]}, found {name!r}")
-    return entries.get(name)
+def _leaf(location: Location, spaces: Spaces) -> tuple[Location, Any]:
+    """Return the location with the keys of the space, and the spec of the leaf; None without a space.
+
+    An item of a tuple is stored under its index, or in HDF5 under ``_index_<index>``.
+    """
+    first, *keys = location
+    if first not in spaces:
+        return location, None
+    known = spaces[first]
+    plain = tuple(key.removeprefix("_index_") for key in keys)
+    if known is None:
+        return (first, *plain), None
+    for found in (tuple(keys), plain):
+        if found in known:
+            return (first, *found), known[found]
+    names = ["/".join(one) for one in known]
+    raise DataError(f"{'/'.join(location)}: expected one of {names[:20]}, found an array that the space lacks")
+
+
+def _ordered(values: Mapping[Location, npt.NDArray[Any]], spaces: Spaces) -> dict[Location, npt.NDArray[Any]]:
+    """Return arrays in the order of the spaces."""
+    ranks = [(name, *keys) for name, known in spaces.items() for keys in known or ()]
+    return {place: values[place] for place in (*(place for place in ranks if place in values), *values)}
 
 
 def _is_picture(spec: Any) -> bool:
@@ -395,32 +416,22 @@ def plain_text(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return values
 
 
-def _leaves_of(specs: Mapping[str, Any]) -> list[Any]:
-    """Return the specs of all leaves in the specs of spaces."""
-    known = [spec for spec in specs.values() if spec is not None]
-    return [leaf for spec in known for leaf in (spec.leaves().values() if isinstance(spec, Composite) else [spec])]
-
-
-def picture_bytes(specs: Mapping[str, Any]) -> int:
+def _picture_bytes(spaces: Spaces) -> int:
     """Return the size of the decoded images of a step, in bytes."""
-    return sum(math.prod(leaf.shape) for leaf in _leaves_of(specs) if _is_picture(leaf))
+    return sum(
+        math.prod(leaf.shape) for known in spaces.values() for leaf in (known or {}).values() if _is_picture(leaf)
+    )
 
 
-def spec_of_columns(observations: Any, actions: Any, schema: pa.Schema) -> Any:
-    """Return the specs of the numeric columns, by column; None if no space is known.
-
-    Args:
-        observations, actions: Specs of the spaces; None if not known.
-        schema: Schema of the rows.
-    """
-    found: dict[str, Any] = {}
-    for name, spec in (("observation", observations), ("action", actions)):
-        if isinstance(spec, Composite):
-            found |= {".".join((name, *map(str, path_of(key)))): leaf for key, leaf in spec.leaves().items()}
-        elif spec is not None:
-            found[name] = spec
-    specs = {name: _flat(leaf, schema.field(name).type) for name, leaf in found.items() if name in schema.names}
-    return {name: leaf for name, leaf in specs.items() if leaf is not None} or None
+def _spec_of_columns(spaces: Spaces, schema: pa.Schema) -> Any:
+    """Return the specs of the numeric columns, by column; None if no space is known."""
+    specs = {}
+    for entry, known in spaces.items():
+        for keys, leaf in (known or {}).items():
+            name = ".".join((entry.removesuffix("s"), *keys))
+            if name in schema.names and (spec := _flat(leaf, schema.field(name).type)) is not None:
+                specs[name] = spec
+    return specs or None
 
 
 def _flat(spec: Any, kind: pa.DataType) -> Any:
@@ -434,7 +445,7 @@ def _flat(spec: Any, kind: pa.DataType) -> Any:
 
 
 def arrow_pieces(
-    path: Path, metadata: Mapping[str, Any], specs: Mapping[str, Any], *, rows: int, infos: bool, sample: int = 0
+    path: Path, metadata: Mapping[str, Any], spaces: Spaces, *, rows: int, infos: bool, sample: int = 0
 ) -> Iterator[EpisodeSlice]:
     """Yield pieces of all episodes in a folder of Arrow or Parquet files, with the arguments of ``h5_pieces``."""
     suffix = metadata["data_format"]
@@ -448,8 +459,8 @@ def arrow_pieces(
         begins, before = 0, None
         for file in files:
             with reading(file):
-                for batch in _record_batches(file, rows, picture_bytes(specs)):
-                    piece, before = _arrow_piece(batch, number, begins, before, specs, infos)
+                for batch in _record_batches(file, rows, _picture_bytes(spaces)):
+                    piece, before = _arrow_piece(batch, number, begins, before, spaces, infos)
                     begins += batch.num_rows
                     piece.of_episode = of_episode
                     yield piece
@@ -482,42 +493,49 @@ def _record_batches(file: Path, rows: int, decoded: int) -> Iterator[pa.RecordBa
 
 
 def _arrow_piece(
-    batch: pa.RecordBatch, number: int, begins: int, before: Any, specs: Mapping[str, Any], infos: bool
+    batch: pa.RecordBatch, number: int, begins: int, before: Any, spaces: Spaces, infos: bool
 ) -> tuple[EpisodeSlice, Any]:
     """Return a piece, and the action and results of the transition that begins at the piece's last row."""
     missing = [name for name in KNOWN if name not in batch.schema.names]
     if missing:
         raise DataError(f"expected columns {list(KNOWN)}, found no {missing} among {batch.schema.names}")
-    values = {name: _arrow_values(batch.column(name), specs.get(name), name) for name in KNOWN}
-    observations = values.pop("observations")
-    arriving = {
-        name: at(value, slice(None, -1)) if begins == 0 else _shift(before[name], value)
-        for name, value in values.items()
-    }
-    last = {name: at(value, slice(-1, None)) for name, value in values.items()}
-    beside: dict[str, Any] = {}
-    if infos and "infos" in batch.schema.names:
-        _infos(batch.column("infos"), "infos", beside)
-    for name in batch.schema.names:
-        if name not in KNOWN and name not in ("infos", "episode_id"):
-            beside[name] = from_arrow(batch.column(name), where=name)
-    return EpisodeSlice(number, begins, observations, arriving, beside), last
+    staying, arriving, last = {}, {}, {}
+    for column, array in zip(batch.schema, batch.columns, strict=True):
+        if column.name == "episode_id" or (column.name == "infos" and not infos):
+            continue
+        for location, leaf_field, leaf in _struct_leaves((), column, array):
+            place, spec = _leaf(location, spaces)
+            values = _arrow_values(leaf, leaf_field, spec, place)
+            if column.name not in KNOWN[1:]:
+                staying[place] = values
+            else:
+                arriving[place] = values[:-1] if begins == 0 else np.concatenate([before[place], values[:-1]])
+                last[place] = values[-1:]
+    return EpisodeSlice(number, begins, _ordered(staying, spaces), _ordered(arriving, spaces)), last
 
 
-def _arrow_values(array: Any, spec: Any, where: str) -> Any:
-    if pa.types.is_struct(array.type):
-        parts = {}
-        for child, part in zip(array.type, array.flatten(), strict=True):
-            here = f"{where}/{child.name}"
-            parts[child.name] = _arrow_values(part, _part_of(spec, child.name, here), here)
-        return parts
-    if array.null_count and _texts(array.type):
+def _struct_leaves(above: Location, column: pa.Field, array: Any) -> Iterator[tuple[Location, pa.Field, Any]]:
+    """Yield the location, the field and the values of each leaf of a column, which may be a nested struct."""
+    location = (*above, column.name)
+    if not pa.types.is_struct(column.type):
+        yield location, column, array
+        return
+    for child, part in zip(column.type, array.flatten(), strict=True):
+        yield from _struct_leaves(location, child, part)
+
+
+def _arrow_values(array: Any, column: pa.Field, spec: Any, place: Location) -> npt.NDArray[Any]:
+    where = "/".join(place)
+    if place[0] in KNOWN and array.null_count and _texts(array.type):
         # Values of the transition that begins at a row have a placeholder in an episode's last row; for texts, null.
         array = array.fill_null(b"" if pa.types.is_binary(array.type) else "")
     values = from_arrow(array, where=where)
-    if _is_picture(spec) and where.startswith("actions") and values.dtype.kind == "O":
+    if _is_picture(spec) and place[0] == "actions" and values.dtype.kind == "O":
         values = values.copy()
         values[values == b""] = values[0]
+    shape = (column.metadata or {}).get(b"shape", b"") if place[0] == "infos" else b""
+    if shape:
+        values = values.reshape(len(values), *(int(size) for size in shape.split(b",")))
     return shaped(values, spec, where=where)
 
 
@@ -525,40 +543,18 @@ def _texts(data_type: pa.DataType) -> bool:
     return bool(pa.types.is_string(data_type) or pa.types.is_binary(data_type) or pa.types.is_large_string(data_type))
 
 
-def _infos(array: Any, path: str, found: dict[str, Any]) -> None:
-    for child, part in zip(array.type, array.flatten(), strict=True):
-        here = f"{path}/{child.name}"
-        if pa.types.is_struct(child.type):
-            _infos(part, here, found)
-            continue
-        values = from_arrow(part, where=here)
-        shape = (child.metadata or {}).get(b"shape", b"").split(b",")
-        if shape != [b""]:
-            values = values.reshape(len(values), *(int(size) for size in shape))
-        found[here] = values
-
-
-def _shift(before: Any, value: Any) -> Any:
-    """Move nested values to the next row; ``before`` becomes the first row."""
-    if isinstance(value, Mapping):
-        return {name: _shift(before[name], item) for name, item in value.items()}
-    if isinstance(value, tuple):
-        return tuple(_shift(one, item) for one, item in zip(before, value, strict=True))
-    return np.concatenate([before, value[:-1]])
-
-
 EPISODES_AT_ONCE = 32
 
 
 def h5_pieces(
-    path: Path, metadata: Mapping[str, Any], specs: Mapping[str, Any], *, rows: int, infos: bool, sample: int = 0
+    path: Path, metadata: Mapping[str, Any], spaces: Spaces, *, rows: int, infos: bool, sample: int = 0
 ) -> Iterator[EpisodeSlice]:
     """Yield pieces of all episodes of an HDF5 file.
 
     Args:
         path: The file.
         metadata: The content of ``metadata.json``.
-        specs: The specs of ``observations`` and ``actions``; None if unknown.
+        spaces: The specs of ``observations`` and ``actions``.
         rows: Largest number of rows of a piece.
         infos: Whether to read infos.
         sample: Number of evenly spaced episodes, of which only the first rows are read. With 0, all rows of all
@@ -577,7 +573,7 @@ def h5_pieces(
         for start in range(0, len(numbers), EPISODES_AT_ONCE):
             some = numbers[start : start + EPISODES_AT_ONCE]
             for number, tree in zip(some, file.trees([f"/episode_{number}" for number in some]), strict=True):
-                episode = _H5Episode(file.path, number, tree, specs, infos)
+                episode = _H5Episode(file.path, number, tree, spaces, infos)
                 step = rows_at_once(episode.row_bytes, most=rows)
                 for begin in range(0, 1 if sample else episode.length + 1, step):
                     stop = min(begin + step, episode.length + 1)
@@ -599,7 +595,7 @@ def _h5_read(file: H5File, waiting: list[tuple[_H5Episode, int, int]]) -> Iterat
 class _H5Episode:
     """The HDF5 datasets of an episode: their paths, and how many rows each has."""
 
-    def __init__(self, path: str, number: int, tree: dict[str, Any], specs: Mapping[str, Any], infos: bool) -> None:
+    def __init__(self, path: str, number: int, tree: dict[str, Any], spaces: Spaces, infos: bool) -> None:
         self._path = path
         self._number = number
         self._where = f"episode {number}"
@@ -611,21 +607,20 @@ class _H5Episode:
         options = {key[8:]: value for key, value in tree["attributes"].items() if key.startswith("options/")}
         if options:
             self.of_episode["options"] = json.dumps(options, sort_keys=True)
-        self._tree = {name: part for name, part in parts.items() if infos or name != "infos"}
-        self._specs = specs
+        self._spaces = spaces
         rewards = parts["rewards"]
         if rewards["kind"] != "number" or len(rewards["shape"]) != 1:
             raise damaged(
                 path, f"rewards: expected one number a step, found shape {rewards.get('shape')}", at=self._where
             )
         self.length = int(rewards["shape"][0])
-        self._leaves: list[tuple[str, dict[str, Any], int]] = []
-        self.row_bytes = picture_bytes(specs)
-        self._collect()
+        self._leaves: list[tuple[Location, bool]] = []  # locations, and whether the values belong to transitions
+        self.row_bytes = _picture_bytes(spaces)
+        self._collect({name: part for name, part in parts.items() if infos or name != "infos"})
 
-    def _collect(self) -> None:
-        for path, part in leaves({"items": self._tree}):
-            here, first = f"/{'/'.join(path)}", path[0]
+    def _collect(self, tree: Mapping[str, Any]) -> None:
+        for location, part in leaves({"items": tree}):
+            first = location[0]
             if first not in (*KNOWN, "infos") and (part["kind"] == "empty" or not part["shape"]):
                 continue  # a single value does not show the number of steps
             length = part["shape"][0] if part["shape"] else None
@@ -633,48 +628,31 @@ class _H5Episode:
             if length not in wanted or part["kind"] == "other":
                 raise damaged(
                     self._path,
-                    f"{here[1:]}: expected {sorted(wanted)} rows of numbers or text for {self.length} rewards, "
-                    f"found {part['kind']} {part['dtype']} {part['shape']}"
+                    f"{'/'.join(location)}: expected {sorted(wanted)} rows of numbers or text for {self.length} "
+                    f"rewards, found {part['kind']} {part['dtype']} {part['shape']}"
                     + ("; infos=False reads the rest" if first == "infos" else ""),
                     at=self._where,
                 )
-            self._leaves.append((here, part, length))
+            self._leaves.append((location, length == self.length))
             width = int(np.prod(part["shape"][1:], dtype=np.float64))
             self.row_bytes += width * (np.dtype(part["dtype"]).itemsize if part["kind"] == "number" else 64)
 
     def items(self, begin: int, stop: int) -> list[tuple[str, int, int]]:
         """Return the arguments of ``H5File.read`` for rows ``begin .. stop - 1``."""
-        shifts = [(path, length == self.length) for path, _, length in self._leaves]
-        return [(f"/episode_{self._number}{path}", max(begin - shift, 0), stop - shift) for path, shift in shifts]
+        return [
+            (f"/episode_{self._number}/{'/'.join(location)}", max(begin - moves, 0), stop - moves)
+            for location, moves in self._leaves
+        ]
 
     def piece(self, begin: int, values: list[npt.NDArray[Any]]) -> EpisodeSlice:
         """Return the piece for values that were read from row ``begin`` on."""
-        by_path = {path: value for (path, _, _), value in zip(self._leaves, values, strict=True)}
-        shifted = {path for path, _, length in self._leaves if length == self.length}
+        parts: tuple[dict[Location, Any], dict[Location, Any]] = ({}, {})
         with reading(self._path, at=self._where):
-            nested = {key: _nested(self._tree[key], by_path, f"/{key}", self._specs.get(key)) for key in KNOWN}
-        parts: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
-        for path, value in by_path.items():
-            if path.split("/")[1] not in KNOWN:
-                parts[path in shifted][path[1:]] = plain_text(value)
-        observations = nested.pop("observations")
-        return EpisodeSlice(self._number, begin, observations, nested, *parts, self.of_episode)
-
-
-def _nested(tree: Mapping[str, Any], values: Mapping[str, Any], path: str, spec: Any) -> Any:
-    """Return the values of a subtree, nested like the spec. Groups ``_index_<i>`` become the items of a tuple."""
-    if tree["kind"] == "group":
-        parts, entries = {}, spec.entries if isinstance(spec, Composite) else {}
-        for name, item in tree["items"].items():
-            index = name if name in entries else name.removeprefix("_index_")
-            here = f"{path}/{name}"
-            parts[index] = _nested(item, values, here, _part_of(spec, index, here))
-        if spec is None and parts and all(name.startswith("_index_") for name in tree["items"]):
-            return tuple(parts[str(index)] for index in range(len(parts)))
-        return {name: parts[name] for name in entries if name in parts} | parts
-    if path not in values:
-        raise DataError(f"{path[1:]}: expected one value per step, found a single value")
-    return shaped(values[path], spec, where=path[1:])
+            for (location, moves), value in zip(self._leaves, values, strict=True):
+                place, spec = _leaf(location, self._spaces)
+                parts[moves][place] = shaped(value, spec, where="/".join(location))
+        staying, arriving = (_ordered(part, self._spaces) for part in parts)
+        return EpisodeSlice(self._number, begin, staying, arriving, self.of_episode)
 
 
 _PIECES = {"hdf5": h5_pieces, "arrow": arrow_pieces, "parquet": arrow_pieces}
@@ -715,14 +693,14 @@ def read_minari(
     check_inside([folder / "metadata.json", source], Path(path))
     with reading(folder):
         names = {"observations": "observation_space", "actions": "action_space"}
-        specs = {key: _spec_of(metadata.get(name), name) for key, name in names.items()}
+        spaces = {key: _leaves_of(metadata.get(name), name) for key, name in names.items()}
     pieces = _PIECES[metadata["data_format"]]
-    schema = _schema(pieces(source, metadata, specs, rows=2, infos=infos, sample=_SAMPLED), str(source))
+    schema = _schema(pieces(source, metadata, spaces, rows=2, infos=infos, sample=_SAMPLED), str(source))
 
     def batches() -> Iterator[pa.RecordBatch]:
         held: list[pa.RecordBatch] = []
         count = 0
-        for piece in pieces(source, metadata, specs, rows=batch_rows, infos=infos):
+        for piece in pieces(source, metadata, spaces, rows=batch_rows, infos=infos):
             where = f"{source}, episode {piece.episode}"
             with reading(source, at=f"episode {piece.episode}"):
                 batch = to_batch(_columns(piece), schema, where=where)
@@ -742,13 +720,13 @@ def read_minari(
         batches,
         episodes=episodes,
         rows=None if steps is None or episodes is None else steps + episodes,
-        notes=_notes(metadata, specs),
+        notes=_notes(metadata, spaces),
         format_metadata=metadata,
         metadata=in_stored_layout(
             DatasetMetadata(
                 "arrived",
                 environments=_environments(metadata),
-                spec=spec_of_columns(specs["observations"], specs["actions"], schema),
+                spec=_spec_of_columns(spaces, schema),
             ),
             schema,
         ),
@@ -792,8 +770,8 @@ def _metadata(folder: Path) -> dict[str, Any]:
     return metadata
 
 
-def _notes(metadata: dict[str, Any], specs: dict[str, Any]) -> tuple[str, ...]:
-    if metadata.get("jpeg_encoding", True) and any(map(_is_picture, _leaves_of(specs))):
+def _notes(metadata: dict[str, Any], spaces: Spaces) -> tuple[str, ...]:
+    if metadata.get("jpeg_encoding", True) and _picture_bytes(spaces):
         return ("Pictures may have been recorded as JPEG, which is not lossless (jpeg_encoding in metadata.json).",)
     return ()
 
@@ -816,19 +794,29 @@ def _schema(samples: Iterator[EpisodeSlice], where: str) -> pa.Schema:
 
 def _columns(piece: EpisodeSlice) -> Columns:
     """Return the rows of a piece."""
-    arriving: Columns = named("action", piece.arriving["actions"])
-    for name in ("rewards", "terminations", "truncations"):
-        values = piece.arriving[name]
+    results = {}
+    for name in KNOWN[2:]:
+        values = piece.arriving.pop((name,))
         if values.ndim != 1 or values.dtype.kind not in "biuf":
             raise DataError(f"{name}: expected one number a step, found {values.dtype} {list(values.shape[1:])}")
-    arriving["reward"] = piece.arriving["rewards"]
-    arriving["done"] = done_codes(piece.arriving["terminations"], piece.arriving["truncations"])
-    arriving |= {metadata_column(path): values for path, values in piece.arriving_beside.items()}
-    staying = named("observation", piece.observations)
-    staying |= {metadata_column(path): values for path, values in piece.beside.items()}
+        results[name] = values
+    arriving, staying = _named(piece.arriving), _named(piece.staying)
+    arriving |= {"reward": results["rewards"], "done": done_codes(results["terminations"], results["truncations"])}
     count = len(next(iter(staying.values())))
     if "seed" in piece.of_episode:
         staying["metadata_episode_seed"] = np.full(count, int(piece.of_episode["seed"]), np.int64)
     if "options" in piece.of_episode:
         staying["metadata_episode_options"] = np.full(count, piece.of_episode["options"], dtype=object)
     return episode_rows(staying, arriving, begins=piece.begins)
+
+
+def _named(values: Mapping[Location, npt.NDArray[Any]]) -> Columns:
+    """Return arrays by column name."""
+    columns: Columns = {}
+    for place, array in values.items():
+        whole = {"observations": "observation", "actions": "action"}.get(place[0])
+        name = metadata_column("/".join(place)) if whole is None else ".".join((whole, *place[1:]))
+        if name in columns:
+            raise SchemaError(f"{name}: expected arrays of different column names, found two of this name")
+        columns[name] = array
+    return columns
