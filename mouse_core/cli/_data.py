@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def add_source(parser: argparse.ArgumentParser, *, hub: bool = False) -> None:
     """Add the arguments that select the data of a command, and the reading options."""
     more = ", or namespace/name of a dataset on the Hub" if hub else ""
-    ids = "a dataset of a library by its id: minari:NAME, lerobot:NAME, hf:NAME or tfds:NAME"
+    ids = "a dataset of a library by its id: minari:NAME, lerobot:NAME or hf:NAME"
     add = parser.add_argument
     add("source", metavar="SOURCE", help=f"a file or folder of any format, an address, {ids}{more}")
     kinds = "d4rl, minari, robomimic, rows and others, or a YAML file with the layout of arrays or topics"

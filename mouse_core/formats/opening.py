@@ -85,7 +85,7 @@ def _hub_folder(name: str, *, scheme: str = "hf", cache: Path | None = None) -> 
         cache: The folder that is searched and used for downloads, unless the cache of the Hub's client has the dataset.
     """
     repo_id, at, revision = name.partition("@")
-    if repo_id.count("/") > 1 or ":" in name:
+    if repo_id.count("/") > 1:
         raise ConfigError(f"{scheme}:{name}: expected namespace/name, or namespace/name@revision, found {name!r:.200}")
     where = f"{scheme}:{name}: not complete in the Hub's cache"
     by_hand, install = f"`hf download --repo-type dataset {repo_id}` does", "'mouse-data[remote]'"
@@ -126,45 +126,17 @@ def _minari_folder(name: str) -> Path:
     return folder
 
 
-_VERSION = re.compile(r"\d+\.\d+\.\d+")
-
-
-def _tfds_folder(name: str) -> Path:
-    """Return the folder of the newest version of a dataset of TFDS; see ``located``."""
-    said = os.environ.get("TFDS_DATA_DIR")
-    root = Path(said) if said else Path.home() / "tensorflow_datasets"
-    plain, _, version = name.partition(":")
-    folder = root / plain / version
-    if (found := _prepared(folder)) is not None:
-        return found
-    where, by_hand = f"tfds:{name}: not in {folder}", f"`tfds build {plain}`, or tfds.load of it, does"
-    install = "tensorflow tensorflow-datasets"
-    with _downloading("tensorflow_datasets", "TFDS", where=where, by_hand=by_hand, install=install) as tfds:
-        builder = tfds.builder(name, data_dir=str(root))
-        builder.download_and_prepare()
-        return Path(builder.data_dir)
-
-
-def _prepared(folder: Path) -> Path | None:
-    """Return the folder itself if it is a version of a dataset, else the newest version below the folder, or None."""
-    if (folder / "features.json").is_file():
-        return folder
-    versions = [file.parent for file in folder.glob("*/features.json") if _VERSION.fullmatch(file.parent.name)]
-    return max(versions, key=lambda path: tuple(map(int, path.name.split("."))), default=None)
-
-
 ID_SCHEMES: Mapping[str, str] = MappingProxyType(
     {
         "minari": "minari:D4RL/pointmaze/umaze-v2, a dataset of Minari",
         "lerobot": "lerobot:namespace/name, with @revision behind it or not, a LeRobotDataset on the Hub",
         "hf": "hf:namespace/name, with @revision behind it or not, any dataset of the Hub whose format is read",
-        "tfds": "tfds:name, tfds:name/config or tfds:name/config:1.0.0, an RLDS dataset of TFDS",
     }
 )
 """Prefixes of dataset ids; for each prefix, an example and the kind of dataset."""
 
-_FOLDERS = {"minari": _minari_folder, "lerobot": _lerobot_folder, "hf": _hub_folder, "tfds": _tfds_folder}
-_NAME = re.compile(r"[A-Za-z0-9][\w.+-]*(/[A-Za-z0-9][\w.+-]*)*([:@][\w./+-]+)?")
+_FOLDERS = {"minari": _minari_folder, "lerobot": _lerobot_folder, "hf": _hub_folder}
+_NAME = re.compile(r"[A-Za-z0-9][\w.+-]*(/[A-Za-z0-9][\w.+-]*)*(@[\w./+-]+)?")
 
 
 def is_id(source: Any) -> bool:
@@ -194,7 +166,7 @@ def located(source: str) -> tuple[Path, str | None]:
             to install.
     """
     scheme, _, name = source.partition(":")
-    if not _NAME.fullmatch(name) or ".." in re.split(r"[/:@]", name):
+    if not _NAME.fullmatch(name) or ".." in re.split(r"[/@]", name):
         raise ConfigError(f"{source}: expected an id as {ID_SCHEMES[scheme]}, found {name!r:.200}")
     if os.path.lexists(source):
         raise ConfigError(

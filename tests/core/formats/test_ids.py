@@ -1,7 +1,7 @@
 """Datasets by the ids of other libraries: found in their caches, fetched by them, or refused in a line."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +15,6 @@ from mouse_core import ConfigError, DatasetStore, formats
 from mouse_core.cli import main
 from mouse_core.formats.base import stream_of
 from mouse_core.formats.minari import write_minari
-from mouse_core.formats.tfds import write_tfds
 from mouse_core.formats.verifying import verify
 from mouse_core.view.opening import open_data
 from tests.core.hub_client import REPO, make_store, push
@@ -23,8 +22,8 @@ from tests.core.hub_server import HubServer, running_hub
 from tests.core.test_lerobot import Robot
 
 
-def rows(count: int = 6) -> formats.RowStream:
-    store = DatasetStore()
+def rows() -> formats.RowStream:
+    count, store = 6, DatasetStore()
     store.extend(
         {
             "action": np.arange(count, dtype=np.float32)[:, None],
@@ -41,7 +40,6 @@ def rows(count: int = 6) -> formats.RowStream:
 def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every library's cache is a folder of this test's own, and so is the folder that paths are looked up in."""
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
-    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "tfds"))
     monkeypatch.setenv("HF_LEROBOT_HOME", str(tmp_path / "lerobot"))
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     (tmp_path / "here").mkdir()
@@ -61,29 +59,15 @@ def put_minari(folder: Path) -> None:
     write_minari(rows(), folder / "minari" / "toy" / "walk-v1")
 
 
-def put_tfds(folder: Path) -> None:
-    for version, count in (("1.9.0", 4), ("1.10.0", 6)):
-        write_tfds(rows(count), folder / "tfds" / "toy_walk" / version, name="toy_walk", version=version)
-
-
-@pytest.mark.parametrize(("put", "name"), [(put_minari, "minari:toy/walk-v1"), (put_tfds, "tfds:toy_walk")])
-def test_what_lies_in_a_cache_is_read_there(
-    put: Callable[[Path], None], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    put(tmp_path)
-    for library in ("minari", "tensorflow_datasets"):
-        monkeypatch.setitem(sys.modules, library, None)  # not asked, and not needed
-    found = formats.open(name)
-    assert found.format == name.partition(":")[0]
+def test_what_lies_in_a_cache_is_read_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_minari(tmp_path)
+    monkeypatch.setitem(sys.modules, "minari", None)  # not asked, and not needed
+    found = formats.open("minari:toy/walk-v1")
+    assert found.format == "minari"
     assert found.to_table().column("observation").to_pylist() == rows().to_table().column("observation").to_pylist()
-    with open_data(name) as same:  # what mouse stats works on
+    with open_data("minari:toy/walk-v1") as same:  # what mouse stats works on
         assert len(same) == 6
-    assert verify(name).digest == found.digest()
-
-
-def test_a_version_is_chosen(tmp_path: Path) -> None:
-    put_tfds(tmp_path)
-    assert formats.open("tfds:toy_walk:1.9.0").to_table().num_rows == 4
+    assert verify("minari:toy/walk-v1").digest == found.digest()
 
 
 def test_lerobots_own_cache_comes_first(tmp_path: Path) -> None:
@@ -118,32 +102,20 @@ def test_datasets_of_the_hub_are_fetched_once(hub: HubServer, tmp_path: Path, mo
     assert formats.open(tmp_path / "rows").digest() == found.digest()
 
 
-def test_libraries_are_asked_to_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stand-ins are asked as the libraries are: by the name, and once."""
-    asked: list[Any] = []
+def test_a_library_is_asked_to_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in is asked as the library is: by the name, and once."""
+    asked: list[str] = []
     put_minari(tmp_path / "server")
-    put_tfds(tmp_path / "server")
 
     def download(name: str) -> None:
         asked.append(name)
         print("Downloading")
         (tmp_path / "server" / "minari").rename(tmp_path / "minari")
 
-    class Builder:
-        data_dir = str(tmp_path / "tfds" / "toy_walk" / "1.10.0")
-
-        def download_and_prepare(self) -> None:
-            (tmp_path / "server" / "tfds").rename(tmp_path / "tfds")
-
-    def builder(name: str, *, data_dir: str) -> Any:
-        asked.append((name, data_dir))
-        return Builder()
-
     monkeypatch.setitem(sys.modules, "minari", SimpleNamespace(download_dataset=download))
-    monkeypatch.setitem(sys.modules, "tensorflow_datasets", SimpleNamespace(builder=builder))
-    for name in ("minari:toy/walk-v1", "tfds:toy_walk") * 2:
-        assert formats.open(name).to_table().num_rows == 6
-    assert asked == ["toy/walk-v1", ("toy_walk", str(tmp_path / "tfds"))]
+    for _ in range(2):
+        assert formats.open("minari:toy/walk-v1").to_table().num_rows == 6
+    assert asked == ["toy/walk-v1"]
 
 
 @pytest.mark.parametrize(
@@ -169,7 +141,6 @@ def test_without_a_connection_a_line_says_what_to_do(
     ("name", "library", "wanted"),
     [
         ("minari:toy/walk-v1", "minari", r"pip install 'minari\[hf,hdf5\]'"),
-        ("tfds:toy_walk", "tensorflow_datasets", "pip install tensorflow tensorflow-datasets"),
         ("hf:a/b", "huggingface_hub", r"pip install 'mouse-data\[remote\]'"),
     ],
 )
@@ -182,14 +153,12 @@ def test_a_library_that_is_missing_is_named(
 
 
 def test_a_library_that_misses_another_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As TFDS does without TensorFlow, of which only what builds datasets has need."""
+    def download(name: str) -> None:
+        raise ModuleNotFoundError("No module named 'gcsfs'")
 
-    def builder(name: str, *, data_dir: str) -> Any:
-        raise ModuleNotFoundError("No module named 'tensorflow'")
-
-    monkeypatch.setitem(sys.modules, "tensorflow_datasets", SimpleNamespace(builder=builder))
-    with pytest.raises(ImportError, match=r"TFDS needs .*: pip install tensorflow .*No module named 'tensorflow'"):
-        formats.open("tfds:toy_walk")
+    monkeypatch.setitem(sys.modules, "minari", SimpleNamespace(download_dataset=download))
+    with pytest.raises(ImportError, match=r"Minari needs .*: pip install 'minari.*No module named 'gcsfs'"):
+        formats.open("minari:toy/walk-v1")
 
 
 def test_a_path_of_the_same_name_is_neither_taken_nor_left_silently(tmp_path: Path) -> None:
@@ -210,9 +179,9 @@ def test_a_path_of_the_same_name_is_neither_taken_nor_left_silently(tmp_path: Pa
         ("minari:../../etc", "expected an id as minari:D4RL"),
         ("minari:/etc", "expected an id as minari:D4RL"),
         ("minari:toy/walk", r"minari:toy/walk: not in .*expected a version after the name, as in toy/walk-v0"),
-        ("tfds:a:../b", "expected an id as tfds:name"),
+        ("hf:a/b@../c", "expected an id as hf:namespace"),
         ("hf:a/b/c", "expected namespace/name"),
-        ("minary:toy/walk-v1", r"ids of datasets begin with one of \['minari', 'lerobot', 'hf', 'tfds'\]"),
+        ("minary:toy/walk-v1", r"ids of datasets begin with one of \['minari', 'lerobot', 'hf'\]"),
     ],
 )
 def test_names_that_are_none(name: str, wanted: str) -> None:
@@ -224,4 +193,4 @@ def test_an_id_says_the_format(tmp_path: Path) -> None:
     put_minari(tmp_path)
     with pytest.raises(ConfigError, match="format: expected 'minari', the format of the id, found 'd4rl'"):
         formats.open("minari:toy/walk-v1", format="d4rl")
-    assert list(formats.ID_SCHEMES) == ["minari", "lerobot", "hf", "tfds"]
+    assert list(formats.ID_SCHEMES) == ["minari", "lerobot", "hf"]
