@@ -290,7 +290,7 @@ def test_goals_are_read_before_anything_changes_them() -> None:
     ReplayBuffer(ArrayStorage(5), transform=[NextView(), relabel, lambda batch: batch])
     single = {"index": np.arange(3), "mask": np.ones((3, 2), bool), "desired_goal": np.zeros((3, 2, 1))}
     single |= {"done": np.zeros((3, 2)), "next": {"achieved_goal": np.zeros((3, 2, 1)), "reward": np.zeros((3, 2))}}
-    with pytest.raises(SchemaError, match="for single transitions, expected goals from their episodes"):
+    with pytest.raises(SchemaError, match="expected goals from the episodes of the transitions, found none"):
         relabel(single, Key(0, Purpose.REPLAY))
 
 

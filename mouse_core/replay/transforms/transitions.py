@@ -66,8 +66,6 @@ class HindsightRelabel:
     as the transition, so that a later ``NStep`` sums the rewards of one goal. In slices each step gets its own goal, so
     a buffer of slices with this transform and ``NStep`` or ``ReturnsToGo`` raises ConfigError.
 
-    If called directly with slices ``[N, T]``, the transform uses only the steps of the slice.
-
     The goal is set at the root and under ``next``. The reward is ``compute_reward(achieved, goal, batch)``, with the
     achieved goal of the transition (under ``next``). A field ``relabelled``, bool, marks the transitions with a new
     goal.
@@ -94,7 +92,8 @@ class HindsightRelabel:
     Raises:
         ConfigError: An argument is out of range, or a function does not accept the three arguments.
         MissingFieldError: The batch lacks one of the fields.
-        SchemaError: The batch does not consist of slices, or the rewards do not have the shape ``[N, T]``.
+        SchemaError: The batch does not consist of slices, or the rewards do not have the shape ``[N, T]``; or no buffer
+            drew goals for the batch, and the strategy is not "random".
     """
 
     compute_reward: Callable[[Array, Array, Any], Array]
@@ -156,7 +155,8 @@ class HindsightRelabel:
             first, last = np.maximum(first, step - self.horizon), np.minimum(last, step + self.horizon)
         uniform = key.uniform(2 * step.size).reshape(2, *step.shape)
         there = last >= step
-        pick = np.where(there, self._pick(first, last, uniform[1]) + behind, step)
+        chosen = np.minimum(first + (uniform[1] * (last - first + 1)).astype(np.int64), last)
+        pick = np.where(there, (last if self.strategy == "final" else chosen) + behind, step)
         goals = storage.read(key_of(source), episodes.slots_of(pick, env))
         drawn = (uniform[0] < self.ratio) & there
         if cut:
@@ -185,7 +185,7 @@ class HindsightRelabel:
             ahead = xp.arange(codes.shape[1] if left.shape[1] == 1 else 1, device=place)
             valid = valid & (ahead[None, :] < xp.asarray(left, device=place))
         if taken is None or drawn is None:
-            taken, drawn = self._drawn_here(batch, achieved, codes, valid, key)
+            taken, drawn = self._drawn_here(batch, achieved, valid, key)
         taken, drawn = xp.asarray(taken, device=place), xp.asarray(drawn, device=place)
         new = drawn & valid
         if drawn.shape[1] < codes.shape[1]:
@@ -213,58 +213,29 @@ class HindsightRelabel:
             )
         return replaced(made, changes)
 
-    def _drawn_here(self, batch: Any, achieved: Array, codes: Array, valid: Array, key: Key) -> tuple[Array, Array]:
-        """Draw goals from the batch; return the goals, and the mask of the transitions that get a new goal."""
-        index = find_any(batch, "index")
-        single = index is not None and index.ndim == 1
-        if single and self.strategy != "random":
+    def _drawn_here(self, batch: Any, achieved: Array, valid: Array, key: Key) -> tuple[Array, Array]:
+        """Draw goals from all transitions of the batch; return the goals, and the mask of the transitions that get a
+        new goal.
+        """
+        if self.strategy != "random":
             raise SchemaError(
-                "HindsightRelabel: for single transitions, expected goals from their episodes, found none; pass this "
+                "HindsightRelabel: expected goals from the episodes of the transitions, found none; pass this "
                 f"transform to the buffer that draws the transitions, and keep the fields {list(GATHERED)}"
             )
-        there = on_host(valid)
+        index, there = find_any(batch, "index"), on_host(valid)
         length = there.shape[1]
-        if single:  # the following steps are not part of the batch
+        if index is not None and index.ndim == 1:  # the steps that follow single transitions are not part of the batch
             there = there[:, :1]
-        drawn, source = self._draw(on_host(codes)[:, : there.shape[1]], there, key)
+        uniform = key.uniform(2 * there.size).reshape(2, *there.shape)
+        (everywhere,) = np.nonzero(there.reshape(-1))
+        source = (uniform[1] * len(everywhere)).astype(np.int64)
+        source = everywhere[source] if len(everywhere) else source
+        # Example: with one of 3 steps per row, place 2 of the mask is place 6 of the batch.
         source = source // there.shape[1] * length + source % there.shape[1]
         xp, place = namespace(achieved), device_of(achieved)
         flat = achieved.reshape((-1, *achieved.shape[2:]))
         taken = flat[xp.asarray(source.reshape(-1), device=place)]
-        return taken.reshape((*source.shape, *achieved.shape[2:])), drawn
-
-    def _draw(
-        self, codes: npt.NDArray[Any], valid: npt.NDArray[Any], key: Key
-    ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
-        """Return the mask of transitions that get a new goal, and the flat indices of the transitions that provide the
-        goals.
-        """
-        count, length = codes.shape
-        uniform = key.uniform(2 * count * length).reshape(2, count, length)
-        chosen = (uniform[0] < self.ratio) & valid
-        if self.strategy == "random":
-            everywhere = np.flatnonzero(valid)
-            pick = (uniform[1] * len(everywhere)).astype(np.int64)
-            return chosen, everywhere[pick] if len(everywhere) else np.zeros_like(pick)
-        # A step is the last known step of its episode if it ends the episode, or if the next step is missing.
-        closes = codes != ALIVE
-        closes[:, :-1] |= ~valid[:, 1:]
-        episodes = EpisodeIndex(count, length)
-        episodes.extend(closes.T, None)
-        env, step = np.divmod(np.arange(count * length).reshape(codes.shape), length)
-        begin, end, _ = episodes.episode_of(step, env)
-        first = begin if self.strategy == "episode" else step
-        return chosen, env * length + self._pick(first, end - 1, uniform[1])
-
-    def _pick(
-        self, first: npt.NDArray[np.int64], last: npt.NDArray[np.int64], uniform: npt.NDArray[np.float64]
-    ) -> npt.NDArray[np.int64]:
-        """Choose one of the steps ``first .. last`` by a number in ``[0, 1)``, or the last step, depending on the
-        strategy.
-        """
-        if self.strategy == "final":
-            return last
-        return np.minimum(first + (uniform * (last - first + 1)).astype(np.int64), last)
+        return taken.reshape((*source.shape, *achieved.shape[2:])), (uniform[0] < self.ratio) & there
 
     @staticmethod
     def _shaped(values: Array, like: Array, name: str) -> Array:
