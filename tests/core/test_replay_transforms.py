@@ -256,12 +256,9 @@ def test_integers_sum_to_float32() -> None:
         (lambda: Resize("image", size=(0, 2)), "size"),
         (lambda: Resize("image", size=(2, 2), method="cubic"), "method"),
         (lambda: Resize("image", size=(4, 3), layout="WHC"), "layout: expected"),
-        (lambda: Resize("image", size=(4, 3), layout="CHW", image_shape=(8, 6, 3)), "layout: expected"),
         (lambda: ToFloatImage("image", layout="WHC"), "layout: expected"),
-        (lambda: ToFloatImage("image", layout="CHW", image_shape=(8, 6, 3)), "layout: expected"),
         (lambda: ToFloatImage("image", channels="middle"), "channels"),
         (lambda: ToFloatImage("image", dtype="uint8"), "dtype"),
-        (lambda: ToFloatImage("image", image_shape=(3, 3)), "image_shape"),
     ],
 )
 def test_arguments_that_cannot_be(make: Any, says: str) -> None:
@@ -601,13 +598,11 @@ def test_resizing_is_what_torch_and_pillow_do(shape: tuple[int, int, int], size:
     np.testing.assert_array_equal(nearest.reshape(wanted.shape), wanted.numpy())
 
 
-def test_flattened_images() -> None:
+def test_images_of_floats() -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (2, 3, 8, 6, 2), dtype=np.uint8)
     whole = Resize("image", size=(4, 3))({"image": pixels})["image"]
-    flat = Resize("image", size=(4, 3), image_shape=(8, 6, 2))({"image": pixels.reshape(2, 3, -1)})["image"]
-    np.testing.assert_array_equal(flat, whole.reshape(2, 3, -1))
     assert Resize("image", size=(8, 6))({"image": pixels})["image"] is pixels
-    floats = ToFloatImage("image", image_shape=(4, 3, 2), channels="first")({"image": flat})["image"]
+    floats = ToFloatImage("image", channels="first")({"image": whole})["image"]
     assert floats.shape == (2, 3, 2, 4, 3)
     np.testing.assert_array_equal(floats, np.moveaxis(whole.astype(np.float32) / 255, -1, -3))
     assert floats.flags.c_contiguous
@@ -675,8 +670,6 @@ def test_channels_first(shape: tuple[int, ...], method: Any) -> None:
 def test_what_is_no_image() -> None:
     with pytest.raises(SchemaError, match="expected images"):
         Resize("image", size=(2, 2))({"image": np.zeros((3, 3))})
-    with pytest.raises(SchemaError, match="expected flattened images"):
-        Resize("image", size=(2, 2), image_shape=(2, 2, 1))({"image": np.zeros((3, 3))})
     with pytest.raises(SchemaError, match=r"expected whole numbers 0\.\.255, found float64"):
         ToFloatImage("image")({"image": np.zeros((3, 3, 1))})
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -32,19 +31,15 @@ class _OfImages:
     """Base class of transforms that change fields of images."""
 
     keys: tuple[FieldKey, ...]
-    image_shape: tuple[int, int, int] | None
     layout: Literal["HWC", "CHW"] | None
 
-    def _set(self, keys: tuple[FieldKey, ...], image_shape: Any, layout: Any, **own: Any) -> None:
+    def _set(self, keys: tuple[FieldKey, ...], layout: Any, **own: Any) -> None:
         where = type(self).__name__
         if not keys:
             raise ConfigError(f"{where}: expected at least one field of images, found none")
-        if layout not in (None, "HWC", "CHW") or (layout == "CHW" and image_shape is not None):
-            raise ConfigError(
-                f"{where}: layout: expected 'HWC', or 'CHW' without image_shape, found {layout!r} with {image_shape!r}"
-            )
-        shape = None if image_shape is None else _sizes(image_shape, 3, f"{where}: image_shape")
-        vars(self).update(own, keys=check_keys(keys, where=where), image_shape=shape, layout=layout)
+        if layout not in (None, "HWC", "CHW"):
+            raise ConfigError(f"{where}: layout: expected 'HWC' or 'CHW', found {layout!r}")
+        vars(self).update(own, keys=check_keys(keys, where=where), layout=layout)
 
     def __call__(self, batch: Any) -> Any:
         """Return the batch with changed images."""
@@ -57,11 +52,6 @@ class _OfImages:
     def _images(self, values: Array, key: FieldKey) -> Array:
         """Return the images of a field as ``[..., H, W, C]``."""
         expected = f"{type(self).__name__}: {key!r}: expected"
-        if self.image_shape is not None:
-            if values.ndim < 1 or values.shape[-1] != math.prod(self.image_shape):
-                found = f"found {list(values.shape)}"
-                raise SchemaError(f"{expected} flattened images of shape {list(self.image_shape)}, {found}")
-            return values.reshape((*values.shape[:-1], *self.image_shape))
         if values.ndim < 3:
             raise SchemaError(f"{expected} images [..., H, W, C], found shape {list(values.shape)}")
         if self.layout is None and values.shape[-1] > _MOST_CHANNELS:
@@ -71,13 +61,12 @@ class _OfImages:
             )
         return _moved(values, to="last") if self.layout == "CHW" else values
 
-    def _laid_out(self, images: Array, values: Array) -> Array:
-        """Convert images ``[..., H, W, C]`` to the layout of ``values``, as a copy."""
+    def _laid_out(self, images: Array) -> Array:
+        """Convert images ``[..., H, W, C]`` to the layout of the field, as a copy."""
         if self.layout == "CHW":
             images = _moved(images, to="first")
         # A crop, or an image with moved channels, is not contiguous, but frameworks need contiguous arrays.
-        images = np.ascontiguousarray(images) if isinstance(images, np.ndarray) else images
-        return images if self.image_shape is None else images.reshape((*values.shape[:-1], -1))
+        return np.ascontiguousarray(images) if isinstance(images, np.ndarray) else images
 
 
 @dataclass(frozen=True, init=False)
@@ -92,7 +81,6 @@ class Resize(_OfImages):
         keys: Fields of images.
         size: ``(height, width)`` of the delivered images.
         method: "bilinear" or "nearest".
-        image_shape: ``(H, W, C)``, for images that are stored and delivered flattened, ``[..., H * W * C]``.
         layout: "HWC" or, as in torch, "CHW". None: "HWC" with 1 to 4 channels in the last axis.
 
     Raises:
@@ -109,12 +97,11 @@ class Resize(_OfImages):
         *keys: FieldKey,
         size: tuple[int, int],
         method: Literal["bilinear", "nearest"] = "bilinear",
-        image_shape: tuple[int, int, int] | None = None,
         layout: Literal["HWC", "CHW"] | None = None,
     ) -> None:
         if method not in ("bilinear", "nearest"):
             raise ConfigError(f"Resize: method: expected 'bilinear' or 'nearest', found {method!r}")
-        self._set(keys, image_shape, layout, size=_sizes(size, 2, "Resize: size"), method=method)
+        self._set(keys, layout, size=_size(size, "Resize"), method=method)
 
     def _changed(self, values: Array, key: FieldKey) -> Array:
         images = self._images(values, key)
@@ -127,7 +114,7 @@ class Resize(_OfImages):
             resized = images[..., rows[:, None], columns[None, :], :]
         else:
             resized = _bilinear(images, height, width)
-        return self._laid_out(resized, values)
+        return self._laid_out(resized)
 
 
 @dataclass(frozen=True, init=False)
@@ -140,7 +127,7 @@ class CenterCrop(_OfImages):
     Args:
         keys: Fields of images.
         size: ``(height, width)`` of the delivered images.
-        image_shape, layout: See ``Resize``.
+        layout: See ``Resize``.
 
     Raises:
         ConfigError: No field is given, the size is invalid, or the layout is unknown.
@@ -154,10 +141,9 @@ class CenterCrop(_OfImages):
         self,
         *keys: FieldKey,
         size: tuple[int, int],
-        image_shape: tuple[int, int, int] | None = None,
         layout: Literal["HWC", "CHW"] | None = None,
     ) -> None:
-        self._set(keys, image_shape, layout, size=_sizes(size, 2, "CenterCrop: size"))
+        self._set(keys, layout, size=_size(size, "CenterCrop"))
 
     def _changed(self, values: Array, key: FieldKey) -> Array:
         images = self._images(values, key)
@@ -166,7 +152,7 @@ class CenterCrop(_OfImages):
             found = list(images.shape[-3:-1])
             raise SchemaError(f"CenterCrop: {key!r}: expected images of {list(self.size)} or larger, found {found}")
         top, side = (round(count / 2) for count in left)
-        return self._laid_out(images[..., top : top + self.size[0], side : side + self.size[1], :], values)
+        return self._laid_out(images[..., top : top + self.size[0], side : side + self.size[1], :])
 
 
 # Luminance weights of red, green and blue: ITU-R BT.601.
@@ -182,7 +168,7 @@ class GrayScale(_OfImages):
 
     Args:
         keys: Fields of images, ``[..., H, W, 3]`` or ``[..., 3, H, W]``.
-        image_shape, layout: See ``Resize``.
+        layout: See ``Resize``.
 
     Raises:
         ConfigError: No field is given, or the layout is unknown.
@@ -193,10 +179,9 @@ class GrayScale(_OfImages):
     def __init__(
         self,
         *keys: FieldKey,
-        image_shape: tuple[int, int, int] | None = None,
         layout: Literal["HWC", "CHW"] | None = None,
     ) -> None:
-        self._set(keys, image_shape, layout)
+        self._set(keys, layout)
 
     def _changed(self, values: Array, key: FieldKey) -> Array:
         images = self._images(values, key)
@@ -207,7 +192,7 @@ class GrayScale(_OfImages):
         gray = red * _LUMA[0] + green * _LUMA[1] + blue * _LUMA[2]
         if xp.isdtype(images.dtype, "integral"):
             gray = xp.floor(gray + 0.5)
-        return self._laid_out(xp.astype(gray, images.dtype), values)
+        return self._laid_out(xp.astype(gray, images.dtype))
 
 
 @dataclass(frozen=True, init=False)
@@ -222,7 +207,6 @@ class ToFloatImage(_OfImages):
         channels: The position of the channels in the result: "last", ``[..., H, W, C]`` as Flax expects, or "first",
             ``[..., C, H, W]`` as torch expects.
         dtype: A floating dtype.
-        image_shape: ``(H, W, C)``, for images that are stored flattened, ``[..., H * W * C]``.
         layout: "HWC" or "CHW", the layout of the stored images. None: "HWC" with 1 to 4 channels in the last axis.
 
     Raises:
@@ -240,7 +224,6 @@ class ToFloatImage(_OfImages):
         *keys: FieldKey,
         channels: Literal["first", "last"] = "last",
         dtype: npt.DTypeLike = "float32",
-        image_shape: tuple[int, int, int] | None = None,
         layout: Literal["HWC", "CHW"] | None = None,
     ) -> None:
         if channels not in ("first", "last"):
@@ -248,7 +231,7 @@ class ToFloatImage(_OfImages):
         checked = check_dtype(dtype, where="ToFloatImage: dtype")
         if checked.kind != "f":
             raise ConfigError(f"ToFloatImage: dtype: expected a floating dtype, found {checked}")
-        self._set(keys, image_shape, layout, channels=channels, dtype=checked)
+        self._set(keys, layout, channels=channels, dtype=checked)
 
     def _changed(self, values: Array, key: FieldKey) -> Array:
         images = self._images(values, key)
@@ -345,10 +328,10 @@ def _nearest(old: int, new: int, xp: Any, **where: Any) -> Array:
 # ---------------------------------------------------------------------- checks
 
 
-def _sizes(sizes: object, count: int, where: str) -> tuple[int, ...]:
-    given = sizes if isinstance(sizes, tuple | list) else ()
-    if len(given) != count or not all(is_whole(size) and size > 0 for size in given):
-        raise ConfigError(f"{where}: expected {count} positive integers, found {sizes!r}")
+def _size(size: object, where: str) -> tuple[int, ...]:
+    given = size if isinstance(size, tuple | list) else ()
+    if len(given) != 2 or not all(is_whole(side) and side > 0 for side in given):
+        raise ConfigError(f"{where}: size: expected 2 positive integers, found {size!r}")
     return tuple(map(int, given))
 
 

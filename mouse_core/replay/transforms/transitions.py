@@ -464,7 +464,6 @@ class NStep:
         reward, done: The names of the reward and done fields. Each field is read under ``next`` if it exists there,
             else at the root. See ``NextView`` for ``done``.
         mask: The field that marks the existing steps.
-        view: The transform that converts "arrived" rows to transitions, instead of ``NextView(takes="arrived")``.
 
     Raises:
         ConfigError: ``n`` or ``discount`` is out of range.
@@ -485,7 +484,6 @@ class NStep:
     reward: FieldKey = "reward"
     done: FieldKey = "done"
     mask: FieldKey = "mask"
-    view: NextView | None = None
 
     alignment: ClassVar[Alignment] = "outgoing"
 
@@ -503,7 +501,7 @@ class NStep:
     def __call__(self, batch: Any) -> Any:
         """Return the batch ``{field: [N, T, ...]}`` with the fields that the class docstring lists."""
         if self.takes == "arrived":
-            batch = (self.view or NextView(takes="arrived", done=self.done, mask=self.mask))(batch)
+            batch = NextView(takes="arrived", done=self.done, mask=self.mask)(batch)
         for name in ("discount", "steps"):
             if find_any(batch, name) is not None:
                 raise SchemaError(f"NStep: expected rows without a field {name!r}, which NStep adds, found this field")
