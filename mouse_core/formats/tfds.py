@@ -17,6 +17,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -132,116 +133,58 @@ Feature = npt.NDArray[Any] | list[bytes]
 """A feature's values: int64 or float32 ``[n]``, or byte strings."""
 
 
+@cache
+def _example_class() -> Any:
+    """Return the protobuf class of tf.train.Example, which is defined here because TensorFlow is not needed."""
+    try:
+        from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+    except ImportError as error:
+        raise ImportError("datasets of TFDS need protobuf: pip install 'mouse-data[formats]'") from error
+    described = descriptor_pb2.FieldDescriptorProto
+    file = descriptor_pb2.FileDescriptorProto(name="mouse_example.proto", package="mouse", syntax="proto3")
+    many, one = described.LABEL_REPEATED, described.LABEL_OPTIONAL
+    for name, fields in {
+        "BytesList": [("value", many, described.TYPE_BYTES)],
+        "FloatList": [("value", many, described.TYPE_FLOAT)],
+        "Int64List": [("value", many, described.TYPE_INT64)],
+        "Feature": [("bytes", one, "BytesList"), ("floats", one, "FloatList"), ("integers", one, "Int64List")],
+        "Entry": [("key", one, described.TYPE_STRING), ("value", one, "Feature")],  # of a map
+        "Features": [("feature", many, "Entry")],
+        # Only a SequenceExample, which TFDS does not write, has the second field.
+        "Example": [("features", one, "Features"), ("feature_lists", one, described.TYPE_BYTES)],
+    }.items():
+        message = file.message_type.add(name=name)
+        for number, (field, label, kind) in enumerate(fields, 1):
+            typed_as = {"type_name": f".mouse.{kind}"} if isinstance(kind, str) else {"type": kind}
+            message.field.add(name=field, number=number, label=label, **typed_as)
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("mouse.Example"))
+
+
 def parse_example(data: bytes) -> dict[str, Feature]:
     """Return all features of a tf.train.Example, by name.
 
     Raises:
         DataError: The bytes are not a tf.train.Example.
     """
-    found: dict[str, Feature] = {}
-    for number, start, stop in _messages(data, 0, len(data)):
-        if number != 1:
-            raise DataError(f"expected an Example with features only, found another field, number {number}")
-        for _, begin, end in _messages(data, start, stop):
-            name, span = "", None
-            for inner, first, last in _messages(data, begin, end):
-                if inner == 1:
-                    name = _name(data[first:last])
-                elif inner == 2:
-                    span = first, last
-            if span is not None:
-                found[name] = _feature(data, *span)
-    return found
-
-
-def _feature(data: bytes, start: int, stop: int) -> Feature:
-    """Return the values of a feature, which is encoded in the bytes ``start..stop - 1`` of ``data``."""
-    for number, first, last in _messages(data, start, stop):
-        if number == 1:
-            return [data[begin:end] for inner, begin, end in _messages(data, first, last) if inner == 1]
-        if number in (2, 3):
-            fields = [field for field in _fields(data, first, last) if field[0] == 1]
-            plain = 5 if number == 2 else 0  # wire type of a field with one number; a field of wire type 2 has several
-            if any(kind not in (2, plain) for _, kind, _, _ in fields):
-                raise DataError(f"expected numbers of the kinds 2 and {plain}, found fields {fields[:4]}")
-            octets = b"".join(data[begin:end] for _, _, begin, end in fields)
-            return _floats(octets) if number == 2 else _varints(np.frombuffer(octets, np.uint8))
-    return []
-
-
-def _fields(data: bytes, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
-    """Yield, for each field of a message: its number, wire type, and the first byte and end of its value."""
-    place = start
-    while place < stop:
-        tag, begin = _varint(data, place)
-        kind = tag & 7
-        if kind == 0:
-            place = _varint(data, begin)[1]
-        elif kind == 2:
-            length, begin = _varint(data, begin)
-            place = begin + length
-        elif kind in (1, 5):
-            place = begin + (8 if kind == 1 else 4)
-        else:
-            raise DataError(f"expected a message at byte {start}, found a field of kind {kind} at byte {place}")
-        if place > stop:
-            raise DataError(f"expected a message that ends at byte {stop}, found a field that ends at byte {place}")
-        yield tag >> 3, kind, begin, place
-
-
-def _messages(data: bytes, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-    """Yield number, first byte and end of each field.
-
-    All fields must be messages, texts or bytes, else DataError is raised.
-    """
-    for number, kind, begin, end in _fields(data, start, stop):
-        if kind != 2:
-            raise DataError(f"expected a message at byte {begin}, found a field of kind {kind}")
-        yield number, begin, end
-
-
-def _varint(data: bytes, place: int) -> tuple[int, int]:
-    """Decode the number in base 128 at a position; return the number and the position after it."""
-    value = shift = 0
-    while place < len(data) and shift <= 63:
-        octet = data[place]
-        place += 1
-        value |= (octet & 0x7F) << shift
-        if octet < 0x80:
-            return value & 0xFFFFFFFFFFFFFFFF, place
-        shift += 7
-    raise DataError(f"expected a number, found none that ends before byte {place}")
-
-
-def _name(data: bytes) -> str:
+    example = _example_class()()
     try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise DataError("expected a feature's name as UTF-8") from error
-
-
-def _floats(octets: bytes) -> npt.NDArray[np.float32]:
-    if len(octets) % 4:
-        raise DataError(f"expected floats of 4 bytes, found {len(octets)} bytes")
-    return np.frombuffer(octets, "<f4")
-
-
-def _varints(octets: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
-    """Decode many numbers in base 128 at once, in as many passes as the longest number has digits."""
-    ends = np.flatnonzero(octets < 0x80)
-    if len(ends) == len(octets):
-        return octets.astype(np.int64)
-    if not len(ends) or ends[-1] != len(octets) - 1:
-        raise DataError("expected packed integers, found an incomplete integer")
-    starts = np.concatenate([[0], ends[:-1] + 1])
-    lengths = ends - starts + 1
-    if lengths.max() > 10:
-        raise DataError("expected integers of at most 10 bytes, found a longer integer")
-    values = np.zeros(len(ends), np.uint64)
-    for digit in range(int(lengths.max())):
-        some = lengths > digit
-        values[some] |= (octets[starts[some] + digit].astype(np.uint64) & np.uint64(0x7F)) << np.uint64(7 * digit)
-    return values.view(np.int64)
+        example.ParseFromString(data)
+    except Exception as error:  # DecodeError, whose module is imported only if protobuf is installed
+        raise DataError(f"expected an Example: {error}") from error
+    if example.feature_lists:
+        raise DataError("expected an Example with features only, found a SequenceExample")
+    found: dict[str, Feature] = {}
+    for entry in example.features.feature:
+        value = entry.value
+        if value.HasField("floats"):
+            found[entry.key] = np.array(value.floats.value, np.float32)
+        elif value.HasField("integers"):
+            found[entry.key] = np.array(value.integers.value, np.int64)
+        else:
+            found[entry.key] = list(value.bytes.value)
+    return found
 
 
 _MAX_VALUE_BYTES = 1 << 28
