@@ -46,7 +46,7 @@ def item(text: str) -> str:
 def progress_bar(
     description: str, *, total: int | None, unit: str, enabled: bool = True
 ) -> Iterator[Callable[[int], None]]:
-    """Show the progress of some work on stderr, with rich or, if rich is not installed, tqdm.
+    """Show the progress of some work on stderr, with tqdm.
 
     Args:
         description: A description of the work.
@@ -60,26 +60,11 @@ def progress_bar(
     if not enabled:
         yield lambda count: None
         return
-    try:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-    except ImportError:
-        from tqdm.auto import tqdm  # type: ignore[import-untyped]
+    from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
-        with tqdm(total=total, desc=description, unit=f" {unit}") as bar:
+    with tqdm(total=total, desc=description, unit=f" {unit}") as bar:
 
-            def advance(count: int) -> None:
-                bar.update(count)
+        def advance(count: int) -> None:
+            bar.update(count)
 
-            yield advance
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn(unit),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task(description, total=total)
-        yield lambda count: progress.advance(task, count)
+        yield advance
