@@ -94,7 +94,7 @@ def dropped_of(store: Any) -> str:
     if not gone:
         return ""
     return (
-        f"; the store has dropped its {gone:,} oldest rows (max_rows, max_bytes or clear), so a state from before "
+        f"; the store has dropped its {gone:,} oldest rows (max_rows or clear), so a state from before "
         "cannot continue: keep a snapshot with their rows, or start again"
     )
 

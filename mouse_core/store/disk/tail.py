@@ -781,9 +781,6 @@ class TailExtent(Extent):
     most_bytes: int | None = None
     """Size of the objects file in bytes at which the extent is full; None: no limit."""
 
-    keeps_together = True
-    """Whether the rows of one call are written to one file, even if the objects of the rows exceed ``most_bytes``."""
-
     def __init__(
         self,
         layout: TailLayout,
@@ -817,16 +814,11 @@ class TailExtent(Extent):
 
     def put_many(self, prepared: Mapping[str, Any], done: int, rows: int) -> int:
         """Append prepared rows, see ``Extent.put_many``; raises StorageError if objects cannot be written."""
-        taken, step = 0, rows if self._objects is None or self.keeps_together else 1
-        while taken < rows and self.count < self.rows:
-            # The bytes of objects are known only after writing, and may fill the file: write 1 row, 2 rows, 4 rows.
-            step = min(step, rows - taken)
-            Extent.put_many(self, prepared, done + taken, step)
-            if self._objects is not None:
-                self._write_objects(self._objects, self.count - step)
-            taken, step = taken + step, 2 * step
+        Extent.put_many(self, prepared, done, rows)
+        if self._objects is not None:
+            self._write_objects(self._objects, self.count - rows)
         self._shared_count[0] = self.count * UNIT
-        return taken
+        return rows
 
     def settle(self) -> None:
         """Complete a row whose append was interrupted: write its objects and count it. On a StorageError, remove the
