@@ -30,8 +30,6 @@ _TURNS = ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif")
 _ORIENTATION = 0x0112
 # TIFF's tags of the tile size, and the largest tile size in small images.
 _TILE_SIDES, _USUAL_TILE = (322, 323), 1024
-# Mode and raw mode with which Pillow unpacks the lower bytes of a PNG of 16 bits per channel.
-_OTHER_HALVES = {"RGB;16B": ("RGB", "RGB;16L"), "RGBA;16B": ("RGBA", "RGBA;16L"), "LA;16B": ("RGBA", "RGBA")}
 
 
 @cache
@@ -85,11 +83,11 @@ class _Picture:
 
     Args:
         image: Pillow's image.
-        source: The bytes or the file of the image; None for an image that the caller created.
+        encoded: Whether the image comes from bytes or a file; otherwise the caller created it.
     """
 
-    def __init__(self, image: Any, source: Any) -> None:
-        self._image, self._source = image, source
+    def __init__(self, image: Any, *, encoded: bool) -> None:
+        self._image = image
         if image.mode in ("P", "PA"):
             self._channels = 4 if image.mode == "PA" or "transparency" in image.info else 3
         elif image.mode == "1" or image.mode in _WIDE_MODES:
@@ -101,17 +99,16 @@ class _Picture:
             raise DataError(f"expected an image of mode {wanted}, found mode {image.mode!r}")
         # EXIF's orientation, 1 to 8; Pillow itself turns TIFF images.
         self._turn = 1
-        if source is not None and image.format != "TIFF" and any(key in image.info for key in _TURNS):
+        if encoded and image.format != "TIFF" and any(key in image.info for key in _TURNS):
             with suppress(Exception):  # damaged EXIF data do not affect the pixels
                 turn = image.getexif().get(_ORIENTATION, 1)
                 self._turn = turn if turn in range(1, 9) else 1
-        # The raw mode of 16-bit channels that Pillow reduces to 8 bits; None if Pillow keeps every bit.
-        self._reduced: str | None = None
+        # Pillow reduces several channels of 16 bits to 8 bits.
         tiles = getattr(image, "tile", None)
-        if tiles and image.mode in PLAIN_MODES:
-            arguments = tiles[0][3]
-            raw = arguments[0] if isinstance(arguments, tuple) and arguments else arguments
-            self._reduced = raw if isinstance(raw, str) and ";16" in raw else None
+        arguments = tiles[0][3] if tiles and image.mode in PLAIN_MODES else None
+        raw = arguments[0] if isinstance(arguments, tuple) and arguments else arguments
+        if isinstance(raw, str) and ";16" in raw:
+            raise DataError(f"expected 8 bits per channel, or grey, found {image.format} of 16 bits per channel")
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -122,7 +119,7 @@ class _Picture:
     @property
     def is_plain(self) -> bool:
         """Whether the header states 8 bits per channel and how many channels there are, without decoding pixels."""
-        return self._image.mode in PLAIN_MODES and self._reduced is None
+        return self._image.mode in PLAIN_MODES
 
     def check(self, shape: tuple[int, ...] | None, max_pixels: int) -> None:
         """Raise DataError unless the header states ``shape``.
@@ -152,9 +149,7 @@ class _Picture:
         """
         image = self._image
         array: npt.NDArray[Any]
-        if self._reduced is not None:
-            array = self._wide_colours(self._reduced)
-        elif image.mode in PLAIN_MODES or image.mode in _WIDE_MODES:
+        if image.mode in PLAIN_MODES or image.mode in _WIDE_MODES:
             array = np.asarray(image)
         elif image.mode == "1":
             array = np.asarray(image.convert("L"))
@@ -180,22 +175,6 @@ class _Picture:
         if channels == 1 and opaque and grey:
             return colours[:, :, :1]
         return colours[:, :, 2:] if channels == 2 and grey else colours
-
-    def _wide_colours(self, raw: str) -> npt.NDArray[np.uint16]:
-        """Return the 16-bit channels of a PNG.
-
-        Each byte of a channel is decoded separately, because Pillow returns 8 bits.
-        """
-        image = self._image
-        if image.format != "PNG" or raw not in _OTHER_HALVES or self._source is None:
-            raise DataError(f"expected 8 bits a channel, or a PNG, or grey, found {image.format} of 16 bits a channel")
-        other = open_encoded(self._source)
-        other._mode, rest = _OTHER_HALVES[raw]
-        other.tile = [tile._replace(args=rest) for tile in other.tile]
-        high, low = np.asarray(image).astype(np.uint16), np.asarray(other)
-        if raw == "LA;16B":  # all four bytes of both channels
-            high, low = low[:, :, ::2].astype(np.uint16), low[:, :, 1::2]
-        return np.asarray((high << 8) | low)
 
 
 def in_range(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
@@ -226,8 +205,8 @@ def decode_image(
     """Decode a stored image to pixels ``[H, W, C]``, where C is 1 to 4.
 
     Encoded images are PNG, JPEG, WebP, GIF, BMP or TIFF files with a single frame. Pixel values are not scaled. Bilevel
-    images become 0 and 255, and palette images become RGB or RGBA. Greys of 16 or 32 bits, and PNGs with 16 bits per
-    channel, keep their numbers if ``dtype`` can represent them. The EXIF orientation is applied. The header is
+    images become 0 and 255, and palette images become RGB or RGBA. Greys of 16 or 32 bits keep their
+    numbers if ``dtype`` can represent them. The EXIF orientation is applied. The header is
     validated before the image is decoded.
 
     Args:
@@ -341,15 +320,15 @@ def _opened(value: Any, roots: Sequence[str]) -> Iterator[_Picture]:
         value = value["bytes"] if value.get("bytes") is not None else value.get("path")
     with understood(_shown(value)):
         if _is_pillow_image(value):
-            yield _Picture(value, None)
+            yield _Picture(value, encoded=False)
         elif isinstance(value, str):
             with (
                 open_inside(value, roots) as file,
                 understood(f"path {value!r}, {_no_image(os.fstat(file.fileno()).st_size)}"),
             ):
-                yield _Picture(open_encoded(file), file)
+                yield _Picture(open_encoded(file), encoded=True)
         else:
-            yield _Picture(open_encoded(value), value)
+            yield _Picture(open_encoded(value), encoded=True)
 
 
 def _from_png(encoded: bytes | memoryview, shape: tuple[int, ...]) -> npt.NDArray[np.uint8] | None:

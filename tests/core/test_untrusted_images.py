@@ -342,7 +342,6 @@ LOSSLESS: dict[str, tuple[bytes, list[Any]]] = {
     "floats of TIFF": (saved(np.array([[7, 200]], np.float32), "TIFF"), [[[7], [200]]]),
     "flags": (exact([[True, False]], bool), [[[255], [0]]]),
     "a palette": (palette([1, 2, 3, 4, 5, 6]), [[[1, 2, 3], [4, 5, 6]]]),
-    "16 bits a colour": (wide_png(np.array([[[1, 2, 3], [255, 0, 9]]])), [[[1, 2, 3], [255, 0, 9]]]),
 }
 
 
@@ -366,7 +365,7 @@ LOSSY = {
     "16 bits": (exact([[4, 65_535]], np.uint16), r"expected pixels 0\.\.255, found 4\.\.65535"),
     "negative": (saved(np.array([[-1, 3]], np.int32), "TIFF"), r"expected pixels 0\.\.255, found -1\.\.3"),
     "fractions": (saved(np.array([[0.5, 3]], np.float32), "TIFF"), r"expected pixels 0\.\.255: .*found 0\.5"),
-    "16 bits a colour": (wide_png(np.array([[[1, 2, 3], [256, 0, 9]]])), r"expected pixels 0\.\.255, found 0\.\.256"),
+    "16 bits a colour": (wide_png(np.array([[[1, 2, 3], [255, 0, 9]]])), "found PNG of 16 bits per channel"),
     "CMYK": (saved(Image.new("CMYK", (2, 1)), "JPEG"), "found mode 'CMYK'"),
 }
 
