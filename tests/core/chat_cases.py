@@ -5,7 +5,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from mouse_core.text.chat import ChatTemplate, Message, ToolCall
+from mouse_core.text.chat import ChatTemplate, Message
 
 SPECIAL = ["<pad>", "<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|start|>", "<|end|>", "<|eot|>", "[INST]", "[/INST]"]
 
@@ -128,24 +128,35 @@ WEATHER = {
     "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
 }
 
+
+def said(role: str, content: str | None, **more: Any) -> Message:
+    """A message."""
+    return {"role": role, "content": content, **more}
+
+
+def call(name: str, arguments: Any, **more: Any) -> dict[str, Any]:
+    """A call of a tool."""
+    return {**more, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
 TALK = (
-    Message("user", "who is there?"),
-    Message("assistant", "lettuce, naïve \U0001f96c"),
-    Message("user", "lettuce who?"),
-    Message("assistant", "lettuce in, it is cold"),
+    said("user", "who is there?"),
+    said("assistant", "lettuce, naïve \U0001f96c"),
+    said("user", "lettuce who?"),
+    said("assistant", "lettuce in, it is cold"),
 )
 
 TOOL_TALK = (
-    Message("system", "be brief"),
-    Message("user", "cold in Łódź and here?"),
-    Message(
+    said("system", "be brief"),
+    said("user", "cold in Łódź and here?"),
+    said(
         "assistant",
         "one moment",
-        (ToolCall("weather", {"city": "Łódź"}, "a1"), ToolCall("weather", {"city": "here"}, "a2")),
+        tool_calls=[call("weather", {"city": "Łódź"}, id="a1"), call("weather", {"city": "here"}, id="a2")],
     ),
-    Message("tool", "-3°", tool_call_id="a1", name="weather"),
-    Message("tool", "21°", tool_call_id="a2", name="weather"),
-    Message("assistant", "there it is cold \U0001f976"),
+    said("tool", "-3°", tool_call_id="a1", name="weather"),
+    said("tool", "21°", tool_call_id="a2", name="weather"),
+    said("assistant", "there it is cold \U0001f976"),
 )
 
 
@@ -165,8 +176,8 @@ def made() -> str:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    said = [message.text for message in (*TALK, *TOOL_TALK)]
-    tokenizer.train_from_iterator([*said, "user assistant system weather name arguments city"], trainer)
+    texts = [message["content"] for message in (*TALK, *TOOL_TALK)]
+    tokenizer.train_from_iterator([*texts, "user assistant system weather name arguments city"], trainer)
     return str(tokenizer.to_str())
 
 

@@ -1,8 +1,10 @@
 """Chats become texts as templates say, and masks have exactly the tokens that an assistant generated."""
 
+import json
 import pickle
 import signal
 from datetime import datetime, timedelta, tzinfo
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,16 +14,10 @@ from hypothesis import strategies as st
 from mouse_core import ConfigError, DataError, groups
 from mouse_core.text.chat import (
     ChatTemplate,
-    Message,
-    MessagePart,
-    ToolCall,
     encode_chat,
     encode_preference,
-    from_openai,
     from_sharegpt,
-    from_turns,
     render_chat,
-    to_openai,
     to_turns,
 )
 from mouse_core.text.chat.messages import renderer
@@ -37,7 +33,9 @@ from tests.core.chat_cases import (
     TOOL_TALK,
     TOOLS,
     WEATHER,
+    call,
     fresh_tokenizer,
+    said,
     template,
     tokenizer,
 )
@@ -58,6 +56,12 @@ TOOL_PIECES = [
 ]
 
 
+def messages_in(turns: tuple[groups.Turn, ...]) -> list[dict[str, Any]]:
+    """The messages of a chat's turns, as the guide has it."""
+    own = [turn for turn in turns if turn.role != "template"]
+    return [turn.metadata.get("chat") or {"role": turn.role, "content": turn.message} for turn in own]
+
+
 def pieces(text: str, spans: tuple[tuple[int, int], ...]) -> list[str]:
     """What was generated, piece by piece."""
     return [text[start:end] for start, end in spans]
@@ -74,21 +78,21 @@ def test_a_chat_with_tools_token_by_token() -> None:
 
 def test_a_chat_with_calls_in_brackets_token_by_token_and_cut() -> None:
     """Nothing is marked in the template, and nothing introduces an answer."""
-    call = '{"name": "weather", "arguments": {"city": "%s"}, "id": "%s"}'
+    form = '{"name": "weather", "arguments": {"city": "%s"}, "id": "%s"}'
     tools = (
         '[TOOLS] [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": '
         '{"city": {"type": "string"}}}}}][/TOOLS]'
     )
     results = '[RESULTS] {"content": "-3°", "id": "a1"}[/RESULTS][RESULTS] {"content": "21°", "id": "a2"}[/RESULTS]'
-    said = [
+    wanted = [
         f"<s>{tools}[INST] cold in Łódź and here?[/INST]",
-        f"[CALLS] [{call % ('Łódź', 'a1')}, {call % ('here', 'a2')}]</s>",
+        f"[CALLS] [{form % ('Łódź', 'a1')}, {form % ('here', 'a2')}]</s>",
         results,
         " there it is cold \U0001f976</s>",
     ]
     found = encode_chat(template(BRACKETS, "</s>"), TOOL_TALK[1:], tokenizer(), tools=[WEATHER])
-    assert found.rendered.text == "".join(said)
-    ids = [tokenizer().encode(piece).ids for piece in said]
+    assert found.rendered.text == "".join(wanted)
+    ids = [tokenizer().encode(piece).ids for piece in wanted]
     flat, mask = [one for piece in ids for one in piece], [place % 2 for place, piece in enumerate(ids) for _ in piece]
     assert found.input_ids.tolist() == flat
     assert found.assistant_masks.tolist() == mask
@@ -108,28 +112,22 @@ def test_a_chat_with_calls_in_brackets_token_by_token_and_cut() -> None:
 
 def test_calls_without_a_text_are_what_the_template_makes_of_them() -> None:
     """Templates in the manner of DeepSeek's ask whether there is a text, and write arguments as they are."""
-    call = {"type": "function", "function": {"name": "f", "arguments": '{"a":1.0,"b":"\\u00e9"}'}}
-    talk = [
-        {"role": "user", "content": "hi"},
-        {"role": "assistant", "content": None, "tool_calls": [call, call]},
-        {"role": "tool", "content": "r"},
-        {"role": "assistant", "content": "done"},
-    ]
-    said = "<s>f\n" + '{"a":1.0,"b":"\\u00e9"}' + "<|eot|>"
-    wanted = ["<s>", "[INST]hi", "<|start|>", said + said + "</s>", "[/INST]r<|start|>", "done</s>"]
+    one = call("f", '{"a":1.0,"b":"\\u00e9"}')
+    asked = {"role": "assistant", "tool_calls": [one, one], "refusal": None}  # as without a content
+    talk = [said("user", "hi"), asked, said("tool", "r"), said("assistant", "done")]
+    twice = 2 * ("<s>f\n" + '{"a":1.0,"b":"\\u00e9"}' + "<|eot|>")
+    wanted = ["<s>", "[INST]hi", "<|start|>", twice + "</s>", "[/INST]r<|start|>", "done</s>"]
     found = encode_chat(template(NOTHING_SAID, "</s>"), talk, tokenizer())
     assert found.rendered.text == "".join(wanted)
     assert pieces(found.rendered.text, found.rendered.spans) == [wanted[3], wanted[5]]
     ids = [tokenizer().encode(piece).ids for piece in wanted]
     assert found.input_ids.tolist() == [one for piece in ids for one in piece]
     assert found.assistant_masks.tolist() == [int(n in (3, 5)) for n, piece in enumerate(ids) for _ in piece]
-    turns = to_turns(found)
-    assert from_turns(turns) == from_openai(talk)
     with pytest.raises(DataError, match="can only concatenate str"):
-        template(NOTHING_SAID).render([*TOOL_TALK[:2], Message("assistant", None, (ToolCall("f", {"a": 1}),))])
+        template(NOTHING_SAID).render([*TOOL_TALK[:2], said("assistant", None, tool_calls=[call("f", {"a": 1})])])
     as_text = ChatTemplate("{{ messages[-1].tool_calls[0].function.arguments }}", arguments="json")
     as_dict = ChatTemplate("{{ messages[-1].tool_calls[0].function.arguments | tojson }}", arguments="dict")
-    assert as_text.render([Message("assistant", None, (ToolCall("f", {"a": 1}),))]) == '{"a": 1}'
+    assert as_text.render([said("assistant", None, tool_calls=[call("f", {"a": 1})])]) == '{"a": 1}'
     assert as_dict.render(talk[:2]) == '{"a": 1.0, "b": "é"}'
     with pytest.raises(ConfigError, match="arguments: expected one of"):
         ChatTemplate("", arguments="text")
@@ -146,8 +144,8 @@ def test_calls_without_a_text_are_what_the_template_makes_of_them() -> None:
 )
 def test_without_generation_blocks_answers_are_what_the_text_grew_by(source: str, eos: str, answers: list[str]) -> None:
     found = render_chat(template(source, "</s>"), TALK, end_of_turn=eos or "no end")
-    said = [message.text for message in TALK if message.role == "assistant"]
-    assert pieces(found.text, found.spans) == [form.format(text) for form, text in zip(answers, said, strict=True)]
+    texts = [message["content"] for message in TALK if message["role"] == "assistant"]
+    assert pieces(found.text, found.spans) == [form.format(text) for form, text in zip(answers, texts, strict=True)]
     # The same spans, said by the template.
     if source is CHATML and eos:
         spoken = "'<|im_start|>' ~ message.role ~ '\\n'"
@@ -160,20 +158,20 @@ def test_without_generation_blocks_answers_are_what_the_text_grew_by(source: str
 
 
 def test_an_end_of_turn_within_an_answer_ends_it_only_where_the_template_writes_one() -> None:
-    call = Message("assistant", None, (ToolCall("f", {"a": "</s>x"}),))
+    called = said("assistant", None, tool_calls=[call("f", {"a": "</s>x"})])
     for source, written in (("{}", ""), ("{}</s>", "</s>")):
-        said = source.format("{{ m.content or m.tool_calls | tojson }}")
-        made = template("{% for m in messages %}{{ '<' ~ m.role ~ '>' }}" + said + "{% endfor %}", "</s>")
+        each = source.format("{{ m.content or m.tool_calls | tojson }}")
+        made = template("{% for m in messages %}{{ '<' ~ m.role ~ '>' }}" + each + "{% endfor %}", "</s>")
         made = template(made.source + "{% if add_generation_prompt %}<assistant>{% endif %}", "</s>")
-        for answer in (Message("assistant", "a</s>b"), Message("assistant", "</s>"), Message("assistant", "b"), call):
-            found = render_chat(made, (Message("user", "</s>"), answer))
+        for answer in (*(said("assistant", text) for text in ("a</s>b", "</s>", "b")), called):
+            found = render_chat(made, (said("user", "</s>"), answer))
             (piece,) = pieces(found.text, found.spans)
             assert found.text == "<user></s>" + written + "<assistant>" + piece
             assert piece.endswith(written)
 
 
 def test_what_cannot_be_told_is_refused_by_name() -> None:
-    thinking = (*TALK[:1], Message("assistant", "hm</think>me"), *TALK[2:])
+    thinking = (*TALK[:1], said("assistant", "hm</think>me"), *TALK[2:])
     with pytest.raises(DataError, match=r"message 1 that what follows changes the text before.*'hm</think>me"):
         render_chat(template(FORGETFUL), thinking)
     assert render_chat(template(FORGETFUL), TALK).spans  # nobody thought
@@ -193,7 +191,7 @@ def test_generation_in_macros_and_in_what_is_captured() -> None:
         "{% endset %}{{ text }};{% endfor %}"
     )
     found = render_chat(ChatTemplate(source), TALK)
-    assert pieces(found.text, found.spans) == [TALK[1].text, TALK[3].text]
+    assert pieces(found.text, found.spans) == [TALK[1]["content"], TALK[3]["content"]]
 
 
 @given(
@@ -202,7 +200,7 @@ def test_generation_in_macros_and_in_what_is_captured() -> None:
     side=st.sampled_from(["left", "right"]),
 )
 def test_masks_are_cut_as_ids_are(texts: list[str], length: int, side: str) -> None:
-    chat = [Message(("user", "assistant")[place % 2], text) for place, text in enumerate(texts)]
+    chat = [said(("user", "assistant")[place % 2], text) for place, text in enumerate(texts)]
     whole = encode_chat(template(CHATML), chat, tokenizer())
     # An oracle of its own: characters one by one.
     generated = {at for start, end in whole.rendered.spans for at in range(start, end)}
@@ -216,27 +214,17 @@ def test_masks_are_cut_as_ids_are(texts: list[str], length: int, side: str) -> N
     assert cut.assistant_masks.tolist() == wanted[kept]
 
 
-def test_tokens_across_an_edge_are_as_one_says() -> None:
+def test_a_token_across_an_edge_counts() -> None:
     # " c" is one token of the tokenizer, whose first character is not the assistant's.
     source = ChatTemplate("{{ 'is ' }}{% generation %}{{ 'cold' }}{% endgeneration %}")
-    found = {
-        choice: encode_chat(source, TALK, tokenizer(), straddling=choice).assistant_masks.tolist()
-        for choice in ("include", "exclude")
-    }
     chat = encode_chat(source, TALK, tokenizer())
-    across = [start < 3 < end for start, end in chat.offsets.tolist()]
-    assert sum(across) == 1
-    inside = [int(start >= 3) for start, _ in chat.offsets.tolist()]
-    assert found == {"include": [a | b for a, b in zip(inside, across, strict=True)], "exclude": inside}
-    with pytest.raises(DataError, match=r"chat, token 2: expected only characters of an answer .* in ' cold'"):
-        encode_chat(source, TALK, tokenizer(), straddling="refuse")
-    with pytest.raises(ConfigError, match="straddling"):
-        encode_chat(source, TALK, tokenizer(), straddling="some")
+    assert sum(start < 3 < end for start, end in chat.offsets.tolist()) == 1
+    assert chat.assistant_masks.tolist() == [int(end > 3) for _, end in chat.offsets.tolist()]
 
 
 def test_all_bytes_of_a_character_are_of_one_kind() -> None:
     crab = "\U0001f980"
-    chat = encode_chat(template(CHATML), (Message("user", crab), Message("assistant", crab)), tokenizer())
+    chat = encode_chat(template(CHATML), (said("user", crab), said("assistant", crab)), tokenizer())
     text = chat.rendered.text
     spots = [place for place, (a, b) in enumerate(chat.offsets.tolist()) if text[a:b] == crab]
     each = len(tokenizer().encode(crab).ids)
@@ -249,7 +237,7 @@ def test_white_space_that_a_tokenizer_trims_off_its_offsets_counts() -> None:
 
     trims = fresh_tokenizer()
     trims.post_processor = ByteLevel(trim_offsets=True)
-    chat = (Message("user", " \n "), Message("assistant", "is  \n it \n cold  "), Message("user", "  "))
+    chat = (said("user", " \n "), said("assistant", "is  \n it \n cold  "), said("user", "  "))
     found, wanted = (encode_chat(template(CHATML), chat, one) for one in (trims, tokenizer()))
     assert found.input_ids.tolist() == wanted.input_ids.tolist()
     assert found.assistant_masks.tolist() == wanted.assistant_masks.tolist()
@@ -257,7 +245,7 @@ def test_white_space_that_a_tokenizer_trims_off_its_offsets_counts() -> None:
 
 def test_half_a_character_is_refused() -> None:
     with pytest.raises(DataError, match="expected Unicode characters, found half a surrogate pair at "):
-        encode_chat(template(CHATML), (Message("user", "a\ud83e"),), tokenizer())
+        encode_chat(template(CHATML), (said("user", "a\ud83e"),), tokenizer())
 
 
 def test_settings_and_special_tokens_of_the_tokenizer_do_not_count() -> None:
@@ -315,7 +303,7 @@ HARMFUL = {
 def test_templates_that_mean_harm_are_refused(source: str) -> None:
     with pytest.raises((DataError, ConfigError), match="chat template"):
         ChatTemplate(source, max_seconds=0.2).render(TALK)
-    assert ChatTemplate("{{ messages[0].role }}").render(TALK) == TALK[0].role
+    assert ChatTemplate("{{ messages[0].role }}").render(TALK) == TALK[0]["role"]
 
 
 BIG = "{% set b = namespace(s='a' * 999999) %}{% for i in range(2) %}{% set b.s = b.s ~ b.s %}{% endfor %}"
@@ -392,8 +380,8 @@ def test_limits_do_not_change_what_is_small() -> None:
         "{{ '{\"a\": {\"b\": %s}}' % 7 }}|{{ '{0}{{}}{0:>3}'.format('x') }}|{{ '%05.1f%%' | format(2.5) }}|"
         "{{ {'a': [1]} | tojson(indent=1) }}|{{ messages | map(attribute='role') | unique | list | length }}"
     )
-    said = "who is thErE?;lEttucE, naïvE \U0001f96c;lEttucE who?;lEttucE in, it is cold"
-    wanted = [said, "who is thErE?", "a\n  b", "[1, (2, 3)]", '{"a": {"b": 7}}', "x{}  x", "002.5%"]
+    joined = "who is thErE?;lEttucE, naïvE \U0001f96c;lEttucE who?;lEttucE in, it is cold"
+    wanted = [joined, "who is thErE?", "a\n  b", "[1, (2, 3)]", '{"a": {"b": 7}}', "x{}  x", "002.5%"]
     assert ChatTemplate(source).render(TALK).split("|") == [*wanted, '{\n "a": [\n  1\n ]\n}', "2"]
 
 
@@ -406,7 +394,7 @@ def test_templates_have_what_those_of_others_use() -> None:
     made = ChatTemplate(source, {"bos_token": "<s>"}, now=datetime(2001, 2, 3))
     text = made.render(TALK, documents=[{"title": "t"}])
     assert text == 'who|let|let|{"ä": "<b>"} 2001 t <s>\n none'
-    assert pickle.loads(pickle.dumps(made)).render(to_openai(TALK), documents=[{"title": "t"}]) == text
+    assert pickle.loads(pickle.dumps(made)).render(TALK, documents=[{"title": "t"}]) == text
     with pytest.raises(DataError, match="it refuses this chat: user and assistant have to take turns"):
         template(MISTRAL).render(TALK[1:])
     with pytest.raises(ConfigError, match="found in line 2"):
@@ -415,69 +403,59 @@ def test_templates_have_what_those_of_others_use() -> None:
         made.render([])
 
 
-def test_dicts_of_others_are_messages() -> None:
-    assert from_openai(to_openai(TOOL_TALK)) == TOOL_TALK
-    written = from_openai(to_openai(TOOL_TALK, arguments="json"))
-    assert written[2].tool_calls[0].arguments == '{"city": "Łódź"}'
-    assert to_openai(written) == to_openai(written, arguments="json")
-    assert from_openai(to_openai(written, arguments="dict")) == TOOL_TALK
-    with pytest.raises(DataError, match="arguments: expected one of"):
-        to_openai(TOOL_TALK, arguments="text")
-    for kept in (
+def test_templates_receive_messages_as_they_are() -> None:
+    shown = ChatTemplate("{{ messages | tojson }}")
+    for message in (
         {"role": "user", "content": [{"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}]},
         {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "u", "detail": "high"}, "id": 3}]},
-        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "u"}}]},
-        {"role": "user", "content": [{"type": "image", "url": "a.png", "min_pixels": 5}]},
-        {"role": "user", "content": [{"type": "image", "path": "a.png"}, {"type": "image", "image": "b.png"}]},
-        {
-            "role": "assistant",
-            "content": None,
-            "tool_calls": [
-                {"id": "1", "index": 3, "type": "custom", "function": {"name": "f", "arguments": '{"a":1}'}}
-            ],
-        },
+        {"role": "user", "content": [{"type": "image", "url": "a.png"}], "name": "n"},
+        {"role": "assistant", "content": None, "tool_calls": [{"name": "f", "arguments": '{"a":1}'}]},
+        {"role": "assistant", "content": "x", "reasoning_content": "hm", "tool_calls": [call("f", {"a": 1}, id="1")]},
     ):
-        assert to_openai(from_openai([kept])) == [kept]
-    (seen,) = from_openai([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "u"}}]}])
-    assert seen == Message("user", (MessagePart("image", image="u"),))
-    assert ChatTemplate("{{ messages[0].content | tojson }}").render([seen]) == '[{"type": "image", "url": "u"}]'
-    image = Message(
-        "user", (MessagePart("text", "what is"), MessagePart("image", image="http://x/y.png"), MessagePart("image"))
-    )
-    assert from_openai(to_openai([image])) == from_openai(to_openai([image], arguments="json")) == (image,)
-    broken = Message("assistant", tool_calls=(ToolCall("f", "{no"),), extra={"reasoning_content": "hm"})
-    assert from_openai(to_openai([broken])) == (broken,)
-    assert from_openai([{"role": "assistant", "content": None, "refusal": None}]) == (Message("assistant"),)
+        assert shown.render([{**message, "nothing": None}]) == json.dumps([message], ensure_ascii=False)
+    forms = {"json": ('{"city": "Łódź"}', '{"a":1}', "{no", "{}"), "dict": ({"city": "Łódź"}, {"a": 1}, "{no", {})}
+    calls = [call("f", {"city": "Łódź"}), {"name": "f", "arguments": '{"a":1}'}, call("f", "{no"), {"name": "f"}]
+    for form, wanted in forms.items():
+        source = "{% for c in messages[0].tool_calls %}{{ [(c.function or c).arguments] | tojson }};{% endfor %}"
+        text = ChatTemplate(source, arguments=form).render([said("assistant", None, tool_calls=calls)])
+        assert [json.loads(one) for one in text.split(";")[:-1]] == [[one] for one in wanted]
+    for wrong, message in (
+        ([{"content": "x"}], "message 0: expected a dict with a role"),
+        ([said("user", "x"), 3], "message 1: expected a dict with a role"),
+        ([{"role": "user", "content": 3}], "message 0: expected content as a str"),
+        ([{"role": "user", "content": ["x"]}], "message 0: expected content as a str or a list of parts"),
+        ([{"role": "user", "tool_calls": [3]}], "message 0: expected tool_calls as a list of dicts"),
+        ([{"role": "user", "other": {1}}], "message 0: expected values of JSON"),
+        ("text", "one or more messages"),
+    ):
+        with pytest.raises(DataError, match=message):
+            shown.render(wrong)  # type: ignore[arg-type]
+
+
+def test_messages_of_sharegpt() -> None:
     talk = {"system": "s", "conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}
-    assert from_sharegpt(talk) == (Message("system", "s"), Message("user", "a"), Message("assistant", "b"))
-    calls = (Message("user", "x"), Message("assistant", tool_calls=(ToolCall("f", {"a": 1}),)), Message("tool", "2"))
-    said = [
+    assert from_sharegpt(talk) == [said("system", "s"), said("user", "a"), said("assistant", "b")]
+    given = [
         {"from": "human", "value": "x"},
         {"from": "function_call", "value": '{"name": "f", "arguments": {"a": 1}}'},
         {"from": "observation", "value": "2"},
     ]
-    assert from_sharegpt(said) == calls
+    called = said("assistant", None, tool_calls=[call("f", {"a": 1})])
+    assert from_sharegpt(given) == [said("user", "x"), called, said("tool", "2")]
     for wrong, message in (
-        ([{"content": "x"}], "message 0: expected a dict with a role"),
-        ([{"role": "user", "content": [{"type": "audio"}]}], "message 0: expected parts of type"),
-        ([{"role": "user", "content": 3}], "message 0: expected content as a str"),
-        ([{"role": "user", "tool_calls": [3]}], "message 0: expected a call"),
-        (
-            [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "strict": True}}]}],
-            r"message 0: expected a function with a name and arguments, found also \['strict'\]",
-        ),
-        ([{"role": "user", "other": {1}}], "expected values of JSON"),
-        ([], "one or more messages"),
+        ([{"from": "human"}], "message 0: expected a dict with 'from' and 'value'"),
+        ([{"from": "me", "value": "x"}], r"message 0: expected from one of \['assistant'"),
+        ([{"from": "function_call", "value": "f()"}], r"message 0: expected a call as JSON, found 'f\(\)'"),
     ):
         with pytest.raises(DataError, match=message):
-            from_openai(wrong)
+            from_sharegpt(wrong)
 
 
-def test_chats_are_turns_of_rollouts_and_back() -> None:
+def test_chats_are_turns_of_rollouts() -> None:
     chat = encode_chat(template(TOOLS), TOOL_TALK, tokenizer(), tools=[WEATHER])
     logprobs = -np.arange(len(chat.input_ids), dtype=np.float32)
     turns = to_turns(chat, logprobs=logprobs)
-    assert from_turns(turns) == TOOL_TALK
+    assert messages_in(turns) == list(TOOL_TALK)
     assert [turn.role for turn in turns] == ["system", "user", "assistant", "tool", "tool", "assistant", "template"]
     assert np.concatenate([turn.tokens for turn in turns]).tolist() == chat.input_ids.tolist()
     rollout = groups.RolloutRecord("e", 1, 2, "u", turns, reward=1.0)
@@ -492,7 +470,7 @@ def test_chats_are_turns_of_rollouts_and_back() -> None:
             options = {"max_length": length, "truncation_side": side}
             cut = encode_chat(template(TOOLS), TOOL_TALK, tokenizer(), tools=[WEATHER], **options)
             left = to_turns(cut, logprobs=np.zeros(length))
-            assert from_turns(left) == TOOL_TALK
+            assert messages_in(left) == list(TOOL_TALK)
             assert np.concatenate([turn.tokens for turn in left]).tolist() == cut.input_ids.tolist()
             trained = np.concatenate([np.full(len(turn.tokens), turn.is_trained) for turn in left])
             assert trained.tolist() == cut.assistant_masks.tolist()
@@ -505,28 +483,28 @@ def test_chats_are_turns_of_rollouts_and_back() -> None:
 
 @pytest.mark.parametrize("source", [CHATML, TOOLS])
 def test_answers_of_no_weight_are_not_learned(source: str) -> None:
-    said = to_openai(TALK)
-    places = [place for place, message in enumerate(TALK) if message.role == "assistant"]
-    whole = encode_chat(template(source), said, tokenizer())
+    talk = [dict(message) for message in TALK]
+    places = [place for place, message in enumerate(talk) if message["role"] == "assistant"]
+    whole = encode_chat(template(source), talk, tokenizer())
     for weights in ((0, 1), (1, 0), (0, 0), (1, 1)):
         for place, weight in zip(places, weights, strict=True):
-            said[place]["weight"] = weight
-        found = encode_chat(template(source), said, tokenizer())
+            talk[place]["weight"] = weight
+        found = encode_chat(template(source), talk, tokenizer())
         kept = [span for span, weight in zip(whole.rendered.spans, weights, strict=True) if weight]
         assert (found.rendered.text, list(found.rendered.spans)) == (whole.rendered.text, kept)
         turns = to_turns(found, logprobs=np.zeros(len(found.input_ids)))
         assert [turn.is_trained for turn in turns if turn.role == "assistant"] == list(map(bool, weights))
         assert np.concatenate([turn.tokens for turn in turns]).tolist() == found.input_ids.tolist()
-        assert to_openai(from_turns(turns)) == said
+        assert messages_in(turns) == talk
     twice = ChatTemplate("{% for m in messages %}{% generation %}a{% endgeneration %};{% endfor %}")
     with pytest.raises(DataError, match=r"expected 2 blocks .* as some messages have weight 0, found 4 blocks"):
-        encode_chat(twice, [{**one, "weight": 0} for one in said], tokenizer())
+        encode_chat(twice, [{**one, "weight": 0} for one in talk], tokenizer())
 
 
 def test_a_preference_is_a_prompt_and_what_follows() -> None:
     made = encode_preference(template(LLAMA, "<|eot|>"), TALK[:1], TALK[1:2], TALK[3:], tokenizer())
     prompt = "<s><|start|>user<|end|>\n\nwho is there?<|eot|><|start|>assistant<|end|>\n\n"
-    texts = {"prompt": prompt, "chosen": f"{TALK[1].text}<|eot|>", "rejected": f"{TALK[3].text}<|eot|>"}
+    texts = {"prompt": prompt, "chosen": f"{TALK[1]['content']}<|eot|>", "rejected": f"{TALK[3]['content']}<|eot|>"}
     assert {name: ids.tolist() for name, ids in made.items()} == {
         f"{name}_ids": tokenizer().encode(text).ids for name, text in texts.items()
     }

@@ -21,11 +21,11 @@ from mouse_core.text import chat
 from tests.core.chat_cases import BRACKETS, CHATML, TALK, TOOL_TALK, TOOLS, WEATHER, made, template, tokenizer
 
 PAD = 0
-WITH_TOOLS = {"messages": chat.to_openai(TOOL_TALK[1:]), "tools": [WEATHER], "score": 0.5}
-DATA = [{"messages": chat.to_openai(TALK), "score": 2.0}, WITH_TOOLS, {**WITH_TOOLS, "tools": None, "score": -1}]
+WITH_TOOLS = {"messages": list(TOOL_TALK[1:]), "tools": [WEATHER], "score": 0.5}
+DATA = [{"messages": list(TALK), "score": 2.0}, WITH_TOOLS, {**WITH_TOOLS, "tools": None, "score": -1}]
 PAIRS = [
-    {"prompt": chat.to_openai(TALK[:1]), "chosen": chat.to_openai(TALK[1:2]), "rejected": chat.to_openai(TALK[3:])},
-    {"prompt": chat.to_openai(TALK[:3]), "chosen": chat.to_openai(TALK[3:]), "rejected": chat.to_openai(TALK[1:2])},
+    {"prompt": list(TALK[:1]), "chosen": list(TALK[1:2]), "rejected": list(TALK[3:])},
+    {"prompt": list(TALK[:3]), "chosen": list(TALK[3:]), "rejected": list(TALK[1:2])},
 ]
 BY_TOKEN = {"sequence_length": 200, "batch_size": 3, "sampling": "sequential", "boundary": "episode"}
 
@@ -210,12 +210,6 @@ def test_texts_part_where_their_tokens_do_and_both_have_one(tmp_path: Path) -> N
     row = text.as_pairs(stored(text.tokenize(parted, words, tmp_path, recipe)))
     assert [row[f"{side}_data"]["input_ids"].tolist() for side in ("chosen", "rejected")] == [[[1, 2, 5]], [[1, 3, 5]]]
     assert row["chosen_data"]["completion_mask"].tolist() == [[0, 1, 1]]
-    with pytest.raises(
-        DataError, match="row 0: chosen: expected tokens that begin with the prompt's tokens, found a token"
-    ):
-        text.tokenize(parted, words, tmp_path, replace(recipe, straddling="refuse"))
-    with pytest.raises(ConfigError, match=r"straddling: expected one of \['include', 'refuse'\], found 'exclude'"):
-        replace(recipe, straddling="exclude")  # type: ignore[arg-type]
 
 
 def test_a_text_is_a_chat_where_it_is_the_json_of_messages_alone(tmp_path: Path) -> None:
@@ -230,7 +224,7 @@ def test_a_text_is_a_chat_where_it_is_the_json_of_messages_alone(tmp_path: Path)
         for found, one in zip(rows["chosen_data.input_ids"].tolist(), answers, strict=True):
             ids = tokenizer().encode("a" + one + "<|im_end|>").ids[:16]
             assert found == [*ids, *[PAD] * (16 - len(ids))]
-    for wrong in ({"a": 1}, [], 5, True, ["yes"], json.dumps(chat.to_openai(TALK))):
+    for wrong in ({"a": 1}, [], 5, True, ["yes"], json.dumps(list(TALK))):
         with pytest.raises(DataError, match=r"row 1: .*expected (.* messages|a dict with a role), found"):
             text.tokenize([data[0], {**data[0], "chosen": wrong}], tokenizer(), tmp_path, recipe)
     said = [{name: json.dumps(value) for name, value in one.items()} for one in PAIRS]
@@ -322,7 +316,7 @@ def test_chats_lie_in_lists_files_tables_and_datasets_and_are_the_same(tmp_path:
 
     alone = replace(recipe, tools=None)
     lists = stored(text.tokenize([one["messages"] for one in data], tokenizer(), tmp_path / "tokens", alone))
-    said = [{"from": {"user": "human", "assistant": "gpt"}[one.role], "value": one.text} for one in TALK]
+    said = [{"from": {"user": "human", "assistant": "gpt"}[one["role"]], "value": one["content"]} for one in TALK]
     theirs = [{"messages": said}, {"messages": {"conversations": said}}]
     rows = stored(text.tokenize(theirs, tokenizer(), tmp_path / "tokens", alone))
     assert rows["input_ids"].tolist() == [lists["input_ids"][0].tolist()] * 2
@@ -347,7 +341,6 @@ def test_it_is_made_once_for_the_same_template_and_options(tmp_path: Path) -> No
         replace(recipe, template=replace(recipe.template, arguments="json")),
         replace(recipe, max_length=65),
         replace(recipe, tools="tools"),
-        replace(recipe, straddling="exclude"),
         replace(recipe, truncation_side="left"),
     ):
         assert not again(changed).reopened
@@ -387,8 +380,6 @@ def test_recipes_refuse_what_cannot_be() -> None:
         chat.Preferences(template="chatml", max_length=4)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="max_length"):
         chat.Chats(template=template(TOOLS), max_length=0)
-    with pytest.raises(ConfigError, match=r"straddling: expected one of \['include'"):
-        chat.Chats(template=template(TOOLS), max_length=4, straddling="maybe")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="assistant_masks"):
         chat.Chats(template=template(TOOLS), max_length=4, keep={"assistant_masks": "int8"})
 

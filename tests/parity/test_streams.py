@@ -136,9 +136,7 @@ DERIVED: dict[str, Any] = {
 }
 CHATS = [
     {"messages": talk, "prompt": talk[:1], "chosen": talk[1:], "rejected": talk[1:2]}
-    for talk in (
-        chat.to_openai(talk[:end]) for talk in (chat_cases.TALK, chat_cases.TOOL_TALK[1:]) for end in (2, 3, 4, 5)
-    )
+    for talk in (list(talk[:end]) for talk in (chat_cases.TALK, chat_cases.TOOL_TALK[1:]) for end in (2, 3, 4, 5))
 ]
 TEMPLATE = chat_cases.template(chat_cases.TOOLS)
 ROWS: dict[str, Any] = {"windows": {}, "sampling": "sequential", "batch_size": 4, "sequence_length": None}

@@ -29,7 +29,7 @@ def test_what_a_model_gives_is_taken_and_no_memory_of_it_kept() -> None:
     column += 1
     assert (turn.tokens.tolist(), turn.logprobs.tolist()) == ([3, 4], [-0.5, -1.25])
     assert {name: array.tolist() for name, array in turn.columns.items()} == {"own": [0, 0], "narrow": [-0.5, -1.25]}
-    told = [chat.Message("assistant", "a")]
+    told = [{"role": "assistant", "content": "a"}]
     encoded = chat.EncodedChat(
         np.arange(2), np.ones(2, int), np.array([[0, 1], [1, 1]]), chat.RenderedChat("a", ((0, 1),), tuple(told))
     )

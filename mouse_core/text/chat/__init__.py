@@ -11,19 +11,10 @@ from mouse_core.text.chat.encoding import (
     RenderedChat,
     encode_chat,
     encode_preference,
-    from_turns,
     render_chat,
     to_turns,
 )
-from mouse_core.text.chat.messages import (
-    ChatTemplate,
-    Message,
-    MessagePart,
-    ToolCall,
-    from_openai,
-    from_sharegpt,
-    to_openai,
-)
+from mouse_core.text.chat.messages import ChatTemplate, Message, from_sharegpt
 
 __all__ = [
     "ChatTemplate",
@@ -31,16 +22,11 @@ __all__ = [
     "Chats",
     "EncodedChat",
     "Message",
-    "MessagePart",
     "Preferences",
     "RenderedChat",
-    "ToolCall",
     "encode_chat",
     "encode_preference",
-    "from_openai",
     "from_sharegpt",
-    "from_turns",
     "render_chat",
-    "to_openai",
     "to_turns",
 ]

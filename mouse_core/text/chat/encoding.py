@@ -16,15 +16,7 @@ from mouse_core.dtypes import widened
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.groups import Turn
 from mouse_core.spec import Field, check_choice, check_count
-from mouse_core.text.chat.messages import (
-    ChatTemplate,
-    Message,
-    Renderings,
-    from_openai,
-    from_sharegpt,
-    messages_of,
-    to_openai,
-)
+from mouse_core.text.chat.messages import ChatTemplate, Message, Renderings, from_sharegpt, messages_of, text_of
 from mouse_core.text.recipes import (
     JSON,
     Encoder,
@@ -60,7 +52,7 @@ class RenderedChat:
 
 def render_chat(
     template: ChatTemplate,
-    messages: Iterable[Message] | Iterable[Mapping[str, Any]],
+    messages: Iterable[Mapping[str, Any]],
     *,
     tools: Iterable[Mapping[str, Any]] | None = None,
     documents: Iterable[Mapping[str, Any]] | None = None,
@@ -91,7 +83,7 @@ def render_chat(
     answers = [place for place, message in enumerate(renderings.messages) if is_learned(message)]
     if template.has_generation:
         spans = _of_generation(renderings, text)
-        own = [place for place, message in enumerate(renderings.messages) if message.role == "assistant"]
+        own = [place for place, message in enumerate(renderings.messages) if message["role"] == "assistant"]
         if len(answers) < len(own):
             if len(spans) != len(own):
                 raise DataError(
@@ -107,7 +99,7 @@ def render_chat(
 
 def is_learned(message: Message) -> bool:
     """Whether a message was written by an assistant and its OpenAI key ``weight`` is not 0."""
-    return message.role == "assistant" and message.extra.get("weight") != 0
+    return bool(message["role"] == "assistant" and message.get("weight") != 0)
 
 
 def _of_generation(renderings: Renderings, text: str) -> tuple[tuple[int, int], ...]:
@@ -150,11 +142,9 @@ def _of_answer(renderings: Renderings, text: str, place: int, end: str) -> tuple
 
 def _writes_end(renderings: Renderings, before: str, place: int, end: str) -> bool:
     """Whether the template writes the end of turn. The text of the answer may contain the same characters."""
-    (said,) = to_openai(renderings.messages[place : place + 1])
+    said = renderings.messages[place]
     without = _without(said, end)
-    if without == said:
-        return True
-    return end in renderings((*renderings.messages[:place], *from_openai([without])))[len(before) :]
+    return without == said or end in renderings((*renderings.messages[:place], without))[len(before) :]
 
 
 def _without(value: Any, text: str) -> Any:
@@ -171,14 +161,13 @@ def _check_header(renderings: Renderings, before: str, place: int, where: str) -
     earlier = renderings.messages[:place]
     if before != renderings(earlier):
         return
-    after = renderings((*earlier, Message("assistant", _PROBE)))
+    after = renderings((*earlier, {"role": "assistant", "content": _PROBE}))
     header = after[len(before) : after.find(_PROBE)] if after.startswith(before) and _PROBE in after else ""
     if header.strip():
         raise DataError(f"{where} that {header!r:.80} stands before the answer, and there is no generation prompt")
 
 
 Ids = npt.NDArray[np.int64]
-STRADDLING = ("include", "exclude", "refuse")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -208,15 +197,14 @@ def encode_chat(
     end_of_turn: str | None = None,
     max_length: int | None = None,
     truncation_side: str = "right",
-    straddling: str = "include",
     add_special_tokens: bool = False,
 ) -> EncodedChat:
     """Convert a chat to tokens, with the mask of the tokens that an assistant generated.
 
-    The complete text is tokenised at once, as in ``apply_chat_template`` of ``transformers``. A token counts as
-    generated if its characters (by the tokenizer's offsets) are generated. So all tokens of a generated multi-byte
-    character are generated. Tokens without characters, such as special tokens of the tokenizer, are not generated. Both
-    ids and mask are truncated.
+    The complete text is tokenised at once, as in ``apply_chat_template`` of ``transformers``. As there, a token counts
+    as generated if one of its characters (by the tokenizer's offsets) is generated. So all tokens of a generated
+    multi-byte character are generated. Tokens without characters, such as special tokens of the tokenizer, are not
+    generated. Both ids and mask are truncated.
 
     Args:
         template: The template.
@@ -226,20 +214,16 @@ def encode_chat(
         max_length: Largest number of tokens that are kept; None keeps all tokens.
         truncation_side: The side on which tokens are removed: "right" keeps the beginning of the chat, "left" keeps the
             end.
-        straddling: Treatment of tokens that have both generated and other characters. With "include", such tokens count
-            as generated, as in ``transformers``. With "exclude", they do not count as generated. With "refuse", they
-            raise DataError.
         add_special_tokens: Whether the tokenizer adds its special tokens. Usually templates already write these tokens.
 
     Raises:
         ConfigError: An option is unknown, or the tokenizer returns no offsets.
-        DataError: An error of ``render_chat``, or a token has both kinds of characters with ``straddling="refuse"``.
+        DataError: An error of ``render_chat``.
     """
     check_cut(max_length, truncation_side)
-    check_choice("straddling", straddling, STRADDLING)
     rendered = render_chat(template, messages, tools=tools, documents=documents, end_of_turn=end_of_turn)
     ids, offsets = tokens_of(tokenizer, [rendered.text], add_special_tokens)[0]
-    mask, kept = mask_of(rendered, offsets, straddling), kept_of(max_length, truncation_side)
+    mask, kept = mask_of(rendered, offsets), kept_of(max_length, truncation_side)
     return EncodedChat(ids[kept], mask[kept], offsets[kept], rendered)
 
 
@@ -251,9 +235,11 @@ def encode_preference(
     tokenizer: Any,
     *,
     tools: Iterable[Mapping[str, Any]] | None = None,
-    straddling: str = "include",
 ) -> dict[str, Ids]:
     """Convert a prompt with two answers to tokens, for ``DataCollatorForPreference`` of TRL.
+
+    If a token has characters of both the prompt and an answer, for example because a prompt ends with a space, both
+    answers begin with the first of these tokens.
 
     Args:
         template: The template.
@@ -263,21 +249,17 @@ def encode_preference(
             ``eos_token`` (if the template has this variable), and the tokenizer adds its special tokens around texts,
             as in TRL's standard format.
         tokenizer, tools: As in ``encode_chat``.
-        straddling: Treatment of tokens with characters of both the prompt and an answer, which occur for example if a
-            prompt ends with a space. With "include", both answers begin with the first of these tokens. With "refuse",
-            such tokens raise DataError.
 
     Returns:
         ``prompt_ids`` with the generation prompt at the end, ``chosen_ids`` and ``rejected_ids``, each int64 ``[L]``.
 
     Raises:
         ConfigError: An error of ``encode_chat``.
-        DataError: An error of ``ChatTemplate.render``; or the text of a complete chat does not begin with the text of
-            the prompt; or a token has characters of both the prompt and an answer, with ``straddling="refuse"``.
+        DataError: An error of ``ChatTemplate.render``, or the text of a complete chat does not begin with the text of
+            the prompt.
     """
-    check_choice("straddling", straddling, ("include", "refuse"))
     texts = preference_texts(template, prompt, chosen, rejected, tools)
-    return preference_of(tokens_of_pairs(tokenizer, [texts])[0], straddling)
+    return preference_of(tokens_of_pairs(tokenizer, [texts])[0])
 
 
 class PairTexts(NamedTuple):
@@ -322,20 +304,10 @@ def preference_texts(
     return PairTexts(made[0], made[1], made[2], False)
 
 
-def preference_of(ids: Sequence[Ids], straddling: str) -> dict[str, Ids]:
-    """Return the ids of the prompt and of the two answers, given the ids of the prompt and of both complete chats.
-
-    Raises:
-        DataError: An error of ``encode_preference``.
-    """
+def preference_of(ids: Sequence[Ids]) -> dict[str, Ids]:
+    """Return the ids of the prompt and of the two answers, given the ids of the prompt and of both complete chats."""
     prompt, *wholes = ids
-    alike = [_alike(prompt, whole) for whole in wholes]
-    end = min(alike)
-    if straddling == "refuse" and end < len(prompt):
-        name = ("chosen", "rejected")[alike.index(end)]
-        raise DataError(
-            f"{name}: expected tokens that begin with the prompt's tokens, found a token across the prompt's end"
-        )
+    end = min(_alike(prompt, whole) for whole in wholes)
     return {"prompt_ids": prompt[:end], "chosen_ids": wholes[0][end:], "rejected_ids": wholes[1][end:]}
 
 
@@ -385,25 +357,14 @@ def _whole(offsets: Ids) -> Ids:
     return np.stack([np.where((starts == ends) & (before < ends), before, starts), ends], axis=1)
 
 
-def mask_of(rendered: RenderedChat, offsets: Ids, straddling: str) -> Ids:
+def mask_of(rendered: RenderedChat, offsets: Ids) -> Ids:
     """Return the mask of the tokens that an assistant generated."""
     generated = np.zeros(len(rendered.text) + 1, np.int64)
     for start, end in rendered.spans:
         generated[start + 1 : end + 1] = 1
     # Number of generated characters before each character; the difference at a token's two ends is its own number.
     before = np.cumsum(generated)
-    starts, ends = offsets[:, 0], offsets[:, 1]
-    covered = before[ends] - before[starts]
-    across = (covered > 0) & (covered < ends - starts)
-    if straddling == "refuse" and across.any():
-        place = int(np.flatnonzero(across)[0])
-        found = rendered.text[starts[place] : ends[place]]
-        raise DataError(
-            f"chat, token {place}: expected only characters of an answer or only other characters, found both in "
-            f"{found!r:.80}"
-        )
-    mask = covered > 0
-    return (mask & ~across if straddling == "exclude" else mask).astype(np.int64)
+    return (before[offsets[:, 1]] > before[offsets[:, 0]]).astype(np.int64)
 
 
 def kept_of(max_length: int | None, truncation_side: str) -> slice:
@@ -467,22 +428,6 @@ def to_turns(chat: EncodedChat, *, logprobs: npt.ArrayLike | None = None) -> tup
     return (*turns, *_between(messages[done:], chat.input_ids[reached:]))
 
 
-def from_turns(turns: Iterable[Turn]) -> tuple[Message, ...]:
-    """Return the messages of turns. Turns from ``to_turns`` give the original messages, other turns give role and text.
-
-    Raises:
-        DataError: There are no turns, or an element is not a turn.
-    """
-    found: list[dict[str, Any]] = []
-    for place, turn in enumerate(turns):
-        if not isinstance(turn, Turn):
-            raise DataError(f"from_turns: expected a Turn at place {place}, found {turn!r:.80}")
-        if turn.role != _TEMPLATE:
-            kept = turn.metadata.get("chat")
-            found.append(dict(kept) if isinstance(kept, dict) else {"role": turn.role, "content": turn.message})
-    return from_openai(found)
-
-
 def _runs(chat: EncodedChat) -> list[tuple[int, int]]:
     """Return the range of tokens for each span.
 
@@ -518,14 +463,12 @@ def _between(messages: tuple[Message, ...], tokens: npt.NDArray[np.int64]) -> li
 
 
 def _turn(message: Message, tokens: npt.NDArray[np.int64], logprobs: npt.NDArray[Any] | None) -> Turn:
-    said = to_openai([message])[0]
-    simple = said == {"role": message.role, "content": message.text} and isinstance(message.content, str)
-    metadata = {} if simple and message.role != _TEMPLATE else {"chat": said}
-    return Turn(message.text, message.role, tokens, logprobs, metadata=metadata)  # type: ignore[arg-type]
+    simple = message.keys() == {"role", "content"} and isinstance(message["content"], str)
+    metadata = {} if simple and message["role"] != _TEMPLATE else {"chat": message}
+    return Turn(text_of(message), message["role"], tokens, logprobs, metadata=metadata)  # type: ignore[arg-type]
 
 
 _Side = Literal["right", "left"]
-_Straddling = Literal["include", "exclude", "refuse"]
 _ANSWERS = ("chosen", "rejected")
 
 
@@ -538,12 +481,10 @@ class _OfChats:
     tools: str | None
     end_of_turn: str | None
     truncation_side: _Side
-    straddling: _Straddling
 
     def __post_init__(self) -> None:
         _check_template(self.template)
         check_cut(self.max_length, self.truncation_side)
-        check_choice("straddling", self.straddling, STRADDLING)
 
     @property
     def _sources(self) -> dict[str, pa.DataType]:
@@ -561,7 +502,7 @@ class _OfChats:
         tokens = tokens_of(encode, [one.text for one in rendered], False)
         both = zip(rendered, tokens, strict=True)
         cut = kept_of(self.max_length, self.truncation_side)
-        masks = each(lambda one: mask_of(one[0], one[1][1], self.straddling)[cut], both)
+        masks = each(lambda one: mask_of(one[0], one[1][1])[cut], both)
         trained = [bool(mask.any()) for mask in masks]
         ids = [one[cut] for (one, _), is_left in zip(tokens, trained, strict=True) if is_left]
         return ids, [mask for mask in masks if mask.any()], pa.array(trained, pa.bool_())
@@ -575,7 +516,7 @@ class Chats(_OfChats, PaddedRecipe):
     results of ``encode_chat``. To create labels, use the ids where ``assistant_masks`` is 1, and -100 at other
     positions.
 
-    A chat is a list of dicts for ``from_openai`` or ``from_sharegpt``, or the JSON text of such a list. Chats without a
+    A chat is a list of messages or of dicts for ``from_sharegpt``, or the JSON text of such a list. Chats without a
     generated token, before or after truncation, are left out.
 
     Args:
@@ -585,7 +526,7 @@ class Chats(_OfChats, PaddedRecipe):
         messages: The column of the chats.
         tools: The column of the tools that may be called, with a list of JSON schemas (or null) in each row. With None,
             there is no such column. A column that no row has raises a DataError.
-        end_of_turn, truncation_side, straddling: As in ``encode_chat``.
+        end_of_turn, truncation_side: As in ``encode_chat``.
         pad_id: The token id for padding; by default the tokenizer's id for padding, or its end-of-text id if there is
             no id for padding.
         padding_side: The side of a row that is padded, "left" or "right".
@@ -602,7 +543,6 @@ class Chats(_OfChats, PaddedRecipe):
     tools: str | None = None
     end_of_turn: str | None = None
     truncation_side: _Side = "right"
-    straddling: _Straddling = "include"
     pad_id: int | None = None
     padding_side: _Side = "right"
     keep: Mapping[str, str] = field(default_factory=dict)
@@ -629,7 +569,7 @@ class ChatTokens(_OfChats):
     last token of a chat. The recipe leaves out the same chats as ``Chats``.
 
     Args:
-        template, messages, tools, end_of_turn, truncation_side, straddling: As in ``Chats``.
+        template, messages, tools, end_of_turn, truncation_side: As in ``Chats``.
         max_length: Largest number of tokens of a chat; longer chats are truncated. None for no limit.
 
     Raises:
@@ -642,7 +582,6 @@ class ChatTokens(_OfChats):
     tools: str | None = None
     end_of_turn: str | None = None
     truncation_side: _Side = "right"
-    straddling: _Straddling = "include"
 
     @property
     def columns(self) -> Mapping[str, pa.DataType]:
@@ -690,7 +629,6 @@ class Preferences(PaddedRecipe):
         chosen: The column of the preferred answers.
         rejected: The column of the other answers.
         tools, truncation_side, pad_id, padding_side, keep: As in ``Chats``.
-        straddling: As in ``encode_preference``.
 
     Raises:
         ConfigError: An error of ``Chats``.
@@ -703,7 +641,6 @@ class Preferences(PaddedRecipe):
     rejected: str = "rejected"
     tools: str | None = None
     truncation_side: _Side = "right"
-    straddling: Literal["include", "refuse"] = "include"
     pad_id: int | None = None
     padding_side: _Side = "right"
     keep: Mapping[str, str] = field(default_factory=dict)
@@ -715,7 +652,6 @@ class Preferences(PaddedRecipe):
         _check_template(self.template)
         super().__post_init__()
         check_cut(self.max_length, self.truncation_side)
-        check_choice("straddling", self.straddling, ("include", "refuse"))
 
     @property
     def _sources(self) -> dict[str, pa.DataType]:
@@ -767,8 +703,8 @@ class Preferences(PaddedRecipe):
     def _pair(self, pair: tuple[PairTexts, tuple[Ids, Ids, Ids]]) -> dict[str, Ids]:
         said, (prompt, chosen, rejected) = pair
         if self.prompt is None and said.are_plain:
-            return preference_of((chosen, chosen, rejected), "include")
-        return preference_of((prompt, chosen, rejected), self.straddling)
+            prompt = chosen
+        return preference_of((prompt, chosen, rejected))
 
 
 def _check_template(template: Any) -> None:
@@ -786,7 +722,7 @@ def _messages(value: Any, column: str) -> tuple[Message, ...]:
     is_sharegpt = isinstance(value, list) and value and isinstance(value[0], dict) and "role" not in value[0]
     if not isinstance(value, list) and not (isinstance(value, dict) and "conversations" in value):
         raise DataError(f"column {column!r}: expected a list of messages, found {value!r:.80}")
-    return from_sharegpt(value) if is_sharegpt or isinstance(value, dict) else from_openai(value)
+    return messages_of(from_sharegpt(value) if is_sharegpt or isinstance(value, dict) else value)
 
 
 def _masks(masks: Sequence[npt.NDArray[np.int64]], length: int, side: str) -> pa.Array:
