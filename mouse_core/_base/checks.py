@@ -86,9 +86,9 @@ def without_version(content: Any, newest: int, label: str) -> dict[str, Any]:
 
 
 def state_number(name: str, value: Any, *, where: str = "state") -> int:
-    """Return a number of a saved state; raise StateError unless it is an integer from 0 that fits into 64 bits."""
+    """Return a number of a saved state; raise StateError unless it is an integer of at least 0 and fits in 64 bits."""
     if not is_whole(value) or not 0 <= value < 1 << 64:
-        raise StateError(f"{where}: expected {name} as an integer from 0, found {value!r:.80}")
+        raise StateError(f"{where}: expected {name} as an integer of at least 0, found {value!r:.80}")
     return int(value)
 
 
@@ -170,13 +170,13 @@ def recipe(found: Iterable[object], columns: Iterable[str] = _ELSEWHERE) -> str:
     for column, others in _ELSEWHERE.items():
         other = next((name for name in others if name in names), None)
         if column in asked and other is not None and not (made and column == "done"):
-            said.append(f"{column!r} is what you call {other!r}")
+            said.append(f"rename {other!r} to {column!r}")
     if made:
         said.append(made)
     if said and names & {*_NEXT}:
         said.append(
-            f"{min(names & {*_NEXT})!r} is the observation of the row that follows, so leave it out: with "
-            "alignment='outgoing', and a last row for the final observation of each episode"
+            f"{min(names & {*_NEXT})!r} is the observation of the next row, so leave it out, with "
+            "alignment='outgoing', and append one more row with the final observation of each episode"
         )
     return "; ".join(said)
 
@@ -188,13 +188,13 @@ def columns_of(given: Any) -> tuple[Mapping[str, Any], int]:
     for name, values in (columns or {}).items():
         if isinstance(values, str | bytes | bytearray | Set):  # texts are one value, and sets have no order
             raise DataError(
-                f"extend: column {name!r}: expected an array or sequence, one value a row, found {values!r:.80}"
+                f"extend: column {name!r}: expected an array or sequence with one value per row, found {values!r:.80}"
             )
         if isinstance(values, Mapping):
             parts = ", ".join(repr(f"{name}_{key}") for key in [*values][:3])
             raise DataError(
-                f"extend: column {name!r}: expected an array or sequence, one value a row, found a dict of "
-                f"{[*values][:8]}; give each part as a column, such as {parts}, or a list of dicts, one a row"
+                f"extend: column {name!r}: expected an array or sequence with one value per row, found a dict of "
+                f"{[*values][:8]}; pass each part as a column, such as {parts}, or pass a list of dicts, one per row"
             )
     try:
         if columns is None:
@@ -217,7 +217,7 @@ def _by_column(rows: list[Any]) -> dict[str, list[Any]]:
         records.append(dict(record))
         if record.keys() != records[0].keys():
             raise SchemaError(
-                f"extend: expected rows of the columns {list(records[0])}, found {list(record)} at row {number}"
+                f"extend: expected rows with the columns {list(records[0])}, found {list(record)} at row {number}"
             )
     return {name: [record[name] for record in records] for name in (records[0] if records else ())}
 
@@ -225,7 +225,7 @@ def _by_column(rows: list[Any]) -> dict[str, list[Any]]:
 def check_count(where: str, value: Any, lowest: int = 1) -> int:
     """Return ``value`` if it is an integer from ``lowest``; raise ConfigError otherwise."""
     if not is_whole(value) or value < lowest:
-        raise ConfigError(f"{where}: expected an integer from {lowest}, found {value!r}")
+        raise ConfigError(f"{where}: expected an integer of at least {lowest}, found {value!r}")
     return int(value)
 
 

@@ -232,7 +232,7 @@ def _check_named(config: AugmentTokensConfig, arriving: Mapping[str, FieldSpec],
     for name in config.named if config.enabled else ():
         if name in masks:
             raise ConfigError(
-                f"augment: by_field: expected fields of the rows, found {name!r}, the mask of rows and padding"
+                f"augment: by_field: expected fields of the data, found {name!r}, a mask of missing or padded rows"
             )
     config.check_named({name: field.column for name, field in arriving.items() if name not in masks})
 

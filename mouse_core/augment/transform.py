@@ -153,8 +153,10 @@ def check_masked_as(field: str, fill: Any, values: Array) -> None:
     else:
         holds = number in (0, 1)
     if not holds:
-        wanted = "a signed dtype" if number == -1 else "a dtype that can represent it"
-        raise SchemaError(f"augment: {field}: expected {wanted}, for {number} where masked, found {values.dtype}")
+        wanted = "a signed dtype" if number == -1 else f"a dtype that can represent {number}"
+        raise SchemaError(
+            f"augment: {field}: expected {wanted}, because masked values become {number}, found {values.dtype}"
+        )
 
 
 def _fill(values: Array, hidden: Array, fill: Any, empty: Empty | None) -> Array:
@@ -249,7 +251,7 @@ def _permute_columns(field: str, values: Array, permutation: Array, empty: Empty
 def _scale_and_shift(field: str, values: Array, affine: Affine, *, own: bool) -> Array:
     xp = namespace(values)
     if not xp.isdtype(values.dtype, "real floating"):
-        raise SchemaError(f"augment: {field}: expected floating numbers to scale or shift, found {values.dtype}")
+        raise SchemaError(f"augment: {field}: expected a floating dtype to scale or shift, found {values.dtype}")
     scale, shift = (None if part is None else _scalar(xp, values, part) for part in affine)
     fresh = own and is_numpy_array(values)
     if scale is not None:

@@ -333,12 +333,12 @@ def anchors_of(
         return sampler, found
     if found.batch_dims == 2 and boundary == "stream":
         raise ConfigError(
-            "pad: expected boundary='episode' with pad=False, because a window that crosses the end of an episode has "
+            "pad: with pad=False, expected boundary='episode', because a window that crosses the end of an episode has "
             f"missing rows, found {boundary!r}"
         )
     if boundary not in ("stream", "episode"):
         raise ConfigError(
-            f"pad: expected True or a number with boundary={boundary!r}, because anchors can only be left out within "
+            f"pad: with boundary={boundary!r}, expected True or a number, because anchors can only be left out within "
             "episodes, found False"
         )
     before, behind = found.reach({name: shift_of(snapshot, name) for name in found.offsets})
@@ -417,8 +417,8 @@ def transition_readers(
             delivered[name] = reader
         if name in _FLAGS and reader.spec.shape:
             raise SchemaError(
-                f"transitions: expected one flag a step in {name!r}, found shape {list(reader.spec.shape)}; ends of "
-                "agents are a field 'agent_done'"
+                f"transitions: expected one flag per step in {name!r}, found shape {list(reader.spec.shape)}; store ends "
+                "of agents in a field 'agent_done'"
             )
         if name == "done":
             flags = [flag for flag in _FLAGS if names is None or flag in names]

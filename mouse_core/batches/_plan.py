@@ -433,7 +433,7 @@ def choose_readers(
         if MASK in readers:
             raise ConfigError(
                 f"boundary, uneven: expected a store without a field {MASK!r}, since batches get a field of "
-                f"this name, found one"
+                f"this name, found this field"
             )
         readers[MASK] = MaskReader()
     for option, names in (("required_fields", required), ("fields", fields or ())):

@@ -260,9 +260,8 @@ class Planner:
             room, where = min(short)
             more = "cache_bytes= with more" if where == "the cache" else "more memory"
             warnings.warn(
-                f"sampling 'blocks': expected room for {nbytes:,} bytes, the {pool.blocks:,} blocks that windows are "
-                f"drawn from at a time, found {room:,} in {where}: blocks are read again and again; use {more}, or "
-                "fewer blocks with Blocks(pool=...)",
+                f"sampling 'blocks': expected {nbytes:,} free bytes in {where} for the pool of {pool.blocks:,} blocks, "
+                f"found {room:,}, so blocks are read repeatedly; use {more}, or fewer blocks with Blocks(pool=...)",
                 StoreWarning,
                 stacklevel=2,
             )

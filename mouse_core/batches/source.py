@@ -156,7 +156,7 @@ class BatchSource:
             sampling, sequence_length, pad, cut = cut_of(lengths, sampling, sequence_length, pad, padded=padded_before)
         if transitions and (lengths is not None or packed is not False):
             option = "lengths" if lengths is not None else "packed"
-            raise ConfigError(f"{option}: when transitions are read, expected none, found some")
+            raise ConfigError(f"{option}: cannot be combined with transitions=True")
         if windows is None and not transitions:
             length = 64 if sequence_length is None else sequence_length
             sampler = sampler_of(sampling, length, batch_size, drop_last, boundary, weighting, pad)
@@ -171,7 +171,7 @@ class BatchSource:
         if not has_steps and (packed is not False or cut is not None):
             option = "lengths" if packed is False else "packed"
             raise ConfigError(
-                f"{option}: with windows, expected a sequence_length, since single rows have no steps, found none"
+                f"{option}: with windows=, expected a sequence_length, since single rows have no steps"
             )
         is_augmented = augment is not None or views != 1
         # Missing steps are not read if no other option depends on a step's position; otherwise packing is the last
@@ -454,9 +454,9 @@ def _warn_of_second_pass(source: object) -> None:
     while frame.f_globals.get("__name__", "").startswith(("torch.", "torchdata.")) and frame.f_back is not None:
         frame, level = frame.f_back, level + 1
     warnings.warn(
-        "a DataLoader requests the batches of the first epoch a second time: a source continues beyond its length, a "
-        "sampler of torch does not; mouse_torch.DataLoader(source) delivers the next epoch in every loop, "
-        "sampler=range(begin, end) delivers any batches, and range(len(source)) the same ones again",
+        "this DataLoader delivers the batches of the first epoch again, because torch's samplers end at "
+        "len(source); mouse_torch.DataLoader(source) delivers the next epoch in every loop, sampler=range(begin, end) "
+        "selects batches, and sampler=range(len(source)) repeats the first epoch without this warning",
         UserWarning,
         stacklevel=level + 1,
     )

@@ -201,7 +201,7 @@ def checked_rows(values: Any, column: TailColumn) -> npt.NDArray[Any] | list[Any
     if column.shape:
         _in_row_shape(array[0], column)
     elif array.ndim != 1:
-        raise ValueError(f"expected one number a row, found arrays of shape {list(array.shape[1:])}")
+        raise ValueError(f"expected one number per row, found arrays of shape {list(array.shape[1:])}")
     return _checked_numbers(array, column)
 
 
@@ -254,9 +254,7 @@ def _checked_numbers(array: npt.NDArray[Any], column: TailColumn) -> npt.NDArray
     dtype = column.dtype
     if array.dtype.kind == "f" and dtype.kind != "f":
         if not column.whole_floats or not (array == np.floor(array)).all():
-            raise TypeError(
-                f"expected {dtype}, found {array.dtype}; a column keeps the dtype of its first value, or of columns="
-            )
+            raise TypeError(f"expected {dtype}, the dtype of the first value or of columns=, found {array.dtype}")
     elif array.dtype.kind not in "biuf":
         raise TypeError(f"expected {dtype}, found {array.dtype}")
     low, high = column.bounds or (-inf, inf)

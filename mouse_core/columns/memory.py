@@ -83,7 +83,7 @@ def row_values(leaf: Any, lead: int) -> tuple[list[Any], tuple[int, ...]]:
             break
         lengths = {len(value) for value in values}
         if len(lengths) > 1:
-            raise DataError(f"rows: expected equally many rows in every time step, found {sorted(lengths)}")
+            raise DataError(f"rows: expected the same number of rows in every time step, found {sorted(lengths)}")
         shape = (*shape, lengths.pop() if lengths else 0)
         values = [item for value in values for item in value]
     return values, shape
@@ -235,7 +235,7 @@ class RowSchema:
                 array = _fitting(key, kind, array)
             shape = array.shape
             if shape[lead:] != kind.shape or len(shape) < lead:
-                single = "; one row is written as [row]" if shape == kind.shape and ndim == 1 else ""
+                single = "; to write one row, pass [row]" if shape == kind.shape and ndim == 1 else ""
                 expected_axes = ", ".join([*([_axes(lead, ndim)] if lead else []), *map(str, kind.shape)])
                 raise SchemaError(
                     f"{_where(key)}: expected the shape [{expected_axes}] of the first write, found {list(shape)}"
@@ -266,7 +266,9 @@ class RowSchema:
             ConfigError: The capacity is less than one time step.
         """
         if capacity < self.num_envs:
-            raise ConfigError(f"capacity: expected room for a step of {self.num_envs} environments, found {capacity}")
+            raise ConfigError(
+                f"capacity: expected at least {self.num_envs}, one row for each environment, found {capacity}"
+            )
         return capacity - capacity % self.num_envs
 
     def _check_lead(self, key: FieldKey, found: tuple[int, ...], ndim: int, expected: tuple[int, ...] | None) -> None:
@@ -418,7 +420,7 @@ def _if_listed(keys: list[FieldKey]) -> str:
     """
     if all(isinstance(key, str) or not any(isinstance(step, int) for step in key) for key in keys):
         return ""
-    return "; each array in a list or tuple is a field of its own, and np.stack(arrays) is one field"
+    return "; each array in a list or tuple is a separate field; np.stack(arrays) makes one field"
 
 
 def _if_declared(key: FieldKey, found: tuple[int, ...], expected: tuple[int, ...]) -> str:
@@ -427,7 +429,7 @@ def _if_declared(key: FieldKey, found: tuple[int, ...], expected: tuple[int, ...
     """
     if len(found) != len(expected) or not found or found[1:] != expected[1:]:
         return "; ListStorage accepts any shape"
-    return f"; a field whose rows differ in length is declared, ragged=[{key!r}], or kept in a ListStorage"
+    return f"; for rows of different length, pass ragged=[{key!r}] or use a ListStorage"
 
 
 def _where(key: FieldKey) -> str:

@@ -191,7 +191,7 @@ def _reader(source: Any) -> tuple[Any, int]:
     # complete.
     source.seek(max(size - len(_END_OF_STREAM), 0))
     if source.read() != _END_OF_STREAM:
-        raise DataError("expected an Arrow stream with an end mark, found none; the file was cut or never finished")
+        raise DataError("expected an end mark of the Arrow stream, found none; the file was truncated or not finished")
     source.seek(0)
     return pa.ipc.open_stream(source), size
 
@@ -238,7 +238,7 @@ def _nothing_more(source: Any, known: int) -> None:
         pass  # files of old writers end with the footer, which is not a record batch
     if found > known or place != footer:
         raise DataError(
-            f"expected {known} record batches, as listed in the footer, and then the footer, found more bytes; "
+            f"expected the footer after the {known} record batches that it lists, found other bytes before it; "
             "rows are "
             "missing, or files were joined"
         )

@@ -124,7 +124,7 @@ def _read(file: BinaryIO, source: Path) -> dict[str, Any]:
         raise StateError(f"checkpoint {source}: expected a checkpoint, found another file")
     _, length, expected = _HEAD.unpack(head)
     if length > size - _HEAD.size:
-        raise StateError(f"checkpoint {source}: expected a description of {length} bytes, found a file of {size}")
+        raise StateError(f"checkpoint {source}: expected a description of {length} bytes, found a file of {size} bytes")
     file.seek(size - length)
     text = file.read(length)
     _check(source, "its description", expected, checksum(text))

@@ -126,7 +126,9 @@ def check_json(path: str | os.PathLike[str], text: bytes, remedy: str = "") -> N
     rest, found = text[end + len(_HEAD_END) :], text[begin:end].decode(errors="replace")
     if text[:begin] != _HEAD or text[end : end + len(_HEAD_END)] != _HEAD_END or found != digest(rest):
         more = f"; {remedy}" if remedy else ""
-        raise damaged(path, f"expected the digest {digest(rest)} of its text, found {found!r:.80}; it is damaged{more}")
+        raise damaged(
+            path, f"expected the digest {digest(rest)} of its text, found {found!r:.80}; the file is damaged{more}"
+        )
 
 
 def cached_json(path: Path) -> dict[str, Any]:

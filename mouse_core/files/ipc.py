@@ -56,7 +56,7 @@ class Flat:
 
     def _number(self, kind: str, at: int) -> int:
         if at < 0:
-            raise DataError(f"expected metadata of Arrow, found a reference to byte {at}")
+            raise DataError(f"expected metadata of Arrow, found a reference outside of it, to byte {at}")
         try:
             return int(struct.unpack_from(kind, self.memory, at)[0])
         except struct.error as error:
@@ -86,7 +86,7 @@ class Flat:
         place += self._number("<I", place)
         count = self._number("<I", place)
         if place + 4 + count * dtype.itemsize > len(self.memory):
-            raise DataError(f"expected {count} entries in the metadata of Arrow, found its end before")
+            raise DataError(f"expected {count} entries in the metadata of Arrow, found fewer")
         return np.frombuffer(self.memory, dtype, count, place + 4)
 
     @classmethod
@@ -144,7 +144,7 @@ class ColumnPlace:
         try:
             return _array(self.type, iter(self.levels), buffers)
         except (pa.ArrowException, OverflowError) as error:
-            raise DataError(f"expected values of type {self.type}, found damaged ones: {error}") from error
+            raise DataError(f"expected values of type {self.type}, found damaged values: {error}") from error
 
 
 class Head(NamedTuple):
@@ -170,7 +170,7 @@ class Head(NamedTuple):
         if version < _V5 - 1 or rows < 0 or (levels < 0).any() or (memory < 0).any():
             raise DataError(f"expected a record batch, found a record batch of {rows} rows; the file is damaged")
         if len(memory) and (memory[:, 0] > size - np.minimum(memory[:, 1], size + 1)).any():
-            raise DataError(f"expected memory of columns in a body of {size} bytes, found memory beyond its end")
+            raise DataError(f"expected the buffers of columns in a body of {size} bytes, found a buffer beyond its end")
         return cls(rows, levels, memory, table.table(3) is not None)
 
     def columns(self, schema: pa.Schema, body: int) -> dict[str, ColumnPlace]:
@@ -317,7 +317,9 @@ def read_footer(read: Read, size: int) -> Footer:
     """
     end = memoryview(read(size - END_BYTES, size)) if size > len(MAGIC) + END_BYTES else memoryview(b"")
     if bytes(end[4:]) != MAGIC:
-        raise DataError("expected an Arrow file that ends with its footer, found none; it was cut or never finished")
+        raise DataError(
+            "expected a footer at the end of the Arrow file, found none; the file was truncated or not finished"
+        )
     begin = size - END_BYTES - int.from_bytes(end[:4], "little")
     if not len(MAGIC) <= begin < size - END_BYTES:
         raise DataError(f"expected a footer within a file of {size} bytes, found a footer that begins at byte {begin}")
@@ -370,7 +372,7 @@ def read_message(read: Read, begin: int, size: int) -> Message | None:
     """
     memory = memoryview(read(begin, min(begin + PREFIX_BYTES, size)))
     if len(memory) < PREFIX_BYTES:
-        raise DataError(f"expected a message of Arrow at byte {begin}, found the end of the file; it was cut")
+        raise DataError(f"expected an Arrow message at byte {begin}, found the end of the file; the file was truncated")
     mark, length = struct.unpack_from("<II", memory)
     if mark != _MARK or length > _MOST_METADATA:
         raise DataError(f"expected an Arrow message at byte {begin}, found other bytes; the file is damaged")
@@ -378,11 +380,15 @@ def read_message(read: Read, begin: int, size: int) -> Message | None:
         return None
     body = begin + PREFIX_BYTES + length
     if body > size:
-        raise DataError(f"expected the head of a message before byte {size}, found its end at {body}; it was cut")
+        raise DataError(
+            f"expected a message header that ends before byte {size}, found its end at {body}; the file was truncated"
+        )
     flat = Flat.root(memoryview(read(begin + PREFIX_BYTES, body)))
     end = body + flat.number(3, "<q")
     if not body <= end <= size:
-        raise DataError(f"expected the body of a message before byte {size}, found its end at {end}; it was cut")
+        raise DataError(
+            f"expected a message body that ends before byte {size}, found its end at {end}; the file was truncated"
+        )
     table = flat.table(2)
     if flat.number(1, "<B") == _SCHEMA:
         _check_little(table)

@@ -262,8 +262,8 @@ def _check_size(path: Path, size: int, acknowledged: int) -> None:
     if size < acknowledged:
         found = f"{size} whole ones" if path.exists() else "no file"
         raise DataError(
-            f"log {path}: expected {acknowledged} acknowledged bytes, found {found}: records are missing. "
-            f"Restore the log from a copy, or remove {note_path(path)} to go on with the records that are left"
+            f"log {path}: expected {acknowledged} acknowledged bytes, found {found} bytes: records are missing. "
+            f"Restore the log from a copy, or remove {note_path(path)} to continue with the remaining records"
         )
 
 

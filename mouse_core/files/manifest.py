@@ -136,7 +136,7 @@ def check_schemas(files: Collection[Path]) -> None:
             with reading(file):
                 known, found = manifest.files[file.name].schema, _schema_digest(file)
                 if known is not None and known != found:
-                    raise damaged(file, f"expected a schema with the checksum {known} as was written, found {found}")
+                    raise damaged(file, f"expected a schema with the checksum {known}, found the checksum {found}")
 
 
 def check_counts(rows: Mapping[Path, int]) -> None:
@@ -162,7 +162,7 @@ def check_counts(rows: Mapping[Path, int]) -> None:
                 ("bytes", written[name].bytes, file.stat().st_size),
             ):
                 if known != found:
-                    raise damaged(file, f"expected {known} {unit} as were written, found {found}")
+                    raise damaged(file, f"expected {known} {unit}, as written, found {found}")
 
 
 def check_bytes(folder: Path, manifest: FilesManifest, advance: Callable[[int], None]) -> list[str]:
@@ -236,7 +236,7 @@ def check_parquet_checksum(file: Path, advance: Callable[[int], None] | None = N
             return False
         match = _SEAL_FORM.fullmatch(found)
         if match is None:
-            raise damaged(file, "expected the checksums that were written into it, found something else")
+            raise damaged(file, "expected the checksums that were written, found other content")
         check(file, "the footer", match[2].decode(), digest(tail))
         if advance is not None:
             check(file, "the file", match[1].decode(), file_digest(stream, begins - _SEAL_BYTES, tail, advance))

@@ -132,7 +132,9 @@ class Word:
             return number
         number, rest = divmod(number, self._unit)
         if rest or number < 0:
-            reason = f"expected a multiple of {self._unit} as number {self._place} of the live page, found damage"
+            reason = (
+                f"expected a multiple of {self._unit} at index {self._place} of the mapped page, found another value"
+            )
             raise damaged(page.path, reason)
         return number
 

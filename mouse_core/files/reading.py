@@ -62,7 +62,7 @@ def reading(path: str | os.PathLike[str], *, at: str = "") -> Iterator[None]:
     except OSError as error:
         if error.errno not in OF_THE_SYSTEM:
             raise _unreadable(name, error, at) from error
-        raise StorageError(f"{name}: expected to be able to read it, found: {error.strerror or error}") from error
+        raise StorageError(f"{name}: cannot be read: {error.strerror or error}") from error
     except Exception as error:  # any error of a library
         raise _unreadable(name, error, at) from error
 

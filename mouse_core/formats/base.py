@@ -210,7 +210,7 @@ class RowStream:
     def check_digest(self, found: str) -> None:
         """Raise DataError if ``found``, the digest of all rows that were read, differs from the recorded digest."""
         if self.noted is not None and found != self.noted:
-            raise damaged(self.path, f"expected rows with the digest {self.noted} as were written, found {found}")
+            raise damaged(self.path, f"expected rows with the digest {self.noted}, as written, found {found}")
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write all rows to a folder that ``DatasetStore.open`` and ``datasets.load_from_disk`` open.

@@ -338,7 +338,7 @@ def hash_to_int(hashes: Any) -> npt.NDArray[np.int64]:
     """
     values = as_array(hashes, where="hash_to_int")
     if not values.ndim:
-        raise SchemaError(f"hash_to_int: expected [n] or [n, k], found the shape {values.shape}")
+        raise SchemaError(f"hash_to_int: expected an array of shape [n] or [n, k], found the shape {values.shape}")
     _, first, which = np.unique(values, axis=0, return_index=True, return_inverse=True)
     rank = np.empty(len(first), np.int64)
     rank[np.argsort(first)] = np.arange(len(first))
@@ -373,7 +373,9 @@ def binary_to_decimal(bits: Any, *, width: int | None = None) -> npt.NDArray[np.
     length = values.shape[-1]
     width = check_count("width", length if width is None else width)
     if width > 63 or length % width:
-        raise ConfigError(f"width: expected at most 63 bits that divide the {length} of a row, found {width}")
+        raise ConfigError(
+            f"width: expected a number of bits, at most 63, that divides the row length {length}, found {width}"
+        )
     bases = 1 << np.arange(width - 1, -1, -1, dtype=np.int64)
     numbers: npt.NDArray[np.int64] = ((values > 0).reshape(*values.shape[:-1], -1, width) @ bases).sum(axis=-1)
     return numbers

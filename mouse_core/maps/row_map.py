@@ -337,7 +337,9 @@ class RowIndex:
         """Write checked rows; see ``extend``."""
         keys, valued = self.keys, self.values.written > 0
         if keys.written and valued != (values is not None):
-            raise SchemaError(f"map: expected {'' if valued else 'no '}values, as in the writes before")
+            raise SchemaError(
+                f"map: expected {'' if valued else 'no '}values, as in earlier writes, found {'none' if valued else 'values'}"
+            )
         if not rows.n:
             return np.empty(0, np.int64)
         self._check_room(rows)
@@ -560,8 +562,8 @@ class RowMap:
             missing = np.flatnonzero(slots < 0)
             if missing.size:
                 raise MissingRowError(
-                    f"map: expected rows that the map holds, found {missing.size} of {slots.size} missing, first row "
-                    f"{missing[0]}, {picked.take(missing[:1])!r:.120}; get(rows, default) accepts missing rows, "
+                    f"map: expected only rows in the map, found {missing.size} of {slots.size} rows missing, the first at index "
+                    f"{missing[0]}: {picked.take(missing[:1])!r:.120}; get(rows, default) accepts missing rows, "
                     "and contains(rows) finds them"
                 )
             return self._deliver(self._written("values").get(slots))

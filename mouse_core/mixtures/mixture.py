@@ -83,7 +83,9 @@ class Mix:
         sizes = self._sizes(weights, members)
         shares = [exact(weight) * size for weight, size in zip(weights, sizes, strict=True)]
         if not any(shares):
-            raise ConfigError(f"mixture: expected rows in a member with a weight, found {self!r} and {sizes}")
+            raise ConfigError(
+                f"mixture: expected a member with rows and a weight above 0, found {self!r} and the sizes {sizes}"
+            )
         if self.temperature != 1:
             largest = max(shares)
             shares = [_evened(share / largest, self.temperature) for share in shares]
@@ -519,7 +521,7 @@ def _joined(members: Mapping[str, Snapshot], field: str | None) -> SnapshotConfi
         own = member.mix.field if isinstance(member, MixtureSnapshot) else None
         if own not in (None, field):
             raise SchemaError(
-                f"mixture: expected the field {field!r} or None in members that are mixtures, found "
+                f"mixture: expected field={field!r} or field=None in members that are mixtures, found "
                 f"{own!r} in {name!r}; rows of the other members have no such field"
             )
     there = {name: member for name, member in members.items() if member.num_rows} or dict(members)
@@ -538,7 +540,7 @@ def _joined(members: Mapping[str, Snapshot], field: str | None) -> SnapshotConfi
         if any(field in member.readers and not isinstance(member, MixtureSnapshot) for member in there.values()):
             raise SchemaError(
                 f"mixture: expected members without a field {field!r}, since batches get a field "
-                f"of this name, found one"
+                f"of this name, found this field"
             )
         fields[field] = Field(field, dtype="int64", shape=(), fill=0, labels=tuple(members))
     return SnapshotConfig(fields, types, dims, alignment)
@@ -704,14 +706,14 @@ class Mixture(Store):
         """Raise ConfigError, because a dataset would lose the member and the share of each row; convert the members
         instead."""
         raise ConfigError(
-            "mixture: expected the rows of a member, as of "
-            f"mixture.members[{self.names[0]!r}].to_dataset(), found the mixture's"
+            "mixture: expected the rows of a member, as in "
+            f"mixture.members[{self.names[0]!r}].to_dataset(), found the rows of the mixture"
         )
 
     def _look(self, rows: Any = None) -> Any:
         """Raise ConfigError, because only the members have episode tables, each with its own episode numbers."""
         raise ConfigError(
-            f"mixture: expected the episodes of a member, as of mixture.members[{self.names[0]!r}], found the mixture's"
+            f"mixture: expected the episodes of a member, as in mixture.members[{self.names[0]!r}], found the mixture"
         )
 
 

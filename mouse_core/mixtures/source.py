@@ -193,7 +193,7 @@ def _joined(members: Mapping[str, Source], field: str | None) -> Spec:
             raise SchemaError(f"mixture: expected the spec of member {first!r}, found in {name!r}: {source.spec}")
         if list(source.spec) != list(spec):
             raise SchemaError(
-                f"mixture: expected fields {list(spec)} as of member {first!r}, found {list(source.spec)}"
+                f"mixture: expected fields {list(spec)} as in member {first!r}, found {list(source.spec)}"
             )
         for one, other in zip(spec.values(), source.spec.values(), strict=True):
             if (one.dtype, one.shape) != (other.dtype, other.shape):
@@ -205,6 +205,6 @@ def _joined(members: Mapping[str, Source], field: str | None) -> Spec:
         return spec
     if field in spec:
         raise SchemaError(
-            f"mixture: expected members without a field {field!r}, since batches get a field of this name, found one"
+            f"mixture: expected members without a field {field!r}, since batches get a field of this name, found this field"
         )
     return Spec({**spec, field: FieldSpec(field, np.dtype(np.int64), ())}, spec.alignment, spec.batch_dims)

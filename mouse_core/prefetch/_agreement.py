@@ -183,7 +183,7 @@ class Agreement:
         if tell:
             warnings.warn(
                 f"rank {self.ranks.rank} of {self.ranks.count} has been waiting for {absent} at {call} for "
-                f"{waited:.0f} s, and will for {seconds:.0f} s; all ranks use loaders with shard='auto' in one order",
+                f"{waited:.0f} s, and waits up to {seconds:.0f} s; all ranks must use their loaders in the same order",
                 stacklevel=2,
             )
 
@@ -199,7 +199,7 @@ def _compared(notes: Sequence[str], call: str) -> str:
     for rank, note in enumerate(notes):
         if note != usual:
             differing = _differing(expected, json.loads(note))
-            parts = [f"{name} {found} where {whose} {wanted}" for name, found, wanted in differing]
+            parts = [f"{name} {found} ({whose} {wanted})" for name, found, wanted in differing]
             said.append(f"rank {rank} with {', '.join(parts)}")
     more = f"; and {len(said) - _MOST_RANKS} more" if len(said) > _MOST_RANKS else ""
     return f"ranks: expected all {len(notes)} to agree at {call}, found {'; '.join(said[:_MOST_RANKS])}{more}"

@@ -94,8 +94,8 @@ def dropped_of(store: Any) -> str:
     if not gone:
         return ""
     return (
-        f"; the store has dropped its {gone:,} oldest rows (max_rows or clear), so a state from before "
-        "cannot continue: keep a snapshot with their rows, or start again"
+        f"; the store has dropped its {gone:,} oldest rows (max_rows or clear), so an earlier state "
+        "cannot be loaded: keep a snapshot with these rows, or start again"
     )
 
 
@@ -236,7 +236,9 @@ def _differing(expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[st
     # Other columns, another alignment or other derived fields also change the digest of the data.
     explained = any(line.startswith(("columns", "alignment", "derived")) for line in said)
     if expected["data"] != found.get("data") and not explained:
-        said.append("data: expected these rows, found others, or other values in them, or another choice of episodes")
+        said.append(
+            "data: expected a state of these rows, found a state of other rows, other values or other selected episodes"
+        )
     return said
 
 

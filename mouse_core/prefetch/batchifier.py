@@ -218,7 +218,9 @@ def _source_of(
     cut = dict[str, Any]()
     if shard not in (None, _WHOLE) or asked["uneven"] != "refuse":
         if sharding is not None:
-            raise ConfigError(f"shard, uneven: when sharding is given for a source, expected neither, found {shard!r}")
+            raise ConfigError(
+                f"shard, uneven: with sharding= and a source, expected neither of the two, found {shard!r}"
+            )
         cut = {"shard": _WHOLE if shard is None else shard}
         cut |= {} if asked["uneven"] == "refuse" else {"uneven": asked["uneven"]}
     if isinstance(store, BatchSource):
@@ -238,7 +240,7 @@ def _refuse(asked: Mapping[str, Any], what: str, *but: str) -> None:
     for name, value in asked.items():
         is_default = value in (_OF_BATCHES[name], None) or (name == "shard" and value == _WHOLE)
         if name not in but and not is_default:
-            raise ConfigError(f"{name}: expected none for {what}, found {value!r}")
+            raise ConfigError(f"{name}: expected no such option for {what}, found {value!r}")
 
 
 def _warn_of_others(size: int) -> None:
@@ -251,9 +253,9 @@ def _warn_of_others(size: int) -> None:
         return  # incomplete variables of torchrun do not show that there are other processes
     if found.count > 1:
         warnings.warn(
-            f"shard: each of {found.count} processes ({found.found_in}) gets whole batches of {size} windows, so that "
-            f"a step sees {found.count} times as many, all equal if the seeds are equal; shard='auto' gives each "
-            "its rows, and shard=(0, 1) confirms whole batches",
+            f"shard: each of {found.count} processes ({found.found_in}) gets complete batches of {size} windows, so "
+            f"a step uses {found.count} times as many windows, and equal windows if the seeds are equal; shard='auto' "
+            "gives each process its share, and shard=(0, 1) accepts complete batches without this warning",
             UserWarning,
             stacklevel=4,
         )

@@ -462,6 +462,6 @@ class Loader(Generic[T]):
             raise ClosedError("loader: expected an open loader, found a closed loader")
         if self._process is not None and self._process != os.getpid():
             raise ForkError(
-                f"loader: expected to be used in process {self._process}, found the forked child {os.getpid()}; "
-                "create a loader there"
+                f"loader: expected a call in process {self._process}, found a call in the forked child {os.getpid()}; "
+                "create a loader in the child"
             )

@@ -127,7 +127,7 @@ class ShardSource(_Around):
 
         spec, cut = source.spec, getattr(source, "shard", (0, 1))
         if cut != (0, 1):
-            raise ConfigError(f"shard: expected a source that is sharded once, found shard {cut} of {source!r:.80}")
+            raise ConfigError(f"shard: expected a source without a shard, found shard {cut} of {source!r:.80}")
         if spec.is_packed:
             raise ConfigError("shard: expected windows of equal length, found a source of packed windows")
         self.ranks, self.uneven = ranks_of(shard), uneven
@@ -207,7 +207,7 @@ def checked_source(source: Any) -> Source:
     if not isinstance(source, Source):
         raise ConfigError(
             "store: expected a DatasetStore, a Snapshot, a replay buffer, or a source with spec, fingerprint, a length "
-            f"and batches by number, found {type(source).__name__}"
+            f"and batches by index, found {type(source).__name__}"
         )
     if not isinstance(source.spec, Spec):
         raise ConfigError(f"source: expected a mouse_core.Spec as spec, found {source.spec!r:.80}")

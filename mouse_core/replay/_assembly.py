@@ -354,7 +354,7 @@ def slots_of(index: Any, size: int) -> Slots:
     """Return the slots that ``buffer[index]`` reads, of shape ``[]`` for an integer, else ``[n]`` or ``[a, b]``.
 
     Args:
-        index: An integer from 0, a slice, ``...`` for all rows, integers, or a mask ``[size]``.
+        index: An integer of at least 0, a slice, ``...`` for all rows, integers, or a mask ``[size]``.
         size: The number of rows.
 
     Raises:

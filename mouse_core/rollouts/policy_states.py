@@ -174,7 +174,7 @@ def check_axis(axis: object) -> int | None:
     """Return ``axis`` if it is None or an integer of at least 0; raise ConfigError otherwise."""
     if axis is None or (isinstance(axis, int) and not isinstance(axis, bool) and axis >= 0):
         return axis
-    raise ConfigError(f"hidden_axis: expected None or an integer from 0, found {axis!r}")
+    raise ConfigError(f"hidden_axis: expected None or an integer of at least 0, found {axis!r}")
 
 
 def env_axis(shape: tuple[int, ...], axis: int | None) -> int:

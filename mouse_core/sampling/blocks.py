@@ -106,10 +106,10 @@ class Pool:
     def __str__(self) -> str:
         units = (("MB", 1e6), ("KB", 1e3), ("bytes", 1))
         unit, size = next(one for one in units if self.nbytes >= 10 * one[1] or one[1] == 1)
-        costs = ", ".join(f"{self.variance(batches):.1f} times ({batches})" for batches in _SAID)
+        costs = ", ".join(f"{self.variance(batches):.1f} ({batches} batches)" for batches in _SAID)
         return (
-            f"pool of {self.blocks:,} blocks of {self.block_rows:,} rows, {self.nbytes / size:,.0f} {unit}; where all "
-            f"windows of a block are alike, the mean of so many batches varies as much as that of uniform draws {costs}"
+            f"pool of {self.blocks:,} blocks of {self.block_rows:,} rows, {self.nbytes / size:,.0f} {unit}; if all "
+            f"windows of a block are equal, the variance of a mean over batches, relative to uniform draws, is {costs}"
         )
 
 

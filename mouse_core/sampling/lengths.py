@@ -121,10 +121,10 @@ def cut_of(
         choices = _checked(lengths, sequence_length)
         if sampling not in ("random", "blocks") and not isinstance(sampling, Blocks):
             wanted = "sampling='random' or 'blocks'"
-            raise ConfigError(f"lengths: expected {wanted}, as steps are cut off, found {sampling!r}")
+            raise ConfigError(f"lengths: expected {wanted}, since shorter windows omit steps, found {sampling!r}")
         sequence_length = sequence_length or choices[-1]
     if pad is False and not padded:
-        raise ConfigError("pad: with lengths, which leave steps out, expected True or a fill number, found False")
+        raise ConfigError("pad: with lengths, which omit steps, expected True or a fill number, found False")
     fill = None if pad is None or isinstance(pad, bool) else pad
     return sampling, sequence_length, pad if padded else None, partial(_cut, choices, fill)
 
@@ -141,7 +141,7 @@ def _checked(lengths: Any, sequence_length: int | None) -> tuple[int, ...]:
     except TypeError:
         found = []
     if not found or not all(is_whole(length) and length >= 1 for length in found):
-        raise ConfigError(f"lengths: expected integers from 1, as in range(1, 65), found {lengths!r:.80}")
+        raise ConfigError(f"lengths: expected integers of at least 1, as in range(1, 65), found {lengths!r:.80}")
     if sequence_length is not None and max(found) > sequence_length:
         raise ConfigError(f"lengths: expected no length above sequence_length {sequence_length}, found {max(found)}")
     return tuple(sorted(map(int, found)))

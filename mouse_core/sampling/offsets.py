@@ -433,7 +433,7 @@ def clock_of(snapshot: Snapshot, seconds: Seconds) -> FieldReader:
             f"another field, and DatasetStore(fields=[Field({seconds.clock!r})]) makes a field of a column"
         )
     if reader.column.width != 1:
-        raise ConfigError(f"Seconds: expected time stamps as single numbers, found {list(reader.spec.shape)} a row")
+        raise ConfigError(f"Seconds: expected one time stamp per row, found the shape {list(reader.spec.shape)}")
     return reader
 
 

@@ -99,7 +99,7 @@ class Blocks:
     def __post_init__(self) -> None:
         for name, value in (("rows", self.rows), ("pool", self.pool)):
             if value is not None and not (is_whole(value) and value >= 1):
-                raise ConfigError(f"Blocks: expected {name} as an integer from 1, or None, found {value!r}")
+                raise ConfigError(f"Blocks: expected {name} as an integer of at least 1, or None, found {value!r}")
 
 
 Sampling = str | Blocks | WindowSampler

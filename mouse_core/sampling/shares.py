@@ -173,8 +173,7 @@ class Schedule:
     def __post_init__(self) -> None:
         if not isinstance(self.weights, Mapping) or 0 not in self.weights:
             raise ConfigError(
-                f"schedule: expected a dict from batch indices, with 0 among them, to weights, "
-                f"found {self.weights!r:.200}"
+                f"schedule: expected a dict from batch indices (including 0) to weights, found {self.weights!r:.200}"
             )
         for number in self.weights:
             check_count("schedule", number, lowest=0)

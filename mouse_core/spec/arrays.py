@@ -842,7 +842,7 @@ class MultiCategorical(_Codes):
         """
         rows = self.nvec.reshape(-1, self.nvec.shape[-1]) if self.nvec.ndim else self.nvec.reshape(1, 0)
         if not rows.size or not bool((rows == rows[0]).all()):
-            raise ConfigError(f"one_hot: expected the same numbers of codes in every row, found {shown(self.nvec)}")
+            raise ConfigError(f"one_hot: expected equal nvec in every row, found {shown(self.nvec)}")
         numbers = tuple(rows[0].tolist())
         mask = self.mask
         if mask is not None:
@@ -1072,20 +1072,20 @@ def _padded_mask(mask: Array, nvec: Array, most: int, *, where: str) -> Array:
 
 
 def _check_n(n: Any, where: str) -> int:
-    """Return the number of codes; raise ConfigError unless it is an integer from 1."""
+    """Return the number of codes; raise ConfigError unless it is an integer of at least 1."""
     if not is_whole(n) or n < 1:
-        raise ConfigError(f"{where}: expected n as an integer from 1, found {n!r:.80}")
+        raise ConfigError(f"{where}: expected n as an integer of at least 1, found {n!r:.80}")
     return int(n)
 
 
 def _check_nvec(nvec: Any, where: str) -> Array:
-    """Return numbers of codes as an array; raise ConfigError unless they are integers from 1."""
+    """Return numbers of codes as an array; raise ConfigError unless they are integers of at least 1."""
     try:
         numbers = np.asarray(nvec)
     except ValueError as error:
-        raise ConfigError(f"{where}: expected nvec as integers from 1, found {nvec!r:.80}") from error
+        raise ConfigError(f"{where}: expected nvec as integers of at least 1, found {nvec!r:.80}") from error
     if numbers.dtype.kind not in "iu" or bool((numbers < 1).any()):
-        raise ConfigError(f"{where}: expected nvec as integers from 1, found {nvec!r:.80}")
+        raise ConfigError(f"{where}: expected nvec as integers of at least 1, found {nvec!r:.80}")
     return numbers.astype(np.int64)
 
 
@@ -1120,7 +1120,7 @@ def _check_mask(mask: Any, shape: Shape, where: str) -> Array | None:
         return None
     array = spread(_as_booleans(mask, where), shape, where=f"{where}: mask")
     if not bool(array.any(-1).all()):
-        raise ConfigError(f"{where}: expected a mask that allows a choice at every place, found {shown(array)}")
+        raise ConfigError(f"{where}: expected a mask that allows a choice at every position, found {shown(array)}")
     return array if array.size else None
 
 
@@ -1293,7 +1293,7 @@ class Choice(Leaf):
 
     def _changed(self, change: Change, *, where: str) -> Self:
         if len({one._axes() for one in self.choices}) > 1:
-            raise ConfigError(f"{where}: expected choices of which each has the same axes, found {self!r:.200}")
+            raise ConfigError(f"{where}: expected choices with the same axes, found {self!r:.200}")
         return replace(self, choices=tuple(one._changed(change, where=where) for one in self.choices))
 
     def _axes(self) -> Shape:

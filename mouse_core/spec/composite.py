@@ -208,7 +208,7 @@ class Composite(Domain, Mapping[str, Any]):
             if reason is not None:
                 return f"field {key!r}: {reason}", None
             if batch is not None and first is not None and batch != first[1]:
-                return f"field {key!r}: expected the batch {first[1]} of field {first[0]!r}, found {batch}", None
+                return f"field {key!r}: expected the batch shape {first[1]} of field {first[0]!r}, found {batch}", None
             first = (key, batch) if first is None and batch is not None else first
         return None, first[1] if first else None
 
@@ -647,14 +647,14 @@ def _check_stackable(specs: tuple[Any, ...]) -> None:
         if not isinstance(one, Domain):
             raise ConfigError(f"stack: expected specs, found {one!r:.80}")
         if _is_nested(one) != _is_nested(first) or one.device != first.device:
-            raise ConfigError(f"stack: expected specs of one kind and device, found {one!r:.80} as number {number}")
+            raise ConfigError(f"stack: expected specs of equal kind and device, found {one!r:.80} at index {number}")
         if _is_nested(one):
             if one.shape != first.shape:
-                raise ConfigError(f"stack: expected the shape {first.shape}, found {one.shape} as number {number}")
+                raise ConfigError(f"stack: expected the shape {first.shape}, found {one.shape} at index {number}")
         elif one.dtype != first.dtype or len(one.shape) != len(first.shape):
             raise ConfigError(
-                f"stack: expected {len(first.shape)} dimensions of {first.dtype}, found {one.shape} of {one.dtype} as "
-                f"number {number}"
+                f"stack: expected {len(first.shape)} dimensions of {first.dtype}, found {one.shape} of {one.dtype} at "
+                f"index {number}"
             )
 
 
@@ -716,7 +716,7 @@ def _part(layout: Any, values: Any, axis: int, number: int, n: int) -> Any:
         raise DataError(f"expected numbers in the host's memory, found {values!r:.80} ({error})") from error
     place = axis - len(layout[0]) - 1  # counted from the end, because batch axes are in front
     if array.ndim < -place or array.shape[place] != n:
-        raise DataError(f"expected {n} places along axis {place}, found {array.shape}")
+        raise DataError(f"expected size {n} of axis {place}, found the shape {array.shape}")
     return array.take(number, place)
 
 
@@ -755,7 +755,7 @@ def from_json(content: Any) -> Any:
 def _spec(content: Any, depth: int) -> Domain:
     """Return the spec of a JSON object; ``depth`` is the number of enclosing specs."""
     if depth > _DEEPEST:
-        raise DataError(f"spec: expected at most {_DEEPEST} specs one within another")
+        raise DataError(f"spec: expected specs nested in at most {_DEEPEST} levels, found more")
     if not isinstance(content, Mapping):
         raise DataError(f"spec: expected a JSON object, found {content!r:.80}")
     arguments = dict(content)

@@ -31,7 +31,7 @@ Change = Callable[[Array, int], Array]
 
 
 def check_shape(shape: Any, *, where: str, dynamic: bool = True) -> Shape:
-    """Return a shape as a tuple of sizes from 0, or -1 for dynamic dimensions; raise ConfigError for invalid shapes."""
+    """Return a shape as a tuple of sizes, 0 or more, or -1 for dynamic dimensions; raise ConfigError for other shapes."""
     sizes = (shape,) if is_whole(shape) else shape
     if not isinstance(sizes, str | bytes):
         try:
@@ -40,7 +40,7 @@ def check_shape(shape: Any, *, where: str, dynamic: bool = True) -> Shape:
             sizes = (None,)
         if all(is_whole(size) and size >= (-1 if dynamic else 0) for size in sizes):
             return tuple(int(size) for size in sizes)
-    expected = "sizes from 0, or -1 where a dimension is dynamic" if dynamic else "sizes from 0"
+    expected = "sizes of at least 0, or -1 for a dynamic dimension" if dynamic else "sizes of at least 0"
     raise ConfigError(f"{where}: expected a shape of {expected}, found {shape!r:.80}")
 
 
@@ -174,7 +174,7 @@ def check_index(index: Any, shape: Shape) -> tuple[Any, ...]:
     for part in whole:
         width = _width(part)
         if is_dynamic(shape[axis : axis + width]) and part != slice(None):
-            raise ConfigError(f"index: expected all of a dynamic dimension of {shape}, found {index!r:.80}")
+            raise ConfigError(f"index: expected the slice : for a dynamic dimension of {shape}, found {index!r:.80}")
         axis += width
     return tuple(whole)
 
@@ -511,7 +511,7 @@ class Domain:
         axes = self._axes()
         number = check_axis(axis, len(axes), where="unbind")
         if axes[number] == -1:
-            raise ConfigError(f"unbind: expected a dimension with a size, found dimension {number} of {axes}")
+            raise ConfigError(f"unbind: expected a dimension of fixed size, found dimension {number} of {axes}")
         return tuple(self[(*(slice(None),) * number, place)] for place in range(axes[number]))
 
     def __iter__(self) -> Iterator[Any]:
@@ -556,7 +556,7 @@ class Domain:
 
     def _check_static(self, what: str) -> None:
         if is_dynamic(self.shape):
-            raise ConfigError(f"{what}: expected sizes for all dimensions, found {self.shape}; expand() gives them")
+            raise ConfigError(f"{what}: expected sizes for all dimensions, found {self.shape}; expand() sets sizes")
 
     def _free(self, shape: Any, where: str) -> Shape:
         """Return ``shape`` without the axes that belong to one value; raise ConfigError if these axes differ."""
@@ -591,7 +591,7 @@ def _check_example(example: Any) -> None:
     with suppress(TypeError, ValueError):
         if json.loads(json.dumps(example)) == example:
             return
-    raise ConfigError(f"to_json: expected an example that JSON has, found {example!r:.80} in NonTensor")
+    raise ConfigError(f"to_json: expected an example that JSON can represent, found {example!r:.80} in NonTensor")
 
 
 def _own(value: Any) -> Any:

@@ -161,4 +161,4 @@ def _check_convertible(spec: Any, where: str) -> None:
             f"{where}: expected all codes to be allowed, as gymnasium has no masks; with_mask(None) drops it"
         )
     if is_dynamic(spec.shape):
-        raise ConfigError(f"{where}: expected sizes for all dimensions, found {spec.shape}; expand() gives them")
+        raise ConfigError(f"{where}: expected sizes for all dimensions, found {spec.shape}; expand() sets sizes")

@@ -115,7 +115,7 @@ def _where_nothing_counted(
         found = {name: float(one.reshape(-1)[wrong.argmax()]) for name, one in values.items()}
         where = f"in dimension {wrong.argmax()}"
         raise damaged(
-            file, f"{key}: expected numbers or null throughout, and a deviation from 0, found {found} {where}"
+            file, f"{key}: expected only numbers or null, and deviations of at least 0, found {found} {where}"
         )
     return np.asarray(~there.any(axis=0))
 

@@ -283,7 +283,7 @@ class Statistics(Mapping[str, FieldStatistics]):
         known = [name for name, part in self.parts.items() if part.whole is not None]
         if not known or self.rows > snapshot.num_rows or _content(snapshot, self.rows) != self.content:
             raise ConfigError(
-                f"statistics: expected the {self.rows} rows of the statistics and then new rows, found "
+                f"statistics: expected a snapshot that begins with the {self.rows} rows of the statistics, found "
                 + (f"{snapshot.num_rows} other rows" if known else "statistics that cannot be updated")
             )
         return _counted(snapshot, known, self.shares, before=self, progress=progress)
@@ -393,7 +393,7 @@ def statistics(
             raise MissingFieldError(f"statistics: expected fields among {list(snapshot.readers)}, found {name!r}{hint}")
     shares = tuple(float(share) for share in quantiles)
     if not all(0 <= share <= 1 for share in shares):
-        raise ConfigError(f"quantiles: expected shares within 0 and 1, found {list(shares)}")
+        raise ConfigError(f"quantiles: expected numbers from 0 to 1, found {list(shares)}")
     return _counted(snapshot, names, shares, progress=progress)
 
 

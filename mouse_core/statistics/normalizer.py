@@ -278,7 +278,7 @@ def _check_kinds(kinds: Any) -> None:
     if isinstance(kinds, Statistics):
         raise ConfigError(
             "normalize: expected kinds by field or a Normalizer, found Statistics; Normalizer.of(statistics, "
-            "{'action': 'mean_std'}) makes a Normalizer of them"
+            "{'action': 'mean_std'}) makes a Normalizer"
         )
     if not isinstance(kinds, Mapping):
         raise ConfigError(f"normalize: expected kinds by field or a Normalizer, found {kinds!r:.80}")

@@ -48,7 +48,7 @@ class WindowSamplerConformance:
         raise NotImplementedError
 
     def test_it_has_what_the_protocol_names(self) -> None:
-        """The sizes and the number of batches in an epoch are integers from 1."""
+        """The sizes and the number of batches in an epoch are integers of at least 1."""
         sampler = self.make()
         assert isinstance(sampler, WindowSampler), (
             f"expected sequence_length, batch_size, batches_per_epoch, starts: {sampler}"

@@ -87,13 +87,13 @@ def test_ranks_that_agree_have_the_batch_together(count: int) -> None:
 
 
 OTHERS: dict[str, tuple[dict[str, Any], str]] = {
-    "seed": ({"seed": 7}, "rank 2 with seed 7 where most have 0"),
-    "batch size": ({"batch_size": 8}, "rank 2 with batch_size 8 where most have 4"),
-    "sequence length": ({"sequence_length": 9}, "rank 2 with sequence_length 9 where most have 8"),
+    "seed": ({"seed": 7}, "rank 2 with seed 7 (most have 0)"),
+    "batch size": ({"batch_size": 8}, "rank 2 with batch_size 8 (most have 4)"),
+    "sequence length": ({"sequence_length": 9}, "rank 2 with sequence_length 9 (most have 8)"),
     "augmentation": ({"augment": AugmentTokensConfig(permute_done=True)}, "rank 2 with augment"),
-    "fields": ({"fields": ["reward"]}, "fields done none where most have"),
+    "fields": ({"fields": ["reward"]}, "fields done none (most have"),
     "sampling": ({"sampling": "last"}, "rank 2 with sampling"),
-    "dtypes": ({"dtypes": {"reward": "float64"}}, "rank 2 with dtype of reward float64 where most have float32"),
+    "dtypes": ({"dtypes": {"reward": "float64"}}, "rank 2 with dtype of reward float64 (most have float32)"),
 }
 
 
@@ -121,7 +121,7 @@ def test_other_rows_and_other_values_are_named() -> None:
             loader.next_batch()
 
     fewer = run(lambda ranks: work(ranks, lambda columns: {name: part[:90] for name, part in columns.items()}), 2)
-    refused(fewer, "found rank 1 with rows 90 where rank 0 has 100")
+    refused(fewer, "found rank 1 with rows 90 (rank 0 has 100)")
     other = run(lambda ranks: work(ranks, lambda columns: {**columns, "reward": columns["reward"] + 1}), 2)
     refused(other, "found rank 1 with fingerprint ")
 
@@ -135,7 +135,7 @@ def test_shards_of_another_count_are_named() -> None:
         with PrefetchBatchifier(example_store(), 8, 6, shard=mine) as loader:
             loader.next_batch()
 
-    refused(run(work, 2, board), "found rank 1 with shards 3 where rank 0 has 2")
+    refused(run(work, 2, board), "found rank 1 with shards 3 (rank 0 has 2)")
 
 
 def test_ranks_that_go_on_from_different_states_are_named() -> None:
@@ -150,7 +150,7 @@ def test_ranks_that_go_on_from_different_states_are_named() -> None:
                 assert loader.state_dict() == state
 
     found = run(work, 2)
-    refused(found, "found rank 1 with call load_state_dict() where rank 0 has the first batch, next_index 40 where")
+    refused(found, "found rank 1 with call load_state_dict() (rank 0 has the first batch), next_index 40 (rank 0")
 
     def at_different_batches(ranks: Ranks) -> Any:
         with PrefetchBatchifier(example_store(), 8, 4, shard=ranks) as loader:
@@ -161,7 +161,7 @@ def test_ranks_that_go_on_from_different_states_are_named() -> None:
             finally:
                 assert loader.state_dict() == before
 
-    refused(run(at_different_batches, 4), "at load_state_dict(), found rank 2 with next_index 11 where most have 10")
+    refused(run(at_different_batches, 4), "at load_state_dict(), found rank 2 with next_index 11 (most have 10)")
 
 
 def test_rows_that_differ_at_a_refresh_are_named_and_nothing_has_changed() -> None:
@@ -177,7 +177,7 @@ def test_rows_that_differ_at_a_refresh_are_named_and_nothing_has_changed() -> No
                 assert loader.state_dict() == before
                 loader.next_batch()
 
-    refused(run(work, 3), "at refresh(), found rank 2 with rows 121 where most have 120")
+    refused(run(work, 3), "at refresh(), found rank 2 with rows 121 (most have 120)")
 
 
 @pytest.mark.parametrize("missing", [0, 1, 2])
@@ -215,7 +215,7 @@ def test_a_refresh_that_only_one_rank_makes_is_found_at_the_next_that_all_make()
                 loader.refresh()
             loader.load_state_dict({**loader.state_dict(), "next_index": 6})
 
-    refused(run(work, 2), "found rank 1 with call refresh() where rank 0 has load_state_dict()")
+    refused(run(work, 2), "found rank 1 with call refresh() (rank 0 has load_state_dict())")
 
 
 def test_a_rank_that_never_comes_is_named_after_the_time_of_the_group() -> None:
@@ -246,7 +246,7 @@ def test_several_loaders_are_told_apart_by_the_order_in_which_they_are_used() ->
             with PrefetchBatchifier(example_store(), 8, 4, shard=ranks, seed=seed) as loader:
                 loader.next_batch()
 
-    refused(run(crossed, 2), "rank 1 with seed 1 where rank 0 has 2")
+    refused(run(crossed, 2), "rank 1 with seed 1 (rank 0 has 2)")
 
 
 def test_a_source_of_ranks_agrees_in_its_loader() -> None:
@@ -255,7 +255,7 @@ def test_a_source_of_ranks_agrees_in_its_loader() -> None:
         with PrefetchBatchifier(source) as loader:
             loader.next_batch()
 
-    refused(run(work, 2), "rank 1 with seed 1 where rank 0 has 0")
+    refused(run(work, 2), "rank 1 with seed 1 (rank 0 has 0)")
 
 
 def test_shards_in_numbers_agree_on_nothing() -> None:

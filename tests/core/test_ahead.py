@@ -261,7 +261,7 @@ def test_blocks_of_files_are_asked_for_once_where_there_is_room(
     assert again > 1.7 * once
     (said_once,) = warned
     assert re.match(
-        r"sampling 'blocks': expected room for [\d,]+ bytes, the 8 blocks .*, found 2,000 in memo", said_once
+        r"sampling 'blocks': expected [\d,]+ free bytes in memory for the pool of 8 blocks, found 2,000", said_once
     )
 
 

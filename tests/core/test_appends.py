@@ -326,7 +326,7 @@ def test_nested_dicts_are_told_what_to_do() -> None:
     for count in (3, 5):
         rows = {name: values[:count] for name, values in _rows().items()} | {"observation": parts}
         with pytest.raises(
-            DataError, match=r"column 'observation': .* found a dict of \['a', 'b', 'c'\]; give each part .*"
+            DataError, match=r"column 'observation': .* found a dict of \['a', 'b', 'c'\]; pass each part .*"
         ):
             DatasetStore().extend(rows)
     one = {name: values[0] for name, values in _rows().items()} | {"observation": {"a": 1.0, "b": [2.0]}}

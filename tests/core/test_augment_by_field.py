@@ -134,7 +134,7 @@ def test_a_shard_has_its_rows() -> None:
 
 
 REFUSED: list[tuple[Any, str]] = [
-    (lambda: PermuteFields(0, codes="a"), "PermuteFields: size: expected an integer from 1, found 0"),
+    (lambda: PermuteFields(0, codes="a"), "PermuteFields: size: expected an integer of at least 1, found 0"),
     (lambda: PermuteFields(3), "PermuteFields: expected at least one field, found none"),
     (lambda: PermuteFields(3, codes="a", columns="a"), "each field to be named once, found a 2 times"),
     (lambda: PermuteFields(3, codes=[1]), "PermuteFields: codes: expected names of fields, found 1"),
@@ -295,19 +295,31 @@ BAD: list[tuple[Any, dict[str, Any], str]] = [
     (PermuteFields(5, codes="actoin"), {}, "by_field: expected fields among"),
     (MaskFields("episode_step", 0.1), {}, "'episode_step'; column 'episode_step' is read as the field 'time'"),
     (MaskFields("acton", 0.1), {"windows": {"action": [0]}}, "'acton'; did you mean 'action'?"),
-    (MaskFields("action_mask", 0.1), {"windows": {"action": [0]}}, "found 'action_mask', the mask of rows"),
-    (MaskFields("mask", 0.1), {"lengths": [1, 2], "boundary": "episode"}, "found 'mask', the mask of rows"),
+    (MaskFields("action_mask", 0.1), {"windows": {"action": [0]}}, "found 'action_mask', a mask of missing"),
+    (MaskFields("mask", 0.1), {"lengths": [1, 2], "boundary": "episode"}, "found 'mask', a mask of missing"),
     (PermuteFields(5, codes="torque"), {}, "torque: expected integer codes"),
     (PermuteFields(4, columns="legal"), {}, "legal: expected [B, S, 4] for 4 codes"),
-    (ScaleFields("room", UNIFORM), {}, "room: expected floating numbers to scale or shift, found uint8"),
+    (ScaleFields("room", UNIFORM), {}, "room: expected a floating dtype to scale or shift, found uint8"),
     (
         MaskFields("room", 0.1, 300),
         {},
-        "room: expected a dtype that can represent it, for 300 where masked, found uint8",
+        "room: expected a dtype that can represent 300, because masked values become 300, found uint8",
     ),
-    (MaskFields("room", 0.1, 0.5), {}, "room: expected a dtype that can represent it, for 0.5 where masked"),
-    (MaskFields("action", 0.1, math.nan), {}, "action: expected a dtype that can represent it, for nan where masked"),
-    (MaskFields("torque", 0.1, 1e300), {}, "torque: expected a dtype that can represent it, for 1e+300 where masked"),
+    (
+        MaskFields("room", 0.1, 0.5),
+        {},
+        "room: expected a dtype that can represent 0.5, because masked values become 0.5",
+    ),
+    (
+        MaskFields("action", 0.1, math.nan),
+        {},
+        "action: expected a dtype that can represent nan, because masked values become nan",
+    ),
+    (
+        MaskFields("torque", 0.1, 1e300),
+        {},
+        "torque: expected a dtype that can represent 1e+300, because masked values become 1e+300",
+    ),
     (
         MaskFields("action", 0.1),
         {"windows": {"action": [0, 1]}, "pad": -1},
@@ -362,7 +374,8 @@ def test_the_augmenter_misses_a_field_by_name() -> None:
     augmenter = TokenAugmenter(AugmentTokensConfig(by_field=[MaskFields("room", 0.5, 256)]))
     augmenter.update_augmentations(narrow)
     with pytest.raises(
-        SchemaError, match="room: expected a dtype that can represent it, for 256 where masked, found uint8"
+        SchemaError,
+        match="room: expected a dtype that can represent 256, because masked values become 256, found uint8",
     ):
         augmenter(narrow)
     with pytest.raises(ConfigError, match="batch_dims"):

@@ -71,8 +71,8 @@ def test_probabilities_that_cannot_be(probability: Any) -> None:
         ({"scale_reward": 2.0}, "scale_reward: expected AugmentScalarSpec or None, found 2.0"),
         ({"mask_prob": 0.1}, "mask_prob: expected AugmentMaskProbConfig, found 0.1"),
         ({"crop_obs_image": 4}, "crop_obs_image: expected .*RandomShift.* or None, found 4"),
-        ({"max_num_actions": -1}, "max_num_actions: expected an integer from 0, found -1"),
-        ({"max_num_obs_discrete": 2.5}, "max_num_obs_discrete: expected an integer from 0, found 2.5"),
+        ({"max_num_actions": -1}, "max_num_actions: expected an integer of at least 0, found -1"),
+        ({"max_num_obs_discrete": 2.5}, "max_num_obs_discrete: expected an integer of at least 0, found 2.5"),
     ],
 )
 def test_options_that_cannot_be(options: dict[str, Any], message: str) -> None:

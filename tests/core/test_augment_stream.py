@@ -197,12 +197,12 @@ def test_an_augmented_source_can_be_pickled_and_moved() -> None:
     [
         (AugmentTokensConfig(permute_obs_discrete=True), {}, "expected max_num_obs_discrete of at least 1"),
         (full_config(crop_obs_image=RandomCrop(7, 5)), {}, "expected a crop of at most 6x5, found 7x5"),
-        (full_config(), {"dtypes": {"reward": "int64"}}, "reward: expected floating numbers to scale or shift"),
+        (full_config(), {"dtypes": {"reward": "int64"}}, "reward: expected a floating dtype to scale or shift"),
         (full_config(), {"dtypes": {"time": "uint16"}}, "time: expected a dtype that can represent fill=-1"),
         (full_config(max_num_actions=4), {}, r"q_star: expected \[B, S, 4\]"),
         ("scale everything", {}, "augment: expected an AugmentTokensConfig or None"),
-        (full_config(), {"views": 0}, "views: expected an integer from 1, found 0"),
-        (None, {"views": True}, "views: expected an integer from 1, found True"),
+        (full_config(), {"views": 0}, "views: expected an integer of at least 1, found 0"),
+        (None, {"views": True}, "views: expected an integer of at least 1, found True"),
     ],
 )
 def test_what_cannot_be_done_is_found_at_once(config: Any, options: dict[str, Any], message: str) -> None:

@@ -183,7 +183,7 @@ def test_columns_that_do_not_fit_those_before(name: str, values: Any, expected: 
 def test_a_text_or_a_set_is_no_column(values: Any) -> None:
     store = DatasetStore()
     rows = {"action": [0] * 3, "reward": [0.0] * 3, "done": [0] * 3, "observation": [[0.0]] * 3}
-    with pytest.raises(DataError, match="column 'metadata_task': expected an array or sequence, one value a row"):
+    with pytest.raises(DataError, match="column 'metadata_task': expected an array or sequence with one value per row"):
         store.extend({**rows, "metadata_task": values})
     assert len(store) == 0
 
@@ -394,17 +394,15 @@ def test_rows_as_gymnasium_has_them_get_the_recipe() -> None:
         with pytest.raises(MissingFieldError) as caught:
             add()
         assert "'done' is 1 if terminated else 2 if truncated else 0 (from terminated, truncated)" in str(caught.value)
-        assert "'next_obs' is the observation of the row that follows" in str(caught.value)
+        assert "'next_obs' is the observation of the next row" in str(caught.value)
     # A row that goes is no error; asking for the field that it does not give is.
     store = DatasetStore()
     store.append({"obs": [0.0], "action": 0, "reward": 0.0, "done": 0})
-    with pytest.raises(
-        MissingFieldError, match=r"'observation' is what you call 'obs': rename it, or read it with Field"
-    ):
+    with pytest.raises(MissingFieldError, match=r"rename 'obs' to 'observation': rename it, or read it with Field"):
         BatchSource(store, 1, 1, required_fields=["obs_continuous"])
     store = DatasetStore()
     store.append({"observation": [0.0], "action": 0, "reward": 0.0, "done": 0})
-    with pytest.raises(MissingFieldError, match=r"'observation' is what you call 'obs'$"):
+    with pytest.raises(MissingFieldError, match=r"rename 'obs' to 'observation'$"):
         store.append({"obs": [0.0], "action": 0, "reward": 0.0, "done": 0})
 
 
@@ -655,11 +653,11 @@ def test_an_empty_store(make: Any) -> None:
         ),
         ({"sampling": None}, "sampling: expected .*found None"),
         ({"sampling": 3}, "sampling: expected .*found 3"),
-        ({"sequence_length": 0}, "sequence_length: expected an integer from 1, found 0"),
-        ({"sequence_length": 2.0}, r"sequence_length: expected an integer from 1, found 2\.0"),
-        ({"sequence_length": True}, "sequence_length: expected an integer from 1, found True"),
-        ({"batch_size": -1}, "batch_size: expected an integer from 1, found -1"),
-        ({"batch_size": "4"}, "batch_size: expected an integer from 1, found '4'"),
+        ({"sequence_length": 0}, "sequence_length: expected an integer of at least 1, found 0"),
+        ({"sequence_length": 2.0}, r"sequence_length: expected an integer of at least 1, found 2\.0"),
+        ({"sequence_length": True}, "sequence_length: expected an integer of at least 1, found True"),
+        ({"batch_size": -1}, "batch_size: expected an integer of at least 1, found -1"),
+        ({"batch_size": "4"}, "batch_size: expected an integer of at least 1, found '4'"),
         ({"seed": -1}, r"seed: expected an integer in \[0, 2\*\*64\), found -1"),
         ({"seed": None}, "seed: expected"),
         ({"shard": (0, 3)}, "shard: expected a count that divides batch_size 4, found 3"),
@@ -692,9 +690,9 @@ def test_fields_that_are_not_there(make: Any, options: dict[str, Any], store: Da
 @pytest.mark.parametrize(
     ("options", "pattern"),
     [
-        ({"prefetch": 0}, "prefetch: expected an integer from 1, found 0"),
+        ({"prefetch": 0}, "prefetch: expected an integer of at least 1, found 0"),
         ({"prefetch": 1.5}, "prefetch: expected"),
-        ({"num_workers": -1}, "num_workers: expected an integer from 0, found -1"),
+        ({"num_workers": -1}, "num_workers: expected an integer of at least 0, found -1"),
         ({"num_workers": None}, "num_workers: expected"),
         ({"device": "cuda"}, "device: expected None or 'cpu'"),
     ],
@@ -817,8 +815,8 @@ def test_a_state_of_another_dataset_or_configuration() -> None:
     state = mine.state_dict()
     wanted = mine.source[1]
     others = [
-        (loader(table(44, reward=[0.25] * 44)), "data: expected these rows, found others"),
-        (loader(table(40, reward=[0.25] * 40)), "data: expected these rows, found others"),
+        (loader(table(44, reward=[0.25] * 44)), "data: expected a state of these rows, found a state of other rows"),
+        (loader(table(40, reward=[0.25] * 40)), "data: expected a state of these rows, found a state of other rows"),
         (loader(table(40, xformed_reward=None)), "columns: expected no 'xformed_reward', found one"),
         (loader(store_options={"alignment": "outgoing"}), "alignment: expected outgoing, found arrived"),
         (loader(sequence_length=5), "sequence_length: expected 5, found 4"),
@@ -995,7 +993,7 @@ for workers in (0, 2):
         if number % 5 == 4:
             assert line == "0"
         else:
-            assert line.startswith(f"{ForkError.__name__}: loader: expected to be used in process ")
+            assert line.startswith(f"{ForkError.__name__}: loader: expected a call in process ")
             assert "forked child" in line
 
 

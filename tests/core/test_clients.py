@@ -154,7 +154,7 @@ def test_what_is_not_for_us_says_who_was_asked_and_where_keys_were_looked_for(se
         monkeypatch.delenv(name)
     assert f"asked {server.url} without a signature" in refused({})
     keys = {"aws_access_key_id": "HIDDEN", "aws_secret_access_key": "HIDDEN", "aws_skip_signature": "false"}
-    assert "with what storage_options say" in refused(keys)
+    assert "with the keys of storage_options" in refused(keys)
     (tmp_path / "keys").write_text("[mine]\naws_access_key_id = HIDDEN\naws_secret_access_key = HIDDEN\n")
     (tmp_path / "config").write_text(f"[profile mine]\nregion = none\nendpoint_url = {server.url}\n")
     for name, value in (("SHARED_CREDENTIALS_FILE", "keys"), ("CONFIG_FILE", "config")):
@@ -168,7 +168,7 @@ def test_what_is_not_for_us_says_who_was_asked_and_where_keys_were_looked_for(se
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "HIDDEN")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "HIDDEN")
     said = refused({"aws_skip_signature": "false"})
-    assert "with what the environment says (AWS_ACCESS_KEY_ID and" in said
+    assert "with the keys of the environment (AWS_ACCESS_KEY_ID and" in said
     assert "HIDDEN" not in said
 
 

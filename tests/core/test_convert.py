@@ -404,7 +404,7 @@ def test_a_stream_that_was_cut_between_batches_is_damaged(tmp_path: Path) -> Non
     convert(stream(), tmp_path / "out")
     file = next((tmp_path / "out").glob("*.arrow"))
     file.write_bytes(file.read_bytes()[:-8])
-    with pytest.raises(DataError, match="cut or never finished"):
+    with pytest.raises(DataError, match="truncated or not finished"):
         formats.open(tmp_path / "out")
 
 

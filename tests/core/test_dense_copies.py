@@ -227,7 +227,7 @@ def test_a_forked_child_reads_on(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wrong", [-1, 1.5, True, "1"])
 def test_a_limit_is_a_number_of_bytes(wrong: Any) -> None:
-    with pytest.raises(ConfigError, match="dense_bytes: expected an integer from 0"):
+    with pytest.raises(ConfigError, match="dense_bytes: expected an integer of at least 0"):
         DatasetStore(dense_bytes=wrong)
 
 

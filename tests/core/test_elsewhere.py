@@ -183,7 +183,7 @@ def test_what_is_no_store_or_not_whole_is_said(server, options, written):
     path = next(path for path in server.objects if path.endswith(".arrow"))
     whole = server.objects[path].read(0, 1 << 30)
     server.put(path, whole[:-5])
-    with pytest.raises(DataError, match=rf"{path[5:]}: expected {len(whole)} bytes as were written, found"):
+    with pytest.raises(DataError, match=rf"{path[5:]}: expected {len(whole)} bytes, as written, found"):
         DatasetStore.open("s3://data/runs", **options)
     del server.objects[path]
     with pytest.raises(DataError, match="expected an object, found none"):

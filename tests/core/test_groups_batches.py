@@ -108,7 +108,7 @@ def test_one_behind_the_other_is_that_of_a_loop(lengths: list[int], more: int | 
 def test_bad_calls() -> None:
     with pytest.raises(DataError, match="expected at most 5 rows in a batch, found 6 in 2 sequences"):
         concatenate([example(0, 3), example(1, 3)], 5)
-    with pytest.raises(ConfigError, match="capacity: expected an integer from 1, found 0"):
+    with pytest.raises(ConfigError, match="capacity: expected an integer of at least 1, found 0"):
         concatenate([example(0, 3)], 0)
     with pytest.raises(DataError, match="examples: expected at least one, found none"):
         concatenate([])
@@ -121,11 +121,11 @@ def test_bad_calls() -> None:
             plan_micro_batches(lengths, 2, max_tokens=8)  # type: ignore[arg-type]
     with pytest.raises(DataError, match="expected an RLExample at 0, found 3"):
         pack([3], 4)  # type: ignore[list-item]
-    with pytest.raises(ConfigError, match="length: expected an integer from 1, found 0"):
+    with pytest.raises(ConfigError, match="length: expected an integer of at least 1, found 0"):
         pad([example(0, 1)], 0)
     with pytest.raises(DataError, match="num_rows: expected at least 2 rows of 4 for these examples, found 1"):
         pack([example(0, 3), example(1, 3)], 4, num_rows=1)
-    with pytest.raises(ConfigError, match="num_rows: expected an integer from 1"):
+    with pytest.raises(ConfigError, match="num_rows: expected an integer of at least 1"):
         pack([example(0, 3)], 4, num_rows=True)
 
 

@@ -531,12 +531,12 @@ def test_ctrl_c_in_the_thread_that_serves_is_not_another_s(make: Make) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"group_size": 0}, "group_size: expected an integer from 1, found 0"),
-        ({"min_group_size": 2.5}, "min_group_size: expected an integer from 1, found 2.5"),
+        ({"group_size": 0}, "group_size: expected an integer of at least 1, found 0"),
+        ({"min_group_size": 2.5}, "min_group_size: expected an integer of at least 1, found 2.5"),
         ({"seal_timeout": -1}, "seal_timeout: expected a number of seconds, 0 or more, found -1"),
         ({"seal_timeout": float("nan")}, "seal_timeout: expected a number of seconds"),
         ({"compression": "zip"}, "compression: expected one of"),
-        ({"capacity": 0}, "capacity: expected an integer from 1"),
+        ({"capacity": 0}, "capacity: expected an integer of at least 1"),
     ],
 )
 def test_options_are_checked(make: Make, options: dict[str, Any], message: str) -> None:

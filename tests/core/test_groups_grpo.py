@@ -421,8 +421,8 @@ def test_what_can_be_drawn_is_what_a_simple_model_says(
         ({"environment_name": ""}, "environment_name: expected a name or None"),
         ({"rng_seed": -1}, "seed: expected an integer"),
         ({"older_groups": "latest"}, r"older_groups: expected one of \['drop', 'keep'\], found 'latest'"),
-        ({"max_staleness": -1}, "max_staleness: expected an integer from 0"),
-        ({"max_uses": 0}, "max_uses: expected an integer from 1"),
+        ({"max_staleness": -1}, "max_staleness: expected an integer of at least 0"),
+        ({"max_uses": 0}, "max_uses: expected an integer of at least 1"),
     ],
 )
 def test_options_are_checked(options: dict[str, Any], message: str) -> None:
@@ -432,7 +432,7 @@ def test_options_are_checked(options: dict[str, Any], message: str) -> None:
 
 def test_bad_calls() -> None:
     maker = GrpoBatchMaker()
-    with pytest.raises(ConfigError, match="batch_size: expected an integer from 1, found 0"):
+    with pytest.raises(ConfigError, match="batch_size: expected an integer of at least 1, found 0"):
         maker.create_batch(0)
     with pytest.raises(DataError, match="expected a RolloutRecord, found 3"):
         maker.add_rollout(3)  # type: ignore[arg-type]

@@ -153,7 +153,7 @@ def test_counts_take_each_row_as_often_as_it_comes():
 def test_what_is_missing_is_named():
     table = RowMap()
     table[OBS[:2]] = 1
-    with pytest.raises(MissingRowError, match=r"found 1 of 2 missing, first row 1, array\(\[\[4\., 5\."):
+    with pytest.raises(MissingRowError, match=r"found 1 of 2 rows missing, the first at index 1: array\(\[\[4\., 5\."):
         table[OBS[[0, 3]]]
     with pytest.raises(KeyError):
         table[OBS[3:]]
@@ -178,7 +178,7 @@ def test_a_single_row_hears_how_it_is_written():
     numbers = RowMap(keys=["k"])
     numbers[{"k": np.arange(3)}] = {"v": np.arange(3)}
     for ask in (numbers.index, numbers.contains, numbers.__getitem__):
-        with pytest.raises(SchemaError, match=r"'k': expected the shape .*; one row is written as \[row\]"):
+        with pytest.raises(SchemaError, match=r"'k': expected the shape .*; to write one row, pass \[row\]"):
             ask({"k": 1})
     assert numbers.index([{"k": 1}]).tolist() == [1]
 

@@ -123,7 +123,7 @@ def test_numbers_of_bits_and_of_hashes():
     bits = np.array([[0, 0, 1, 0, 0, 0, 0, 1], [0, 0, 0, 0, 0, 0, 10, 0]])
     assert binary_to_decimal(bits, width=4).tolist() == [3, 2]
     assert binary_to_decimal(bits).tolist() == [33, 2]
-    with pytest.raises(ConfigError, match="divide the 8"):
+    with pytest.raises(ConfigError, match="divides the row length 8"):
         binary_to_decimal(bits, width=3)
     assert hash_to_int(row_hash(KEYS[[4, 1, 4, 0]])).tolist() == [0, 1, 0, 2]
 

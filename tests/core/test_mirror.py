@@ -164,12 +164,12 @@ def test_many_objects_that_come_one_after_the_other(tmp_path: Path) -> None:
 
 def test_options_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for wrong in (5, "1GB", 1e9):
-        with pytest.raises(ConfigError, match=f"cache_bytes: expected an integer from 4194304, found {wrong!r}"):
+        with pytest.raises(ConfigError, match=f"cache_bytes: expected an integer of at least 4194304, found {wrong!r}"):
             Mirror(tmp_path, cache_bytes=wrong)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"fail: expected one of \['raise', 'retry'\], found 'never'"):
         Mirror(tmp_path, fail="never")  # type: ignore[arg-type]
     (tmp_path / "file").touch()
-    with pytest.raises(StorageError, match="expected a folder to write to"):
+    with pytest.raises(StorageError, match="cannot write to this folder"):
         Mirror(tmp_path / "file" / "cache")
     monkeypatch.setenv("MOUSE_CACHE", str(tmp_path / "there"))
     assert cache_folder() == tmp_path / "there"
@@ -392,5 +392,5 @@ def test_a_full_disk_keeps_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert mirror.counters()["evicted"]
     assert mirror.counters()["kept"] <= room
     room = 0
-    with pytest.raises(StorageError, match="expected room on its disk, found it full"):
+    with pytest.raises(StorageError, match="expected free space on its disk, found a full disk"):
         read_batches(Mirror(tmp_path / "two"), objects, seed=0, first=0, last=40)

@@ -260,14 +260,14 @@ def shares_of(mixture: Mixture) -> list[Fraction]:
 def test_no_member_loses_a_field_of_its_own(inner: str, outer: str | None) -> None:
     below = Mixture({"x": numbered(0, 60), "y": numbered(1, 60)}, field=inner)
     with pytest.raises(
-        SchemaError, match=f"the field {outer!r} or None in members that are mixtures, found {inner!r} in 'in'"
+        SchemaError, match=f"field={outer!r} or field=None in members that are mixtures, found {inner!r} in 'in'"
     ):
         BatchSource(Mixture({"in": below, "z": numbered(2, 60)}, field=outer), 4, 4)
 
 
 def test_rows_of_a_mixture_are_those_of_its_members() -> None:
     mixture = Mixture({"a": numbered(0, 60), "b": numbered(1, 60)}, [1, 3])
-    with pytest.raises(ConfigError, match=r"as of mixture.members\['a'\].to_dataset\(\)"):
+    with pytest.raises(ConfigError, match=r"as in mixture.members\['a'\].to_dataset\(\)"):
         mixture.to_dataset()
     with pytest.raises(ConfigError, match="the rows of a member of a mixture, found the mixture"):
         preprocess(mixture, dict, "never made")

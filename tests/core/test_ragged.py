@@ -387,21 +387,21 @@ def test_members_of_a_mixture_and_views_of_a_store() -> None:
     [
         ({"packed": 0}, "packed: expected True, False or the number of rows to pad each batch to, found 0"),
         ({"packed": "yes"}, "packed: expected True, False or the number of rows to pad each batch to, found 'yes'"),
-        ({"lengths": []}, "lengths: expected integers from 1"),
-        ({"lengths": 5}, "lengths: expected integers from 1"),
-        ({"lengths": [0, 3]}, "lengths: expected integers from 1"),
-        ({"lengths": [2.5]}, "lengths: expected integers from 1"),
+        ({"lengths": []}, "lengths: expected integers of at least 1"),
+        ({"lengths": 5}, "lengths: expected integers of at least 1"),
+        ({"lengths": [0, 3]}, "lengths: expected integers of at least 1"),
+        ({"lengths": [2.5]}, "lengths: expected integers of at least 1"),
         ({"lengths": [9], "sequence_length": 8}, "lengths: expected no length above sequence_length 8, found 9"),
         ({"lengths": [9], "sampling": RandomWindows(8, 4)}, "lengths: expected no length above sequence_length 8"),
         ({"lengths": [2], "sampling": "sequential"}, "lengths: expected sampling='random'"),
-        ({"lengths": [2], "pad": False}, "pad: with lengths, which leave steps out, expected True"),
+        ({"lengths": [2], "pad": False}, "pad: with lengths, which omit steps, expected True"),
         (
             {"lengths": [2], "sampling": DrawnLengths(RandomWindows(8, 4), (2,))},
             "lengths: with a sampler that draws lengths, expected None",
         ),
         (
             {"packed": True, "sequence_length": None, "windows": {"action": [0]}},
-            "packed: with windows, expected a sequence",
+            "packed: with windows=, expected a sequence",
         ),
     ],
 )

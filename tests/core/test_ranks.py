@@ -143,13 +143,15 @@ def test_whole_batches_in_each_of_several_processes_are_warned_of(monkeypatch: p
     monkeypatch.setenv("RANK", "1")
     PrefetchBatchifier(store, 8, 4).close()  # half of what torchrun sets
     say(monkeypatch, environment=(1, 3))
-    with pytest.warns(UserWarning, match=r"each of 3 processes \(the environment\) gets whole batches of 4") as warned:
+    with pytest.warns(
+        UserWarning, match=r"each of 3 processes \(the environment\) gets complete batches of 4"
+    ) as warned:
         loader = PrefetchBatchifier(store.snapshot(), 8, 4)
     assert warned[0].filename == __file__
     assert loader.source.shard == (0, 1)
     loader.close()
     mixture = MixtureSource([BatchSource(store, 8, 4)])
-    with pytest.warns(UserWarning, match=r"each of 3 processes .* gets whole batches of 4") as warned:
+    with pytest.warns(UserWarning, match=r"each of 3 processes .* gets complete batches of 4") as warned:
         PrefetchBatchifier(mixture).close()
     assert warned[0].filename == __file__
     PrefetchBatchifier(mixture, shard=(0, 1)).close()

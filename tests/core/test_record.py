@@ -603,7 +603,7 @@ def test_what_cannot_be_recorded_is_refused() -> None:
         (lambda: Recorder(cart, DatasetStore(), images="jpeg"), "images: expected one of"),
         (lambda: Recorder(cart, DatasetStore(), on_interrupted="keep"), "on_interrupted: expected one of"),
         (lambda: record("CartPole-v77", episodes=1), "expected the id of an environment, found 'CartPole-v77'"),
-        (lambda: record("CartPole-v1", episodes=0), "episodes: expected an integer from 1, found 0"),
+        (lambda: record("CartPole-v1", episodes=0), "episodes: expected an integer of at least 1, found 0"),
         (lambda: Recorder(deep, DatasetStore()), r"space/a: expected one of .*, found Sequence"),
         (lambda: Recorder(twice, DatasetStore()), "observation.a.b: two parts of a step have this name"),
     ]

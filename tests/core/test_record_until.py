@@ -39,5 +39,5 @@ def test_record_is_told_one_number_of_episodes() -> None:
     for options in ({}, {"episodes": 1, "until": 1}):
         with pytest.raises(ConfigError, match="expected either episodes or until"):
             record("CartPole-v1", **options)
-    with pytest.raises(ConfigError, match="record: until: expected an integer from 1, found 0"):
+    with pytest.raises(ConfigError, match="record: until: expected an integer of at least 1, found 0"):
         record("CartPole-v1", until=0)

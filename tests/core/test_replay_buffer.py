@@ -74,7 +74,7 @@ def test_rows_that_are_no_dict_are_the_field_data() -> None:
 def test_batches_need_rows_and_a_size() -> None:
     buffer = ReplayBuffer(ArrayStorage(5))
     for size in (0, -1, 2.5, True, "4"):
-        with pytest.raises(ConfigError, match="batch_size: expected an integer from 1"):
+        with pytest.raises(ConfigError, match="batch_size: expected an integer of at least 1"):
             buffer.sample(size)  # type: ignore[arg-type]
         with pytest.raises(ConfigError, match="batch_size"):
             ReplayBuffer(ArrayStorage(5), batch_size=size)  # type: ignore[arg-type]

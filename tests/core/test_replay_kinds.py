@@ -281,7 +281,7 @@ def test_what_does_not_fit_changes_nothing(kind: str, tmp_path: Path) -> None:
 def test_a_field_of_one_shape_says_how_it_becomes_ragged() -> None:
     storage = ArrayStorage(9)
     storage.append({"x": np.zeros(3)}, one=True)
-    with pytest.raises(SchemaError, match=r"declared, ragged=\['x'\]"):
+    with pytest.raises(SchemaError, match=r"pass ragged=\['x'\]"):
         storage.append([{"x": np.zeros(3)}, {"x": np.zeros(4)}])
     with pytest.raises(ConfigError, match="ragged: expected fields of"):
         ArrayStorage(9, ragged=["y"]).append({"x": np.zeros(3)}, one=True)
@@ -289,7 +289,7 @@ def test_a_field_of_one_shape_says_how_it_becomes_ragged() -> None:
 
 @pytest.mark.parametrize("kind", ["array", "memmap"])
 def test_rows_of_differing_length_that_come_later_hear_of_ragged(kind: str, tmp_path: Path) -> None:
-    says = r"declared, ragged=\['x'\], or kept in a ListStorage"
+    says = r"pass ragged=\['x'\] or use a ListStorage"
     buffer = ReplayBuffer(made(kind, 9, tmp_path))
     buffer.append({"x": np.zeros((1, 2)), "n": 0})
     for write in (
@@ -311,7 +311,7 @@ def test_rows_of_differing_length_that_come_later_hear_of_ragged(kind: str, tmp_
 def test_a_single_row_hears_how_it_is_written(kind: str, tmp_path: Path) -> None:
     buffer = ReplayBuffer(made(kind, 9, tmp_path))
     buffer.append({"x": np.zeros(3)})
-    with pytest.raises(SchemaError, match=r"'x'.*found \[3\]; one row is written as \[row\]"):
+    with pytest.raises(SchemaError, match=r"'x'.*found \[3\]; to write one row, pass \[row\]"):
         buffer.extend({"x": np.zeros(3)})
     assert buffer.extend([{"x": np.zeros(3)}]).tolist() == [1]
 

@@ -478,8 +478,8 @@ def test_fields_that_do_not_serve() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"sequence_length": 0}, "sequence_length: expected an integer from 1"),
-        ({"sequence_length": 2.0}, "sequence_length: expected an integer from 1"),
+        ({"sequence_length": 0}, "sequence_length: expected an integer of at least 1"),
+        ({"sequence_length": 2.0}, "sequence_length: expected an integer of at least 1"),
         ({"sequence_length": 2, "span": 2}, "span: expected less than the 2 steps"),
         ({"sequence_length": 2, "span": -1}, "span: expected True, False or an integer"),
         ({"sequence_length": 2, "span": (1, 0, 0)}, "span: expected True, False or an integer"),

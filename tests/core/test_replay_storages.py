@@ -237,7 +237,7 @@ def test_wrapped_arrays_of_environments() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"capacity": 0}, "capacity: expected an integer from 1, found 0"),
+        ({"capacity": 0}, "capacity: expected an integer of at least 1, found 0"),
         ({"capacity": 2.5}, "found 2.5"),
         ({"capacity": True}, "found True"),
         ({"capacity": None}, "found None"),
@@ -325,7 +325,7 @@ def test_the_message_names_field_and_item() -> None:
         storage.append({"obs": {"x": np.zeros((2, 4), np.float32)}, "r": np.zeros(2)})
     other = ArrayStorage(5)
     other.append({"a": np.zeros((1, 2))})
-    with pytest.raises(SchemaError, match=r"'a'.* in item 1; a field whose rows differ in length is declared"):
+    with pytest.raises(SchemaError, match=r"'a'.* in item 1; for rows of different length, pass ragged"):
         other.append([{"a": np.zeros(2)}, {"a": np.zeros(3)}])
 
 

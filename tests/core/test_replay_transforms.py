@@ -216,9 +216,9 @@ def test_integers_sum_to_float32() -> None:
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: NStep(0, 0.9), "NStep: n: expected an integer from 1"),
-        (lambda: NStep(True, 0.9), "NStep: n: expected an integer from 1"),
-        (lambda: NStep(2.0, 0.9), "NStep: n: expected an integer from 1"),
+        (lambda: NStep(0, 0.9), "NStep: n: expected an integer of at least 1"),
+        (lambda: NStep(True, 0.9), "NStep: n: expected an integer of at least 1"),
+        (lambda: NStep(2.0, 0.9), "NStep: n: expected an integer of at least 1"),
         (lambda: NStep(1, -0.1), "discount: expected a number from 0 to 1"),
         (lambda: NStep(1, True), "discount: expected a number from 0 to 1"),
         (lambda: ReturnsToGo(1.1), "discount: expected a number from 0 to 1"),

@@ -329,5 +329,5 @@ def test_a_state_of_other_derived_fields_or_another_view_says_so() -> None:
 
     with pytest.raises(StateError, match=r"; derived: return: expected Return\(discount=0.5.*=0.9, [^;]*$"):
         loader(derived(0.5)).load_state_dict(loader(derived(0.9)).state_dict())
-    with pytest.raises(StateError, match=r"data: expected these rows, .* or another choice of episodes$"):
+    with pytest.raises(StateError, match=r"data: expected a state of these rows, .* or other selected episodes$"):
         loader(store_of().best(0.5)).load_state_dict(loader(store_of().best(0.25)).state_dict())

@@ -505,9 +505,9 @@ def test_reading_out_of_turn() -> None:
     storage = motion()
     for reader in (storage.mini_batch_generator, storage.recurrent_mini_batch_generator):
         for number in (0, -1, 1.5, True):
-            with pytest.raises(ConfigError, match="num_mini_batches: expected an integer from 1"):
+            with pytest.raises(ConfigError, match="num_mini_batches: expected an integer of at least 1"):
                 reader(number)  # type: ignore[arg-type]
-            with pytest.raises(ConfigError, match="num_epochs: expected an integer from 1"):
+            with pytest.raises(ConfigError, match="num_epochs: expected an integer of at least 1"):
                 reader(1, number)  # type: ignore[arg-type]
         with pytest.raises(ConfigError, match="num_mini_batches: expected at most"):
             reader(1000)
@@ -518,7 +518,7 @@ def test_reading_out_of_turn() -> None:
             next(batches)
     with pytest.raises(ConfigError, match=r"histories: expected fields of .*, found 'nonsense'"):
         storage.mini_batch_generator(1, histories={"nonsense": 2})
-    with pytest.raises(ConfigError, match=r"histories\['observations'\]: expected an integer from 1"):
+    with pytest.raises(ConfigError, match=r"histories\['observations'\]: expected an integer of at least 1"):
         storage.mini_batch_generator(1, histories={"observations": 0})
     storage.clear()
     with pytest.raises(RolloutError, match="mini_batch_generator: expected 6 rows, found 0"):

@@ -255,7 +255,7 @@ def test_only_half_of_what_truncation_needs_is_refused() -> None:
         with pytest.raises(ConfigError, match=f"{missing}: expected values together"):
             gae(**arrays, discount=0.9, lam=0.9)
     for n in (0, -1, True, 1.5):
-        with pytest.raises(ConfigError, match="n: expected an integer from 1"):
+        with pytest.raises(ConfigError, match="n: expected an integer of at least 1"):
             n_step_returns(**case.arrays(), discount=0.9, n=n)  # type: ignore[arg-type]
 
 

@@ -165,11 +165,11 @@ def test_fields_that_cannot_be(fields: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"num_envs": 0}, "num_envs: expected an integer from 1, found 0"),
-        ({"num_transitions_per_env": 1.5}, "num_transitions_per_env: expected an integer from 1, found 1.5"),
+        ({"num_envs": 0}, "num_envs: expected an integer of at least 1, found 0"),
+        ({"num_transitions_per_env": 1.5}, "num_transitions_per_env: expected an integer of at least 1, found 1.5"),
         ({"seed": -1}, "seed: expected an integer"),
         ({"device": "cuda"}, "device: expected 'cpu' or None"),
-        ({"hidden_axis": -1}, "hidden_axis: expected None or an integer from 0, found -1"),
+        ({"hidden_axis": -1}, "hidden_axis: expected None or an integer of at least 0, found -1"),
         ({"amp_cfg": {"amp_obs_extractor": abs}}, "expected a function as amp_ref_obs_extractor, found None"),
         ({"amp_cfg": {"amp_obs_extractor": abs, "amp_ref_obs_extractor": abs}}, "expected a field 'observations'"),
     ],

@@ -143,7 +143,7 @@ def test_seeds_are_numbers_or_keys() -> None:
     assert (spec.sample(key.with_call(1), 9) != spec.sample(key, 9)).any()
     with pytest.raises(ConfigError, match=r"seed: expected an integer in \[0, 2\*\*64\), found -1"):
         spec.sample(-1)
-    with pytest.raises(ConfigError, match="batch: expected a shape of sizes from 0, found -3"):
+    with pytest.raises(ConfigError, match="batch: expected a shape of sizes of at least 0, found -3"):
         spec.sample(1, -3)
 
 
@@ -188,7 +188,7 @@ def test_one_hot_vectors_are_drawn_as_the_codes_are() -> None:
         (NonTensor((2,)), ["a"], "expected a shape that ends in (2,), found (1,)"),
         (Composite({"a": Categorical(3)}), {}, "field 'a': expected this field, found []"),
         (Composite({"a": {"b": Categorical(3)}}), {"a": {"b": [0, 7]}}, "field ('a', 'b'): row 1: expected a code"),
-        (Composite({"a": Binary(), "b": Binary()}), {"a": [0], "b": [0, 1]}, "expected the batch (1,) of field 'a'"),
+        (Composite({"a": Binary(), "b": Binary()}), {"a": [0], "b": [0, 1]}, "expected the batch shape (1,) of field 'a'"),
         (Composite({"a": Binary()}), 3, "field 'a': expected this field, found 3"),
         (stack_specs([Binary(), Binary()]), [0], "expected a shape that ends in (2,), found (1,)"),
         (stack_specs([Categorical(2), Categorical(3)]), [[1, 2], [2, 2]], "spec 0 of the stack: row 1: expected"),
@@ -291,7 +291,7 @@ def test_a_mask_can_be_changed() -> None:
     assert one.with_mask(None).contains([1, 1])
     assert one.with_mask(~MASK).contains([1, 1])
     assert one.with_mask(~MASK) != one
-    with pytest.raises(ConfigError, match="expected a mask that allows a choice at every place"):
+    with pytest.raises(ConfigError, match="expected a mask that allows a choice at every position"):
         one.with_mask(np.zeros(3, bool))
     with pytest.raises(ConfigError, match=r"Categorical: mask: expected values for the shape \(2, 3\), found \(4,\)"):
         one.with_mask(np.ones(4, bool))
@@ -303,7 +303,7 @@ def test_a_mask_can_be_changed() -> None:
     assert joined.with_mask(joined.mask) == joined
     with pytest.raises(ConfigError, match="expected a mask of 5 booleans, or of 3 booleans for each code"):
         joined.with_mask(np.ones(4, bool))
-    with pytest.raises(ConfigError, match="allows a choice at every place"):
+    with pytest.raises(ConfigError, match="allows a choice at every position"):
         MultiOneHot([2, 2], mask=np.array([1, 1, 0, 0], bool))
 
 
@@ -421,15 +421,15 @@ def test_specs_are_never_changed() -> None:
         (lambda: Bounded([0, 0], [1, 1], (3,)), r"expected values for the shape \(3,\), found \(2,\)"),
         (lambda: Bounded([0, 0], [1, 1, 1]), r"expected bounds of the same shape, found \(2,\) and \(3,\)"),
         (lambda: Bounded(0, 1, dtype="complex64"), "expected a boolean or integer or floating dtype, found complex64"),
-        (lambda: Unbounded((-2,)), "expected a shape of sizes from 0, or -1 where a dimension is dynamic"),
-        (lambda: Unbounded("ab"), "expected a shape of sizes from 0"),
+        (lambda: Unbounded((-2,)), "expected a shape of sizes of at least 0, or -1 for a dynamic dimension"),
+        (lambda: Unbounded("ab"), "expected a shape of sizes of at least 0"),
         (lambda: Unbounded(dtype="nonsense"), "expected a NumPy dtype, found 'nonsense'"),
-        (lambda: Categorical(0), "expected n as an integer from 1, found 0"),
+        (lambda: Categorical(0), "expected n as an integer of at least 1, found 0"),
         (lambda: Categorical(300, dtype="int8"), "expected a dtype that can represent 299, found int8"),
         (lambda: Categorical(3, dtype="float32"), "expected a boolean or integer dtype, found float32"),
         (lambda: OneHot(3, (4,)), r"expected a shape that ends in 3, found \(4,\)"),
         (lambda: MultiOneHot([[2, 3]]), "expected nvec as a list of numbers"),
-        (lambda: MultiCategorical([2, 0]), "expected nvec as integers from 1"),
+        (lambda: MultiCategorical([2, 0]), "expected nvec as integers of at least 1"),
         (lambda: Choice("abc"), "expected a list of specs, found 'abc'"),
         (lambda: Choice([]), "expected a list of specs"),
         (lambda: Choice(["a"]), "expected specs of one array, found 'a'"),
@@ -440,13 +440,13 @@ def test_specs_are_never_changed() -> None:
         (lambda: Composite([Binary()]), "expected specs by name"),
         (lambda: Composite({"a": Binary((3,))}, (2,)), r"'a': expected a shape that begins with \(2,\), found"),
         (lambda: stack_specs([]), "expected at least one spec, found none"),
-        (lambda: stack_specs([Binary(), Composite({})]), "expected specs of one kind and device"),
+        (lambda: stack_specs([Binary(), Composite({})]), "expected specs of equal kind and device"),
         (lambda: stack_specs([Binary(), Binary((2,))]), "expected 0 dimensions of bool"),
         (lambda: stack_specs([Categorical(2), Categorical(2, dtype="int8")]), "expected 0 dimensions of int64"),
         (lambda: stack_specs([Composite({}), Composite({}, (2,))]), r"expected the shape \(\), found \(2,\)"),
-        (lambda: stack_specs([Binary(), Binary().to("cuda")]), "expected specs of one kind and device"),
+        (lambda: stack_specs([Binary(), Binary().to("cuda")]), "expected specs of equal kind and device"),
         (lambda: stack_specs([OneHot(3), OneHot(3)], 1), "stack: expected an axis from -1 to 0, found 1"),
-        (lambda: NonTensor(example=object()).to_json(), "expected an example that JSON has"),
+        (lambda: NonTensor(example=object()).to_json(), "expected an example that JSON can represent"),
         (lambda: from_batch({"a": np.zeros(3)}), "field 'a': expected 2 axes, found"),
     ],
 )  # fmt: skip
@@ -541,5 +541,5 @@ def test_what_files_say_is_checked() -> None:
     deep: Any = {"type": "Binary"}
     for _ in range(100):
         deep = {"type": "Composite", "entries": {"a": deep}}
-    with pytest.raises(DataError, match="at most 64 specs one within another"):
+    with pytest.raises(DataError, match="specs nested in at most 64 levels"):
         from_json({"version": 1, **deep})

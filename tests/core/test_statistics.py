@@ -206,7 +206,7 @@ def test_what_cannot_be_counted_is_said() -> None:
     store = store_of(rows(20))
     with pytest.raises(MissingFieldError, match=r"statistics: expected fields among .*found 'obs'"):
         statistics(store, ["obs"])
-    with pytest.raises(ConfigError, match="quantiles: expected shares within 0 and 1, found"):
+    with pytest.raises(ConfigError, match="quantiles: expected numbers from 0 to 1, found"):
         statistics(store, quantiles=[1.5])
     with pytest.raises(ConfigError, match="store: expected rows"):
         statistics(DatasetStore())
@@ -266,7 +266,7 @@ def test_a_view_is_counted_on_where_its_first_rows_are_the_same() -> None:
 
 def test_other_rows_are_not_counted_on() -> None:
     found = statistics(store_of(rows(100)))
-    with pytest.raises(ConfigError, match=r"expected the 100 rows of the statistics .* found 200 other rows"):
+    with pytest.raises(ConfigError, match=r"begins with the 100 rows of the statistics, found 200 other rows"):
         found.update(store_of(rows(200, seed=1)))
     with pytest.raises(ConfigError, match="found 50 other rows"):
         found.update(store_of(rows(50)))
@@ -465,7 +465,7 @@ def test_statistics_without_a_count_normalise(tmp_path: Path) -> None:
 @pytest.mark.parametrize("change", [{"std": [-1.0, 1.0]}, {"std": [float("nan"), 1.0]}, {"q01": [None, 0.0]}])
 def test_deviations_that_are_none_are_refused(tmp_path: Path, change: dict[str, Any]) -> None:
     folder = write_stats(tmp_path / "wrong", {"action": {**entry_of(1.0, 2.0), **change}})
-    with pytest.raises(DataError, match=r"stats.json.*action: expected numbers or null .*found .* in dimension 0"):
+    with pytest.raises(DataError, match=r"stats.json.*action: expected only numbers or null.*found .* in dimension 0"):
         Statistics.load(folder)
 
 
@@ -599,7 +599,7 @@ def test_shares_of_nested_mixtures_multiply_and_those_that_change_are_refused(tm
     again = Statistics.load(tmp_path)
     assert again["reward"].mean == found["reward"].mean
     assert again["reward"].quantiles[0.5] == pytest.approx(float(found["reward"].quantiles[0.5]))
-    with pytest.raises(ConfigError, match="expected the 192 rows"):
+    with pytest.raises(ConfigError, match="begins with the 192 rows"):
         found.update(flat)
     staged = Mixture({"a": stores[0], "b": stores[1]}, weights=Schedule({0: [1, 0], 5: [1, 1]}))
     with pytest.raises(ConfigError, match="expected one share for each member, found a Schedule"):

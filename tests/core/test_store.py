@@ -309,7 +309,7 @@ def test_rows_that_are_read_can_be_appended() -> None:
     store.extend(store[1:])
     assert [row["action"] for row in store[:]] == [1, 2, 3, 2, 3]
     assert [row["observation"] for row in store[[0, -1]]] == [[1.0], [3.0]]
-    with pytest.raises(SchemaError, match=r"expected rows of the columns \['action', .* found \['action'\] at row 1"):
+    with pytest.raises(SchemaError, match=r"expected rows with the columns \['action', .* found \['action'\] at row 1"):
         store.extend([store[0], {"action": 1}])
     with pytest.raises(DataError, match="expected a list of dicts, found 5 at row 1"):
         store.extend([store[0], 5])

@@ -209,7 +209,7 @@ def test_a_state_from_before_rows_were_dropped_says_so(tmp_path: Path) -> None:
                 store.extend(rows_of("numbers", first, 20))
         with (
             PrefetchBatchifier(store, 4, 4) as loader,
-            pytest.raises(StateError, match=r"expected these rows, found others.*has dropped its \d+ oldest rows"),
+            pytest.raises(StateError, match=r"found a state of other rows.*has dropped its \d+ oldest rows"),
         ):
             loader.load_state_dict(state)
 

@@ -82,7 +82,7 @@ def test_refusals() -> None:
         (lambda: kl_estimates(three, three, estimator="k4"), r"estimator: expected one of \['k1', 'k2', 'k3'\]"),
         (lambda: AdaptiveKLController(0.0, target=1.0, horizon=5), "coef: expected a number above 0"),
         (lambda: AdaptiveKLController(0.1, target=math.nan, horizon=5), "target: expected a number above 0"),
-        (lambda: AdaptiveKLController(0.1, target=1.0, horizon=0), "horizon: expected an integer from 1"),
+        (lambda: AdaptiveKLController(0.1, target=1.0, horizon=0), "horizon: expected an integer of at least 1"),
         (lambda: AdaptiveKLController(0.1, target=1.0, horizon=9).update([math.nan]), "kl: expected one or more fin"),
         (lambda: AdaptiveKLController(0.1, target=1.0, horizon=9).update([]), "kl: expected one or more fin"),
         (lambda: AdaptiveKLController(0.1, target=1.0, horizon=9).update(1.0, count=45), "fewer than 5 horizons"),

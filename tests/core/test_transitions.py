@@ -278,8 +278,8 @@ def test_a_next_observation_that_is_marked_as_missing_is_masked() -> None:
         ({"windows": {"action": [0]}}, "transitions: expected windows=None"),
         ({"boundary": "task"}, "transitions: expected windows within episodes, found boundary='task'"),
         ({"pad": 0.0}, "pad: when transitions are read, expected True or False"),
-        ({"lengths": range(1, 3)}, "lengths: when transitions are read, expected none"),
-        ({"packed": True, "sequence_length": 4}, "packed: when transitions are read, expected none"),
+        ({"lengths": range(1, 3)}, "lengths: cannot be combined with transitions=True"),
+        ({"packed": True, "sequence_length": 4}, "packed: cannot be combined with transitions=True"),
     ],
 )
 def test_options_that_transitions_do_not_have(case: Case, options: dict[str, Any], match: str) -> None:
@@ -292,7 +292,7 @@ def test_flags_of_agents_in_place_of_those_of_episodes_are_refused() -> None:
     flags = np.zeros((4, 2), bool)
     store.extend({"action": [0] * 4, "reward": [0] * 4, "done": [0, 0, 0, 1], "terminated": flags, "truncated": flags})
     assert BatchSource(store, 2, 1, layout="stored")[0]["terminated"].shape == (1, 2, 2)
-    with pytest.raises(SchemaError, match=r"one flag a step in 'terminated', found shape \[2\].*'agent_done'"):
+    with pytest.raises(SchemaError, match=r"one flag per step in 'terminated', found shape \[2\].*'agent_done'"):
         BatchSource(store, None, 1, layout="stored", transitions=True)
 
 

@@ -537,9 +537,9 @@ def test_derived_fields_and_views_go_together_in_either_order(order: str) -> Non
 
 def test_only_members_of_a_mixture_have_episodes() -> None:
     mixture = Mixture([store_of([3, 4])])
-    with pytest.raises(ConfigError, match=r"expected the episodes of a member, as of mixture.members\['0'\]"):
+    with pytest.raises(ConfigError, match=r"expected the episodes of a member, as in mixture.members\['0'\]"):
         len(mixture.best(0.5))
-    with pytest.raises(ConfigError, match=r"expected the episodes of a member, as of mixture.members\['0'\]"):
+    with pytest.raises(ConfigError, match=r"expected the episodes of a member, as in mixture.members\['0'\]"):
         _ = mixture.episodes
 
 

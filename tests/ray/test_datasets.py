@@ -113,7 +113,7 @@ def test_refusals() -> None:
     store = in_memory()
     with pytest.raises(ConfigError, match="expected a DatasetStore or a Snapshot, found list"):
         mouse_ray.read([])  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="rows_per_block: expected an integer from 1, found 0"):
+    with pytest.raises(ConfigError, match="rows_per_block: expected an integer of at least 1, found 0"):
         mouse_ray.read(store, rows_per_block=0)
     with pytest.raises(ConfigError, match="store: expected rows, found an empty store"):
         mouse_ray.read(DatasetStore())

@@ -45,7 +45,7 @@ def test_an_actor_that_dies_has_everything_when_it_is_back_and_copies_no_arrays(
     stored = ray.get(buffer.rollouts.remote(environment="math"))
     assert list(stored) == [*given, rollout(6), rollout(7)]
     assert list(open_rollouts(tmp_path)) == list(stored)
-    with pytest.raises(ConfigError, match="batch_size: expected an integer from 1, found 0"):
+    with pytest.raises(ConfigError, match="batch_size: expected an integer of at least 1, found 0"):
         ray.get(buffer.create_and_store_batch.remote(0))
     tokens = np.arange(100_000)
     turns = (Turn("q", "user", tokens), Turn("a", "assistant", tokens, np.zeros(len(tokens))))

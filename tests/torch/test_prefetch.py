@@ -166,7 +166,7 @@ def test_a_second_pass_of_torchs_data_loader_is_warned(options: dict[str, Any]) 
         for _ in range(2):  # another loader begins with its first pass
             loader = torch.utils.data.DataLoader(source, batch_size=None, **options)
             assert len(list(loader)) == len(loader) == len(loader)
-        with pytest.warns(UserWarning, match="the batches of the first epoch a second time") as warned:
+        with pytest.warns(UserWarning, match="delivers the batches of the first epoch again") as warned:
             list(loader)
         assert {warning.filename for warning in warned} == {__file__}
         list(loader)  # said once

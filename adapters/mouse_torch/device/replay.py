@@ -216,7 +216,7 @@ class Replay(BufferModule):
         """Return the next batch, or the batch with a given index.
 
         Args:
-            index: The index of the sample, an integer from 0 or int64 ``[]`` on the device; None: the index in
+            index: The index of the sample, an integer of at least 0 or int64 ``[]`` on the device; None: the index in
                 ``samples`` on the device, which the call increments. In the orders "epochs" and "queue", the call
                 returns the next rows for any ``index``; the index only determines the order of a new epoch.
             batch_size: Number of rows or slices in the batch, B; by default the batch size of the replay. The orders

@@ -49,7 +49,7 @@ def open_client(url: str, storage_options: Mapping[str, Any] | None = None) -> F
     from mouse_core.errors import ConfigError
 
     if not is_url(url):
-        raise ConfigError(f"expected an address as s3://bucket/folder, found {without_secrets(str(url))!r:.200}")
+        raise ConfigError(f"expected an address like s3://bucket/folder, found {without_secrets(str(url))!r:.200}")
     scheme = url.split("://")[0].lower()
     options = storage_options if isinstance(storage_options, StorageOptions) else StorageOptions(storage_options)
     if scheme == "hf":

@@ -36,7 +36,7 @@ class HubClient(FolderClient):
         found = _URL.match(url)
         if found is None or _NAMED.match(url) is None:
             raise ConfigError(
-                "expected hf://datasets/namespace/name, then perhaps @revision and a folder, found "
+                "expected hf://datasets/namespace/name, optionally with @revision and a folder, found "
                 f"{without_secrets(url)}"
             )
         super().__init__(url.rstrip("/"), options)

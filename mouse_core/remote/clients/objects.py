@@ -48,7 +48,7 @@ def imported() -> Any:
         import obstore
         import obstore.store
     except ImportError as error:
-        raise ImportError("stores elsewhere need obstore: pip install 'mouse-data[remote]'") from error
+        raise ImportError("remote stores need obstore: pip install 'mouse-data[remote]'") from error
     return obstore
 
 
@@ -182,11 +182,11 @@ def asked_as(url: str, options: Mapping[str, Any]) -> str:
     endpoint = without_secrets(str(named[-1] if named else profile.get("aws_endpoint", "the provider's own endpoint")))
     source = _source(url, options)
     where = {
-        "options": "with what storage_options say",
-        "unsigned": "without a signature, as skip_signature has it",
-        "environment": f"with what the environment says ({_NAMED[kind]})",
+        "options": "with the keys of storage_options",
+        "unsigned": "without a signature, as skip_signature requests",
+        "environment": f"with the keys of the environment ({_NAMED[kind]})",
         "profile": f"with the keys of the profile {_profile_name()!r}",
-        "": f"with no keys: storage_options have none, nor has the environment ({_NAMED[kind]})"
+        "": f"without keys, since neither storage_options has keys nor the environment ({_NAMED[kind]})"
         + (f" or the profile {_profile_name()!r} in {_file('credentials')}" if kind == "s3" else ""),
     }[source]
     return f"asked {endpoint} {where}"
@@ -303,7 +303,7 @@ class Asking:
         with self._lock:
             if is_forked():
                 raise ForkError(
-                    f"{self._name}: expected a process whose parents made no requests, found a fork after requests"
+                    f"{self._name}: expected a process whose parent sent no requests before the fork, found a fork after requests"
                 )
             if self._loop is None:
                 self._loop, self._forks = _counted(asyncio.new_event_loop(), self._telling), forks()
@@ -452,7 +452,7 @@ class Helper:
                     future.set_exception(error)
         except (EOFError, OSError, ValueError):
             for future in list(self._waiting.values()):
-                future.set_exception(StorageError("the process that reads elsewhere has ended"))
+                future.set_exception(StorageError("the helper process that sends requests has ended"))
 
 
 def main() -> None:
@@ -673,7 +673,9 @@ class FolderClient:
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
             failed = first_line(error, {str(value) for value in self._options.values()})
-        raise ConfigError(f"{self.url}: expected an address and options that obstore takes, found: {failed}")
+        raise ConfigError(
+            f"{self.url}: expected an address and options that obstore accepts, found the error: {failed}"
+        )
 
     async def _head(self, path: str) -> ObjectInfo:
         found = await imported().head_async(self._store, path)

@@ -147,7 +147,7 @@ class StorageOptions(Mapping[str, Any]):
         if options is not None and not (
             isinstance(options, Mapping) and all(isinstance(name, str) for name in options)
         ):
-            raise ConfigError(f"storage_options: expected options by name, found {type(options).__name__}")
+            raise ConfigError(f"storage_options: expected a dict of options, found {type(options).__name__}")
         self._options = dict(options or {})
 
     def __getitem__(self, name: str) -> Any:

@@ -752,7 +752,7 @@ class Mirror:
         except OSError as error:
             if isinstance(error, StorageError):
                 raise
-            raise StorageError(f"cache {str(self.folder)!r}: expected a folder to write to, found {error}") from error
+            raise StorageError(f"cache {str(self.folder)!r}: cannot write to this folder: {error}") from error
 
     def add(
         self, client: ObjectClient, infos: Sequence[ObjectInfo], sums: Sequence[PageSums] = ()
@@ -789,7 +789,7 @@ class Mirror:
                 last = max((one.end for one in placed), default=0)
                 found_map = self._map(last)
         except OSError as error:
-            raise StorageError(f"cache {str(self.folder)!r}: expected room in it, found {error}") from error
+            raise StorageError(f"cache {str(self.folder)!r}: expected free space, found {error}") from error
         return [MirrorObject(found_map, found_map.begin + one.begin, one.info) for one in placed]
 
     def _map(self, size: int) -> _Map:

@@ -1136,9 +1136,9 @@ class Keeper:
                 return self._file.write(parts)
             except OSError as error:
                 if not is_full(error):
-                    raise StorageError(f"cache: expected to write into it, found {error}") from error
+                    raise StorageError(f"cache: cannot be written: {error}") from error
                 if not tries:
-                    raise StorageError(f"cache: expected room on its disk, found it full: {error}") from error
+                    raise StorageError(f"cache: expected free space on its disk, found a full disk: {error}") from error
             with self.table.lock:
                 # Some disk space is left free, because in a memory file system even reading a hole allocates space.
                 self._most = min(self._most, self.table.pages) * 7 // 8

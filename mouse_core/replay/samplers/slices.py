@@ -204,7 +204,7 @@ def check_flag(name: str, value: Any) -> bool:
 def _check_span(span: Any) -> tuple[bool | int, bool | int]:
     pair = tuple(span) if isinstance(span, tuple | list) else (span, span)
     if len(pair) != 2 or not all(isinstance(side, bool | int | np.integer) and side >= 0 for side in pair):
-        raise ConfigError(f"span: expected True, False or an integer from 0, or a pair of these, found {span!r}")
+        raise ConfigError(f"span: expected True, False or an integer of at least 0, or a pair of these, found {span!r}")
     return pair
 
 

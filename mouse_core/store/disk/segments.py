@@ -185,7 +185,7 @@ class SealedFile:
         with reading(path):
             size = os.path.getsize(path)
             if size != sealed.bytes:
-                raise damaged(path, f"expected {sealed.bytes} bytes as were written, found {size}")
+                raise damaged(path, f"expected {sealed.bytes} bytes, as written, found {size}")
             memory: Any
             if sealed.batch_rows:
                 with path.open("rb") as stream:

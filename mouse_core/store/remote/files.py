@@ -269,7 +269,7 @@ def check_object(client: FolderClient, info: ObjectInfo, sealed: Sealed) -> None
     """
     where = client.shown(sealed.name)
     if info.size != sealed.bytes:
-        raise DataError(f"{where}: expected {sealed.bytes} bytes as were written, found {info.size}")
+        raise DataError(f"{where}: expected {sealed.bytes} bytes, as written, found {info.size}")
     memory = mmap.mmap(-1, info.size)
     for begin in range(0, info.size, _PIECE):
         end = min(begin + _PIECE, info.size)

@@ -165,7 +165,7 @@ class StoreRows(StoreBackend):
         for sealed, info in zip(new, infos_of(self._client, [one.name for one in new]), strict=True):
             if info.size != sealed.bytes:
                 where = self._client.shown(sealed.name)
-                raise DataError(f"{where}: expected {sealed.bytes} bytes as were written, found {info.size}")
+                raise DataError(f"{where}: expected {sealed.bytes} bytes, as written, found {info.size}")
             # Most files have equal lists, so they share one list.
             alike = sealed.rows, sealed.batch_rows
             rows = known[alike] = known[alike] if alike in known else rows_of_batches(sealed)

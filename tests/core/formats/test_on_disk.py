@@ -169,7 +169,7 @@ def test_nothing_may_follow_the_end_nor_lack(tmp_path: Path) -> None:
         file.write_bytes(data)
     assert formats.open(root).rows == ROWS
     file.write_bytes(data[:-8])  # cut between batches
-    with pytest.raises(DataError, match="the file was cut or never finished"):
+    with pytest.raises(DataError, match="the file was truncated or not finished"):
         DatasetStore().from_dataset(datasets.load_from_disk(str(root)))
 
 
@@ -206,7 +206,7 @@ def test_batches_that_the_footer_leaves_out_are_missed(tmp_path: Path) -> None:
         footer = int.from_bytes(data[-10:-6], "little") + 10
         parts.append((data[:-footer], data[-footer:]))
     file.write_bytes(parts[0][0] + parts[1][1])
-    with pytest.raises(DataError, match="expected 2 record batches, as listed in the footer"):
+    with pytest.raises(DataError, match="expected the footer after the 2 record batches that it lists"):
         formats.open(file)
     file.write_bytes(b"".join(parts[0]))
     assert formats.open(file).rows == 600

@@ -88,7 +88,7 @@ def test_no_flipped_bit_of_a_schema_is_silent(way: str, tmp_path: Path) -> None:
     end = 8 + int.from_bytes(whole[4:8], "little")
     for place in range(0, end, 7):
         file.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :])
-        with pytest.raises(DataError, match=rf"{file.name}: expected a schema with the checksum .* as was written"):
+        with pytest.raises(DataError, match=rf"{file.name}: expected a schema with the checksum"):
             formats.open(tmp_path / "rows")
         with pytest.raises(DataError, match="expected a schema with the checksum"):
             DatasetStore().from_dataset(mapped)
@@ -107,7 +107,7 @@ def test_damaged_values_are_not_written_on(way: str, tmp_path: Path) -> None:
     file.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
     damaged = formats.open(tmp_path / "rows")
     for _ in range(2):
-        with pytest.raises(DataError, match=r"expected rows with the digest .* as were written, found"):
+        with pytest.raises(DataError, match=r"expected rows with the digest .*, as written, found"):
             convert(damaged, tmp_path / "new") if way == "convert" else damaged.save(tmp_path / "new")
         assert [one.name for one in tmp_path.iterdir()] == ["rows"]
 
@@ -118,7 +118,7 @@ def test_rows_are_compared_when_files_are_opened(tmp_path: Path) -> None:
     name = "data-00000-of-00001.arrow"
     shutil.copyfile(tmp_path / "other" / name, tmp_path / "out" / name)  # whole, and of the same columns
     assert len(datasets.load_from_disk(str(tmp_path / "out"))) == 500
-    with pytest.raises(DataError, match=rf"{name}: expected {ROWS} rows as were written, found 500"):
+    with pytest.raises(DataError, match=rf"{name}: expected {ROWS} rows, as written, found 500"):
         formats.open(tmp_path / "out")
     assert run("inspect", tmp_path / "out") == run("verify", tmp_path / "out") == 2
 
