@@ -417,8 +417,8 @@ def transition_readers(
             delivered[name] = reader
         if name in _FLAGS and reader.spec.shape:
             raise SchemaError(
-                f"transitions: expected one flag per step in {name!r}, found shape {list(reader.spec.shape)}; store ends "
-                "of agents in a field 'agent_done'"
+                f"transitions: expected one flag per step in {name!r}, found shape {list(reader.spec.shape)}; "
+                "store ends of agents in a field 'agent_done'"
             )
         if name == "done":
             flags = [flag for flag in _FLAGS if names is None or flag in names]

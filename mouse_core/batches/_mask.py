@@ -192,7 +192,7 @@ class Packing:
         made = sequence_specs(masked=self.capacity is not None)
         for name in made.keys() & fields.keys() - {MASK}:
             raise ConfigError(
-                f"packed: expected a store without a field {name!r}, since batches get a field of this name, found this field"
+                f"packed: expected a store without a field {name!r}, since batches get this field, found this field"
             )
         made = {name: one.replace(dtype=self._held(one.dtype)) for name, one in made.items()}
         return {name: one for name, one in fields.items() if name != MASK} | made

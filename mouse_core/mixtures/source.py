@@ -205,6 +205,6 @@ def _joined(members: Mapping[str, Source], field: str | None) -> Spec:
         return spec
     if field in spec:
         raise SchemaError(
-            f"mixture: expected members without a field {field!r}, since batches get a field of this name, found this field"
+            f"mixture: expected members without a field {field!r}, since batches get this field, found this field"
         )
     return Spec({**spec, field: FieldSpec(field, np.dtype(np.int64), ())}, spec.alignment, spec.batch_dims)

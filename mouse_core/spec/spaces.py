@@ -155,10 +155,10 @@ def _check_convertible(spec: Any, where: str) -> None:
     """Raise ConfigError for specs without a corresponding space."""
     if not isinstance(spec, Binary | Bounded | Categorical | MultiCategorical | Unbounded):
         remedy = "; its categorical() has one" if hasattr(spec, "categorical") else ""
-        raise ConfigError(f"{where}: expected numbers or codes, as gymnasium has them, found {spec!r:.200}{remedy}")
+        raise ConfigError(f"{where}: expected numbers or codes, which gymnasium supports, found {spec!r:.200}{remedy}")
     if getattr(spec, "mask", None) is not None:
         raise ConfigError(
-            f"{where}: expected all codes to be allowed, as gymnasium has no masks; with_mask(None) drops it"
+            f"{where}: expected a spec without a mask, since gymnasium has no masks; with_mask(None) removes the mask"
         )
     if is_dynamic(spec.shape):
         raise ConfigError(f"{where}: expected sizes for all dimensions, found {spec.shape}; expand() sets sizes")

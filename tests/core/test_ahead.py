@@ -270,7 +270,9 @@ def test_a_pool_that_is_larger_than_the_cache_is_said(both: Any) -> None:
     backed.backings[0].room = 1000
     source = BatchSource(backed, 10, 8, Blocks(rows=100, pool=8), fields=["reward"])
     _ = source[0]
-    with pytest.warns(StoreWarning, match=r"the 8 blocks .*, found 1,000 in the cache: .* use cache_bytes= with more"):
+    with pytest.warns(
+        StoreWarning, match=r"in the cache for the pool of 8 blocks, found 1,000, .* use cache_bytes= with more"
+    ):
         _ = source[1]
 
 
