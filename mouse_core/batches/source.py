@@ -170,9 +170,7 @@ class BatchSource:
         has_steps = around is None or around.batch_dims == 2
         if not has_steps and (packed is not False or cut is not None):
             option = "lengths" if packed is False else "packed"
-            raise ConfigError(
-                f"{option}: with windows=, expected a sequence_length, since single rows have no steps"
-            )
+            raise ConfigError(f"{option}: with windows=, expected a sequence_length, since single rows have no steps")
         is_augmented = augment is not None or views != 1
         # Missing steps are not read if no other option depends on a step's position; otherwise packing is the last
         # change.
