@@ -338,7 +338,8 @@ class RowIndex:
         keys, valued = self.keys, self.values.written > 0
         if keys.written and valued != (values is not None):
             raise SchemaError(
-                f"map: expected {'' if valued else 'no '}values, as in earlier writes, found {'none' if valued else 'values'}"
+                f"map: expected {'' if valued else 'no '}values, as in earlier writes, "
+                f"found {'no ' if valued else ''}values"
             )
         if not rows.n:
             return np.empty(0, np.int64)
