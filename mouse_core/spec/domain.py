@@ -31,7 +31,7 @@ Change = Callable[[Array, int], Array]
 
 
 def check_shape(shape: Any, *, where: str, dynamic: bool = True) -> Shape:
-    """Return a shape as a tuple of sizes, 0 or more, or -1 for dynamic dimensions; raise ConfigError for other shapes."""
+    """Return a shape as a tuple of sizes, or -1 for dynamic dimensions; raise ConfigError for invalid shapes."""
     sizes = (shape,) if is_whole(shape) else shape
     if not isinstance(sizes, str | bytes):
         try:

@@ -188,7 +188,7 @@ def test_one_hot_vectors_are_drawn_as_the_codes_are() -> None:
         (NonTensor((2,)), ["a"], "expected a shape that ends in (2,), found (1,)"),
         (Composite({"a": Categorical(3)}), {}, "field 'a': expected this field, found []"),
         (Composite({"a": {"b": Categorical(3)}}), {"a": {"b": [0, 7]}}, "field ('a', 'b'): row 1: expected a code"),
-        (Composite({"a": Binary(), "b": Binary()}), {"a": [0], "b": [0, 1]}, "expected the batch shape (1,) of field 'a'"),
+        (Composite({"a": Binary(), "b": Binary()}), {"a": [0], "b": [0, 1]}, "expected the batch shape (1,) of field"),
         (Composite({"a": Binary()}), 3, "field 'a': expected this field, found 3"),
         (stack_specs([Binary(), Binary()]), [0], "expected a shape that ends in (2,), found (1,)"),
         (stack_specs([Categorical(2), Categorical(3)]), [[1, 2], [2, 2]], "spec 0 of the stack: row 1: expected"),
