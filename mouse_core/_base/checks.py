@@ -223,7 +223,7 @@ def _by_column(rows: list[Any]) -> dict[str, list[Any]]:
 
 
 def check_count(where: str, value: Any, lowest: int = 1) -> int:
-    """Return ``value`` if it is an integer from ``lowest``; raise ConfigError otherwise."""
+    """Return ``value`` if it is an integer of at least ``lowest``; raise ConfigError otherwise."""
     if not is_whole(value) or value < lowest:
         raise ConfigError(f"{where}: expected an integer of at least {lowest}, found {value!r}")
     return int(value)

@@ -563,7 +563,7 @@ class RowMap:
             missing = np.flatnonzero(slots < 0)
             if missing.size:
                 raise MissingRowError(
-                    f"map: expected only rows in the map, found {missing.size} of {slots.size} rows missing, the first at "
+                    f"map: expected only rows in the map, found {missing.size} of {slots.size} missing, the first at "
                     f"index {missing[0]}: {picked.take(missing[:1])!r:.120}; get(rows, default) accepts missing rows, "
                     "and contains(rows) finds them"
                 )

@@ -337,7 +337,7 @@ def test_the_next_writer_leaves_a_reader_its_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("limit", [0, 7, 2.5, True])
 def test_a_limit_is_a_number_for_a_writer(limit: Any, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=f"max_rows: expected an integer from 8, found {limit}"):
+    with pytest.raises(ConfigError, match=f"max_rows: expected an integer of at least 8, found {limit}"):
         DatasetStore.open(tmp_path / "store", "a", max_rows=limit)
     with pytest.raises(ConfigError, match="expected mode 'a', found 'r'"):
         DatasetStore.open(tmp_path / "store", max_rows=100)

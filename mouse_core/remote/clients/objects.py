@@ -303,7 +303,7 @@ class Asking:
         with self._lock:
             if is_forked():
                 raise ForkError(
-                    f"{self._name}: expected a process that was forked before its parent sent requests, found a later fork"
+                    f"{self._name}: expected a process that was forked before any request, found a later fork"
                 )
             if self._loop is None:
                 self._loop, self._forks = _counted(asyncio.new_event_loop(), self._telling), forks()
