@@ -4,7 +4,6 @@ import errno
 import os
 import pickle
 import shutil
-import signal
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -23,6 +22,7 @@ from mouse_core.store.derived import DerivedStore, Return
 from mouse_core.store.disk import folder as folder_module
 from mouse_core.store.disk.checking import check_store, repair
 from mouse_core.store.disk.folder import Manifest
+from tests.core.disk_cases import rows_of, table_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -73,16 +73,6 @@ def test_what_was_written_is_what_is_read(folder: Path) -> None:
     assert_same(DatasetStore.open(folder), memory)
     assert writer.path == str(folder)
     assert memory.path is None
-
-
-def test_a_writer_goes_on_where_the_last_one_ended(folder: Path) -> None:
-    memory = DatasetStore()
-    for seed in range(4):
-        with DatasetStore.open(folder, "a") as writer:
-            assert_same(writer, memory) if seed else None
-            writer.extend(rows(300, seed))
-        memory.extend(rows(300, seed))
-    assert_same(DatasetStore.open(folder), memory)
 
 
 def test_datasets_are_written_into_the_folder(folder: Path) -> None:
@@ -342,20 +332,6 @@ def in_memory(columns: dict[str, Any]) -> DatasetStore:
     return store
 
 
-def test_damage_is_an_error_that_names_the_file(folder: Path) -> None:
-    with DatasetStore.open(folder, "a") as writer:
-        writer.extend(rows(300))
-    (segment,) = (folder / "segments").iterdir()
-    for path in (segment, folder / "manifest.json"):
-        whole = path.read_bytes()
-        for damaged in (whole[:-1], whole[:100], b"", whole[:200] + bytes([whole[200] ^ 4]) + whole[201:]):
-            path.write_bytes(damaged)
-            with pytest.raises(DataError, match=path.name):
-                _ = DatasetStore.open(folder)[0]
-        path.write_bytes(whole)
-    assert len(DatasetStore.open(folder)[:]) == 300
-
-
 def test_a_newer_format_is_refused_by_name(folder: Path) -> None:
     DatasetStore.open(folder, "a").close()
     file = folder / "manifest.json"
@@ -365,59 +341,14 @@ def test_a_newer_format_is_refused_by_name(folder: Path) -> None:
             DatasetStore.open(folder, mode)
 
 
-def text_and_images(count: int) -> dict[str, Any]:
-    """Rows with values of every kind: texts, images, nulls, rows that differ in length."""
-    number = np.arange(count)
-    return {
-        **rows(count),
-        "metadata_text": [f"step {one}" if one % 3 else None for one in number],
-        "metadata_history": [np.arange(one % 4 + 1).tolist() for one in number],
-        "metadata_maybe": [None if one % 5 == 2 else float(one) for one in number],
-        "metadata_pixels": np.full((count, 6, 5, 3), 7, np.uint8)
-        + (number[:, None, None, None] % 200).astype(np.uint8),
-    }
-
-
-def test_values_of_every_kind_are_kept(folder: Path) -> None:
-    memory = in_memory(text_and_images(230))
-    with DatasetStore.open(folder, "a") as writer:
-        writer.extend(text_and_images(230))
-        writer.flush()
-        assert_same(writer, memory)
-        assert_same(DatasetStore.open(folder), memory)
-        sent = pickle.loads(pickle.dumps(writer.snapshot()))
-        assert sent.rows(range(230)) == memory.snapshot().rows(range(230))
-        for row in in_memory(text_and_images(40))[:]:
-            writer.append(row)
-            memory.append(row)
-    assert_same(DatasetStore.open(folder), memory)
-
-
-@pytest.mark.slow
-def test_many_files_of_rows_are_one_store(folder: Path) -> None:
-    """Rows that fill several files, one of which is larger than any that is made by itself."""
-    memory = DatasetStore()
-    with DatasetStore.open(folder, "a") as writer:
-        reader = DatasetStore.open(folder)
-        for seed, count in enumerate((30_000, 1, 200_000, 7)):
-            writer.extend(rows(count, seed))
-            memory.extend(rows(count, seed))
-            if seed % 2:
-                writer.flush()
-                assert len(reader) == len(memory)
-                assert reader.snapshot().fingerprint == memory.snapshot().fingerprint
-    assert_same(DatasetStore.open(folder), memory)
-    assert reader.snapshot().fingerprint == memory.snapshot().fingerprint
-
-
 def test_formats_and_datasets_know_the_folder(folder: Path, tmp_path: Path) -> None:
-    memory = in_memory(text_and_images(300))
+    memory = in_memory(rows_of("mixed", 0, 300))
     with DatasetStore.open(folder, "a") as writer:
-        writer.extend({name: values[:150] for name, values in text_and_images(300).items()})
+        writer.extend(rows_of("mixed", 0, 150))
         writer.flush()
         opened = formats.open(folder)
         assert (opened.format, opened.rows) == ("store", 150)
-        writer.from_dataset(_table_of(text_and_images(300), 150))
+        writer.from_dataset(table_of("mixed", 150, 150))
     opened = formats.open(folder)
     assert opened.to_table().to_pylist() == memory[:]
     taken = opened.to_store()
@@ -427,10 +358,6 @@ def test_formats_and_datasets_know_the_folder(folder: Path, tmp_path: Path) -> N
     assert formats.open(tmp_path / "written").digest() == opened.digest()
     DatasetStore.open(folder).save(tmp_path / "saved")
     assert DatasetStore.open(tmp_path / "saved")[:] == memory[:]
-
-
-def _table_of(columns: dict[str, Any], begin: int) -> pa.Table:
-    return in_memory(columns).to_dataset().data.table.slice(begin)
 
 
 def test_views_mixtures_derived_fields_and_buffers_take_it(folder: Path) -> None:
@@ -638,41 +565,6 @@ def test_a_manifest_that_failed_on_its_way_to_the_disk_names_no_file_that_is_gon
     store.extend(rows(50, seed=2))
     store.close()
     assert DatasetStore.open(folder)[50:] == in_memory(rows(50, seed=2))[:]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs timers that interrupt")
-def test_interrupts_at_any_moment_leave_what_was_acknowledged(folder: Path) -> None:
-    def alarm(*_: Any) -> None:
-        raise _Interrupted
-
-    def numbered(first: int, count: int) -> dict[str, Any]:
-        return rows(count, observation=np.arange(first, first + count)[:, None] * np.ones(2))
-
-    before, draw = signal.signal(signal.SIGALRM, alarm), np.random.default_rng(0)
-    try:
-        for attempt in range(16):
-            store, taken, count = DatasetStore.open(folder, "a", sync="none"), 0, 0
-            try:
-                signal.setitimer(signal.ITIMER_REAL, draw.uniform(0.0005, 0.03))
-                while True:
-                    count = int(draw.choice([1, 40, 3000]))
-                    store.extend(numbered(taken, count))
-                    taken += count
-            except _Interrupted:
-                assert len(store) in (taken, taken + count)
-                taken = len(store)
-            if attempt % 2:
-                store.extend(numbered(taken, 5))
-                taken += 5
-                store.close()
-            del store  # as it is
-            with DatasetStore.open(folder, "a") as store:
-                assert [row["observation"][1] for row in store[:]] == list(range(taken))
-                store.clear()
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 @pytest.mark.parametrize(

@@ -25,9 +25,9 @@ def batches_of(store: Any, **options: Any) -> list[dict[str, bytes]]:
     return [{name: values.tobytes() for name, values in source[number].items()} for number in range(4)]
 
 
-def filled(folder: Path, kind: str, rows: int = 1_000, **options: Any) -> Path:
-    """A store in the layout "windows"."""
-    with DatasetStore.open(folder, "a", layout="windows", **options) as store:
+def filled(folder: Path, kind: str, rows: int = 1_000, layout: Any = "windows") -> Path:
+    """A store of one file."""
+    with DatasetStore.open(folder, "a", layout=layout) as store:
         store.from_dataset(table_of(kind, 0, rows))
     return folder
 
@@ -59,8 +59,9 @@ def test_a_layout_changes_how_rows_lie_and_nothing_else(tmp_path: Path, kind: st
         assert batches_of(pickle.loads(pickle.dumps(store.snapshot()))) == batches_of(memory)
 
 
-def test_every_byte_is_held_against_a_checksum_when_rows_around_it_are_read(tmp_path: Path) -> None:
-    filled(tmp_path, "mixed", 600)
+@pytest.mark.parametrize("layout", ["columns", "windows"])
+def test_every_byte_is_held_against_a_checksum_when_rows_around_it_are_read(tmp_path: Path, layout: str) -> None:
+    filled(tmp_path, "mixed", 600, layout)
     (file,) = files(tmp_path)
     whole, draw = file.read_bytes(), np.random.default_rng(0)
     # One in the schema, some anywhere, and each of the end mark, the checksums and the footer.
@@ -73,6 +74,8 @@ def test_every_byte_is_held_against_a_checksum_when_rows_around_it_are_read(tmp_
         file.write_bytes(damaged)
         with pytest.raises(DataError, match=file.name):
             DatasetStore.open(tmp_path)[:]
+    if layout == "columns":
+        return
     # Who reads rows elsewhere in the file does not read what is damaged, and gets them.
     footer = read_footer(lambda begin, end: whole[begin:end], len(whole))
     place = sum(footer.span(2)[::2]) // 2

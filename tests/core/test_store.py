@@ -266,23 +266,6 @@ def test_what_comes_later_never_changes_a_batch(world: World, wanted: list[Part]
         assert built.store.snapshot().num_rows == len(built.store) == len(built.rows)
 
 
-def test_snapshots_of_every_length() -> None:
-    store = DatasetStore()
-    rows = [row(reward=float(n), observation=[float(n)]) for n in range(30)]
-    snapshots = []
-    for one in rows:
-        store.append(one)
-        snapshots.append(store.snapshot())
-    store.extend({name: [one[name] for one in rows] for name in rows[0]})
-    for count, snapshot in enumerate(snapshots, start=1):
-        assert len(snapshot) == snapshot.num_rows == count
-        wanted = field_arrays(rows[:count])
-        assert_same(everything(snapshot), wanted)
-        assert_same(everything(store.snapshot(count)), wanted)
-        assert store.snapshot(count).fingerprint == snapshot.fingerprint
-    assert len({snapshot.fingerprint for snapshot in snapshots}) == len(snapshots)
-
-
 @given(world=worlds(), wanted=parts(3, st.integers(1, 12)), data=st.data())
 def test_several_rows_are_each_of_them(world: World, wanted: list[Part], data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -214,14 +214,6 @@ def test_a_state_from_before_rows_were_dropped_says_so(tmp_path: Path) -> None:
             loader.load_state_dict(state)
 
 
-def test_rows_of_datasets_are_dropped_too(tmp_path: Path) -> None:
-    with DatasetStore.open(tmp_path / "store", "a", max_rows=800) as store:
-        for first in range(0, 3000, 1000):
-            store.from_dataset(table_of("numbers", first, 1000))
-            assert 600 < len(store) <= 800
-        assert numbers_in(store).stop == 3000
-
-
 def test_rows_of_datasets_that_are_not_to_stay_are_not_kept_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,13 +5,10 @@ import mmap
 import os
 import resource
 import shutil
-import signal
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -251,70 +248,6 @@ def test_what_is_no_tail(tmp_path: Path) -> None:
     (tmp_path / "tail").write_bytes(newer)
     with pytest.raises(DataError, match="found 9: a newer release wrote it"):
         TailReader(tmp_path / "tail")
-
-
-def lives(path: Path, told: mmap.mmap, random: np.random.Generator) -> None:
-    """Append rows, commit now and then, and say after every row how many there are, until there is no room."""
-    tail = made(path, 300, waits=random.random() < 0.3)
-    told[16] = 1
-    while tail.extent.count < tail.extent.rows:
-        begin = tail.extent.count
-        end = min(tail.extent.rows, begin + int(random.integers(1, 20)))
-        if random.random() < 0.3:
-            prepared = {
-                name: checked_rows([row(i)[name] for i in range(begin, end)], kept) for name, kept in COLUMNS.items()
-            }
-            tail.extent.put_many(prepared, 0, end - begin)
-        else:
-            for number in range(begin, end):
-                put(tail, number, number + 1)
-                told[:8] = (number + 1).to_bytes(8, "little")
-        told[:8] = end.to_bytes(8, "little")
-        if random.random() < 0.3:
-            tail.commit()
-            told[8:16] = end.to_bytes(8, "little")
-
-
-def kills(folder: Path, count: int) -> None:
-    """Kill a writer so many times at random moments, and see what is there."""
-    random, told = np.random.default_rng(count), mmap.mmap(-1, 17)
-    path, rows = folder / "tail", 0
-    for _ in range(count):
-        seed, told[:17] = int(random.integers(1 << 30)), bytes(17)
-        process = forked(partial(lives, path, told, np.random.default_rng(seed)))
-        # Now and then while it is being opened.
-        while random.random() < 0.98 and not told[16]:
-            time.sleep(0.0005)
-        time.sleep(float(random.exponential(0.005)))
-        os.kill(process, signal.SIGKILL)
-        assert os.waitpid(process, 0)[1] in (0, signal.SIGKILL)
-        acknowledged, committed = (int.from_bytes(told[at : at + 8], "little") for at in (0, 8))
-        if acknowledged or is_whole(path):
-            reader = TailReader(path)
-            shown = reader.committed()
-            assert committed <= shown
-            assert rows_of(reader.extent(shown)) == expected(shown)
-            count = reader.left()
-            assert rows_of(reader.extent(count)) == expected(count)
-            # A row that was on its way when the process was killed may have arrived, and some at once likewise.
-            assert acknowledged <= count <= acknowledged + 20
-            rows += count
-        for file in (path, path.with_suffix(".objects")):
-            file.unlink(missing_ok=True)
-    assert rows, "the writers never got far"
-
-
-def is_whole(path: Path) -> bool:
-    try:
-        TailReader(path)
-    except (DataError, ConfigError):
-        return False
-    return True
-
-
-@pytest.mark.parametrize("count", [pytest.param(10, marks=pytest.mark.slow), pytest.param(40, marks=pytest.mark.long)])
-def test_kills_at_random_moments(count: int, tmp_path: Path) -> None:
-    kills(tmp_path, count)
 
 
 Files = dict[str, bytes]
