@@ -31,6 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.columns.episode_rows import Columns, done_codes
+from mouse_core.dtypes import RowError, convert
 from mouse_core.episodes import step_begins
 from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.files.reading import check_inside, damaged, read_bytes, reading
@@ -792,42 +793,29 @@ Types = dict[tuple[str, str], np.dtype[Any]]
 
 
 def cast_like_first(values: dict[Array, npt.NDArray[Any]], types: Types, where: str) -> dict[Array, npt.NDArray[Any]]:
-    """Cast the values of an episode to the types of the first episode; some recorders change types between episodes.
+    """Convert the values of an episode to the types of the first episode, as ``dtypes.convert`` does.
 
     Args:
-        values: The values by array. Numbers are cast; flags and texts are not cast.
+        values: The values by array. Numbers are converted; flags and texts are not.
         types: The types of the first episode, by role and name. The function adds the types of new arrays.
         where: The file and episode, for error messages.
 
     Raises:
-        DataError: The type of the first episode cannot represent a value.
+        DataError: A value does not fit the type of the first episode.
     """
     cast = {}
     for array, part in values.items():
         wanted = types.setdefault((array.role, array.name), part.dtype)
-        numbers = wanted.kind in "biuf" and part.dtype.kind in "biuf" and array.role not in ("terminated", "truncated")
-        if numbers and part.dtype != wanted:
-            if not _holds(wanted, part):
+        if {wanted.kind, part.dtype.kind} <= set("biuf") and array.role not in ("terminated", "truncated"):
+            try:
+                part = convert(part, wanted)
+            except RowError as error:
+                fix = "save that array with the same type in all episodes"
                 raise damaged(
-                    where,
-                    f"{array.path}: expected {wanted} as in the first episode, found {part.dtype} and values that "
-                    f"{wanted} does not have; save that array with the same type in all episodes",
-                )
-            part = part.astype(wanted)
+                    where, f"{array.path}: expected {wanted} as in the first episode: {error}; {fix}"
+                ) from error
         cast[array] = part
     return cast
-
-
-def _holds(wanted: np.dtype[Any], values: npt.NDArray[Any]) -> bool:
-    """Whether a numeric type can represent all values.
-
-    Integers cannot become flags, and floats cannot become integers.
-    """
-    if values.size and wanted.kind in {"f": "iub", "i": "b", "u": "b"}.get(values.dtype.kind, ""):
-        return False
-    with np.errstate(all="ignore"):
-        cast = values.astype(wanted)
-        return all(np.array_equal(one, values, equal_nan=True) for one in (cast, cast.astype(values.dtype)))
 
 
 def check_shapes(columns: Mapping[str, npt.NDArray[Any]], known: dict[str, tuple[int, ...]], where: str) -> None:
