@@ -572,7 +572,7 @@ def h5_pieces(
         size = 0
         for start in range(0, len(numbers), EPISODES_AT_ONCE):
             some = numbers[start : start + EPISODES_AT_ONCE]
-            for number, tree in zip(some, file.trees([f"/episode_{number}" for number in some]), strict=True):
+            for number, tree in zip(some, file.find([f"/episode_{number}" for number in some]), strict=True):
                 episode = _H5Episode(file.path, number, tree, spaces, infos)
                 step = rows_at_once(episode.row_bytes, most=rows)
                 for begin in range(0, 1 if sample else episode.length + 1, step):
@@ -595,7 +595,7 @@ def _h5_read(file: H5File, waiting: list[tuple[_H5Episode, int, int]]) -> Iterat
 class _H5Episode:
     """The HDF5 datasets of an episode: their paths, and how many rows each has."""
 
-    def __init__(self, path: str, number: int, tree: dict[str, Any], spaces: Spaces, infos: bool) -> None:
+    def __init__(self, path: str, number: int, tree: Any, spaces: Spaces, infos: bool) -> None:
         self._path = path
         self._number = number
         self._where = f"episode {number}"

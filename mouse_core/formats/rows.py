@@ -28,8 +28,6 @@ from mouse_core.spec import check_choice
 # Limits of the sizes in a Parquet footer, so that a damaged footer does not allocate gigabytes.
 _MOST_STRING = 64 << 20
 _MOST_ITEMS = 1 << 22
-# First byte of a field in Thrift's compact protocol: a 32-bit number in the next field.
-_I32 = 0x15
 # Decoding lists of Parquet takes many times the memory of their values.
 _DECODED_BYTES = 4 << 20
 
@@ -42,31 +40,6 @@ def open_parquet(file: Path) -> pq.ParquetFile:
         thrift_string_size_limit=_MOST_STRING,
         thrift_container_size_limit=_MOST_ITEMS,
     )
-
-
-def has_checksums(file: Path) -> bool:
-    """Whether the pages of a Parquet file have checksums, judged by the first page of every column.
-
-    The header of a page begins with three fields: the kind and two sizes. Each field is a byte and a number of variable
-    length. The optional checksum is the next field and begins with the same byte (Thrift's compact protocol).
-    """
-    with reading(file), open_parquet(file) as opened, file.open("rb") as stream:
-        if not opened.metadata.num_row_groups:
-            return False
-        group = opened.metadata.row_group(0)
-        for number in range(group.num_columns):
-            column = group.column(number)
-            begins = column.dictionary_page_offset if column.has_dictionary_page else column.data_page_offset
-            stream.seek(begins)
-            head = iter(stream.read(64))
-            for _ in range(3):
-                if next(head, 0) != _I32:
-                    return False
-                while next(head, 0) >= 0x80:
-                    pass
-            if next(head, 0) != _I32:
-                return False
-        return bool(group.num_columns)
 
 
 def parquet_batches(file: Path, batch_rows: int, *, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:

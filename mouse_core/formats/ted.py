@@ -36,7 +36,7 @@ from mouse_core.formats.columns import (
     transition_rows,
 )
 from mouse_core.nested import nest
-from mouse_core.spec import check_choice, check_list
+from mouse_core.spec import check_choice
 
 Key = tuple[str, ...]
 Arrays = dict[Key, npt.NDArray[Any]]
@@ -1049,12 +1049,11 @@ def _beside(block: StepBlock) -> Arrays:
     return {key[1:] if key[0] == "next" else key: values for key, values in block.other.items() if key not in _DONE}
 
 
-_NEEDED = ("reward", "done", "episode_step")
 _SEEN = ("observation", "metadata_", "info.", "step_count")
 _SINGLE = ("reward", "done", "terminated", "truncated", "step_count")
 
 
-def write_ted(stream: RowStream, path: str | os.PathLike[str], *, columns: Sequence[str] | None = None) -> int:
+def write_ted(stream: RowStream, path: str | os.PathLike[str]) -> int:
     """Write rows as steps of TED, for TorchRL and TensorDict.
 
     Observations, ``metadata_*`` and ``info.*`` are written at the root and in ``next``. The action is written at the
@@ -1064,7 +1063,6 @@ def write_ted(stream: RowStream, path: str | os.PathLike[str], *, columns: Seque
     Args:
         stream: The rows, with alignment "arrived".
         path: A folder, or an HDF5 file if the name ends in ``.h5`` or ``.hdf5``. Nothing may exist there.
-        columns: The columns to write in addition to action, reward and done; by default all.
 
     Returns:
         The number of steps that were written.
@@ -1076,14 +1074,13 @@ def write_ted(stream: RowStream, path: str | os.PathLike[str], *, columns: Seque
         DataError: Values are null, or rows differ in length. TED cannot store such rows.
     """
     target = Path(path)
-    columns = None if columns is None else check_list("columns", columns)
     is_file = target.suffix in (".h5", ".hdf5")
     steps = 0
     with (
         making(target, "write_ted", folder=not is_file) as partial,
         closing((_FileWriter if is_file else FolderWriter)(partial)) as writer,
     ):
-        for rows, ends in _runs(stream, columns):
+        for rows, ends in _runs(stream):
             for key, values in _entries(rows, ends):
                 alone = key[-1] in _SINGLE and values.ndim == 1  # in TorchRL, such values have the shape [n, 1]
                 writer.append(key, values.reshape(len(values), 1) if alone else values)
@@ -1112,7 +1109,7 @@ def _entries(rows: Columns, ends: Bools) -> Iterator[tuple[Key, npt.NDArray[Any]
         yield (name,), np.zeros(len(values) - 1, bool)
 
 
-def _runs(stream: RowStream, columns: Sequence[str] | None) -> Iterator[tuple[Columns, Bools]]:
+def _runs(stream: RowStream) -> Iterator[tuple[Columns, Bools]]:
     """Yield runs of at least two rows of an episode; each run begins with the last row of the run before.
 
     An episode of one row has no step and is left out.
@@ -1121,16 +1118,19 @@ def _runs(stream: RowStream, columns: Sequence[str] | None) -> Iterator[tuple[Co
         The rows, and whether an episode ends at each row. The last row of the stream ends an episode only if it has a
             done code, because the last episode may continue.
     """
+    for name in ("action", "reward", "done"):
+        if not any(belongs_to(other, name) for other in stream.schema.names):
+            raise SchemaError(f"{stream.path}: expected a column {name!r}, found {stream.schema.names}")
     names: set[str] = set()
     step = 0
-    pieces: Iterator[Any] = chain(overlapping_pieces(_chosen(stream, columns)), [None])
+    pieces: Iterator[Any] = chain(overlapping_pieces(stream), [None])
     for (is_new, rows), following in pairwise(pieces):
         names = names or set(rows)
         if uneven := sorted(rows.keys() ^ names):
             raise DataError(f"{stream.path}: columns {uneven}: expected values in all rows, found nulls")
         for name, values in rows.items():
             if values.dtype.kind not in "biuf":
-                reason = "expected numbers, found other values; select columns with columns="
+                reason = "expected numbers, found other values; remove the column with datasets' remove_columns"
                 raise SchemaError(f"{stream.path}: column {name!r}: {reason}")
         count = len(rows["done"])
         step = 0 if is_new else step - 1
@@ -1139,21 +1139,6 @@ def _runs(stream: RowStream, columns: Sequence[str] | None) -> Iterator[tuple[Co
         if count > 1:
             yield rows | {"step_count": step + np.arange(count)}, ends
         step += count
-
-
-def _chosen(stream: RowStream, columns: Sequence[str] | None) -> RowStream:
-    """Return the stream with the selected columns."""
-    names = stream.schema.names
-    for name in ("action", "reward", "done"):
-        if name not in names and not any(other.startswith(f"{name}_") for other in names):
-            raise SchemaError(f"{stream.path}: expected a column {name!r}, found {names}")
-    for name in columns or ():
-        if name not in names:
-            raise ConfigError(f"columns: expected some of {names}, found {name!r}")
-    if columns is None:
-        return stream
-    chosen = [name for name in names if name in (*columns, *_NEEDED) or name.startswith("action")]
-    return stream.replace(batches=lambda: (batch.select(chosen) for batch in stream))
 
 
 class FolderWriter:

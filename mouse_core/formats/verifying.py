@@ -14,7 +14,6 @@ from mouse_core.errors import DataError
 from mouse_core.files.manifest import FilesManifest, check_bytes, check_parquet_checksum, read_manifest
 from mouse_core.formats import opening
 from mouse_core.formats.base import RowStream, embedded, rows_digest
-from mouse_core.formats.rows import has_checksums
 from mouse_core.remote.clients import is_url, public_url
 from mouse_core.store.disk.checking import Checked, check_store
 from mouse_core.store.disk.folder import NAME, looks_like_store
@@ -26,10 +25,7 @@ _KEPT = {
     "dopamine": "a CRC-32 for every file",
 }
 # Parts of the data that these checksums do not cover.
-_NOT_COVERED = {
-    "parquet": "names and footer",
-    "tfds": "features.json and dataset_info.json",
-}
+_NOT_COVERED = {"tfds": "features.json and dataset_info.json"}
 
 
 @dataclass(frozen=True)
@@ -100,9 +96,7 @@ def verify(
     elif stream.format == "parquet" and sealed.issuperset(files):
         compared = "every file has the checksum that was written into it"
     else:
-        pages = "a CRC-32 for every page" if stream.format == "parquet" and all(map(has_checksums, files)) else ""
-        compared = pages or _KEPT.get(stream.format, "")
-        left = _NOT_COVERED.get(stream.format, "") if compared else ""
+        compared, left = _KEPT.get(stream.format, ""), _NOT_COVERED.get(stream.format, "")
     return Verified(os.fspath(path), rows, found, compared, left)
 
 

@@ -90,23 +90,18 @@ class H5File:
         names: list[str] = self._ask({"do": "names", "path": path})[0]["names"]
         return names
 
-    def trees(self, paths: Sequence[str]) -> list[dict[str, Any]]:
-        """Return descriptions of some groups and of all items below them, without the values of datasets.
+    def find(self, paths: Sequence[str]) -> list[dict[str, Any] | None]:
+        """Return descriptions of the items at some paths and of all items below them, without the values of datasets.
 
         Returns:
-            A tree for each group. A group has ``kind`` "group" and ``items`` by name; a dataset has ``kind`` ("number",
-                "text", "ragged", "empty" or "other"), ``shape``, ``dtype`` and ``chunk``, the number of rows in a
-                chunk; both have ``attributes``.
+            A tree for each path; None for a path without an item. A group has ``kind`` "group" and ``items`` by name; a
+                dataset has ``kind`` ("number", "text", "ragged", "empty" or "other"), ``shape`` and ``dtype``;
+                both have ``attributes``.
 
         Raises:
             DataError: The file is damaged, or a dataset's shape needs more bytes than are stored.
         """
-        trees: list[dict[str, Any]] = self._ask({"do": "trees", "paths": list(paths)})[0]["trees"]
-        return trees
-
-    def find(self, paths: Sequence[str]) -> list[dict[str, Any] | None]:
-        """Return the descriptions of the items at some paths, as in ``trees``; None for a path without an item."""
-        found: list[dict[str, Any] | None] = self._ask({"do": "found", "paths": list(paths)})[0]["trees"]
+        found: list[dict[str, Any] | None] = self._ask({"do": "trees", "paths": list(paths)})[0]["trees"]
         return found
 
     def attributes(self, items: Sequence[tuple[str, str]]) -> list[Any]:
@@ -160,7 +155,7 @@ def leaves(tree: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], dict[str,
     """Yield the path and the description of every dataset below a group, at any depth.
 
     Args:
-        tree: A tree from ``H5File.trees``.
+        tree: A tree from ``H5File.find``.
     """
     for name, item in tree.get("items", {}).items():
         if item["kind"] == "group":

@@ -89,7 +89,7 @@ class Opened:
         if depth > DEPTH:
             raise ValueError(f"expected groups at most {DEPTH} levels deep, found a deeper group at {node.name}")
         if not isinstance(node, h5py.Group | h5py.Dataset):  # a named type, or a damaged dataset
-            return {"kind": "other", "shape": [], "dtype": "", "chunk": 0, "attributes": {}}
+            return {"kind": "other", "shape": [], "dtype": "", "attributes": {}}
         found: dict[str, Any] = {"attributes": {str(name): _plain(value) for name, value in node.attrs.items()}}
         if isinstance(node, h5py.Dataset):
             try:
@@ -109,7 +109,7 @@ class Opened:
         """Return the description of a dataset, after checking that enough bytes are stored for its shape."""
         dtype, shape = dataset.dtype, dataset.shape
         if shape is None:
-            return {"kind": "empty", "shape": [0], "dtype": "", "chunk": 0}
+            return {"kind": "empty", "shape": [0], "dtype": ""}
         if dataset.is_virtual or dataset.external:
             raise ValueError("expected a dataset inside the file, found a dataset that points to other files")
         text = self._h5py.check_string_dtype(dtype)
@@ -121,8 +121,7 @@ class Opened:
         described = str(ragged) if ragged is not None else dtype.str
         if dtype.names is not None or dtype.subdtype is not None:
             described = str(dtype)  # except untyped bytes, whose dtype is also |V
-        chunk = dataset.chunks[0] if dataset.chunks else 0
-        return {"kind": kind, "shape": list(shape), "dtype": described, "chunk": chunk}
+        return {"kind": kind, "shape": list(shape), "dtype": described}
 
     def read(self, dataset: Any, path: str, start: int, stop: int) -> tuple[dict[str, Any], list[Any]]:
         """Read rows of a dataset; return the description of the rows, and their bytes in pieces."""
@@ -175,8 +174,8 @@ def _answer(request: dict[str, Any], opened: Any) -> tuple[dict[str, Any], list[
 
     if request["do"] == "names":
         return {"names": opened.names(there(request["path"]))}, []
-    if request["do"] in ("trees", "found"):
-        nodes = map(there if request["do"] == "trees" else opened.find, request["paths"])
+    if request["do"] == "trees":
+        nodes = map(opened.find, request["paths"])
         return {"trees": [None if node is None else opened.tree(node) for node in nodes]}, []
     if request["do"] == "attributes":
         found = [(opened.find(path), name) for path, name in request["items"]]

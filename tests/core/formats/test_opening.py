@@ -85,7 +85,7 @@ def test_from_minari_to_ted_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
     stream = formats.open(made("minari", tmp_path))
     chosen = [name for name in stream.columns if name.startswith("observation")]
-    write_ted(stream, tmp_path / "steps", columns=chosen)
+    write_ted(stream, tmp_path / "steps")
     table = formats.open(tmp_path / "steps").to_table()
     wanted = stream.to_table()
     for name in ("action", "reward", "done", "episode_step", *chosen):
