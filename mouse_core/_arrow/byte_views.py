@@ -34,12 +34,8 @@ from mouse_core._base.memory import ALIGNMENT, ArrayMemory, BatchLayout, known_l
 SPAN_BITS = 30
 # Size in bytes of the longest value that is stored in its view.
 INLINE_BYTES = 12
-# With more values, the first values would be evicted from the processor's cache before the last are looked up.
-_LOOKED_AHEAD = 4096
 # A caller whose request is this number of batches ahead is one of several alternating callers.
 _TURNS = 3
-
-_OCTET: np.dtype[Any] = np.dtype(np.uint8)
 
 
 class CopiedField(NamedTuple):
@@ -74,8 +70,6 @@ class ByteViews:
         sizes: Number of windows of each batch.
         length: Number of steps in a window.
         unsure: The fields that may have values above the allowed maximum in these chunks.
-        heads: The position of the first byte of every value, as an index in ``flat_view``, int64
-            ``[batches, fields, values]``; None if reading ahead brings no advantage.
         padded: Number of padding values at the end, which are zeros.
         inline: If short values are written to the views only when batches are copied: a function that writes these
             values to the views, int64 ``[count, fields, values, 2]``, of the batches from ``first`` on.
@@ -91,13 +85,12 @@ class ByteViews:
         sizes: Sequence[int],
         length: int,
         unsure: Sequence[CopiedField],
-        heads: Int64s | None,
         padded: int = 0,
         inline: Callable[[npt.NDArray[np.int64], int], None] | None = None,
     ) -> None:
         self.fields, self.short, self.sizes, self.length, self.unsure = fields, short, sizes, length, unsure
         self.long = [field for field in fields if field.name not in short]
-        self.words, self.heads, self._inline, self._buffers = words, heads, inline, buffers
+        self.words, self._inline, self._buffers = words, inline, buffers
         # Number of a field's views in a batch, one for each piece.
         self._pieces = words.shape[2] - padded
         self._stride = words.shape[1] * words.shape[2]
@@ -148,10 +141,6 @@ class ByteViews:
                 words = self.words[first : first + count].copy()
                 self._inline(words, first)
                 views = self._views(words)
-            if self.heads is not None and len(views) <= _LOOKED_AHEAD:
-                # Here the processor waits for many loads at once; during the copy it would wait for each load
-                # separately.
-                flat_view(_OCTET).take(self.heads[first : first + count])
             found = layout.batches(_cast(views, layout.nbytes * count), count)
         if self.short:
             found = {
@@ -269,8 +258,6 @@ def cast_copies() -> bool:
 _ROOM = 64
 # Largest number of rows that a block makes dense per row that it reads.
 _DENSE_ROWS = 8
-# Number of bytes from which on reading ahead is useful: with 170 MB it gains nothing, with 1.7 GB 9 per cent.
-_WIDE_BYTES = 1 << 29
 # State of a chunk whose values have not been checked against their limit; different from all other states.
 _UNSEEN = min(IRREGULAR, UNKNOWN) - 1
 _ZEROS = pa.py_buffer(bytes(ALIGNMENT))
@@ -389,9 +376,6 @@ class FieldChunks:
         # Beyond the second GB of a chunk, an offset needs a separate buffer.
         giant = windows.stretches.longest * int(self.row_bytes.max()) > 1 << SPAN_BITS
         self._write(words, pieces, begins, regular, giant=giant)
-        heads = None
-        if int(windows.stretches.starts[-1]) * int(self.row_bytes[regular].sum()) >= _WIDE_BYTES:
-            heads = self._heads(words[:, :, :values, 1], pieces.size)
         inline = None if short else partial(self._put_inline, pieces, np.array(regular))
         if inline is not None and not later:
             inline(words, 0)
@@ -408,7 +392,6 @@ class FieldChunks:
             sizes=sizes.tolist(),
             length=windows.length,
             unsure=[one for one in fields if one.name in unsure],
-            heads=heads,
             padded=padded,
             inline=inline if later else None,
         )
@@ -443,15 +426,6 @@ class FieldChunks:
                 word = pieces.row * (row_bytes << 32)
                 word += begins[..., number]
                 view[..., 1] = word
-
-    def _heads(self, words: Int64s, size: Int64s) -> Int64s:
-        """Return the position of the first byte of every value, as an index in ``flat_view``, int64
-        ``[batches, fields, values]``.
-        """
-        heads = self._to_elements(words)
-        empty, slot = np.divmod(np.flatnonzero(size == 0), size.shape[1])  # padding at the end of a batch
-        heads[empty, :, slot] = heads[empty, :, 0]
-        return heads
 
     def _begins_and_fields(self, pieces: Pieces, longest: int, *, look: bool) -> tuple[Int64s, list[int], set[str]]:
         """Return the starts of chunks in the form of ``words``, the fields that are contiguous in all chunks, and the
@@ -525,13 +499,6 @@ class FieldChunks:
                 chunk, row, size = (part[batch, slot][:, None] for part in (chunks, rows, sizes))
                 addresses = self.table.begins[chunk, numbers[position]] + row * row_bytes
                 words[batch[:, None], position, slot[:, None]] = _inline_views(addresses, size * row_bytes, row_bytes)
-
-    def _to_elements(self, words: Int64s) -> Int64s:
-        """Convert words of views to indices in ``flat_view``."""
-        first = element_of_all(np.array(list(self.spans)) << SPAN_BITS, 1)
-        elements: Int64s = words >> 32
-        elements += first[0] if len(first) == 1 else first.take(words & 0xFFFFFFFF)
-        return elements
 
 
 def _inline_views(addresses: Int64s, nbytes: Int64s, row_bytes: int) -> Int64s:
