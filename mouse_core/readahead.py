@@ -17,7 +17,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import mmap
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -192,8 +191,6 @@ _WILL_NEED, _RANDOM = 3, 1
 _PAGE = mmap.PAGESIZE
 # The kernel reads at most its readahead size (128 KB by default) for one advice; the rest of a longer range is ignored.
 _AT_ONCE = 128 << 10
-# Largest number of ranges in one call of ``process_madvise``.
-_MOST_RANGES = 1024
 # Readahead begins after 3 page faults that waited for a disk within 16 batches, and ends after 48 batches in which no
 # block was read from a disk.
 _FAULTS, _BATCHES_WATCHED, _BATCHES_READ = 3, 16, 48
@@ -370,42 +367,17 @@ def in_parts(begins: Int64s, nbytes: int, later: Sequence[tuple[Int64s, int]] = 
 
 def _advise(begins: Int64s, sizes: Int64s, advice: int) -> None:
     """Give the kernel ``advice`` (``madvise``) about ranges of memory; ranges that the kernel rejects are ignored."""
-    one, many = _system_calls()
-    if many is not None and len(begins) > 1 and _advise_many(many, np.stack([begins, sizes], axis=1), advice):
-        return
+    madvise = _madvise()
     for begin, size in zip(begins.tolist(), sizes.tolist(), strict=True):
-        one(begin, size, advice)
-
-
-def _advise_many(process_madvise: Any, ranges: Int64s, advice: int) -> bool:
-    """Give the kernel ``advice`` about all ``ranges`` at once, int64 ``[n, 2]``; return whether it accepted this call.
-
-    One call for 1,024 ranges takes half the processor time of one call for each range.
-    """
-    try:
-        this = os.pidfd_open(os.getpid())
-    except (AttributeError, OSError):
-        return False
-    try:
-        parts = (ranges[first : first + _MOST_RANGES] for first in range(0, len(ranges), _MOST_RANGES))
-        return all(process_madvise(this, one.ctypes.data, len(one), advice, 0) == one[:, 1].sum() for one in parts)
-    finally:
-        os.close(this)
+        madvise(begin, size, advice)
 
 
 @functools.cache
-def _system_calls() -> tuple[Any, Any]:
-    """Return the C library's ``madvise`` and ``process_madvise``; None for a missing function (glibc before 2.36,
-    macOS).
-
-    Python's ``mmap.madvise`` does not accept memory that Arrow has mapped.
-    """
-    library, size, number = ctypes.CDLL(None), ctypes.c_size_t, ctypes.c_int
-    many: Any = getattr(library, "process_madvise", None)
-    library.madvise.argtypes = [ctypes.c_void_p, size, number]
-    if many is not None:
-        many.argtypes, many.restype = [number, ctypes.c_void_p, size, number, ctypes.c_uint], ctypes.c_ssize_t
-    return library.madvise, many
+def _madvise() -> Any:
+    """Return the C library's ``madvise``; Python's ``mmap.madvise`` does not accept memory that Arrow has mapped."""
+    library = ctypes.CDLL(None)
+    library.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return library.madvise
 
 
 def usage() -> Usage:

@@ -338,15 +338,11 @@ def layouts(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]
 
 
 @takes_advice
-@pytest.mark.parametrize("calls", ["of one range", "of many ranges", "of many ranges, refused"])
 def test_batches_of_files_that_do_not_fit_are_the_same(
-    saved: Path, layouts: list[Path], monkeypatch: pytest.MonkeyPatch, calls: str
+    saved: Path, layouts: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Datasets, stores in both layouts, and blocks of them; by each of the calls by which advice is given."""
-    one, many = readahead._system_calls()
-    if calls == "of many ranges" and many is None:
-        pytest.skip("this system has no process_madvise")
-    refused = (lambda *_: -1) if "refused" in calls else many
+    """Datasets, stores in both layouts, and blocks of them."""
+    give = readahead._madvise()
     stores = [DatasetStore.open(saved, **OPTIONS)]
     stores += [DatasetStore.open(folder, verify=verify, **OPTIONS) for folder in layouts for verify in (True, False)]
     sampling: tuple[Any, ...] = ("random", Blocks(rows=100, pool=8))
@@ -358,9 +354,9 @@ def test_batches_of_files_that_do_not_fit_are_the_same(
 
     def madvise(begin: int, size: int, advice: int) -> int:
         advised.append((advice, size))
-        return int(one(begin, size, advice))
+        return int(give(begin, size, advice))
 
-    monkeypatch.setattr(readahead, "_system_calls", lambda: (madvise, None if "one" in calls else refused))
+    monkeypatch.setattr(readahead, "_madvise", lambda: madvise)
     for store in stores:
         advised.clear()
         for how, expected in zip(sampling, wanted, strict=True):
@@ -369,9 +365,8 @@ def test_batches_of_files_that_do_not_fit_are_the_same(
                 found = source[index]
                 for name, values in batch.items():
                     assert_array_equal(found[name], values, err_msg=f"{name} of batch {index}")
-        if calls != "of many ranges":
-            assert sum(advice == readahead._WILL_NEED for advice, _ in advised) >= 6
-            assert any(advice == readahead._RANDOM for advice, _ in advised)
+        assert sum(advice == readahead._WILL_NEED for advice, _ in advised) >= 6
+        assert any(advice == readahead._RANDOM for advice, _ in advised)
 
 
 @takes_advice
