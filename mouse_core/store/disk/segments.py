@@ -403,7 +403,6 @@ class SealedSegment(FileSegment):
         image_roots: Allowed folders of videos, and of images that rows name by path.
         folder: Identity of the store's folder; see ``Segment``.
         videos: The videos that rows refer to, if any.
-        earlier: Segments that may share files with this segment; known positions of values in shared files are reused.
     """
 
     def __init__(
@@ -412,7 +411,6 @@ class SealedSegment(FileSegment):
         image_roots: tuple[str, ...],
         folder: object,
         videos: Any = None,
-        earlier: Sequence[SealedSegment] = (),
     ) -> None:
         self.sealed_files, self._folder, self._videos = list(files), folder, videos
         first, sizes = files[0], [file.sealed.rows for file in files]
@@ -426,21 +424,6 @@ class SealedSegment(FileSegment):
             starts = np.concatenate([*parts, self._starts[-1:]])
         options: dict[str, Any] = {"appended": first.sealed.appended, "load": first.sealed.load}
         super().__init__(first.schema, starts, image_roots, (folder, first.first), **options)
-        for other in earlier:
-            self._take_over(other)
-
-    def _take_over(self, other: SealedSegment) -> None:
-        """Copy known positions of values from another segment, for files that both segments have."""
-        numbers = {id(file): number for number, file in enumerate(self.sealed_files)}
-        common = [(theirs, numbers[id(file)]) for theirs, file in enumerate(other.sealed_files) if id(file) in numbers]
-        theirs, ours = np.array(common, np.int64).reshape(-1, 2).T
-        if len(self.chunk_starts) > len(self.sealed_files) + 1:
-            theirs, ours = _chunks_of(other._first_chunk, theirs), _chunks_of(self._first_chunk, ours)
-        for name, part in list(other._parts.items()):
-            known = self.part(name)
-            with part.lock:
-                for table in {"begin", "width", "largest"} & part.__dict__.keys():
-                    getattr(known, table)[ours] = getattr(part, table)[theirs]
 
     @property
     def table(self) -> pa.Table:
@@ -485,14 +468,6 @@ class SealedSegment(FileSegment):
         return SealedSegment, (self.sealed_files, self._named_roots, self._folder, self._videos)
 
 
-def _chunks_of(first: Int64s, files: Int64s) -> Int64s:
-    """Return the indices of the chunks of ``files``. Example: the files 0, 1, 2, 3 begin with the chunks 0, 3, 5, 9;
-    the files 1 and 2 have the chunks 3 to 8.
-    """
-    parts = [np.arange(first[file], first[file + 1]) for file in files.tolist()]
-    return np.concatenate([np.zeros(0, np.int64), *parts])
-
-
 def together(segments: Sequence[Segment], before: Sequence[Segment] = ()) -> list[Segment]:
     """Join consecutive sealed files to larger segments, and return all segments.
 
@@ -527,7 +502,7 @@ def together(segments: Sequence[Segment], before: Sequence[Segment] = ()) -> lis
             first = made.pop()
             files = [*first.sealed_files, *files]
         assert isinstance(first, SealedSegment)
-        made.append(SealedSegment(files, first.image_roots, first._folder, first._videos, earlier))
+        made.append(SealedSegment(files, first.image_roots, first._folder, first._videos))
     return made
 
 

@@ -855,7 +855,6 @@ def column_extents_of(
     since: npt.NDArray[np.int64],
     objects: Sequence[pa.Array],
     rows: int,
-    known: Mapping[str, ColumnExtent] | None = None,
 ) -> dict[str, ColumnExtent]:
     """Return the columns of a mapped file, as views of its memory.
 
@@ -865,13 +864,10 @@ def column_extents_of(
         since: For each column, the first row whose length differs from the rows before it; see ``NumbersExtent``.
         objects: The present values of the columns with objects.
         rows: Number of rows in the file.
-        known: Columns of an earlier call to reuse.
     """
-    remaining_objects, known = iter(objects), known or {}
+    remaining_objects = iter(objects)
     return {
-        name: known[name]
-        if name in known
-        else FiledObjects(column, arrays[f"{number}.sizes"], next(remaining_objects))
+        name: FiledObjects(column, arrays[f"{number}.sizes"], next(remaining_objects))
         if column.is_object
         else NumbersExtent(
             column,
@@ -893,9 +889,6 @@ def check_ends(path: Path, layout: TailLayout, arrays: Mapping[str, Any], since:
             if ends[0] != 0 or ends[-1] > most or (ends[1:] < ends[:-1]).any():
                 name = list(layout.columns)[part.column]
                 raise damaged(path, f"expected rows of column {name!r} among its values, found others")
-
-
-_NO_NULLS = np.zeros(0, np.bool_)
 
 
 class _TailMemory:
@@ -1126,9 +1119,6 @@ class TailReader(_TailMemory):
             super().__init__(path, layout, memory, objects)
         self._since = np.zeros(len(layout.columns), np.int64)
         self._values = _no_objects(layout)
-        self._nulls = [self._arrays.get(f"{number}.nulls", _NO_NULLS) for number in range(len(self.layout.columns))]
-        # The columns that ``extent`` returned last, their number of rows, and ``since`` of their commit.
-        self._made: tuple[int, npt.NDArray[np.int64], dict[str, ColumnExtent]] = 0, self._since, {}
 
     def committed(self) -> int:
         """Check the checksums of new rows, and return the number of committed rows.
@@ -1259,24 +1249,10 @@ class TailReader(_TailMemory):
     def extent(self, rows: int) -> TailExtent:
         """Return the first ``rows`` committed rows as an extent."""
         since = np.where(self._since > rows, 0, self._since)
-        extents = column_extents_of(self.layout, self._arrays, since, self._values, rows, self._same(since, rows))
-        self._made = rows, since, extents
+        extents = column_extents_of(self.layout, self._arrays, since, self._values, rows)
         extent = TailExtent(self.layout, extents, rows)
         extent.token = self.token
         return extent
-
-    def _same(self, since: npt.NDArray[np.int64], rows: int) -> dict[str, ColumnExtent]:
-        """Return the columns of the last call that are valid for ``rows`` rows, because no null and no new row length
-        was added.
-        """
-        before, then, known = self._made
-        return {
-            name: known[name]
-            for (name, column), nulls, now, was in zip(
-                self.layout.columns.items(), self._nulls, since.tolist(), then.tolist(), strict=True
-            )
-            if name in known and not column.is_object and now == was and not nulls[before:rows].any()
-        }
 
     def close(self) -> None:
         """Close the files; extents that were returned stay valid."""
