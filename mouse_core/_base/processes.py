@@ -55,11 +55,9 @@ def results(
                 yield item, future.result()
     except BrokenProcessPool as error:
         raise WorkerError(
-            f"{what}: a worker process ended before its work was done: it was killed, for example for memory "
-            "(fewer num_workers take "
-            "less), or could not start, for example since a script lacks if __name__ == '__main__': or the "
-            "function stands in "
-            "no module"
+            f"{what}: a worker process ended early: it was killed, for example because memory was full "
+            "(use fewer num_workers), or it could not start, for example because a script lacks "
+            "if __name__ == '__main__': or the function is not defined in a module"
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)

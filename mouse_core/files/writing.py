@@ -290,7 +290,7 @@ def make_folder(path: StrPath, *, sync: bool = True) -> None:
     if _ADDRESS.fullmatch(scheme):
         raise ConfigError(
             f"expected a folder of this machine to write to, found an address ({scheme}//); mouse upload sends the "
-            "folder of a store to object storage, and mouse push rows to the Hub"
+            "folder of a store to object storage, and mouse push sends rows to the Hub"
         )
     folder = Path(path).absolute()
     made = [one for one in folder.parents if not one.exists()]

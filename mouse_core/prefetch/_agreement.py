@@ -118,7 +118,7 @@ class Agreement:
         now = find_ranks(self._framework)
         if now.shard != self.ranks.shard:
             raise ConfigError(
-                f"shard: expected a loader for {now.shard}, the rank in {now.found_in}, found a loader for "
+                f"shard: expected a loader for the rank {now.shard} of {now.found_in}, found a loader for "
                 f"{self.ranks.shard} by {self.ranks.found_in}; create the loader after the process group is initialised"
             )
         return now

@@ -303,8 +303,8 @@ class EpisodeWindows:
         if not tiles:
             rule = self._rule(tiled=True)
             raise ConfigError(
-                f"sampling: expected an episode of at least {rule.length + rule.before + rule.behind} steps, found the "
-                f"longest to have {self._table(snapshot).longest()}; pad=True accepts shorter episodes"
+                f"sampling: expected an episode of at least {rule.length + rule.before + rule.behind} steps, found at "
+                f"most {self._table(snapshot).longest()} steps; pad=True accepts shorter episodes"
             )
         try:
             return self._order.batches_per_epoch(self._numbered(tiles, snapshot))
@@ -482,7 +482,7 @@ def _transitions(snapshot: Snapshot) -> tuple[EpisodeIndex, Int64s]:
             without = without[~np.isin(snapshot.stored("done", without), terminal_codes(snapshot.config))]
         count = snapshot.num_rows - len(without)
         if not count:
-            raise ConfigError(f"transitions: expected some among {snapshot.num_rows} rows, found none")
+            raise ConfigError(f"transitions: expected at least one in {snapshot.num_rows} rows, found none")
         numbers = np.unique(begins - np.searchsorted(without, begins))
         return EpisodeIndex.of_begins(numbers[numbers < count], count), without
 

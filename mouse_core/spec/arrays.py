@@ -180,7 +180,7 @@ class Leaf(Domain):
         except (ValueError, TypeError, RuntimeError) as error:
             raise DataError(f"expected numbers in the host's memory, found {values!r:.80} ({error})") from error
         if not is_number(array.dtype):
-            raise DataError(f"expected numbers, {self.dtype}, found {values!r:.80}")
+            raise DataError(f"expected numbers of dtype {self.dtype}, found {values!r:.80}")
         if not any_numbers and array.dtype != self.dtype:
             if hasattr(values, "dtype"):
                 raise DataError(f"expected {self.dtype}, found {array.dtype}")

@@ -169,8 +169,8 @@ class Scaling:
         alone = self.centre.shape == () and math.prod(expected) == 1  # shape [1] in files
         if self.centre.shape != expected and not alone:
             raise SchemaError(
-                f"normalize: {spec.name}: expected numbers of shape {list(expected)}, as the field has, "
-                f"found a normaliser of {list(self.centre.shape)}"
+                f"normalize: {spec.name}: expected a normaliser of shape {list(expected)}, as of the field, "
+                f"found shape {list(self.centre.shape)}"
             )
 
     def _check(self, shape: tuple[int, ...]) -> None:

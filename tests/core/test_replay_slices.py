@@ -498,7 +498,7 @@ def test_batches_that_cannot_be() -> None:
     with pytest.raises(ConfigError, match="found an empty buffer"):
         buffer.sample()
     buffer.extend({"done": np.arange(20) % 5 == 4})
-    with pytest.raises(ConfigError, match="an episode of at least 6 steps, found the longest to have 5"):
+    with pytest.raises(ConfigError, match="an episode of at least 6 steps, found at most 5 steps"):
         buffer.sample()
     cut = ReplayBuffer(ArrayStorage(5), SliceSampler(sequence_length=4, pad=False, period=4), batch_size=4)
     cut.extend({"done": np.zeros(5, np.bool_)})
@@ -574,7 +574,7 @@ def test_short_episodes_in_their_order_are_not_told_of_ndim_2() -> None:
     for rows in (17, 20, 22):  # also where the ring's ends meet in an episode
         buffer = ReplayBuffer(ArrayStorage(17), SliceSampler(sequence_length=4, pad=False), batch_size=2)
         buffer.extend({"episode": np.arange(rows) // 3})
-        with pytest.raises(ConfigError, match="longest to have 3; pad=True accepts shorter episodes"):
+        with pytest.raises(ConfigError, match="found at most 3 steps; pad=True accepts shorter episodes"):
             buffer.sample()
         padded = ReplayBuffer(ArrayStorage(17), SliceSampler(sequence_length=4), batch_size=2)
         padded.extend({"episode": np.arange(rows) // 3})

@@ -172,7 +172,7 @@ def test_one_hot_vectors_are_drawn_as_the_codes_are() -> None:
         (Bounded(-1, 1, (2,)), [[0, 0], [0, math.nan]], "row 1: expected a number from -1.0 to 1.0, found nan at [1]"),
         (Bounded(-1, 1), np.zeros(3), "expected float32, found float64"),
         (Bounded(-1, 1, (3,)), np.zeros((3, 2), "f4"), "expected a shape that ends in (3,), found (3, 2)"),
-        (Bounded(-1, 1), "a", "expected numbers, float32, found 'a'"),
+        (Bounded(-1, 1), "a", "expected numbers of dtype float32, found 'a'"),
         (Bounded(0, 3, dtype="int64"), 1.5, "expected whole numbers for int64, found 1.5"),
         (TWO, [[0, 5], [1, 4]], "row 1: expected a whole number from 5 to 9, found 4 at [1]"),
         (Categorical(3), [[0, 1], [2, 3]], "row (1, 1): expected a code from 0 to 2, found 3"),

@@ -682,7 +682,7 @@ class FolderClient:
         if not _version(found):
             raise DataError(
                 f"{self.shown(path)}: expected a server that sends the version of a file (ETag, Last-Modified), "
-                "found none; without it, mixed reads of two versions could not be detected"
+                "found none; without versions, mixed reads of two versions could not be detected"
             )
         return ObjectInfo(path, found["size"], _version(found))
 

@@ -190,7 +190,7 @@ def no_window(episodes: EpisodeIndex, rule: WindowRule, again: FieldKey | None) 
             f"none, as the longest episode has {longest} steps that are not overwritten{hint}"
         )
     return ConfigError(
-        f"slices: expected an episode of at least {rule.length} steps, found the longest to have {longest}; {hint}"
+        f"slices: expected an episode of at least {rule.length} steps, found at most {longest} steps; {hint}"
     )
 
 
