@@ -1,7 +1,7 @@
 """StoreServer: receives calls of clients in other processes on this machine, and writes to a store or a rollout buffer.
 
 One thread accepts connections, and one thread for each client answers its calls. A connection begins with a "hello",
-which names the client; a name belongs to one connection at a time. A connection is "idle" between two calls.
+which names the client; a name belongs to one connection at a time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ _PATIENCE_S = 5.0
 # Seconds for a connection to send its hello, and to send or receive more of a message that has begun.
 _HELLO_S, _STALL_S = 10.0, 60.0
 _HELLO_BYTES = 4096
-_MOST_IDLE = 256
 _PAUSE_S = 0.05
 
 
@@ -62,49 +61,6 @@ class Shared(Protocol):
         """Release resources; the store or buffer stays open."""
 
 
-class IdleConnections:
-    """The idle connections of a server, of which at most ``most`` are kept.
-
-    If there are more, the connection that has been idle longest is shut down; its client connects again for its next
-    call.
-
-    Args:
-        most: The largest number of idle connections.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._idle_since: dict[socket.socket, None] = {}  # ordered by idle time, the longest idle connection first
-        self._lock = threading.Lock()
-
-    def add(self, connection: socket.socket) -> None:
-        """Add a connection that has become idle."""
-        with self._lock:
-            self._idle_since.pop(connection, None)
-            self._idle_since[connection] = None
-            while len(self._idle_since) > self._most:
-                self._shut_down()
-
-    def remove(self, connection: socket.socket) -> bool:
-        """Remove a connection when a call begins or the connection ends; return False if the connection was already
-        shut down.
-        """
-        with self._lock:
-            return self._idle_since.pop(connection, self) is None
-
-    def make_room(self) -> None:
-        """Shut down the connection that has been idle longest, if any."""
-        with self._lock:
-            if self._idle_since:
-                self._shut_down()
-
-    def _shut_down(self) -> None:
-        connection = next(iter(self._idle_since))
-        del self._idle_since[connection]
-        with suppress(OSError):
-            connection.shutdown(socket.SHUT_RDWR)
-
-
 class StoreServer:
     """Writes the rows of clients in other processes on this machine to a store.
 
@@ -114,8 +70,7 @@ class StoreServer:
     once; see ``SharedStore``.
 
     Only processes of the same user can connect; the server never executes data that it receives. Memory for a message
-    is allocated as its bytes arrive. If too many connections are idle, the longest idle connections are closed, and
-    their clients connect again.
+    is allocated as its bytes arrive. If the process cannot open more files, new clients wait.
 
     Args:
         store: A writable store, in memory or opened with ``mode="a"``; or another target, such as
@@ -150,7 +105,6 @@ class StoreServer:
         self.address = os.path.abspath(os.fspath(address))
         self._process = os.getpid()
         self._connections: dict[threading.Thread, socket.socket] = {}
-        self._idle = IdleConnections(_MOST_IDLE)
         self._names: dict[str, threading.Thread] = {}
         self._change = threading.Condition()
         self._is_open = True
@@ -204,9 +158,7 @@ class StoreServer:
                 with self._change:
                     if not self._is_open:
                         return
-                # Too many files are open: close an idle connection; new clients wait in the queue of the socket.
-                self._idle.make_room()
-                time.sleep(_PAUSE_S)
+                time.sleep(_PAUSE_S)  # too many files are open; new clients wait in the queue of the socket
                 continue
             thread = threading.Thread(target=self._serve, args=(connection,), name="store-client", daemon=True)
             with self._change:
@@ -214,7 +166,6 @@ class StoreServer:
                     connection.close()
                     return
                 self._connections[thread] = connection
-            self._idle.add(connection)
             try:
                 thread.start()
             except RuntimeError:  # too many threads
@@ -230,8 +181,7 @@ class StoreServer:
             _send(connection, error or self._shared.answer(call, body))
             while not error:
                 connection.settimeout(None)
-                self._idle.add(connection)
-                if not connection.recv(1, socket.MSG_PEEK) or not self._idle.remove(connection):
+                if not connection.recv(1, socket.MSG_PEEK):
                     return
                 connection.settimeout(_STALL_S)
                 call, body = receive(connection)
@@ -245,7 +195,6 @@ class StoreServer:
 
     def _drop(self, connection: socket.socket, thread: threading.Thread) -> None:
         """Close a connection, and release the name of its client."""
-        self._idle.remove(connection)
         connection.close()
         with self._change:
             self._connections.pop(thread, None)

@@ -426,20 +426,6 @@ def test_who_says_nothing_or_half_a_message_is_let_go(server: StoreServer, monke
         assert len(server.clients) == 1
 
 
-def test_connections_that_wait_make_room_and_their_clients_come_again(
-    store: DatasetStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("mouse_core.collect.server._MOST_IDLE", 8)
-    with StoreServer(store) as server, ExitStack() as stack:
-        clients = [stack.enter_context(StoreClient(server.address, f"{name}")) for name in range(20)]
-        silent = [stack.enter_context(connected(server)) for _ in range(40)]
-        for turn, client in enumerate(clients * 2):
-            client.extend(numbered(turn, 1))
-        assert all(not raw.recv(1) for raw in silent)
-        assert rewards(store) == list(range(40))
-        assert [client.written for client in clients] == [2] * 20
-
-
 def test_a_server_that_may_open_no_more_files_goes_on_when_it_may(
     server: StoreServer, store: DatasetStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
