@@ -402,8 +402,6 @@ class RolloutBuffer(BatchFiles):
         compression: The compression of messages, tokens and other long columns: "zstd", "snappy", "gzip", "brotli",
             "lz4", "none".
         batch_maker: The maker of batches; None: no batches are created.
-        capacity: Largest number of rollouts in incomplete groups; above this number, the oldest incomplete groups are
-            sealed.
         columns: The declared columns that rollouts may have; None: the columns that were declared for the folder. More
             columns may be declared when the folder is opened again.
         max_ahead: Largest number of rollouts that wait for their groups or for a draw; above this number,
@@ -429,14 +427,13 @@ class RolloutBuffer(BatchFiles):
         seal_timeout: float = 30.0,
         compression: str = "zstd",
         batch_maker: BatchMaker | None = None,
-        capacity: int | None = None,
         *,
         columns: Iterable[RolloutColumn] | None = None,
         max_ahead: int | None = None,
         memory_bytes: int = 2**30,
         sync: bool = True,
     ) -> None:
-        rules = SealingRules(group_size, min_group_size, seal_timeout, capacity)
+        rules = SealingRules(group_size, min_group_size, seal_timeout)
         super().__init__(Path(root_path))
         self._making, self._sync, self._compression = Making(batch_maker), bool(sync), check_codec(compression)
         self._lock, self._requests = ProcessLock(), Requests()

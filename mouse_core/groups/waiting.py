@@ -156,7 +156,6 @@ class SealingRules:
         group_size: Number of rollouts of a full group, which is sealed at once.
         min_group_size: Least number of rollouts with which a group older than ``seal_timeout`` is sealed.
         seal_timeout: Seconds after a group's first rollout until the group is sealed.
-        capacity: The largest number of waiting rollouts in all groups; above this number, the oldest groups are sealed.
 
     Raises:
         ConfigError: An argument is invalid.
@@ -165,14 +164,11 @@ class SealingRules:
     group_size: int
     min_group_size: int
     seal_timeout: float
-    capacity: int | None
 
     def __post_init__(self) -> None:
         for name in ("group_size", "min_group_size"):
             check_count(name, getattr(self, name))
         check_seconds("seal_timeout", self.seal_timeout)
-        if self.capacity is not None:
-            check_count("capacity", self.capacity)
 
     def due(self, group: WaitingGroup) -> float:
         """Return the time at which the group is sealed if no more rollouts arrive."""
@@ -260,25 +256,7 @@ class Waiting:
             if self._rules.due(group) <= now:
                 sealed.append((key, group.rollouts))
                 group.rollouts = []
-        count = self.count + len(rollouts) - sum(len(group) for _, group in sealed)
-        if self._rules.capacity is not None and count > self._rules.capacity:
-            sealed += self._oldest(groups, count - self._rules.capacity)
         return SealingPlan(sealed, groups, {rollout.rollout_uid: rollout for rollout in rollouts})
-
-    def _oldest(self, groups: dict[GroupKey, WaitingGroup], excess: int) -> list[tuple[GroupKey, list[Unsealed]]]:
-        """Choose the oldest groups to seal, groups with enough rollouts first, until the chosen groups have ``excess``
-        rollouts in total.
-        """
-        everyone = [(key, group) for key, group in (self.groups | groups).items() if group.rollouts]
-        everyone.sort(key=lambda item: (len(item[1].rollouts) < self._rules.min_group_size, *_age(item)))
-        sealed = []
-        for key, group in everyone:
-            if excess <= 0:
-                break
-            excess -= len(group.rollouts)
-            sealed.append((key, group.rollouts))
-            groups[key] = WaitingGroup(group.since)
-        return sealed
 
     def all(self) -> SealingPlan:
         """Return a plan that seals all groups."""

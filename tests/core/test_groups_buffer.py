@@ -182,17 +182,6 @@ def test_a_time_out_counts_from_before_a_restart(make: Make, monkeypatch: pytest
     assert uids(again) == ["r0", "r1"]
 
 
-def test_capacity_seals_the_oldest(make: Make) -> None:
-    buffer = make(capacity=5)
-    for number in range(3):
-        buffer.add_rollouts(group(10 * number, 2, example=str(number)))
-    assert buffer.num_waiting == 4
-    assert uids(buffer) == ["r0", "r1"]
-    buffer.add_rollouts([rollout(50 + number, example=f"one-{number}") for number in range(9)])
-    assert buffer.num_waiting <= 5
-    assert len(buffer) == 15
-
-
 def test_no_thread_outlives_the_buffer(make: Make) -> None:
     before = set(threading.enumerate())
 
@@ -536,7 +525,6 @@ def test_ctrl_c_in_the_thread_that_serves_is_not_another_s(make: Make) -> None:
         ({"seal_timeout": -1}, "seal_timeout: expected a number of seconds, 0 or more, found -1"),
         ({"seal_timeout": float("nan")}, "seal_timeout: expected a number of seconds"),
         ({"compression": "zip"}, "compression: expected one of"),
-        ({"capacity": 0}, "capacity: expected an integer of at least 1"),
     ],
 )
 def test_options_are_checked(make: Make, options: dict[str, Any], message: str) -> None:
