@@ -1,4 +1,4 @@
-"""JAX adapter: the batches of ``mouse_core`` as dicts of ``jax.Array``, through a grain pipeline."""
+"""JAX adapter: the batches of ``mouse_core`` as dicts of ``jax.Array``."""
 
 try:
     import grain as _grain  # noqa: F401

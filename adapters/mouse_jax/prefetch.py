@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
-import os
-import sys
-import threading
-import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -16,12 +11,10 @@ from typing import Any
 import jax
 import numpy as np
 import numpy.typing as npt
-from grain.experimental import ThreadPrefetchDatasetIterator
 from jax.sharding import Sharding
 
 from mouse_core import BatchSource, ConfigError, Spec
 from mouse_core.prefetch import Batchifier, Delivery, Staged
-from mouse_core.prefetch.prefetcher import Failed, Made, Outcome, Prefetcher, outcome_of
 from mouse_core.ranks import find_ranks
 from mouse_core.replay.source import BufferSource
 from mouse_jax.dtypes import replaced_dtypes, x64_enabled
@@ -161,211 +154,8 @@ def _joined(parts: list[Any]) -> Any:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-_CLOSE_SECONDS = 0.25
-# Seconds that the interpreter's exit waits for unfinished batches.
-_EXIT_SECONDS = 2.0
-
-
-class GrainPrefetcher(Prefetcher[Any]):
-    """Computes ``make(i)`` for ``i = first, first + 1, ...`` in threads of grain.
-
-    Besides returned items, at most ``ahead`` items (but at least two) exist at a time, including items in progress.
-
-    Args:
-        make: Computes an item; must be thread-safe, and must not refer to this object.
-        first: The first index.
-        workers: Number of threads, at least 1. At most ``ahead / 2`` threads are used, because each thread has one item
-            in progress and one item that waits.
-        ahead: Largest number of items in progress or waiting behind the requested item, at least 1.
-    """
-
-    def __init__(self, make: Callable[[int], Any], first: int, *, workers: int, ahead: int) -> None:
-        self._work = _Work(make, first, workers, ahead)
-        super().__init__(first, self._work.next)
-        weakref.finalize(self, self._work.abandon).atexit = False
-        # Runs before JAX ends its backends, and before modules are removed, after which grain cannot be closed.
-        atexit.register(self._work.exit)
-
-    @property
-    def ready(self) -> int:
-        """See ``Prefetcher``."""
-        return self._work.ready
-
-    def close(self) -> None:
-        """Stop the threads and drop waiting items; see ``Prefetcher``."""
-        self._work.stop()
-
-
-# grain leaves out elements that are None.
-_STOPPED: Outcome[Any] = Made(None)
-
-
-class _Work:
-    """The common state of the threads. Threads refer only to this object, never to the prefetcher."""
-
-    def __init__(self, make: Callable[[int], Any], first: int, workers: int, ahead: int) -> None:
-        self._make = make
-        self._first = first
-        self._process = os.getpid()
-        self._changed = threading.Condition()
-        self._busy = 0
-        self._stopped = False
-        self._closer: threading.Thread | None = None
-        self._failed_at = sys.maxsize
-        self._taken = 0
-        # Each thread holds the items in its queue, and one in progress or waiting for the queue: ``ahead`` in total.
-        count = max(1, min(workers, ahead // 2))
-        self._makings = [_Making(self, worker, count) for worker in range(count)]
-        self._iterators = [
-            ThreadPrefetchDatasetIterator(making, max(1, (ahead - 1 - worker) // count))
-            for worker, making in enumerate(self._makings)
-        ]
-        for iterator in self._iterators:
-            iterator.start_prefetch()
-
-    def next(self) -> Outcome[Any] | None:
-        """Return the next outcome in order; None after a stop."""
-        if not self._enter():
-            return None
-        try:
-            # Separate references, because stop() deletes the attributes of the object.
-            iterators = self._iterators
-            self._taken += 1
-            outcome: Outcome[Any] = next(iterators[(self._taken - 1) % len(iterators)])
-            return None if outcome is _STOPPED else outcome
-        finally:
-            self._leave()
-
-    def outcome(self, position: int) -> Outcome[Any]:
-        """Compute item ``first + position``; grain's threads call it."""
-        if not self._enter():
-            return _STOPPED
-        try:
-            if position > self._failed_at:  # no caller reads outcomes after an error
-                return _STOPPED
-            made = outcome_of(self._make, self._first + position)
-            if isinstance(made, Failed):
-                with self._changed:
-                    self._failed_at = min(self._failed_at, position)
-            return made
-        finally:
-            self._leave()
-
-    @property
-    def ready(self) -> int:
-        """Number of computed outcomes that were not taken yet."""
-        return max(0, sum(making.made for making in self._makings) - self._taken)
-
-    def _enter(self) -> bool:
-        """Return whether the object is still open; if so, add the caller to the number of callers inside."""
-        with self._changed:
-            if self._stopped:
-                return False
-            self._busy += 1
-            return True
-
-    def _leave(self) -> None:
-        with self._changed:
-            self._busy -= 1
-            if self._stopped:
-                self._changed.notify_all()
-
-    def stop(self) -> None:
-        """End the threads and drop all items; the method may be called twice, and does nothing in a forked child.
-
-        grain's own close waits without limit for the element in progress, and never wakes a caller that waits in
-        another thread. After ``stop``, every element is immediately ``_STOPPED``, and grain is closed when no caller is
-        inside.
-        """
-        if self._mark_stopped():
-            if self._wait(_CLOSE_SECONDS):
-                self._end()
-            else:
-                self._end_later()
-
-    def abandon(self) -> None:
-        """Close without waiting; called by the garbage collector, which may run at any line of any thread."""
-        if self._mark_stopped():
-            self._end_later()
-
-    def exit(self) -> None:
-        """Close at the interpreter's exit, even if another thread is closing the object.
-
-        A thread that returns from compiled code after the end of the interpreter would abort the process.
-        """
-        if os.getpid() == self._process:
-            with self._changed:
-                self._stopped = True
-            if self._closer is not None:
-                self._closer.join(_EXIT_SECONDS)
-            elif self._wait(_EXIT_SECONDS):
-                self._end()
-
-    def _mark_stopped(self) -> bool:
-        """Mark the object as stopped; return whether the caller has to end the threads."""
-        if os.getpid() != self._process:
-            # The locks may have been held when the process was forked. The registration at exit keeps this object
-            # alive, so that the garbage collector does not close grain's iterator either.
-            return False
-        with self._changed:
-            if self._stopped:
-                return False
-            self._stopped = True
-        return True
-
-    def _wait(self, seconds: float | None) -> bool:
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._busy, seconds)
-
-    def _end_later(self) -> None:
-        def wait_and_end() -> None:
-            self._wait(None)
-            self._end()
-
-        closer = threading.Thread(target=wait_and_end, name="mouse-jax-close", daemon=True)
-        try:
-            closer.start()
-            self._closer = closer
-        except RuntimeError:
-            pass  # at exit no thread can start, and existing threads end with the process
-
-    def _end(self) -> None:
-        for iterator in self._iterators:
-            iterator.close()  # waits for its thread; may be called twice
-        self._iterators = []
-        atexit.unregister(self.exit)
-
-
-class _Making:
-    """An iterator over the outcomes at every ``step``-th position, with the state that grain requires."""
-
-    def __init__(self, work: _Work, position: int, step: int) -> None:
-        self._work = work
-        self._position = position
-        self._step = step
-
-    def __iter__(self) -> _Making:
-        return self
-
-    def __next__(self) -> Outcome[Any]:
-        outcome = self._work.outcome(self._position)
-        self._position += self._step
-        return outcome
-
-    @property
-    def made(self) -> int:
-        """Number of items computed so far."""
-        return self._position // self._step
-
-    def get_state(self) -> int:
-        return self._position
-
-    def set_state(self, state: int) -> None:
-        self._position = state
-
-
 class PrefetchBatchifier(Batchifier[dict[str, jax.Array]]):
-    """Delivers batches in order as dicts of ``jax.Array`` ``[B, S, ...]``; a grain pipeline prefetches them.
+    """Delivers batches in order as dicts of ``jax.Array`` ``[B, S, ...]``; threads prefetch them.
 
     Without x64 (``jax_enable_x64``), 64-bit fields are converted to the dtypes in ``REPLACED_DTYPES``, which ``spec``
     shows; a value that does not fit raises an error. The setting of x64 is read when the loader is created.
@@ -375,9 +165,8 @@ class PrefetchBatchifier(Batchifier[dict[str, jax.Array]]):
     For the arguments of all loaders, see ``mouse_core.prefetch.Batchifier``.
 
     Args:
-        num_workers: Number of threads that create batches and transfer them to the device (at most half of
-            ``prefetch``), and of processes that decode encoded images; with 0 the calling thread does both. The stream
-            of batches does not depend on this number.
+        num_workers: Number of threads that create batches and transfer them to the device; with 0 the calling thread
+            does both. The stream of batches does not depend on this number.
         pin_memory: Ignored.
         device: A ``jax.Device``, a platform ("cpu", "gpu"), or a platform with a number ("gpu:1"); None: JAX's default
             device, or the device of the replay buffer's batches.
@@ -409,20 +198,16 @@ class PrefetchBatchifier(Batchifier[dict[str, jax.Array]]):
             placement = find_placement(device, sharding, source)
             maker = partial(array_maker, placement=placement, **thread_settings())
             ranks = None if sharding is None or sharding.is_fully_addressable else find_ranks(self.framework)
-            return Delivery(maker, prefetcher=GrainPrefetcher, ranks=ranks)
+            return Delivery(maker, ranks=ranks)
         if isinstance(source, BufferSource) and device is None and sharding is None:
             of_buffer = getattr(source.buffer, "device", None)
             target = of_buffer if isinstance(of_buffer, jax.Device | Sharding) else None
         else:
             target = find_target(device, sharding)
-        whole = partial(whole_maker, target=target, **thread_settings())
-        if isinstance(source, BufferSource):
-            # The caller's thread draws batch by batch, so no threads of grain are used, which would request batches too
-            # early.
-            return Delivery(whole)
-        if isinstance(target, Sharding) and not target.is_fully_addressable:
+        local = not isinstance(target, Sharding) or target.is_fully_addressable
+        if not local and not isinstance(source, BufferSource):
             raise ConfigError(
                 "sharding: expected only devices of this process for a source of whole batches, found devices "
                 "of other processes"
             )
-        return Delivery(whole, prefetcher=GrainPrefetcher)
+        return Delivery(partial(whole_maker, target=target, **thread_settings()))

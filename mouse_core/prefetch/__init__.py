@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from mouse_core.prefetch.batchifier import Batchifier, PrefetchBatchifier
 from mouse_core.prefetch.loader import Loader
-from mouse_core.prefetch.prefetcher import Delivery, OrderedPrefetcher, Prefetcher, Staged
+from mouse_core.prefetch.prefetcher import Delivery, OrderedPrefetcher, Staged
 from mouse_core.prefetch.source import Source
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ __all__ = [
     "LoaderReport",
     "OrderedPrefetcher",
     "PrefetchBatchifier",
-    "Prefetcher",
     "Source",
     "Staged",
 ]

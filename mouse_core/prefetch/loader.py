@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 from mouse_core._base.tracing import refuse_traced
 from mouse_core.batches.source import BatchSource
 from mouse_core.errors import ClosedError, ConfigError, ForkError, StateError, WorkerError
-from mouse_core.prefetch.prefetcher import Delivery, Prefetcher
+from mouse_core.prefetch.prefetcher import Delivery, OrderedPrefetcher
 from mouse_core.randomness import check_seed
 from mouse_core.spec import Spec, check_count
 from mouse_core.store.views import Store
@@ -181,7 +181,7 @@ class Loader(Generic[T]):
         self._expected: int | None = None
         self._make: Callable[[int], Any] | None = None
         self._counts: Counts | None = None
-        self._ahead: Prefetcher[Any] | None = None
+        self._ahead: OrderedPrefetcher[Any] | None = None
         self._failure: WorkerError | None = None
         self._digest: StreamDigest | None = None
         if digest:
@@ -309,8 +309,8 @@ class Loader(Generic[T]):
             ahead.close()
             ahead = None
         if ahead is None:
-            prefetcher, workers = self._delivery.prefetcher, self._num_workers
-            self._ahead = ahead = prefetcher(self._make, self._next_index, workers=workers, ahead=self._prefetch)
+            workers, prefetch = self._num_workers, self._prefetch
+            self._ahead = ahead = OrderedPrefetcher(self._make, self._next_index, workers=workers, ahead=prefetch)
             if self._closed:  # another thread closed the loader
                 ahead.close()
         made: tuple[Any, Any] = ahead.get()
@@ -435,8 +435,8 @@ class Loader(Generic[T]):
 
     def _begin_anew(self) -> None:
         """Drop the results and errors of threads; the next batch restarts the threads."""
-        if self._ahead is not None and not self._ahead.pause():
-            self._ahead = None
+        if self._ahead is not None:
+            self._ahead.pause()
         self._make = None
 
     # ------------------------------------------------------------------ end

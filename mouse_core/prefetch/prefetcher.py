@@ -1,11 +1,11 @@
-"""Prefetchers, which compute items ahead and return them in order."""
+"""The prefetcher, which computes items ahead and returns them in order, and the options of a delivery."""
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import weakref
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -20,32 +20,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_JOIN_SECONDS = 0.25
-
-
-@dataclass(eq=False, slots=True)
-class Made(Generic[T]):
-    """A computed item, as the outcome of a computation."""
-
-    value: T
-
-
-@dataclass(eq=False, slots=True)
-class Failed:
-    """An exception of any type that was raised while an item was computed, as the outcome of a computation."""
-
-    error: BaseException
-
-
-Outcome = Made[T] | Failed
-
-
-def outcome_of(make: Callable[[int], T], index: int) -> Outcome[T]:
-    """Compute item ``index`` and return the outcome."""
-    try:
-        return Made(make(index))
-    except BaseException as error:
-        return Failed(error)
+# Seconds that ``close()`` and the exit of the interpreter wait for items that are being computed.
+_CLOSE_SECONDS, _EXIT_SECONDS = 0.25, 2.0
 
 
 def _as_it_is(gathered: Any) -> Any:
@@ -76,27 +52,31 @@ class Staged:
         return self.transfer(self.gather(index))
 
 
-class Prefetcher(ABC, Generic[T]):
-    """Base class of prefetchers: items ``first, first + 1, ...`` are computed ahead and returned in this order.
+class OrderedPrefetcher(Generic[T]):
+    """Computes ``make(i)`` for ``i = first, first + 1, ...`` in its own threads, and returns the items in this order.
 
-    Threads must not hold a reference to this object, so that the garbage collector, or the exit of the interpreter,
-    closes an object that was dropped without ``close()``.
+    Threads hold no reference to this object, so that the garbage collector, or the exit of the interpreter, closes an
+    object that was dropped without ``close()``.
 
     Args:
+        make: Computes an item; it must be thread-safe and must not refer to this object.
         first: The first index.
-        take: Function that waits for the next outcome in order and returns it; it returns None if the prefetcher is
-            closed.
+        workers: Number of threads, at least 1.
+        ahead: Largest number of items that are being computed or wait to be returned, at least 1.
     """
 
-    def __init__(self, first: int, take: Callable[[], Outcome[T] | None]) -> None:
+    def __init__(self, make: Callable[[int], T], first: int, *, workers: int, ahead: int) -> None:
+        self._queue: _Queue[T] = _Queue(ahead)
         self.next_index = first
-        self._take = take
         self._error: BaseException | None = None
+        self._queue.begin(make, first, None)
+        self._queue.start(min(workers, ahead))
+        weakref.finalize(self, self._queue.close).atexit = False
 
     @property
     def ready(self) -> int:
-        """Return the number of finished items that the caller has not taken; 0 if they are not counted."""
-        return 0
+        """Return the number of finished items that the caller has not taken."""
+        return len(self._queue.ready)
 
     def get(self) -> T:
         """Wait for the next item and return it.
@@ -109,74 +89,37 @@ class Prefetcher(ABC, Generic[T]):
             raise self._error
         # Count before waiting, so that after an interrupt the index shows a lost item.
         self.next_index += 1
-        outcome = self._take()
-        if outcome is None:
-            raise ClosedError("loader: expected an open loader, found a closed loader")
-        if isinstance(outcome, Failed):
+        outcome = self._queue.take()
+        if isinstance(outcome, _Failed):
             self._error = outcome.error
             raise self._error
-        return outcome.value
+        return outcome
 
-    @abstractmethod
     def close(self) -> None:
         """Stop the threads and drop finished items; wait at most 0.25 s for items that are being computed."""
+        self._queue.close()
 
-    def pause(self) -> bool:
-        """Drop finished items; return True if the threads now wait for ``begin``, False if the prefetcher is closed."""
-        self.close()
-        return False
+    def pause(self) -> None:
+        """Drop finished items; the threads then wait for ``begin``. Items in progress are discarded."""
+        self._queue.pause()
 
     def begin(self, make: Callable[[int], T], first: int, *, until: int | None = None) -> None:
-        """Continue after ``pause`` with the items ``make(first)``, ``make(first + 1)``, ...
+        """Continue with the items ``make(first)``, ``make(first + 1)``, ...
 
         Args:
             make: Computes an item.
             first: The first index.
             until: The first index that is computed only when the caller requests it; None: no limit.
         """
-        raise NotImplementedError
-
-
-class OrderedPrefetcher(Prefetcher[T]):
-    """Computes ``make(i)`` for ``i = first, first + 1, ...`` in its own threads.
-
-    Args:
-        make: Computes an item; it must be thread-safe and must not refer to this object.
-        first: The first index.
-        workers: Number of threads, at least 1.
-        ahead: Largest number of items that are being computed or wait to be returned, at least 1.
-    """
-
-    def __init__(self, make: Callable[[int], T], first: int, *, workers: int, ahead: int) -> None:
-        self._queue: _Queue[T] = _Queue(ahead)
-        super().__init__(first, self._queue.take)
-        self._queue.begin(make, first, None)
-        threads = [
-            threading.Thread(target=_work, args=(self._queue,), name=f"mouse-prefetch-{number}", daemon=True)
-            for number in range(min(workers, ahead))
-        ]
-        self._close = weakref.finalize(self, _close, self._queue, threads)
-        for thread in threads:
-            thread.start()
-
-    @property
-    def ready(self) -> int:
-        """See ``Prefetcher``."""
-        return len(self._queue.ready)
-
-    def close(self) -> None:
-        """Stop the threads and drop finished items; see ``Prefetcher``."""
-        self._close()
-
-    def pause(self) -> bool:
-        """Drop finished items; the threads then wait for ``begin``. Items in progress are discarded."""
-        self._queue.pause()
-        return True
-
-    def begin(self, make: Callable[[int], T], first: int, *, until: int | None = None) -> None:
-        """Compute items with another ``make``; see ``Prefetcher``."""
         self.next_index, self._error = first, None
         self._queue.begin(make, first, until)
+
+
+@dataclass(eq=False, slots=True)
+class _Failed:
+    """An exception of any type that was raised while an item was computed."""
+
+    error: BaseException
 
 
 class _Queue(Generic[T]):
@@ -190,14 +133,41 @@ class _Queue(Generic[T]):
         self.arrived = threading.Condition(lock)
         self.ahead = ahead
         self.process = os.getpid()
+        self.threads: list[threading.Thread] = []
         self.make: Callable[[int], T] | None = None
         # The number of the current ``make``; items computed by an earlier ``make`` are discarded.
         self.turn = 0
         self.next_claimed = self.next_wanted = 0
         self.until: int | None = None
-        self.ready: dict[int, Outcome[T]] = {}
+        self.ready: dict[int, T | _Failed] = {}
         self.failed = False
         self.closed = False
+
+    def start(self, workers: int) -> None:
+        self.threads = [
+            threading.Thread(target=self.work, name=f"mouse-prefetch-{number}", daemon=True)
+            for number in range(workers)
+        ]
+        # Functions at exit run in reverse order. Registered here, this one runs before a framework that was imported
+        # earlier ends: a thread that returns from compiled code after that would abort the process.
+        atexit.register(self.exit)
+        for thread in self.threads:
+            thread.start()
+
+    def work(self) -> None:
+        """Compute items until the queue is closed."""
+        while (claimed := self.claim()) is not None:
+            turn, index, make = claimed
+            try:
+                outcome: T | _Failed = make(index)
+            except BaseException as error:
+                outcome = _Failed(error)
+            self.put(turn, index, outcome)
+            del claimed, make, outcome  # drop references, because an older ``make`` keeps rows in memory
+        with self.room:
+            self.threads.remove(threading.current_thread())
+            if not self.threads:
+                atexit.unregister(self.exit)
 
     def begin(self, make: Callable[[int], T], first: int, until: int | None) -> None:
         with self.room:
@@ -226,16 +196,16 @@ class _Queue(Generic[T]):
                 self.room.wait()
         return None
 
-    def put(self, turn: int, index: int, outcome: Outcome[T]) -> None:
+    def put(self, turn: int, index: int, outcome: T | _Failed) -> None:
         with self.arrived:
             if self.closed or self.make is None or turn != self.turn:
                 return
             self.ready[index] = outcome
             self.arrived.notify_all()
-            if isinstance(outcome, Failed):
+            if isinstance(outcome, _Failed):
                 self.failed = True
 
-    def take(self) -> Outcome[T] | None:
+    def take(self) -> T | _Failed:
         with self.arrived:
             if self.next_wanted == self.until:
                 self.until = None
@@ -246,28 +216,25 @@ class _Queue(Generic[T]):
                     self.room.notify()
                     return self.ready.pop(self.next_wanted - 1)
                 self.arrived.wait()
-        return None
+        raise ClosedError("loader: expected an open loader, found a closed loader")
 
+    def close(self, seconds: float = _CLOSE_SECONDS) -> None:
+        """Stop the threads; wait at most ``seconds`` for items that are being computed."""
+        if os.getpid() != self.process:
+            return  # a forked child has no threads, and their locks may never be released
+        with self.room:
+            self.closed = True
+            self.make = None
+            self.ready.clear()
+            self.room.notify_all()
+            self.arrived.notify_all()
+            threads = [*self.threads]
+        for thread in threads:
+            if thread is not threading.current_thread():
+                thread.join(seconds / len(threads))
 
-def _work(queue: _Queue[Any]) -> None:
-    while (claimed := queue.claim()) is not None:
-        turn, index, make = claimed
-        queue.put(turn, index, outcome_of(make, index))
-        del claimed, make  # drop references, because an older ``make`` keeps rows in memory
-
-
-def _close(queue: _Queue[Any], threads: list[threading.Thread]) -> None:
-    if os.getpid() != queue.process:
-        return  # a forked child has no threads, and their locks may never be released
-    with queue.room:
-        queue.closed = True
-        queue.make = None
-        queue.ready.clear()
-        queue.room.notify_all()
-        queue.arrived.notify_all()
-    for thread in threads:
-        if thread is not threading.current_thread() and thread.is_alive():
-            thread.join(_JOIN_SECONDS / len(threads))
+    def exit(self) -> None:
+        self.close(_EXIT_SECONDS)
 
 
 @dataclass(frozen=True)
@@ -279,7 +246,6 @@ class Delivery(Generic[T]):
             ``hand_over``. The function runs in the worker threads, and must not refer to the loader; otherwise a
             dropped loader is never closed. ``maker`` is called again after ``refresh()`` and ``load_state_dict()``.
         hand_over: Function that is called in the caller's thread for every delivered batch.
-        prefetcher: The class that computes batches ahead, with the constructor arguments of ``OrderedPrefetcher``.
         in_caller: Whether the calling thread computes batches, for any number of workers.
         ranks: The processes that deliver parts of the same batches and check their agreement; None: the ranks of the
             source's shard, if known.
@@ -287,6 +253,5 @@ class Delivery(Generic[T]):
 
     maker: Callable[[Any], Callable[[int], Any]]
     hand_over: Callable[[Any], T] | None = None
-    prefetcher: Callable[..., Prefetcher[Any]] = OrderedPrefetcher
     in_caller: bool = False
     ranks: Ranks | None = None
