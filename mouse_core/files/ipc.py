@@ -397,23 +397,6 @@ def read_message(read: Read, begin: int, size: int) -> Message | None:
     return Message(begin, body, end, Head.of(table, end - body, flat.number(0, "<h")))
 
 
-def messages(read: Read, size: int) -> Iterator[Message]:
-    """Yield the messages of a stream in order; each message begins where the previous message ends.
-
-    Args:
-        read, size: See ``read_message``.
-
-    Raises:
-        DataError: The stream is damaged or truncated, or continues after its end mark.
-    """
-    begin = 0
-    while (message := read_message(read, begin, size)) is not None:
-        yield message
-        begin = message.end
-    if begin + PREFIX_BYTES != size:
-        raise DataError(f"expected the end of the stream at byte {size}, found its end mark at byte {begin}")
-
-
 # Limits of one request, in record batches and in bytes: requested pages must stay in memory until they are used, even
 # if memory is short.
 _ASKED, _ASKED_BYTES = 512, 8 << 20

@@ -16,7 +16,6 @@ from mouse_core.formats.base import RowStream, stream_of
 from mouse_core.formats.columns import MISSING, blocks, is_metadata
 from mouse_core.inspect._scan import Scan
 from mouse_core.inspect.dynamics import about_statistics
-from mouse_core.inspect.layout import costs, layout_of
 from mouse_core.inspect.report import (
     ActionsReport,
     ColumnReport,
@@ -406,7 +405,6 @@ def inspect(stream: RowStream | Store, *, ignore: Collection[str] = (), progress
         said += found.findings(metadata.dimensions, stream.format_metadata.get("split_rows", {}))
         said += _about_statistics(stream, columns, actions)
     said += [Finding(*fault) for fault in stream.faults]
-    notes += [Finding(code, "note", text) for code, text in costs(layout_of(stream), stream.path)]
     return Report(
         source=stream.path,
         format=stream.format,

@@ -9,12 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from mouse_core import BatchSource, DatasetStore, formats
+from mouse_core import BatchSource, DatasetStore
 from mouse_core.cli import main
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.ipc import SummedFile, read_footer
 from mouse_core.formats.verifying import verify
-from mouse_core.inspect import inspect
 from mouse_core.store.disk.checking import repair
 from tests.core.disk_cases import numbers_in, rows_of, table_of
 
@@ -172,32 +171,3 @@ def test_convert_writes_a_store_in_a_layout(tmp_path: Path, capsys: pytest.Captu
     for target, to in (("x", ["--to", "arrow"]), ("x", ["--to", "parquet"]), ("x.parquet", [])):
         refused = main(["convert", str(tmp_path / "saved"), str(tmp_path / target), "--layout", "windows", *to])
         assert (refused, "leave out --to" in capsys.readouterr().err) == (2, True)
-
-
-def test_what_a_layout_costs_is_said_with_the_command_that_mends_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = table_of("numbers", 0, 2_000)
-    stored = {"plain": None, "lz4": "lz4", "zstd": "zstd"}
-    for name, compression in stored.items():
-        options = pa.ipc.IpcWriteOptions(compression=compression)
-        new = pa.ipc.new_file if name == "zstd" else pa.ipc.new_stream
-        with new(str(tmp_path / f"{name}.arrow"), rows.schema, options=options) as writer:
-            writer.write_table(rows, max_chunksize=500)
-    with DatasetStore.open(tmp_path / "store", "a") as store:
-        store.from_dataset(rows)
-    filled(tmp_path / "windows", "numbers")
-
-    def said(name: str) -> dict[str, str]:
-        codes = ("compressed-batches", "columns-apart", "many-batches")
-        return {one.code: one.message for one in inspect(formats.open(tmp_path / name)).findings if one.code in codes}
-
-    names = ["plain.arrow", "lz4.arrow", "zstd.arrow", "store", "windows"]
-    assert [list(said(name)) for name in names] == [[], ["compressed-batches"], ["compressed-batches"], [], []]
-    monkeypatch.setattr("mouse_core.inspect.layout.room_for_files", lambda: 50_000)
-    assert [list(said(name)) for name in names[::3]] == [["columns-apart"], ["columns-apart"]]
-    assert "up to 500 rows" in said("plain.arrow")["columns-apart"]
-    assert f"mouse convert {tmp_path / 'store'} NEW --layout windows" in said("store")["columns-apart"]
-    assert not said("windows")
-    monkeypatch.setattr("mouse_core.inspect.layout._MINDED_BYTES", 10_000)
-    assert "About 4 record batches take" in said("plain.arrow")["many-batches"]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mouse_core.errors import DataError
-from mouse_core.files.ipc import messages, read_footer, read_message
+from mouse_core.files.ipc import read_footer, read_message
 from mouse_core.store.remote.files import lying, rows_of, run
 
 NUMBERS = np.random.default_rng(0)
@@ -118,9 +118,12 @@ def _of_file(file: io.BytesIO) -> list[Any]:
 
 
 def _of_stream(stream: io.BytesIO) -> list[Any]:
-    content = stream.getvalue()
-    found = messages(lambda begin, end: content[begin:end], len(content))
-    return [(message.head, message.body) for message in found if message.head is not None]
+    content, begin, found = stream.getvalue(), 0, []
+    while (message := read_message(lambda begin, end: content[begin:end], begin, len(content))) is not None:
+        begin = message.end
+        found += [(message.head, message.body)] if message.head is not None else []
+    assert begin + 8 == len(content)
+    return found
 
 
 def test_damaged_metadata_is_a_data_error() -> None:
