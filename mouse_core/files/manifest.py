@@ -68,25 +68,24 @@ class FilesManifest:
 
     Args:
         rows: Number of rows in all files.
-        digest: Digest of all rows; see ``formats.rows_digest``. None: the digest was not known when the folder was
-            written.
+        digest: Digest of all rows; see ``formats.rows_digest``.
         files: The entries of files by name.
         own_digest: Digest of the ``state.json`` that contains the manifest, computed without this digest.
     """
 
     rows: int
-    digest: str | None
+    digest: str
     files: Mapping[str, ManifestFile]
     own_digest: str
 
 
-def add_manifest(folder: Path, rows: Mapping[str, int], digest: str | None) -> None:
+def add_manifest(folder: Path, rows: Mapping[str, int], digest: str) -> None:
     """Add the manifest of a folder to its ``state.json``.
 
     Args:
         folder: The folder, which is complete except for the manifest.
         rows: Number of rows of each file, by name.
-        digest: Digest of all rows; None if the digest is not known.
+        digest: Digest of all rows; see ``formats.rows_digest``.
     """
     sizes: dict[str, int | None] = {**rows, _INFO: None}
     files = {name: asdict(_measured(folder / name, count)) for name, count in sizes.items()}
@@ -112,8 +111,7 @@ def read_manifest(folder: Path) -> FilesManifest | None:
         for file in files.values():
             if type(file.bytes) is not int or type(file.rows) not in (int, type(None)):
                 raise DataError(f"expected numbers of bytes and rows, found {file!r:.200}")
-        digest = None if found["digest"] is None else str(found["digest"])
-        return FilesManifest(int(found["rows"]), digest, files, str(found["own_digest"]))
+        return FilesManifest(int(found["rows"]), str(found["digest"]), files, str(found["own_digest"]))
 
 
 def _schema_digest(file: Path) -> str:

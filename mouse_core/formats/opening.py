@@ -516,6 +516,9 @@ def save(rows: Any, path: str | os.PathLike[str], format: str | None = None, **o
     """
     check_choice("format", format, (None, *_KINDS, *_WRITTEN))
     source = rows if isinstance(rows, RowStream) else stream_of(rows)
+    if format is None and not options and not os.fspath(path).endswith(".parquet"):
+        source.save(path)
+        return
     if format in _WRITTEN:
         writer = getattr(importlib.import_module(f"mouse_core.formats.{format}"), f"write_{format}")
     else:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,8 +15,6 @@ from mouse_core._arrow.column_types import ColumnType, column_type
 from mouse_core.columns.appended import fitter
 from mouse_core.dtypes import is_hidden
 from mouse_core.errors import ConfigError, DataError, SchemaError, StoreWarning
-from mouse_core.files.manifest import add_manifest
-from mouse_core.files.writing import making
 from mouse_core.images.pixels import encode_png
 from mouse_core.metadata import DatasetMetadata, read_metadata, with_metadata
 from mouse_core.spec import Field
@@ -76,33 +72,6 @@ def warn_of_joins(label: str, rows: Sequence[int], stacklevel: int) -> None:
         StoreWarning,
         stacklevel=stacklevel,
     )
-
-
-def save(snapshot: Snapshot, dataset: Any, path: str | os.PathLike[str]) -> None:
-    """Write the rows of a snapshot to a new folder, which becomes visible only when it is complete; see ``Store.save``.
-
-    Args:
-        snapshot: The rows.
-        dataset: The same rows as a ``datasets.Dataset``.
-        path: The folder; it must not exist.
-
-    Raises:
-        ConfigError: ``path`` exists, or another process is writing it.
-        StorageError: The folder cannot be written; no partial folder remains.
-    """
-    with making(path, "save") as partial_folder:
-        dataset.save_to_disk(str(partial_folder))
-        rows = {}
-        for file in sorted(Path(partial_folder).glob("data-*.arrow")):
-            with pa.memory_map(str(file)) as source:
-                rows[file.name] = sum(batch.num_rows for batch in pa.ipc.open_stream(source))
-        add_manifest(partial_folder, rows, None)
-        videos = read_metadata(dataset).videos
-        if videos:
-            from mouse_core.video.frames import carry_videos  # imported only for rows with videos
-
-            roots = dict.fromkeys(root for segment in snapshot.segments for root in segment.image_roots)
-            carry_videos(videos, tuple(roots), partial_folder)
 
 
 def _features(snapshot: Snapshot, types: Mapping[str, pa.DataType]) -> Any:

@@ -134,14 +134,9 @@ class Store(ABC):
             ConfigError: ``path`` exists, another process is writing it, or the store is empty.
             StorageError: The folder cannot be written; no partial folder remains.
         """
-        if format is not None or options or os.fspath(path).endswith(".parquet"):
-            from mouse_core import formats
+        from mouse_core import formats
 
-            formats.save(self, path, format, **options)
-            return
-        from mouse_core.store.export import save
-
-        save(self.snapshot(), self.to_dataset(), path)
+        formats.save(self, path, format, **options)
 
     # ------------------------------------------------------------------ episodes
 
