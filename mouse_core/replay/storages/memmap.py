@@ -573,14 +573,6 @@ class MemmapStorage(RowStorage):
         """How many of the rows that any process ever appended are known to be on disk."""
         return min(self._head.synced, self._head.written)
 
-    def stats(self) -> dict[str, Any]:
-        """Return the attributes ``size``, ``capacity``, ``written``, ``nbytes`` and ``sync``, the number of written
-        rows with checksums (``summed``), and the number of written rows that are known to be on disk (``synced``).
-        """
-        now = self._head.now()
-        known = {"size": len(self), "capacity": self.capacity, "written": now.written, "nbytes": self.nbytes}
-        return {**known, "sync": self._sync, "summed": now.summed, "synced": self.synced}
-
     def lock(self) -> FileLock:
         """Return the lock that the buffer holds during a draw and its gather; every method also takes it."""
         return self._lock
