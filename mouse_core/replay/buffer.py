@@ -774,7 +774,7 @@ class ReplayBuffer(BaseBuffer):
         """
         storage = self._storage
         if isinstance(rows, ReplayBuffer):
-            rows = rows.rows_for("extend", storage.alignment, storage.ndim)
+            rows = rows._rows_for(storage)
         grid = storage.ndim == 2
         if names is not None and (not grid or isinstance(names, str) or list(names).count("time") != 1):
             raise ConfigError(
@@ -1360,20 +1360,19 @@ class ReplayBuffer(BaseBuffer):
             return False
         return remembered(storage.snapshot, "hides begins", lambda: _hides_begins(storage))
 
-    def rows_for(self, label: str, alignment: Alignment | None, ndim: int) -> Any:
-        """Return all stored rows in order, to copy into a buffer of ``alignment`` and ``ndim``; see ``extend``."""
+    def _rows_for(self, other: Storage) -> Any:
+        """Return all stored rows in order, to copy into another storage; see ``extend``."""
         with self._lock, self._shared():
             storage, slots = self._storage, self._slots_in_order()
-            if alignment not in (None, storage.alignment) or ndim != storage.ndim:
-                wanted = alignment or storage.alignment
+            if (other.alignment, other.ndim) != (storage.alignment, storage.ndim):
                 raise ConfigError(
-                    f"{label}: expected a buffer of {wanted!r} rows with ndim={ndim}, found one of "
+                    f"extend: expected a buffer of {other.alignment!r} rows with ndim={other.ndim}, found one of "
                     f"{storage.alignment!r} rows with ndim={storage.ndim}"
                 )
             rows = self._rows_at(slots) if len(slots) else []
             if self._hides_begins() and EPISODE_FIELD in self.storage.snapshot.readers:
                 raise DataError(
-                    f"{label}: expected rows that show where their episodes begin, found episodes that only the store "
+                    "extend: expected rows that show where their episodes begin, found episodes that only the store "
                     f"knows, and another field {EPISODE_FIELD!r}: as copies they would be one episode. Rename that "
                     "field, or draw from the store itself, in an ensemble"
                 )

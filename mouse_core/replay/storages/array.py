@@ -308,8 +308,7 @@ class ArrayStorage(RingStorage):
             time steps. By default the number of rows in ``arrays``.
         ndim: 1, or 2 for ``[time, env]``, in which every environment is a separate stream.
         arrays: A tree of arrays ``[n, ...]`` (``[time, env, ...]``) that become the storage's memory: their rows are
-            the first rows, and later rows overwrite them. Or a replay buffer, whose rows are copied in the order of
-            writing.
+            the first rows, and later rows overwrite them.
         alignment: "arrived" if a row's action, reward and done led to the row's observation; "outgoing" if they follow
             the observation, as in rows that are transitions. None: "outgoing".
         ragged: Fields whose rows are arrays that may differ in length. Text, and fields whose lengths already differ in
@@ -322,7 +321,6 @@ class ArrayStorage(RingStorage):
     Raises:
         ConfigError: An argument is out of range, or both or neither of ``capacity`` and ``arrays`` are passed.
         SchemaError: The arrays differ in length.
-        DataError: The buffer cannot be copied; see ``ReplayBuffer.extend``.
     """
 
     def __init__(
@@ -336,9 +334,6 @@ class ArrayStorage(RingStorage):
     ) -> None:
         if arrays is not None and capacity is not None:
             raise ConfigError(f"ArrayStorage: expected capacity or arrays, found both, capacity={capacity!r}")
-        if hasattr(arrays, "rows_for"):  # a buffer
-            alignment = arrays.storage.alignment if alignment is None else alignment
-            arrays = arrays.rows_for("ArrayStorage", alignment, ndim)
         super().__init__(capacity if arrays is None else 1, ndim, alignment, ragged)
         self._memory: Columns | None = None
         self._single: list[Any] = []
