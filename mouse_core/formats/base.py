@@ -7,7 +7,6 @@ Writers of formats take the rows of a stream, a store, a ``datasets.Dataset`` or
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,7 +31,8 @@ from mouse_core.columns.episode_rows import Columns
 from mouse_core.errors import ConfigError, DataError, MouseError, SchemaError
 from mouse_core.files.manifest import add_manifest, add_parquet_checksum
 from mouse_core.files.reading import damaged
-from mouse_core.files.writing import link_or_copy, remove
+from mouse_core.files.writing import check_nothing_at, link_or_copy, making, remove
+from mouse_core.formats._files.on_disk import check_folder_name
 from mouse_core.formats.columns import (
     MISSING,
     belongs_to,
@@ -51,6 +51,7 @@ from mouse_core.store.dataset_store import DatasetStore
 from mouse_core.store.evidence import FirstRows
 from mouse_core.store.fields import fields_of_steps
 from mouse_core.store.views import Store
+from mouse_core.video.frames import carry_videos
 
 BATCH_ROWS = 8192
 """Default limit of the number of rows in a batch of a reader."""
@@ -211,22 +212,39 @@ class RowStream:
         if self.noted is not None and found != self.noted:
             raise damaged(self.path, f"expected rows with the digest {self.noted}, as written, found {found}")
 
-    def save(self, path: str | os.PathLike[str], format: str | None = None, **options: Any) -> None:
-        """Write all rows, a batch at a time; see ``formats.save``.
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write all rows to a folder that ``DatasetStore.open`` and ``datasets.load_from_disk`` open.
+
+        One batch is in memory at a time. The folder gets its name only when it is complete on the disk. Images that
+        rows name by path are written into the rows. Videos to which rows refer become hard links in the folder, or
+        copies if the file system has no links. Nonzero rewards at the first rows of episodes contradict the
+        alignment "arrived" and cause an ``AlignmentWarning``. ``formats.save`` writes other formats.
 
         Args:
-            path: A folder that ``DatasetStore.open`` and ``datasets.load_from_disk`` open, or a file whose name ends in
-                ``.parquet``. Nothing may exist there.
-            format: Another format; see ``formats.save``.
-            **options: Options of the format's writer.
+            path: The folder; nothing may exist there.
 
         Raises:
             ConfigError: ``path`` exists, ends in a suffix of files, or is being written by another process.
-            StorageError: The rows cannot be written; a repeated call resumes.
+            StorageError: The folder cannot be written; a partial folder is removed.
             DataError: The source is damaged, or a row names a file that is no image or is outside of the allowed
                 folders.
         """
-        importlib.import_module("mouse_core.formats.opening").save(self, path, format, **options)
+        target = Path(path)
+        check_folder_name(target, wanted="the name of a folder to write")
+        check_nothing_at(target, "save")
+        schema, digest = dataset_schema(self.schema, self.metadata, self.path), RowDigest(self.schema)
+        first = FirstRows()
+        with making(target, "save") as partial:
+            name = "data-00000-of-00001.arrow"
+            with pa.OSFile(str(partial / name), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
+                for batch in embedded(self).watched(digest.update).watched(first.add):
+                    writer.write_batch(batch.cast(schema) if batch.schema != schema else batch)
+            self.check_digest(digest.hexdigest())
+            describe(partial, schema, self.metadata, {name: digest.rows}, digest.hexdigest())
+            if self.metadata.videos:
+                carry_videos(self.metadata.videos, self.image_folders(), partial)
+        if self.alignment == "arrived":
+            first.warn_of_rewards(self.path, stacklevel=2)
 
 
 def in_stored_layout(metadata: DatasetMetadata, schema: pa.Schema) -> DatasetMetadata:

@@ -66,6 +66,7 @@ def test_no_folder_gets_the_name_of_a_file(name: str, tmp_path: Path, capsys: py
         lambda: convert(stream(), tmp_path / name),
         lambda: convert(stream(), tmp_path / name, to="parquet"),
         lambda: stream().save(tmp_path / name),
+        lambda: stream().save(tmp_path / "rows.parquet"),
     )
     for call in calls:
         with pytest.raises(ConfigError, match=r"expected the name of a folder.* found the name of a \.\w+ file"):

@@ -229,6 +229,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> RowStream:
 
 
 WRITERS: dict[str, Callable[[RowStream, Path], Any]] = {
+    "saved": lambda rows, path: rows.save(path),
     "of-a-store": lambda rows, path: rows.to_store().save(path),
     "converted": lambda rows, path: convert(rows, path, shard_bytes=2000),
     "parts": lambda rows, path: convert(rows, path, to="parquet", shard_bytes=2000),
@@ -295,7 +296,7 @@ rows.replace(batches=batches).save(sys.argv[2])
 """
 
 
-@pytest.mark.parametrize("name", ["converted", pytest.param("ted.h5", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["saved", "converted", pytest.param("ted.h5", marks=pytest.mark.slow)])
 def test_of_two_writers_one_is_refused(name: str, rows: RowStream, tmp_path: Path) -> None:
     def batches() -> Iterator[pa.RecordBatch]:
         yield from rows
@@ -325,7 +326,7 @@ def test_leftovers_of_writers_that_died_are_removed(rows: RowStream, tmp_path: P
         (tmp_path / left / "data").write_bytes(b"x")
     for mine in (".saved.partial.txt", ".saved2.4711-1.partial", "saved.partial"):
         (tmp_path / mine).write_bytes(b"x")
-    rows.to_store().save(tmp_path / "saved")
+    rows.save(tmp_path / "saved")
     assert sorted(os.listdir(tmp_path)) == [".saved.partial.txt", ".saved2.4711-1.partial", "saved", "saved.partial"]
 
 
