@@ -19,7 +19,6 @@ from typing import Any, Self
 from urllib.parse import parse_qsl, urlsplit
 
 from mouse_core.batches.source import BatchSource
-from mouse_core.collect.server import IdleConnections
 from mouse_core.errors import ChangedError, MouseError
 from mouse_core.store.views import Store
 from mouse_core.view._answers import Answers
@@ -44,9 +43,6 @@ _POLICY = (
     # Pages of this machine, such as a notebook, may show the viewer in a frame.
     "frame-ancestors http://localhost:* http://127.0.0.1:* https://localhost:* vscode-webview:"
 )
-
-
-_MOST_IDLE = 64
 
 
 def plotly_script() -> Path:
@@ -130,29 +126,15 @@ class Viewer:
 
 
 class _Listener(ThreadingHTTPServer):
-    """HTTP server that closes the longest idle connections to limit their number."""
+    """HTTP server with a thread for each connection."""
 
     daemon_threads = True
     request_queue_size = socket.SOMAXCONN
-
-    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
-        self.idle = IdleConnections(_MOST_IDLE)
-        super().__init__(address, handler)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer a request in a thread."""
-        self.idle.add(request)
-        super().process_request(request, client_address)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Print an error, unless the client closed the connection."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
-
-    def shutdown_request(self, request: Any) -> None:
-        """Close a connection."""
-        self.idle.remove(request)
-        super().shutdown_request(request)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -168,16 +150,7 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 60
 
     def do_GET(self) -> None:
-        """Answer a request, unless the connection was closed to limit the number of connections."""
-        if not self.server.idle.remove(self.connection):
-            self.close_connection = True
-            return
-        try:
-            self._do_get()
-        finally:
-            self.server.idle.add(self.connection)
-
-    def _do_get(self) -> None:
+        """Answer a request."""
         port = self.server.server_port
         if self.headers.get("Host", "") not in (f"127.0.0.1:{port}", f"localhost:{port}"):
             self._say(HTTPStatus.FORBIDDEN, "expected this machine's address as Host, found another address")

@@ -133,7 +133,7 @@ def test_damaged_metadata_is_a_data_error() -> None:
         writer.write_batch(batch)
         writer.write_batch(batch)
     whole = sink.getvalue()
-    with pytest.raises(DataError, match="was cut"):
+    with pytest.raises(DataError, match="was truncated"):
         read_footer(lambda begin, end: whole[begin:end], len(whole) - 3)
     for _ in range(500):
         content = bytearray(whole)

@@ -158,14 +158,13 @@ def test_nothing_is_changed_and_no_file_is_read_but_ours(viewer: Viewer, tmp_pat
         assert "secret" not in body
 
 
-def test_connections_that_ask_for_nothing_make_room(client: Client, viewer: Viewer) -> None:
+def test_connections_that_ask_for_nothing_leave_room(client: Client, viewer: Viewer) -> None:
     place = urlsplit(viewer.url)
     with ExitStack() as stack:
         silent = [
             stack.enter_context(socket.create_connection((place.hostname, place.port), timeout=30)) for _ in range(150)
         ]
         assert client("sources")
-        assert not silent[0].recv(1), "the one that waits longest was closed"
         silent[-1].sendall(f"GET http://[ HTTP/1.1\r\nHost: {place.netloc}\r\n\r\n".encode())
         assert silent[-1].recv(100).startswith(b"HTTP/1.1 400")
 
