@@ -622,7 +622,6 @@ def _work(reference: Callable[[], Fetcher | None]) -> None:
 
 # To sort the ranges of several batches together, each batch gets an offset of this size.
 _APART = 1 << 48
-_NONE = np.zeros(0, np.int64)
 
 
 class Process:
@@ -634,17 +633,6 @@ class Process:
         self.fetcher = Fetcher(self.keeper, self.pace)
         self._table, self._limits = table, limits
         self._forks = forks()
-        self._touched = (_NONE, _NONE), (_NONE, _NONE)
-
-    def touched(self, begins: Int64s, ends: Int64s) -> tuple[Int64s, Int64s]:
-        """Return the result of ``touched``; the last result is cached, because ``there`` and ``wait`` are called with
-        the same ranges.
-        """
-        ranges, found = self._touched
-        if not (np.array_equal(ranges[0], begins) and np.array_equal(ranges[1], ends)):
-            found = touched(begins, ends)
-            self._touched = (begins, ends), found
-        return found
 
     def ask(self, begins: Int64s, ends: Int64s, batches: Int64s) -> None:
         """Request ranges of the mirror that batches will read; see ``RemoteMemory.ask``."""
@@ -878,13 +866,13 @@ class _Map:
         process = self._mirror._process()
         if process.keeper.is_full():
             return False  # in a full mirror, each batch waits separately
-        blocks, masks = process.touched(begins - self.begin, ends - self.begin)
+        blocks, masks = touched(begins - self.begin, ends - self.begin)
         return not (masks & ~self._table.state[blocks]).any()
 
     def wait(self, begins: Int64s, ends: Int64s) -> tuple[Int64s, Int64s, Int64s]:
         """Wait until the bytes in ranges of addresses are present; return the token for ``still``."""
         process, table = self._mirror._process(), self._table
-        blocks, masks = process.touched(begins - self.begin, ends - self.begin)
+        blocks, masks = touched(begins - self.begin, ends - self.begin)
         pages, waited = pages_of(blocks, masks), False
         while True:
             states = table.state[blocks]
