@@ -1,5 +1,5 @@
 """Clients that read remote objects, and the local cache file of the objects' bytes."""
 
-from mouse_core.remote.clients import ObjectClient, ObjectInfo, Reaching
+from mouse_core.remote.clients import ObjectInfo, Reaching
 
-__all__ = ["ObjectClient", "ObjectInfo", "Reaching"]
+__all__ = ["ObjectInfo", "Reaching"]

@@ -60,20 +60,18 @@ class Objects:
             raise DataError(f"{path}: expected an object, found none")
         return ObjectInfo(path, self.size + 777 * number, self.version)
 
-    def get_ranges(self, path: str, begins: Sequence[int], ends: Sequence[int], version: str) -> Sequence[memoryview]:
+    def get_all(self, wanted: Sequence[tuple[str, int, int]], versions: dict[str, str]) -> Sequence[memoryview]:
         with self.lock:
             if self.failures:
                 raise self.failures.pop(0)
-        if version != self.version:
-            raise ChangedError(f"{path}: expected version {version}, found {self.version}")
-        self.head(path)
+        for path, version in versions.items():
+            if version != self.version:
+                raise ChangedError(f"{path}: expected version {version}, found {self.version}")
+            self.head(path)
         time.sleep(self.latency)
         with self.lock:
-            self.fetched += sum(ends) - sum(begins)
-            return [memoryview(self.piece(int(path), *one)) for one in zip(begins, ends, strict=True)]
-
-    def get_all(self, wanted: Sequence[tuple[str, int, int]], versions: dict[str, str]) -> Sequence[memoryview]:
-        return [self.get_ranges(path, [begin], [end], versions[path])[0] for path, begin, end in wanted]
+            self.fetched += sum(end - begin for _, begin, end in wanted)
+            return [memoryview(self.piece(int(path), begin, end)) for path, begin, end in wanted]
 
     def infos(self) -> list[ObjectInfo]:
         return [self.head(str(number)) for number in range(self.count)]

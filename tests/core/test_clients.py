@@ -27,17 +27,22 @@ def data(server):
     return content
 
 
+def got(client, path, begins, ends, version):
+    """Ranges of one object."""
+    return client.get_all([(path, *one) for one in zip(begins, ends, strict=True)], {path: version})
+
+
 def test_ranges_of_an_object_are_those_of_its_bytes(server, data):
     for url, options in (("s3://data/runs", server.options), (f"{server.url}/data/runs", {})):
         client = open_client(url, options)
         info = client.head("a")
         assert info.size == len(data)
         begins, ends = [0, 70_000, 99_999, 5] * 6, [1, 70_100, 100_000, 50_000] * 6
-        found = client.get_ranges("a", begins, ends, info.version)
+        found = got(client, "a", begins, ends, info.version)
         assert [bytes(one) for one in found] == [data[b:e] for b, e in zip(begins, ends, strict=True)]
         assert client.read("sub/b", most_bytes=5)[0] == b"hello"
         with pytest.raises(DataError, match=r"expected the bytes 99990..100009, found 10"):
-            client.get_ranges("a", [99_990], [100_010], info.version)
+            got(client, "a", [99_990], [100_010], info.version)
         with pytest.raises(DataError, match="at most 4 bytes, found 5"):
             client.read("sub/b", most_bytes=4)
 
@@ -46,10 +51,10 @@ def test_a_folder_is_read_like_a_bucket(tmp_path):
     (tmp_path / "a").write_bytes(b"hello")
     client = open_client(f"file://{tmp_path}")
     version = client.head("a").version
-    assert bytes(client.get_ranges("a", [1], [3], version)[0]) == b"el"
+    assert bytes(got(client, "a", [1], [3], version)[0]) == b"el"
     (tmp_path / "a").write_bytes(b"hello again")
     with pytest.raises(ChangedError):
-        client.get_ranges("a", [1], [3], version)
+        got(client, "a", [1], [3], version)
     assert [one.path for one in client.listed()] == ["a"]
 
 
@@ -61,12 +66,12 @@ def test_an_object_that_changed_is_refused(server, data, can_condition):
     try:
         server.put("data/runs/a", b"x" * 100_000)
         with pytest.raises(ChangedError, match="s3://data/runs/a: expected the object that was there when"):
-            client.get_ranges("a", [5, 70], [9, 90], version)
+            got(client, "a", [5, 70], [9, 90], version)
         with pytest.raises(ChangedError):
-            client.get_ranges("a", [5, 70, 90, 200], [9, 80, 95, 250], version)
+            got(client, "a", [5, 70, 90, 200], [9, 80, 95, 250], version)
         server.put("data/runs/a", b"x")
         with pytest.raises(ChangedError):
-            client.get_ranges("a", [5, 70, 90, 200], [9, 80, 95, 250], version)
+            got(client, "a", [5, 70, 90, 200], [9, 80, 95, 250], version)
     finally:
         server.can_condition = True
 
@@ -82,7 +87,7 @@ def test_what_fails_is_said_and_what_may_pass_is_tried_again(server, data):
     ):
         server.faults.append(fault)
         with pytest.raises(StorageError, match=said):
-            client.get_ranges("a", [0], [10], "")
+            got(client, "a", [0], [10], "")
     for status, said in (
         (403, "expected permission to read it, found none"),
         (400, "found a refusal .400"),
@@ -90,10 +95,10 @@ def test_what_fails_is_said_and_what_may_pass_is_tried_again(server, data):
     ):
         server.faults.append(Fault("runs/a", status=status))
         with pytest.raises(DataError, match=said):
-            client.get_ranges("a", [0], [10], "")
+            got(client, "a", [0], [10], "")
     patient = open_client("s3://data/runs", server.options)
     server.faults += [Fault("runs/a", status=503), Fault("runs/a", "drop")]
-    assert bytes(patient.get_ranges("a", [0], [100_000], "")[0]) == data
+    assert bytes(got(patient, "a", [0], [100_000], "")[0]) == data
 
 
 def test_objects_are_written_on_conditions(server, data):
@@ -119,7 +124,7 @@ def test_nobody_is_shown_how_a_client_got_there(server, data):
     server.faults.append(Fault("runs/a", status=403))
     for path in ("a", "nothing"):
         with pytest.raises(DataError) as caught:
-            client.get_ranges(path, [0], [5], "")
+            got(client, path, [0], [5], "")
         assert "SECRET" not in "".join(traceback.format_exception(caught.value))
         assert caught.value.__cause__ is caught.value.__context__ is None
     with pytest.raises(ConfigError) as caught:
@@ -147,7 +152,7 @@ def test_what_is_not_for_us_says_who_was_asked_and_where_keys_were_looked_for(se
     def refused(told):
         server.faults.append(Fault("runs/a", status=403))
         with pytest.raises(DataError, match="expected permission to read it, found none") as caught:
-            open_client("s3://data/runs", {**server.options, **QUICK, **told}).get_ranges("a", [0], [5], "")
+            got(open_client("s3://data/runs", {**server.options, **QUICK, **told}), "a", [0], [5], "")
         return str(caught.value)
 
     for name in [name for name in os.environ if name.startswith("AWS_")]:
@@ -163,7 +168,7 @@ def test_what_is_not_for_us_says_who_was_asked_and_where_keys_were_looked_for(se
     assert "with the keys of the profile 'mine'" in refused({"aws_skip_signature": "false"})
     # The profile's own server is asked, signed with its keys.
     server.signed.clear()
-    assert bytes(open_client("s3://data/runs").get_ranges("a", [0], [5], "")[0]) == data[:5]
+    assert bytes(got(open_client("s3://data/runs"), "a", [0], [5], "")[0]) == data[:5]
     assert "Credential=HIDDEN/" in server.signed[-1]
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "HIDDEN")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "HIDDEN")
@@ -175,7 +180,7 @@ def test_what_is_not_for_us_says_who_was_asked_and_where_keys_were_looked_for(se
 def _read_elsewhere(client, sender):
     with pytest.raises(DataError, match="found none"):
         client.head("nothing")
-    sender.send(bytes(client.get_ranges("a", [1], [4], client.head("a").version)[0]))
+    sender.send(bytes(got(client, "a", [1], [4], client.head("a").version)[0]))
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork"])
@@ -208,12 +213,12 @@ def test_files_of_the_hub_are_those_of_one_commit():
         client = open_client(f"hf://datasets/{USER}/runs/store", options)
         info = client.head("a.arrow")
         assert (info.size, [one.path for one in client.listed()]) == (5000, ["a.arrow", "manifest.json"])
-        assert [bytes(one) for one in client.get_ranges("a.arrow", [7, 90], [9, 4000], info.version)] == [
+        assert [bytes(one) for one in got(client, "a.arrow", [7, 90], [9, 4000], info.version)] == [
             content[7:9],
             content[90:4000],
         ]
         repo.add("main", "second", {"store/a.arrow": File(b"other", lfs=True)})
-        assert bytes(client.get_ranges("a.arrow", [0], [10], info.version)[0]) == content[:10]
+        assert bytes(got(client, "a.arrow", [0], [10], info.version)[0]) == content[:10]
         assert open_client(f"hf://datasets/{USER}/runs", options).head("store/a.arrow").version != info.version
         with pytest.raises(DataError, match="expected a file, found none"):
             client.head("nothing")
@@ -246,7 +251,7 @@ client = open_client("s3://data/runs")
 
 def given_up():
     try:
-        client.get_ranges("stalled", [0], [5], "")
+        got(client, "stalled", [0], [5], "")
     except ClosedError:
         os.write(1, b"given up\\n")  # what is under way when the program ends
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from mouse_core.remote.clients.options import (
-    ObjectClient,
     ObjectInfo,
     Reaching,
     StorageOptions,
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from mouse_core.remote.clients.objects import FolderClient
 
 __all__ = [
-    "ObjectClient",
     "ObjectInfo",
     "Reaching",
     "StorageOptions",

@@ -24,7 +24,7 @@ _NAMED = re.compile(r"hf://datasets/[\w.-]+/[\w.-]+")
 
 
 class HubClient(FolderClient):
-    """Reads the files of a dataset on the Hub; see ``ObjectClient``.
+    """Reads the files of a dataset on the Hub; see ``FolderClient``.
 
     Args:
         url: ``hf://datasets/namespace/name``, optionally followed by ``@revision`` and a folder.

@@ -495,10 +495,18 @@ _RETRY = {
 
 
 class FolderClient:
-    """Reads, lists and writes the objects below an address; see ``ObjectClient``.
+    """Reads, lists and writes the objects below an address. Several threads may use a client concurrently.
+
+    The class of an error shows whether another attempt may succeed:
+
+    - ``StorageError``: a temporary failure, such as a time-out, a dropped connection, status 500 or 503.
+    - ``ChangedError``: the version of the object has changed.
+    - ``DataError``: the object is missing, or access is denied.
+
+    No message contains a credential, or an address with a query.
 
     Args:
-        url: The address.
+        url: The address. The attribute ``url`` is the address without credentials, equal for all readers.
         options: The options for obstore.
     """
 
@@ -522,7 +530,12 @@ class FolderClient:
     # ------------------------------------------------------------------ reading
 
     def head(self, path: str) -> ObjectInfo:
-        """See ``ObjectClient``."""
+        """Return the current size and version of an object.
+
+        Raises:
+            DataError: The object is missing, or access is denied.
+            StorageError: The request failed, and may succeed later.
+        """
         return self.heads([path])[0]
 
     def heads(self, paths: Sequence[str]) -> list[ObjectInfo]:
@@ -533,19 +546,18 @@ class FolderClient:
             return infos
         return self._ask([(path, partial(self._head, path)) for path in paths])
 
-    def get_ranges(
-        self, path: str, begins: Sequence[int], ends: Sequence[int], version: str
-    ) -> list[bytes | memoryview]:
-        """See ``ObjectClient``."""
-        wanted = [(path, int(begin), int(end)) for begin, end in zip(begins, ends, strict=True)]
-        return self.get_all(wanted, {path: version})
-
     def get_all(self, wanted: Sequence[tuple[str, int, int]], versions: dict[str, str]) -> list[bytes | memoryview]:
-        """Return byte ranges of several objects; see ``ObjectClient.get_ranges``.
+        """Return byte ranges of several objects, in memory that never changes.
 
         Args:
-            wanted: The path, first byte and end of each range.
-            versions: The versions that objects must have, by path.
+            wanted: The path, first byte and end (one past the last byte) of each range.
+            versions: The versions that objects must have, by path; "" allows any version, because the caller compares
+                checksums.
+
+        Raises:
+            ChangedError: An object has another version now.
+            DataError: An object is missing, access is denied, or an object ends before a range does.
+            StorageError: A request failed, and may succeed later.
         """
         self._check_inside(dict.fromkeys(path for path, _, _ in wanted))
         if is_forked():
@@ -581,7 +593,7 @@ class FolderClient:
             raise DataError(f"{self.shown(path)}: expected at most {most_bytes} bytes, found {info.size}")
         if not info.size:
             return b"", info.version
-        return bytes(self.get_ranges(path, [0], [info.size], info.version)[0]), info.version
+        return bytes(self.get_all([(path, 0, info.size)], {path: info.version})[0]), info.version
 
     def exists(self, path: str) -> bool:
         """Whether the object exists."""

@@ -1,4 +1,4 @@
-"""Addresses of remote objects, the protocol of clients, and the options of clients. Messages and reprs never contain a
+"""Addresses of remote objects, and the options of clients. Messages and reprs never contain a
 secret.
 """
 
@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Self
 from urllib.parse import urlsplit, urlunsplit
 
 from mouse_core._base.checks import check_choice
@@ -30,61 +30,6 @@ class ObjectInfo:
     path: str
     size: int
     version: str
-
-
-class ObjectClient(Protocol):
-    """Reads byte ranges of objects. Several threads may use a client concurrently.
-
-    A client may have a third method, ``get_all(wanted, versions)``, which reads ranges of several objects together.
-    ``wanted`` has the path, first byte and end of each range; ``versions`` has the version of each object by path. A
-    mirror calls this method instead of ``get_ranges`` for each object.
-
-    The class of an error shows whether another attempt may succeed:
-
-    - ``StorageError``: a temporary failure, such as a time-out, a dropped connection, status 500 or 503.
-    - ``ChangedError``: the version of the object has changed.
-    - ``DataError``: the object is missing, or access is denied.
-
-    No message contains a credential, or an address with a query.
-    """
-
-    @property
-    def url(self) -> str:
-        """The address of the objects, without credentials, such as ``s3://bucket/runs``; the address is equal for all
-        readers.
-        """
-        ...
-
-    def head(self, path: str) -> ObjectInfo:
-        """Return the current size and version of an object.
-
-        Raises:
-            DataError: The object is missing, or access is denied.
-            StorageError: The request failed, and may succeed later.
-        """
-        ...
-
-    def get_ranges(
-        self, path: str, begins: Sequence[int], ends: Sequence[int], version: str
-    ) -> Sequence[bytes | memoryview]:
-        """Return byte ranges of an object.
-
-        Args:
-            path: Name of the object.
-            begins: The first byte of each range.
-            ends: The end (one past the last byte) of each range.
-            version: The version that the object must have; "" allows any version, because the caller compares
-                checksums.
-
-        Returns:
-            All bytes of each range, in memory that never changes.
-
-        Raises:
-            ChangedError: The object has another version now.
-            DataError: The object is missing, access is denied, or the object ends before a range does.
-            StorageError: The request failed, and may succeed later.
-        """
-        ...
 
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")

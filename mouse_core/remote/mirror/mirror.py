@@ -29,7 +29,7 @@ from mouse_core._base.locks import ProcessLock, forks
 from mouse_core.errors import ClosedError, DataError, MouseError, StorageError
 from mouse_core.files.checksum import PAGE, PageChecksums
 from mouse_core.files.writing import make_folder
-from mouse_core.remote.clients import ObjectClient, ObjectInfo
+from mouse_core.remote.clients import ObjectInfo
 from mouse_core.remote.mirror.table import (
     BLOCK,
     Counters,
@@ -589,15 +589,11 @@ class Fetcher:
     def _requested(self, wanted: Runs, *, sure: bool) -> list[memoryview]:
         """Return the bytes of runs of pages, from one request."""
         objects, (begins, ends) = wanted.objects, (some.tolist() for some in wanted.bytes())
-        client: Any = objects[0].client
+        client = objects[0].client
         paths = [one.info.path for one in objects]
         versions = {one.info.path: one.info.version if sure or one.sums is None else "" for one in objects}
-        if len(objects) > 1:
-            ranges = zip([paths[number] for number in wanted.whose.tolist()], begins, ends, strict=True)
-            found = client.get_all(list(ranges), versions)
-        else:
-            found = client.get_ranges(paths[0], begins, ends, versions[paths[0]])
-        contents = [memoryview(one).cast("B") for one in found]
+        ranges = zip([paths[number] for number in wanted.whose.tolist()], begins, ends, strict=True)
+        contents = [memoryview(one).cast("B") for one in client.get_all(list(ranges), versions)]
         sizes = np.fromiter(map(len, contents), np.int64, len(contents))
         short = np.flatnonzero(sizes != np.subtract(ends, begins))
         if len(short):
@@ -742,9 +738,7 @@ class Mirror:
                 raise
             raise StorageError(f"cache {str(self.folder)!r}: cannot write to this folder: {error}") from error
 
-    def add(
-        self, client: ObjectClient, infos: Sequence[ObjectInfo], sums: Sequence[PageSums] = ()
-    ) -> list[MirrorObject]:
+    def add(self, client: Any, infos: Sequence[ObjectInfo], sums: Sequence[PageSums] = ()) -> list[MirrorObject]:
         """Assign positions in the mirror to objects, and return the objects; no byte is fetched.
 
         Args:

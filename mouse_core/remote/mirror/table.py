@@ -42,7 +42,7 @@ from mouse_core.files.locking import Descriptor, FileLock, is_at, lock
 from mouse_core.files.mapped import fence, mapped, open_file, set_aside
 from mouse_core.files.writing import write_all
 from mouse_core.readahead import ragged
-from mouse_core.remote.clients import ObjectClient, ObjectInfo
+from mouse_core.remote.clients import ObjectInfo
 
 Int64s = npt.NDArray[np.int64]
 
@@ -688,7 +688,7 @@ class Placed:
         sums: The source of the object's page digests; None: pages are not compared.
     """
 
-    client: ObjectClient
+    client: Any
     info: ObjectInfo
     begin: int
     salt: int
@@ -898,8 +898,7 @@ class Known:
         return [(objects[int(numbers[first])], slice(first, end)) for first, end in pairwise(cuts) if end > first]
 
     def calls(self, blocks: Int64s, *, alone: bool) -> list[slice]:
-        """Group blocks into requests; if the client supports several objects per request, consecutive objects share a
-        request.
+        """Group blocks into requests; consecutive objects share a request.
 
         Args:
             blocks: Blocks, ascending, int64 ``[n]``.
@@ -911,7 +910,7 @@ class Known:
         for placed, part in self.of(blocks):
             path = placed.info.path
             joins = before is not None and before.client is placed.client and path not in paths
-            if joins and not alone and hasattr(placed.client, "get_all"):
+            if joins and not alone:
                 found[-1] = slice(found[-1].start, part.stop)
             else:
                 found.append(part)

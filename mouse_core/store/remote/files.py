@@ -273,7 +273,7 @@ def check_object(client: FolderClient, info: ObjectInfo, sealed: Sealed) -> None
     memory = mmap.mmap(-1, info.size)
     for begin in range(0, info.size, _PIECE):
         end = min(begin + _PIECE, info.size)
-        (memory[begin:end],) = client.get_ranges(sealed.name, [begin], [end], info.version)
+        (memory[begin:end],) = client.get_all([(sealed.name, begin, end)], {sealed.name: info.version})
     # No record batch of this file is created.
     SummedFile(where, memory, pa.schema([]), sealed.rows, sealed.step, sealed.body, sealed.digest).check_all()
 
