@@ -295,16 +295,12 @@ def each(call: Callable[[Any], _Made], values: Iterable[Any]) -> list[_Made]:
     return made
 
 
-def values_of(
-    texts: pa.RecordBatch, column: str | None, *, may_be_text: bool = False, may_be_none: bool = False
-) -> list[Any]:
+def values_of(texts: pa.RecordBatch, column: str | None, *, may_be_none: bool = False) -> list[Any]:
     """Parse the value of each row in a column of JSON; return None for each row if the column does not exist.
 
     Args:
-        texts: The rows.
+        texts: The rows. A text in the column is parsed as JSON once more.
         column: The column, if there is one.
-        may_be_text: Whether a text that is not the JSON of messages is returned as a plain text. Otherwise every text
-            must be JSON.
         may_be_none: Whether rows may lack a value.
 
     Raises:
@@ -315,37 +311,19 @@ def values_of(
 
     def value(said: str | None) -> Any:
         read = None if said is None else _read(said, column)
-        if isinstance(read, str):
-            read = _chat_or_text(read) if may_be_text else _read(read, column)
+        read = _read(read, column) if isinstance(read, str) else read
         if read is None and not may_be_none:
-            raise DataError(
-                f"column {column!r}: expected {'a text or ' if may_be_text else ''}a list of messages, found None"
-            )
+            raise DataError(f"column {column!r}: expected a list of messages, found None")
         return read
 
     return each(value, texts[column].to_pylist())
 
 
-def _read(text: str, column: str | None) -> Any:
+def _read(text: str, column: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise DataError(f"column {column!r}: expected JSON, found {text!r:.80}: {error}") from error
-
-
-def _chat_or_text(text: str) -> Any:
-    """Parse a text that is the JSON of messages (OpenAI's or ShareGPT's form); return any other text unchanged."""
-    if not text.lstrip().startswith(("[", "{")):
-        return text
-    try:
-        read = json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-    listed = read.get("conversations") if isinstance(read, dict) else read
-    is_chat = isinstance(listed, list) and all(
-        isinstance(one, dict) and ("role" in one or "from" in one) for one in listed
-    )
-    return read if is_chat and listed else text
+        raise DataError(f"column {column!r}: expected messages as JSON, found {text!r:.80}: {error}") from error
 
 
 def check_id(name: str, token: Any) -> None:

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from mouse_core import BatchSource, text
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.text import chat
-from tests.core.chat_cases import BRACKETS, CHATML, TALK, TOOL_TALK, TOOLS, WEATHER, made, template, tokenizer
+from tests.core.chat_cases import BRACKETS, CHATML, TALK, TOOL_TALK, TOOLS, WEATHER, made, said, template, tokenizer
 
 PAD = 0
 WITH_TOOLS = {"messages": list(TOOL_TALK[1:]), "tools": [WEATHER], "score": 0.5}
@@ -147,95 +147,47 @@ def test_pairs_are_those_of_encode_preference(side: Any, tmp_path: Path) -> None
         text.tokenize(apart, tokenizer(), tmp_path, chat.Preferences(**options, prompt=None))
 
 
-def test_plain_texts_are_pairs_as_in_the_standard_format_of_trl(tmp_path: Path) -> None:
-    data = [
-        {"prompt": "[1, 2]", "chosen": " of<|im_end|>", "rejected": "{} of"},
-        {"prompt": "a", "chosen": "b", "rejected": ""},
-    ]
-    options: dict[str, Any] = {"template": template(CHATML), "max_length": 16, "pad_id": PAD}
-    rows = text.as_pairs(stored(text.tokenize(data, tokenizer(), tmp_path, chat.Preferences(**options))))
-    for place, one in enumerate(data):
-        pair = chat.encode_preference(template(CHATML), **one, tokenizer=tokenizer())
-        for side in ("chosen", "rejected"):
-            said = one[side].removesuffix("<|im_end|>") + "<|im_end|>"
-            prompt, ids = tokenizer().encode(one["prompt"]).ids, tokenizer().encode(one["prompt"] + said).ids
-            assert [*pair["prompt_ids"], *pair[f"{side}_ids"]] == ids
-            found = {name: values[place].tolist() for name, values in rows[f"{side}_data"].items()}
-            assert found["input_ids"] == [*ids, *[PAD] * (16 - len(ids))]
-            assert found["completion_mask"] == [int(len(prompt) <= at < len(ids)) for at in range(16)]
-    whole = [{side: data[0]["prompt"] + data[0][side] for side in ("chosen", "rejected")}]
-    again = stored(text.tokenize(whole, tokenizer(), tmp_path, chat.Preferences(**options, prompt=None)))
-    for name, values in text.as_pairs(again).items():
-        assert all(np.array_equal(of[0], rows[name][field][0]) for field, of in values.items())
+CONTENTS = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
 
-def test_texts_part_where_their_tokens_do_and_both_have_one(tmp_path: Path) -> None:
-    words = Tokenizer(
-        models.WordLevel({"<pad>": 0, "a": 1, "cat": 2, "car": 3, "sat": 4, "<end>": 5}, unk_token="<pad>")
-    )
+def pair(prompt: str, chosen: str, rejected: str) -> dict[str, Any]:
+    """A pair of plain texts."""
+    answers = {name: [said("assistant", text)] for name, text in (("chosen", chosen), ("rejected", rejected))}
+    return {"prompt": [said("user", prompt)], **answers}
+
+
+def test_answers_begin_with_the_token_that_the_prompt_ends_within(tmp_path: Path) -> None:
+    words = Tokenizer(models.WordLevel({"<pad>": 0, "a": 1, "cat": 2, "car": 3}, unk_token="<pad>"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
-    words.add_special_tokens(["<pad>", "<end>"])
-    data = [{"chosen": one, "rejected": two} for one, two in (("a cat", "a car"), ("a cat", "a cat sat"), ("a", "a"))]
-    for end, prompts, left in (("<end>", [1, 2], 1), ("", [1], 2)):
-        recipe = chat.Preferences(template=template(CHATML, end), max_length=5, pad_id=PAD, prompt=None)
-        made = text.tokenize(data, words, tmp_path, recipe)
-        rows = text.as_pairs(stored(made))
-        assert made.left_out == left
-        for side in ("chosen", "rejected"):
-            wanted = [words.encode(one[side] + end).ids for one in data[: 3 - left]]
-            for place, (ids, prompt) in enumerate(zip(wanted, prompts, strict=True)):
-                found = {name: values[place].tolist() for name, values in rows[f"{side}_data"].items()}
-                assert found["input_ids"][: len(ids)] == ids
-                assert found["completion_mask"] == [int(prompt <= at < len(ids)) for at in range(5)]
-    # What the tokenizer puts before texts is before plain ones, and not before chats, whose template writes it.
-    before = Tokenizer.from_str(words.to_str())
-    before.post_processor = processors.TemplateProcessing(single="<pad> $A", special_tokens=[("<pad>", 0)])
-    plain = {"prompt": "a ", "chosen": "cat", "rejected": "car"}
-    as_chat = {name: [{"role": "user", "content": text}] for name, text in plain.items()}
-    recipe = chat.Preferences(
-        template=chat.ChatTemplate("{% for m in messages %} {{ m.content }}{% endfor %}"), max_length=3
-    )
-    both = stored(text.tokenize([plain, as_chat], before, tmp_path, replace(recipe, pad_id=5)))
-    assert both["chosen_data.input_ids"].tolist() == [[0, 1, 2], [1, 2, 5]]
-    assert both["rejected_data.completion_mask"].tolist() == [[0, 0, 1], [0, 1, 0]]
-    pair = chat.encode_preference(recipe.template, **plain, tokenizer=before)
-    assert {name: ids.tolist() for name, ids in pair.items()} == {
-        "prompt_ids": [0, 1],
+    words.add_special_tokens(["<pad>"])
+    words.post_processor = processors.TemplateProcessing(single="<pad> $A", special_tokens=[("<pad>", 0)])
+    recipe = chat.Preferences(template=chat.ChatTemplate(CONTENTS), max_length=3, pad_id=PAD)
+    made = text.tokenize([pair("a ca", "t", "r"), pair("a ", "cat", "cat")], words, tmp_path, recipe)
+    row = text.as_pairs(stored(made))
+    assert made.left_out == 1
+    assert [row[f"{side}_data"]["input_ids"].tolist() for side in ("chosen", "rejected")] == [[[1, 2, 0]], [[1, 3, 0]]]
+    assert row["chosen_data"]["completion_mask"].tolist() == [[0, 1, 0]]
+    found = chat.encode_preference(recipe.template, **pair("a ", "cat", "car"), tokenizer=words)
+    assert {name: ids.tolist() for name, ids in found.items()} == {
+        "prompt_ids": [1],  # the template writes what stands before texts
         "chosen_ids": [2],
         "rejected_ids": [3],
     }
-    # Of a prompt that ends within a token the answers begin with that token.
-    parted = [{"prompt": "a ca", "chosen": "t", "rejected": "r"}]
-    recipe = chat.Preferences(template=template(CHATML, "<end>"), max_length=3, pad_id=PAD)
-    row = text.as_pairs(stored(text.tokenize(parted, words, tmp_path, recipe)))
-    assert [row[f"{side}_data"]["input_ids"].tolist() for side in ("chosen", "rejected")] == [[[1, 2, 5]], [[1, 3, 5]]]
-    assert row["chosen_data"]["completion_mask"].tolist() == [[0, 1, 1]]
 
 
-def test_a_text_is_a_chat_where_it_is_the_json_of_messages_alone(tmp_path: Path) -> None:
-    """Answers that are JSON are texts; values that are neither are refused and not written down as JSON."""
-    answers = ['{"a": 1}', "[]", "null", "5", "[[1]]", '[{"a": "role"}]', '{"conversations": []}', "[" * 5000]
-    data = [{"prompt": "a", "chosen": one, "rejected": "b"} for one in answers]
-    recipe = chat.Preferences(template=template(CHATML), max_length=16, pad_id=PAD)
-    with open(tmp_path / "pairs.jsonl", "w") as file:
-        file.writelines(json.dumps(one) + "\n" for one in data)
-    for source in (data, pa.Table.from_pylist(data), tmp_path / "pairs.jsonl"):
-        rows = stored(text.tokenize(source, tokenizer(), tmp_path / "tokens", recipe))
-        for found, one in zip(rows["chosen_data.input_ids"].tolist(), answers, strict=True):
-            ids = tokenizer().encode("a" + one + "<|im_end|>").ids[:16]
-            assert found == [*ids, *[PAD] * (16 - len(ids))]
-    for wrong in ({"a": 1}, [], 5, True, ["yes"], json.dumps(list(TALK))):
-        with pytest.raises(DataError, match=r"row 1: .*expected (.* messages|a dict with a role), found"):
-            text.tokenize([data[0], {**data[0], "chosen": wrong}], tokenizer(), tmp_path, recipe)
-    said = [{name: json.dumps(value) for name, value in one.items()} for one in PAIRS]
-    longer = replace(recipe, max_length=60)
-    chats, texts = (stored(text.tokenize(one, tokenizer(), tmp_path, longer)) for one in (PAIRS, said))
-    assert all(np.array_equal(chats[name], values) for name, values in texts.items())
+def test_messages_may_lie_in_columns_of_texts(tmp_path: Path) -> None:
+    recipe = chat.Preferences(template=template(CHATML), max_length=60, pad_id=PAD)
+    texts = [{name: json.dumps(value) for name, value in one.items()} for one in PAIRS]
+    chats, found = (stored(text.tokenize(one, tokenizer(), tmp_path, recipe)) for one in (PAIRS, texts))
+    assert all(np.array_equal(chats[name], values) for name, values in found.items())
+    for wrong in ({"a": 1}, [], 5, True, ["yes"], "yes", "[[1]]"):
+        with pytest.raises(DataError, match=r"row 1: .*expected (.* messages|a dict with a role|messages as JSON)"):
+            text.tokenize([PAIRS[0], {**PAIRS[0], "chosen": wrong}], tokenizer(), tmp_path, recipe)
 
 
 def test_what_a_row_has_not_is_no_text(tmp_path: Path) -> None:
     recipe = chat.Preferences(template=template(CHATML), max_length=16, pad_id=PAD)
-    data: list[dict[str, Any]] = [{"prompt": "a", "chosen": "b", "rejected": "c"} for _ in range(3)]
+    data = [pair("a", "b", "c") for _ in range(3)]
 
     def refused(source: list[dict[str, Any]], message: str, recipe: Any = recipe) -> None:
         (tmp_path / "lines.jsonl").write_text("\n".join(map(json.dumps, source)))
@@ -246,7 +198,7 @@ def test_what_a_row_has_not_is_no_text(tmp_path: Path) -> None:
     for name in data[0]:
         other = [{"other" if key == name else key: one for key, one in row.items()} for row in data]
         refused(other, f"expected a column {name!r}, found none in 3 rows; the first has {list(other[0])}")
-        without = f"row 2: column {name!r}: expected a text or a list of messages, found None"
+        without = f"row 2: column {name!r}: expected a list of messages, found None"
         refused([*data[:2], other[2]], without)
         refused([*data[:2], {**data[2], name: None}], without)
         nulls = pa.Table.from_pylist([*data[:2], {**data[2], name: None}])
@@ -281,8 +233,8 @@ def test_chats_and_pairs_of_which_nothing_is_learned_are_left_out_and_counted(tm
     with pytest.raises(DataError, match="found none in 3 rows, all of which were left out"):
         text.tokenize(DATA, tokenizer(), tmp_path, chat.Chats(**options, max_length=6))
 
-    pairs = [{"prompt": "a", "chosen": "b", "rejected": "c"}, {"prompt": "a", "chosen": "b", "rejected": "b"}]
-    pairs.append({"prompt": "a" * 50, "chosen": "b", "rejected": "c"})
+    pairs = [pair("a", "b", "c"), pair("a", "b", "b"), pair("a" * 50, "b", "c")]
+    options["template"] = chat.ChatTemplate(CONTENTS)
     for side, left in (("right", 1), ("left", 2)):
         preferences = chat.Preferences(**options, max_length=8, truncation_side=side)  # type: ignore[arg-type]
         found = text.tokenize(pairs, tokenizer(), tmp_path, preferences)
@@ -291,7 +243,7 @@ def test_chats_and_pairs_of_which_nothing_is_learned_are_left_out_and_counted(tm
 
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "tokenizer.json").write_text(made())
-    (tmp_path / "model" / "chat_template.jinja").write_text(TOOLS)
+    (tmp_path / "model" / "chat_template.jinja").write_text(CONTENTS)
     (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
     recipe = chat.Preferences(template=chat.ChatTemplate.of(tmp_path / "model"), max_length=8, pad_id=0)
     for reopened in (False, True):
@@ -357,7 +309,7 @@ def test_what_is_no_chat_is_refused_by_its_row(tmp_path: Path) -> None:
     many = [[{"role": "user", "content": "hi"}]] * 513
     refused([*many, {"messages": []}], "row 513: .*expected one or more messages")
     refused([*many, {"text": "none"}], "row 513: column 'messages': expected a list of messages, found None")
-    refused([{"messages": "no JSON"}], "row 0: column 'messages': expected JSON, found 'no JSON'")
+    refused([{"messages": "no JSON"}], "row 0: column 'messages': expected messages as JSON, found 'no JSON'")
     refused([{"messages": [{"content": "of nobody"}]}], "row 0: .*from")
     refused([{"messages": [{"role": "user", "content": {1}}]}], "rows 0..0: .*set is not JSON")
     deep = "[" * 5000 + "]" * 5000

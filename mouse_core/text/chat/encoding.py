@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -229,9 +229,9 @@ def encode_chat(
 
 def encode_preference(
     template: ChatTemplate,
-    prompt: Iterable[Any] | str,
-    chosen: Iterable[Any] | str,
-    rejected: Iterable[Any] | str,
+    prompt: Iterable[Mapping[str, Any]],
+    chosen: Iterable[Mapping[str, Any]],
+    rejected: Iterable[Mapping[str, Any]],
     tokenizer: Any,
     *,
     tools: Iterable[Mapping[str, Any]] | None = None,
@@ -244,10 +244,7 @@ def encode_preference(
     Args:
         template: The template.
         prompt: The messages before the answers.
-        chosen, rejected: The messages of the preferred and of the other answer. ``prompt``, ``chosen`` and ``rejected``
-            may also be plain texts. Then no template is rendered, an answer ends with the template's variable
-            ``eos_token`` (if the template has this variable), and the tokenizer adds its special tokens around texts,
-            as in TRL's standard format.
+        chosen, rejected: The messages of the preferred and of the other answer.
         tokenizer, tools: As in ``encode_chat``.
 
     Returns:
@@ -259,49 +256,23 @@ def encode_preference(
             the prompt.
     """
     texts = preference_texts(template, prompt, chosen, rejected, tools)
-    return preference_of(tokens_of_pairs(tokenizer, [texts])[0])
+    return preference_of([ids for ids, _ in tokens_of(tokenizer, texts, False)])
 
 
-class PairTexts(NamedTuple):
-    """The texts of a prompt, and of both chats that begin with the prompt.
-
-    Args:
-        prompt, chosen, rejected: The three texts.
-        are_plain: Whether the texts are plain. Otherwise a template rendered the texts and wrote the special tokens.
-    """
-
-    prompt: str
-    chosen: str
-    rejected: str
-    are_plain: bool
-
-
-def preference_texts(
-    template: ChatTemplate,
-    prompt: Iterable[Any] | str,
-    chosen: Iterable[Any] | str,
-    rejected: Iterable[Any] | str,
-    tools: Any,
-) -> PairTexts:
+def preference_texts(template: ChatTemplate, prompt: Any, chosen: Any, rejected: Any, tools: Any) -> list[str]:
     """Return the texts of a prompt, and of both chats that begin with the prompt.
 
     Raises:
         DataError: An error of ``encode_preference``.
     """
-    if isinstance(prompt, str) and isinstance(chosen, str) and isinstance(rejected, str):
-        end = str(template.variables.get("eos_token") or "")
-        return PairTexts(
-            prompt, prompt + chosen.removesuffix(end) + end, prompt + rejected.removesuffix(end) + end, True
-        )
     asked, listed = messages_of(prompt), None if tools is None else list(tools)
-    text = template.render(asked, tools=listed, add_generation_prompt=True)
-    made = [text]
+    made = [template.render(asked, tools=listed, add_generation_prompt=True)]
     for name, answer in (("chosen", chosen), ("rejected", rejected)):
         whole = template.render((*asked, *messages_of(answer)), tools=listed)
-        if not whole.startswith(text):
+        if not whole.startswith(made[0]):
             raise DataError(f"{name}: expected a text that begins with the text of the prompt, found {whole!r:.200}")
         made.append(whole)
-    return PairTexts(made[0], made[1], made[2], False)
+    return made
 
 
 def preference_of(ids: Sequence[Ids]) -> dict[str, Ids]:
@@ -315,21 +286,6 @@ def _alike(one: Ids, other: Ids) -> int:
     """Return the length of the common beginning of two lists of ids."""
     size = min(len(one), len(other))
     return int(np.argmin([*(one[:size] == other[:size]), False]))
-
-
-def tokens_of_pairs(tokenizer: Any, pairs: Sequence[PairTexts]) -> list[tuple[Ids, Ids, Ids]]:
-    """Return the ids of the three texts of each pair; plain texts get the tokenizer's special tokens.
-
-    Raises:
-        ConfigError, DataError: An error of ``tokens_of``.
-    """
-    made: dict[int, tuple[Ids, Ids, Ids]] = {}
-    for are_plain in (False, True):
-        places = [place for place, one in enumerate(pairs) if one.are_plain == are_plain]
-        texts = [text for place in places for text in pairs[place][:3]]
-        found = iter([ids for ids, _ in tokens_of(tokenizer, texts, are_plain)] if texts else [])
-        made.update(zip(places, zip(found, found, found, strict=True), strict=True))
-    return [made[place] for place in range(len(pairs))]
 
 
 def tokens_of(tokenizer: Any, texts: Sequence[str], add_special_tokens: bool) -> list[tuple[Ids, Ids]]:
@@ -614,18 +570,14 @@ class Preferences(PaddedRecipe):
     fields of ``rejected_data``, int64 ``[B, L]``; ``as_pairs`` of ``mouse_core.text`` nests these fields. Tokens equal
     the result of ``encode_preference``; the completion is all tokens after the prompt.
 
-    Prompt and answers may be plain texts instead of chats, as in TRL's standard format. Then no template is rendered,
-    an answer ends with the template's variable ``eos_token`` (if the template has this variable), and the tokenizer
-    adds its special tokens. A text counts as a chat if it is the JSON of dicts that have ``role`` or ``from`` (a dict,
-    a list, or a list under ``conversations``); any other text is plain. Pairs are left out if both answers are equal
-    after truncation, or if an answer has no token.
+    Pairs are left out if both answers are equal after truncation, or if an answer has no token.
 
     Args:
         template: The template. If the template writes the time, its argument ``now`` is required.
         max_length: Number of tokens in a row, L; longer texts are truncated.
         prompt: The column of the prompts. If None, ``chosen`` and ``rejected`` have complete chats, and the prompt is
             their common beginning. If one chat is the beginning of the other, the last common message belongs to the
-            answer. For plain texts, the prompt is the common beginning of their tokens.
+            answer.
         chosen: The column of the preferred answers.
         rejected: The column of the other answers.
         tools, truncation_side, pad_id, padding_side, keep: As in ``Chats``.
@@ -661,10 +613,11 @@ class Preferences(PaddedRecipe):
     def rows(self, texts: pa.RecordBatch, encode: Encoder) -> pa.RecordBatch:
         """Return a row for each pair whose answers differ and both have a token."""
         names = (self.prompt, self.chosen, self.rejected, self.tools)
-        given = [values_of(texts, name, may_be_text=True) for name in names[:3]]
+        given = [values_of(texts, name) for name in names[:3]]
         given.append(values_of(texts, self.tools, may_be_none=True))
         said = each(self._texts, zip(*given, strict=True))
-        pairs = each(self._pair, zip(said, tokens_of_pairs(encode, said), strict=True))
+        tokens = iter([ids for ids, _ in tokens_of(encode, [text for three in said for text in three], False)])
+        pairs = [preference_of(three) for three in zip(tokens, tokens, tokens, strict=True)]
         pad_id, cut = self._padding(encode), kept_of(self.max_length, self.truncation_side)
         ids = [[np.concatenate([one["prompt_ids"], one[f"{side}_ids"]])[cut] for one in pairs] for side in _ANSWERS]
         differ = [not np.array_equal(chosen, rejected) for chosen, rejected in zip(*ids, strict=True)]
@@ -678,33 +631,20 @@ class Preferences(PaddedRecipe):
             made.append(_masks(masks, self.max_length, self.padding_side))
         return self._batch(made, texts).filter(wanted)
 
-    def _texts(self, row: tuple[Any, Any, Any, Any]) -> PairTexts:
+    def _texts(self, row: tuple[Any, Any, Any, Any]) -> list[str]:
         prompt, chosen, rejected, tools = row
-        given = (chosen, rejected) if self.prompt is None else (prompt, chosen, rejected)
-        are_texts = all(isinstance(one, str) for one in given)
-        if not are_texts:
-            chosen, rejected = _messages(chosen, self.chosen), _messages(rejected, self.rejected)
-            prompt = None if self.prompt is None else _messages(prompt, self.prompt)
+        chosen, rejected = _messages(chosen, self.chosen), _messages(rejected, self.rejected)
         if chosen == rejected:
-            return PairTexts("", "", "", are_texts)  # left out like all equal pairs
-        if self.prompt is None:
-            shorter = min(len(chosen), len(rejected)) - (not are_texts)  # each answer keeps at least one message
-            both = zip(chosen, rejected, strict=False)
-            same = next((at for at, (one, other) in enumerate(both) if one != other or at == shorter), shorter)
-            if same < 1:
-                names = f"columns {self.chosen!r} and {self.rejected!r}"
-                raise DataError(f"{names}: expected an equal beginning, the prompt, found different beginnings")
-            # For plain texts, tokens are compared, because one token may have characters both before and behind the
-            # first difference.
-            same = 0 if are_texts else same
-            prompt, chosen, rejected = chosen[:same], chosen[same:], rejected[same:]
-        return preference_texts(self.template, prompt, chosen, rejected, tools)
-
-    def _pair(self, pair: tuple[PairTexts, tuple[Ids, Ids, Ids]]) -> dict[str, Ids]:
-        said, (prompt, chosen, rejected) = pair
-        if self.prompt is None and said.are_plain:
-            prompt = chosen
-        return preference_of((prompt, chosen, rejected))
+            return ["", "", ""]  # left out like all equal pairs
+        if self.prompt is not None:
+            return preference_texts(self.template, _messages(prompt, self.prompt), chosen, rejected, tools)
+        shorter = min(len(chosen), len(rejected)) - 1  # each answer keeps at least one message
+        both = zip(chosen, rejected, strict=False)
+        same = next((at for at, (one, other) in enumerate(both) if one != other or at == shorter), shorter)
+        if same < 1:
+            names = f"columns {self.chosen!r} and {self.rejected!r}"
+            raise DataError(f"{names}: expected an equal beginning, the prompt, found different beginnings")
+        return preference_texts(self.template, chosen[:same], chosen[same:], rejected[same:], tools)
 
 
 def _check_template(template: Any) -> None:
