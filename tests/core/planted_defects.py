@@ -1,17 +1,6 @@
-"""How many planted defects `mouse inspect` finds, and how often it warns of recordings that are right.
+"""Recordings of environments, and defects that are planted in them, one at a time."""
 
-    python -m tests.core.planted_defects [FOLDER]
-
-records some twenty environments of gymnasium (those of MuJoCo where it is installed) with several policies, and as many
-of other packages as are installed (``FURTHER``), plants one defect at a time and prints what was found. Thresholds were
-first set on ``TUNED_ON``; the others said what they are worth, and mended what they warned of. Recordings are kept in
-FOLDER.
-"""
-
-import sys
-import tempfile
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
@@ -19,8 +8,6 @@ import numpy as np
 import pyarrow as pa
 
 from mouse_core.formats.base import RowStream
-from mouse_core.inspect import Report, inspect
-from tests.core.further_environments import FURTHER, make
 
 Columns = dict[str, Any]
 
@@ -51,7 +38,6 @@ HELD_OUT = (
     "HumanoidStandup-v5",
     "InvertedDoublePendulum-v5",
 )
-POLICIES = ("random", "noisy", "trained", "mixed")
 ROWS = 6000
 
 
@@ -78,7 +64,7 @@ def record(name: str, policy: str, *, rows: int = ROWS, seed: int = 0) -> Column
     """Rows as stores have them ("arrived"), of whole episodes and one that is cut off by the time limit."""
     words = name.split()
     options: dict[str, Any] = {"continuous": True} if "continuous" in words else {}
-    environment = make(words[0], **options)
+    environment = gymnasium.make(words[0], **options)
     environment.action_space.seed(seed)
     steps = _Steps(environment, seed)
     width = int(np.asarray(environment.reset(seed=seed)[0]).size)
@@ -256,120 +242,33 @@ def repeated_episode(columns: Columns, by: float) -> None:
     columns.update({name: np.concatenate([piece[name] for piece in pieces]) for name in columns})
 
 
-def is_vector(columns: Columns) -> bool:
-    return "observation" in columns and columns["observation"].dtype.kind == "f"
-
-
-def is_continuous(columns: Columns) -> bool:
-    return columns["action"].ndim == 2
-
-
-def are_vectors(columns: Columns) -> bool:
-    return is_vector(columns) and is_continuous(columns) and columns["action"].shape[1] > 1
-
-
-def always(columns: Columns) -> bool:
-    return True
-
-
 Plant = Callable[[Columns, Any], None]
 
-DEFECTS: dict[str, tuple[Plant, tuple[float, ...], Callable[[Columns], bool], set[str]]] = {
-    "actions a row late": (rolled, (1,), always, {"misaligned-actions"}),
-    "actions a row early": (rolled, (-1,), always, {"misaligned-actions"}),
-    "actions a row late in half of the episodes": (half_rolled, (1,), always, {"misaligned-actions"}),
-    "actions a row early in half of the episodes": (half_rolled, (-1,), always, {"misaligned-actions"}),
-    "a dimension always 0": (zeroed, (0,), is_vector, {"constant-places", "drift"}),
-    "a dimension 0 in the second half": (half_zeroed, (0,), is_vector, {"drift", "stuck"}),
-    "a dimension out of scale": (scaled, (1e5, 1e4, 1e-5), is_vector, {"scale-apart"}),
-    "a dimension out of scale in the second half": (half_scaled, (1e3, 1e-3), is_vector, {"drift", "scale-apart"}),
-    "a dimension moved in the second half": (half_moved, (100, 3), is_vector, {"drift", "scale-apart"}),
-    "an outlier": (outlier, (1e9, 1e3, 20), is_vector, {"outlier"}),
-    "outliers, one in 200 rows": (outliers, (1e9, 1e3, 20), is_vector, {"outlier"}),
-    "a dimension stuck for a while": (stuck, (1000, 200), is_vector, {"stuck", "drift"}),
-    "actions times 255": (actions_times, (255,), is_continuous, {"times-255"}),
+# What is done to the rows, how much of it, and the codes of which one is found.
+DEFECTS: dict[str, tuple[Plant, tuple[float, ...], set[str]]] = {
+    "actions a row late": (rolled, (1,), {"misaligned-actions"}),
+    "actions a row early": (rolled, (-1,), {"misaligned-actions"}),
+    "actions a row late in half of the episodes": (half_rolled, (1,), {"misaligned-actions"}),
+    "actions a row early in half of the episodes": (half_rolled, (-1,), {"misaligned-actions"}),
+    "a dimension always 0": (zeroed, (0,), {"constant-places", "drift"}),
+    "a dimension 0 in the second half": (half_zeroed, (0,), {"drift", "stuck"}),
+    "a dimension out of scale": (scaled, (1e5, 1e4, 1e-5), {"scale-apart"}),
+    "a dimension out of scale in the second half": (half_scaled, (1e3, 1e-3), {"drift", "scale-apart"}),
+    "a dimension moved in the second half": (half_moved, (100, 3), {"drift", "scale-apart"}),
+    "an outlier": (outlier, (1e9, 1e3, 20), {"outlier"}),
+    "outliers, one in 200 rows": (outliers, (1e9, 1e3, 20), {"outlier"}),
+    "a dimension stuck for a while": (stuck, (1000, 200), {"stuck", "drift"}),
+    "actions times 255": (actions_times, (255,), {"times-255"}),
     "actions times 255 in half of the episodes": (
         half_actions_times,
         (255,),
-        is_continuous,
         {"scale-by-episode", "drift"},
     ),
-    "actions mostly saturated": (saturated, (100, 10), is_continuous, {"saturated"}),
-    "an action dimension never recorded": (constant_action, (0,), are_vectors, {"constant-action"}),
+    "actions mostly saturated": (saturated, (100, 10), {"saturated"}),
+    "an action dimension never recorded": (constant_action, (0,), {"constant-action"}),
     "episodes that repeat others nearly": (
         repeated_episode,
         (0, 1e-6, 1e-4),
-        is_vector,
         {"duplicate-episodes", "near-duplicates"},
     ),
 }
-
-
-def planted(columns: Columns) -> Iterator[tuple[str, float, set[str], Columns]]:
-    """Name, magnitude, the codes that would do, and the rows with the defect in them."""
-    for name, (plant, sizes, suits, codes) in DEFECTS.items():
-        if suits(columns):
-            for size in sizes:
-                copy = {key: values.copy() for key, values in columns.items()}
-                with np.errstate(all="ignore"):
-                    plant(copy, size)
-                yield name, size, codes, copy
-
-
-def loud(report: Report) -> set[str]:
-    """The codes of warnings and errors."""
-    return {finding.code for finding in report.warnings}
-
-
-def recorded(folder: Path, name: str, policy: str) -> Columns:
-    file = folder / f"{name.replace(' ', '_').replace(':', '_')}.{policy}.npz"
-    if not file.is_file():
-        np.savez(file, **record(name, policy))
-    with np.load(file) as found:
-        return dict(found)
-
-
-def study(folder: Path, names: tuple[str, ...], policies: tuple[str, ...] = POLICIES) -> None:
-    """Print what is found of each defect, as warnings and as notes, and what clean recordings are warned of."""
-    found: dict[tuple[str, float], list[int]] = {}
-    clean = warned = 0
-    for name in names:
-        for policy in policies:
-            try:
-                columns = recorded(folder, name, policy)
-            except (ImportError, gymnasium.error.Error):
-                print(f"{name}: not installed")
-                break
-            report = inspect(stream(columns))
-            clean, warned = clean + 1, warned + bool(report.warnings)
-            for finding in report.warnings:
-                print(f"  clean {name}, {policy}: {finding.code}: {finding.message[:150]}", flush=True)
-            known = {finding.message for finding in report.findings}
-            for defect, size, codes, rows in planted(columns):
-                said = inspect(stream(rows))
-                new = loud(said) - loud(report)
-                count = found.setdefault((defect, size), [0, 0, 0])
-                count[0] += 1
-                count[1] += bool(new & codes)
-                noted = {one.code for one in said.findings if one.message not in known}
-                count[2] += bool(not new & codes and noted & codes)
-                if "-v" in sys.argv and not new & codes:
-                    print(f"    missed {name}, {policy}: {defect} {size:g}: {sorted(new)} {sorted(noted)}", flush=True)
-    print(f"{warned} of {clean} clean recordings are warned of")
-    for (defect, size), (tried, warnings, notes) in found.items():
-        print(f"{defect:50} {size:>8g}: {warnings:3} of {tried:3} as a warning, {notes:3} as a note")
-
-
-def main() -> None:
-    """All environments that are installed."""
-    places = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
-    with tempfile.TemporaryDirectory() as made:
-        folder = Path(places[0] if places else made)
-        further = ("of other packages", FURTHER)
-        for title, names in (("thresholds were set on these", TUNED_ON), ("held out", HELD_OUT), further):
-            print(f"\n{title}: {', '.join(names)}")
-            study(folder, names)
-
-
-if __name__ == "__main__":
-    main()

@@ -72,7 +72,7 @@ def test_a_recording_that_is_right_is_warned_of_nothing(clean: Columns) -> None:
 NOTES = {("a dimension always 0", 0), ("a dimension out of scale", 1e-5)}
 DEFECTS = [
     pytest.param(name, size, marks=[pytest.mark.slow] if place else [])
-    for name, (_, sizes, _, _) in planted_defects.DEFECTS.items()
+    for name, (_, sizes, _) in planted_defects.DEFECTS.items()
     for place, size in enumerate(sizes)
     if (name, size) not in NOTES
 ]
@@ -80,7 +80,7 @@ DEFECTS = [
 
 @pytest.mark.parametrize(("name", "size"), DEFECTS)
 def test_each_planted_defect_is_warned_of(clean: Columns, name: str, size: float) -> None:
-    plant, _, _, codes = planted_defects.DEFECTS[name]
+    plant, _, codes = planted_defects.DEFECTS[name]
     rows = spoiled(clean)
     plant(rows, size)
     report = inspect(stream(rows))
@@ -93,7 +93,7 @@ def test_each_planted_defect_is_warned_of(clean: Columns, name: str, size: float
 
 @pytest.mark.parametrize("name", ["a dimension always 0", "a dimension out of scale"])
 def test_what_only_looks_odd_is_a_note(clean: Columns, name: str) -> None:
-    plant, _, _, codes = planted_defects.DEFECTS[name]
+    plant, _, codes = planted_defects.DEFECTS[name]
     rows = spoiled(clean)
     plant(rows, 1e-5)
     report = inspect(stream(rows))
