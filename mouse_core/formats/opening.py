@@ -27,9 +27,9 @@ from mouse_core.formats._files.h5 import H5File
 from mouse_core.formats._files.on_disk import BAG, DREAMERV3, MCAP, is_there, is_zarr, npz_names
 from mouse_core.formats.base import BATCH_ROWS, RowStream, stream_of
 from mouse_core.images.files import check_roots
-from mouse_core.remote.clients import is_url, open_client, public_url
+from mouse_core.remote.clients import is_url, public_url
 from mouse_core.spec import Alignment, check_alignment, check_choice
-from mouse_core.store.disk.folder import NAME, looks_like_store
+from mouse_core.store.disk.folder import looks_like_store
 
 # Packages whose errors mean that a server is unreachable.
 _NETWORK = ("google", "httpcore", "httpcore2", "httpx", "httpx2", "huggingface_hub", "requests", "urllib3")
@@ -463,7 +463,7 @@ def open(
         found = _Format(module, "a layout", bool, layout=format)
     else:
         root, format = place(path, format)
-        found = _format_at(root, format, options)
+        found = _format_at(root, format)
     module = found.name if found.layout is None or found.name == "robot_logs" else "layouts"
     options |= {} if found.layout is None else {"layout": found.layout}
     reader = getattr(importlib.import_module(f"mouse_core.formats.{module}"), f"read_{module}")
@@ -544,17 +544,19 @@ def place(path: str | os.PathLike[str], name: str | None) -> tuple[Any, str | No
     return folder, known or name
 
 
-def _format_at(root: Any, name: str | None, options: Mapping[str, Any]) -> _Format:
+def _format_at(root: Any, name: str | None) -> _Format:
     """Return the format with the given name, or without a name the format that is recognised."""
+    names = {one.name: one for one in reversed(_FORMATS)}
     if is_url(root):
-        return _format_elsewhere(root, name, options)
+        if name not in (None, "store", "rows"):
+            raise ConfigError(f"{public_url(root)}: format: expected 'rows' or 'store' for remote data, found {name!r}")
+        return names["store"]
     if not root.exists():
         scheme = re.match(r"([a-z]\w+):(?!//)", str(root))
         ids = f"; ids of datasets begin with one of {list(ID_SCHEMES)} and a colon" if scheme else ""
         raise ConfigError(f"{root}: expected a file or folder, found none{ids}")
     if not root.is_file() and not root.is_dir():  # opening a pipe would block
         raise ConfigError(f"{root}: expected a regular file or a folder, found neither")
-    names = {one.name: one for one in reversed(_FORMATS)}
     if name is not None and name not in names:
         raise ConfigError(f"format: expected one of {sorted(names)}, found {name!r}")
     found = names[name] if name is not None else _recognised(root)
@@ -570,20 +572,6 @@ def _format_at(root: Any, name: str | None, options: Mapping[str, Any]) -> _Form
             + "; ".join(f"{one.name}: {one.sign}" for one in _FORMATS)
         )
     return found
-
-
-def _format_elsewhere(url: str, name: str | None, options: Mapping[str, Any]) -> _Format:
-    """Return the format of remote data: LeRobot, or a format that ``DatasetStore.open`` opens."""
-    known = {one.name: one for one in _FORMATS if one.name in ("store", "lerobot", "rows")}
-    if name is not None:
-        if name not in known:
-            raise ConfigError(
-                f"{public_url(url)}: format: expected one of {sorted(known)} for remote data, found {name!r}"
-            )
-        return known["lerobot" if name == "lerobot" else "store"]
-    client = open_client(url, options.get("storage_options"))
-    is_lerobot = not url.endswith(".parquet") and not client.exists(NAME) and client.exists("meta/info.json")
-    return known["lerobot" if is_lerobot else "store"]
 
 
 def _all_rows(stream: RowStream) -> Iterator[pa.RecordBatch]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -39,28 +39,16 @@ def read_store(path: str | os.PathLike[str], *, batch_rows: int = BATCH_ROWS, **
         raise ConfigError(f"{public_url(str(path))}: expected options of a store, found {sorted(unknown)}")
     opened = partial(DatasetStore.open, path, **reaching)
     store = opened()
-    stream = stream_of(store, public_url(str(path)) if is_url(path) else os.fspath(path), batch_rows, opened)
-    return stream if is_url(path) or not stream.rows else stream.replace(mapped=store.to_dataset)
-
-
-def stream_of(store: DatasetStore, path: str, batch_rows: int, opened: Callable[..., DatasetStore]) -> RowStream:
-    """Return the current rows of a store.
-
-    Args:
-        store: The store.
-        path: The name of the store in error messages.
-        batch_rows: Largest number of rows of a batch.
-        opened: A function that opens the store again; it takes the options of ``DatasetStore.open``.
-    """
-    snapshot = store.snapshot()
+    snapshot, name = store.snapshot(), public_url(str(path)) if is_url(path) else os.fspath(path)
     schema = pa.schema([pa.field(name, data_type) for name, data_type in store.columns.items()])
     return RowStream(
-        path=path,
+        path=name,
         format="store",
         schema=schema,
-        batches=partial(_batches, snapshot, schema, path, batch_rows),
+        batches=partial(_batches, snapshot, schema, name, batch_rows),
         rows=snapshot.num_rows,
         opened=opened,
+        mapped=None if is_url(path) or not snapshot.num_rows else store.to_dataset,
         metadata=store.metadata,
     )
 

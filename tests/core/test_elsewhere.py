@@ -168,7 +168,7 @@ def test_users_in_addresses_and_objects_without_versions_are_refused(server, opt
 
 
 def test_what_is_no_store_or_not_whole_is_said(server, options, written):
-    with pytest.raises(ConfigError, match=r"s3://data/nothing: expected a store \(manifest.json\), a LeRobot"):
+    with pytest.raises(ConfigError, match=r"s3://data/nothing: expected a store \(manifest.json\) or Parquet"):
         DatasetStore.open("s3://data/nothing", **options)
     server.put("data/saved/state.json", b"{}")
     with pytest.raises(

@@ -243,7 +243,6 @@ class Frames:
         described: The metadata of the dataset.
         final: "drop" or "mark".
         cameras: Whether to read images.
-        videos: Whether to read video frames as well.
     """
 
     def __init__(
@@ -253,16 +252,13 @@ class Frames:
         *,
         final: str | None,
         cameras: bool,
-        videos: bool = True,
     ) -> None:
         self.where, self.described, self.final = where, described, final
         self.episodes = described.episodes
         #: Positions of episodes that are left out.
         self.skipped: frozenset[int] = frozenset()
         kinds = ("video", "image") if cameras else ()
-        # The column of a camera depends on the number of all cameras, even if only some are read.
-        self._cameras = [key for key, feature in described.features.items() if feature.dtype in kinds]
-        self.pictures = [key for key in self._cameras if videos or described.features[key].dtype == "image"]
+        self.pictures = [key for key, feature in described.features.items() if feature.dtype in kinds]
         self.stored = [
             key
             for key, feature in described.features.items()
@@ -415,7 +411,7 @@ class Frames:
         for key, values in frames.items():
             if is_action(key):
                 continue
-            if key in self._cameras or not key.startswith("next."):
+            if key in self.pictures or not key.startswith("next."):
                 seen[column_of(key)] = values
         state = seen.get("observation.state")
         return seen if state is None or state.ndim > 1 else {**seen, "observation.state": state[:, None]}
@@ -429,7 +425,7 @@ class Frames:
         brought["reward"] = frames.get("next.reward", np.zeros(len(last), np.float32)).reshape(len(last))
         brought["done"] = _done_codes(frames, last)
         for key, values in frames.items():
-            if key.startswith("next.") and key not in (*_ENDINGS, *self._cameras):
+            if key.startswith("next.") and key not in (*_ENDINGS, *self.pictures):
                 brought[column_of(key)] = values
         return brought
 
@@ -660,16 +656,6 @@ def check_action(described: Description, where: str) -> None:
     """Raise SchemaError if no feature is an action."""
     if not any(map(is_action, described.features)):
         raise SchemaError(f"{where}: expected a feature 'action', found {list(described.features)}")
-
-
-def bytes_a_frame(described: Description, *, pictures: bool) -> int:
-    """Return the size of a frame in memory in bytes, with or without its images as pixels."""
-    total = 0
-    for feature in described.features.values():
-        picture = feature.dtype in ("video", "image")
-        if pictures or not picture:
-            total += math.prod(feature.shape) * (1 if picture else 8)
-    return total
 
 
 def dimensions(described: Description) -> dict[str, list[str]]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,13 +31,10 @@ from mouse_core.formats.lerobot._meta import (
     Videos,
     allowance,
     base_of,
-    bytes_a_frame,
     check_action,
     read_description,
 )
 from mouse_core.formats.rows import open_parquet, parquet_batches
-from mouse_core.formats.store import stream_of
-from mouse_core.remote.clients import Reaching, is_url, public_url
 
 _MOST_SAID = 20
 
@@ -174,7 +171,6 @@ def read_lerobot(
     skip_broken: bool = False,
     tolerance: float | None = None,
     batch_rows: int = BATCH_ROWS,
-    **reaching: Any,
 ) -> RowStream:
     """Read a LeRobotDataset of version 3 or 2.
 
@@ -193,11 +189,8 @@ def read_lerobot(
     camera. Columns of the type "language" become JSON texts. The stream's ``metadata`` contain ``tasks`` (texts by the
     numbers in ``metadata_task_index``), and the dataset's ``info`` and ``stats``.
 
-    If ``path`` is an address, frames are read when their rows are needed, and videos are not read. ``to_store()`` then
-    returns a store that reads from the address.
-
     Args:
-        path: The dataset's folder, or its address.
+        path: The dataset's folder.
         final: Treatment of the last action of an episode, whose next observation is not stored: "drop" or "mark".
         cameras: Whether to read images; videos need the extra ``video``.
         skip_broken: Whether to leave out broken episodes: rows, times or frames are missing, shapes differ from the
@@ -206,20 +199,13 @@ def read_lerobot(
         tolerance: Largest distance in seconds between a video frame and a row's "timestamp", like LeRobot's
             ``tolerance_s``; by default 0.0001, plus the rounding of the numbers.
         batch_rows: Approximate number of rows of a batch; fewer if rows are large.
-        **reaching: Arguments of ``mouse_core.remote.Reaching``, if ``path`` is an address.
 
     Raises:
         ConfigError: The path has no dataset, the format has another version, or ``final`` is missing.
         SchemaError: There is no feature ``action``, or its type cannot be read.
         DataError: A file is damaged; the message names the file.
     """
-    if is_url(path):
-        if skip_broken or tolerance is not None:
-            raise ConfigError(f"{public_url(str(path))}: skip_broken, tolerance: expected a folder, found an address")
-        return _read_remote(str(path), final, cameras, batch_rows, reaching)
     root = Path(path)
-    if reaching:
-        raise ConfigError(f"{', '.join(reaching)}: expected an address, as s3://bucket/folder, found the path {root}")
     if tolerance is not None:
         check_seconds("tolerance (--tolerance)", tolerance)
     check_inside((root / "meta").rglob("*"), root)
@@ -261,26 +247,6 @@ def read_lerobot(
     )
 
 
-def _read_remote(url: str, final: str | None, cameras: bool, batch_rows: int, reaching: Mapping[str, Any]) -> RowStream:
-    from mouse_core.formats.lerobot._remote import batches_of, description_of, open_at
-
-    opened = partial(open_at, url, Reaching(**reaching), final, cameras)
-    store = opened()
-    described = description_of(store)
-    stream = stream_of(store, public_url(url), batch_rows, opened)
-    notes = [*_notes(described)]
-    if cameras and any(feature.dtype == "video" for feature in described.features.values()):
-        notes.append("videos are not read from an address: their cameras are left out")
-    return stream.replace(
-        format="lerobot",
-        batches=partial(batches_of, store, batch_rows),
-        opened=opened,
-        episodes=len(described.episodes.index),
-        notes=tuple(notes),
-        format_metadata={name: dict(getattr(described, name)) for name in ("info", "tasks", "stats")},
-    )
-
-
 def _notes(described: Description) -> Iterator[str]:
     if "next.reward" not in described.features:
         yield "there is no next.reward: all rewards are 0"
@@ -308,7 +274,8 @@ class _Reader:
 
     def __init__(self, root: Path, frames: Frames, batch_rows: int, videos: Videos, *, cut: bool) -> None:
         self.root, self.frames, self.videos, self.cut = root, frames, videos, cut
-        self.batch_rows = rows_at_once(bytes_a_frame(frames.described, pictures=False), most=batch_rows)
+        features = [one for one in frames.described.features.values() if one.dtype not in ("video", "image")]
+        self.batch_rows = rows_at_once(8 * sum(math.prod(one.shape) for one in features), most=batch_rows)
 
     @memo
     def schema(self) -> pa.Schema:

@@ -111,9 +111,9 @@ class DatasetStore(Store):
 
         Args:
             path: A store, a saved dataset, or a file or folder of any format that ``mouse_core.formats`` reads; the id
-                of a dataset, such as ``minari:D4RL/door/human-v2``; or the address of a store, of Parquet files or of a
-                LeRobotDataset. Examples of addresses are ``s3://bucket/runs``, ``gs://bucket``, ``az://container``,
-                ``https://`` URLs and ``hf://datasets/name/of/it``.
+                of a dataset, such as ``minari:D4RL/door/human-v2``; or the address of a store or of Parquet
+                files. Examples of addresses are ``s3://bucket/runs``, ``gs://bucket``, ``az://container``, ``https://``
+                URLs and ``hf://datasets/name/of/it``.
             mode: "r" reads an existing store and writes nothing; "a" writes a store and creates it if necessary.
             sync: The durability that a writer waits for: "none", "flush" or "append", as above.
             verify: Whether to compare a file with its digest when its rows are first read, for which the whole file is

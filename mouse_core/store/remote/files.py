@@ -430,7 +430,7 @@ class ArrowFile:
         nulls: Columns that are null throughout the file.
         stride: Distance in bytes between consecutive record batches with the row count and layout of the first batch;
             0: unknown.
-        trailer: The trailer of the segment; None: the columns of the file are decoded, see ``DecodedFiles``.
+        trailer: The trailer of the segment; None: the columns of the file are decoded, see ``ParquetFiles``.
         verify: Whether to compare the pages of the file with their checksums.
     """
 

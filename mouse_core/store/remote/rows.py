@@ -6,7 +6,7 @@ import io
 import os
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
@@ -199,8 +199,8 @@ def read_manifest(client: FolderClient, known: str = "") -> tuple[bytes | None, 
         return client.read(NAME, most_bytes=MOST_BYTES)
     except MissingObject as error:
         raise ConfigError(
-            f"{client.url}: expected a store ({NAME}), a LeRobotDataset (meta/info.json) "
-            "or Parquet files, found none; other formats are converted first (mouse convert)"
+            f"{client.url}: expected a store ({NAME}) or Parquet files, found none; other formats are converted first "
+            "(mouse convert)"
         ) from error
 
 
@@ -266,7 +266,7 @@ def parquet_among(listed: Sequence[str]) -> list[str]:
     return []
 
 
-def open_parquet(place: Place, infos: Sequence[ObjectInfo]) -> tuple[DecodedFiles, DatasetMetadata]:
+def open_parquet(place: Place, infos: Sequence[ObjectInfo]) -> tuple[ParquetFiles, DatasetMetadata]:
     """Read the footers of Parquet files; return the files as one sequence, and their metadata.
 
     Raises:
@@ -283,7 +283,7 @@ def open_parquet(place: Place, infos: Sequence[ObjectInfo]) -> tuple[DecodedFile
     for info, one in zip(infos, opened, strict=True):
         groups = range(one.metadata.num_row_groups)
         files.append(ArrowFile(info, np.array([one.metadata.row_group(group).num_rows for group in groups], np.int64)))
-    return _ParquetFiles(place, files, bare_schema(schema)), metadata
+    return ParquetFiles(place, files, bare_schema(schema)), metadata
 
 
 class ParquetObjects:
@@ -337,8 +337,8 @@ class ParquetObjects:
         return made.chunk(0) if isinstance(made, pa.ChunkedArray) else made
 
 
-class DecodedFiles(Files):
-    """Base class of files whose columns must be decoded; see ``Files``. Recent results of ``decode`` are cached."""
+class ParquetFiles(Files):
+    """Parquet files in which each row group is a chunk; recently used decoded columns are cached. See ``Files``."""
 
     def __init__(self, place: Place, files: Sequence[ArrowFile], schema: pa.Schema) -> None:
         super().__init__(place, files, schema)
@@ -356,17 +356,17 @@ class DecodedFiles(Files):
         """Return the remote memory that fetches the bytes for decoding; None if files are local."""
         return self.objects.backing
 
-    def decode(self, chunk: int, name: str) -> pa.Array:
-        """Decode a column of a chunk; one thread at a time calls this method."""
-        raise NotImplementedError
+    @memo
+    def _opened(self) -> ParquetObjects:
+        return ParquetObjects(self.objects)
 
-    def kept(self, key: Any, make: Callable[[], pa.Array]) -> pa.Array:
-        """Return the array cached under a key; if it is missing, compute and cache it."""
+    def _column(self, chunk: int, name: str) -> pa.Array:
+        """Return a decoded column of a chunk; one thread at a time decodes."""
         with self._lock:
-            if key in self._kept:
-                self._kept.move_to_end(key)
-                return self._kept[key]
-            made = self._kept[key] = make()
+            if (chunk, name) in self._kept:
+                self._kept.move_to_end((chunk, name))
+                return self._kept[chunk, name]
+            made = self._kept[chunk, name] = self._opened.column(*self.of(chunk), name)
             self._kept_bytes += made.nbytes
             while self._kept_bytes > _KEPT_BYTES and len(self._kept) > 1:
                 _, gone = self._kept.popitem(last=False)
@@ -386,27 +386,15 @@ class DecodedFiles(Files):
     def rows(self, chunk: int, name: str, row: int, count: int) -> Asking[pa.Array]:
         """See ``Files``."""
         yield from ()
-        return self.kept((chunk, name), partial(self.decode, chunk, name)).slice(row, count)
+        return self._column(chunk, name).slice(row, count)
 
     def column(self, chunk: int, name: str) -> Asking[pa.Array]:
         """See ``Files``."""
         yield from ()
-        return self.kept((chunk, name), partial(self.decode, chunk, name))
-
-
-class _ParquetFiles(DecodedFiles):
-    """Parquet files in which each row group is a chunk."""
-
-    @memo
-    def _opened(self) -> ParquetObjects:
-        return ParquetObjects(self.objects)
-
-    def decode(self, chunk: int, name: str) -> pa.Array:
-        """See ``DecodedFiles``."""
-        return self._opened.column(*self.of(chunk), name)
+        return self._column(chunk, name)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _ParquetFiles, (self.objects.place, self.files, self.schema)
+        return ParquetFiles, (self.objects.place, self.files, self.schema)
 
 
 def object_stream(objects: Objects, number: int) -> io.BufferedReader:
@@ -452,7 +440,7 @@ _SAVED = "a folder of save_to_disk; DatasetStore().from_dataset(datasets.load_fr
 OTHERS = {
     "state.json": _SAVED,
     "dataset_dict.json": _SAVED,
-    "meta/info.json": "a LeRobotDataset; DatasetStore.open(url, final='drop') opens it, or final='mark'",
+    "meta/info.json": "a LeRobotDataset; open its folder after a download, or lerobot:NAME, which downloads it",
 }
 """Names of objects that show that an address holds another kind of rows, each with a remedy for the error message."""
 
