@@ -380,113 +380,29 @@ ON_INTERRUPTED = ("mark", "cut")
 _REFUSALS = (DataError, SchemaError, RolloutError)
 
 
-class EpisodeSink:
-    """Writes all rows of an episode to a store together, when the episode has ended.
+class EpisodeWriter:
+    """Creates the rows of one environment's episodes, and writes the rows of an ended episode to a store together.
 
     Args:
         store: The store, or a client of it; other writers may append complete episodes meanwhile.
+        placeholder: The action in the first row of an "arrived" episode.
         mark: Whether an interrupted episode is written as truncated; otherwise the episode is left out.
         running: The file of rows that the store does not have yet; None: no file.
     """
 
-    def __init__(self, store: Any, *, mark: bool, running: Running | None) -> None:
+    def __init__(self, store: Any, placeholder: Row, *, mark: bool, running: Running | None) -> None:
         self._store, self._mark, self._running = store, mark, running
-        self._columns: dict[str, list[Any]] = {}
-        self._ended: list[dict[str, list[Any]]] = []  # more than one episode only after an error of the store
-        self._taken = 0  # rows that were written while later rows wait after an error
-        self._unfiled: list[Row] = []  # more than the rows of one call only after an error of the file
-
-    def put(self, row: Row, first: Sequence[Row] = ()) -> None:
-        """Add a row, and before this row the rows ``first``; after a StorageError, the rows wait in memory."""
-        for one in (*first, row):
-            if self._running is not None:
-                self._unfiled.append(one)
-            if not self._columns:
-                self._columns = {name: [value] for name, value in one.items()}
-                continue
-            columns = self._columns
-            for name, value in one.items():
-                columns[name].append(value)
-        if row["done"]:
-            self._end()
-        else:
-            self._file()
-
-    def _file(self) -> None:
-        """Write the rows to the file that the file does not have yet."""
-        while self._running is not None and self._unfiled:
-            self._running.add(self._unfiled[0])
-            self._unfiled.pop(0)
-
-    def _end(self) -> None:
-        self._ended.append(self._columns)
-        self._columns = {}
-        self.settle()
-
-    def settle(self) -> None:
-        """Write the rows of ended episodes that still wait after an error of the store or the file."""
-        self._file()
-        while self._ended:
-            rows = len(self._ended[0]["done"])
-            if self._running is not None:
-                self._running.goes_to(self._store.written, self._taken, rows)
-            self._store.extend(self._ended[0])
-            self._ended.pop(0)
-            self._taken += rows
-            self._forget_running()
-
-    def _forget_running(self) -> None:
-        if self._ended:
-            return
-        self._taken = 0
-        if self._running is not None:
-            self._running.end()
-
-    def interrupt(self) -> None:
-        """End the running episode: write the episode as truncated, or discard it."""
-        if self._columns and self._mark:
-            last = {name: values[-1] for name, values in self._columns.items() if name in _ENDS}
-            truncate(last)
-            for name, value in last.items():
-                self._columns[name][-1] = value
-            self._end()
-        self.leave_out()
-
-    def leave_out(self) -> None:
-        """Discard the rows of the running episode."""
-        self._columns, self._unfiled = {}, []
-        self._forget_running()
-
-    def close(self) -> None:
-        """Close the recording file, which keeps the rows that the store does not have."""
-        self._columns, self._ended = {}, []
-        if self._running is not None:
-            self._running.close()
-
-    def forget(self) -> None:
-        """Discard all rows."""
-        self._ended = []
-        self.leave_out()
-
-
-class EpisodeWriter:
-    """Creates the rows of one environment's episodes.
-
-    Args:
-        sink: The sink that writes the rows.
-        alignment: "arrived" or "outgoing".
-        placeholder: The action in the first row of an "arrived" episode.
-    """
-
-    def __init__(self, sink: EpisodeSink, alignment: str, placeholder: Row) -> None:
-        self._sink = sink
-        self._is_outgoing = alignment == "outgoing"
+        self._is_outgoing = store.alignment == "outgoing"
         self._first = {**placeholder, "reward": 0.0, "done": 0, "episode_step": 0}
         self._seen: Row = {}
         self._step = -1
         # For agents that end separately: which agents have ended, bool ``[A]``, and whether an agent was truncated.
         self._gone: Any = None
         self._is_cut = False
+        self._columns: dict[str, list[Any]] = {}  # the rows of the running episode
+        self._ended: list[dict[str, list[Any]]] = []  # more than one episode only after an error of the store
+        self._taken = 0  # rows that were written while later rows wait after an error
+        self._unfiled: list[Row] = []  # more than the rows of one call only after an error of the file
 
     @property
     def is_running(self) -> bool:
@@ -499,7 +415,7 @@ class EpisodeWriter:
         self._step, self._seen, self._gone, self._is_cut = 0, seen, None, False
 
     def step(self, action: Row, reward: Any, terminated: Any, truncated: Any, seen: Row) -> None:
-        """Add a step.
+        """Add a step; after a StorageError, its rows wait in memory.
 
         Args:
             action: The columns of the action.
@@ -531,7 +447,11 @@ class EpisodeWriter:
             # The first row is written at the first step, because its placeholder zeros need the shapes of these values.
             arrays = ((name, row[name]) for name in ("reward", "agent_done") if isinstance(row.get(name), np.ndarray))
             rows.append({**self._first, **self._seen, **{name: np.zeros_like(one) for name, one in arrays}})
-        self._try(self._sink.put, row, rows)
+        try:
+            self._put([*rows, row])
+        except _REFUSALS:
+            self.forget()
+            raise
 
     def _ends(self, terminated: Any, truncated: Any) -> tuple[int, npt.NDArray[np.int8] | None]:
         """Return the done code of the episode, and the done codes of agents if they end separately."""
@@ -552,22 +472,78 @@ class EpisodeWriter:
         over = bool(self._gone.all())
         return done_code(over and not self._is_cut, over), codes
 
-    def _try(self, write: Callable[..., None], *rows: Any) -> None:
+    def _put(self, rows: Sequence[Row]) -> None:
+        """Add rows of the running episode."""
+        for row in rows:
+            if self._running is not None:
+                self._unfiled.append(row)
+            if not self._columns:
+                self._columns = {name: [value] for name, value in row.items()}
+                continue
+            columns = self._columns
+            for name, value in row.items():
+                columns[name].append(value)
+        if rows[-1]["done"]:
+            self._end()
+        else:
+            self._file()
+
+    def _file(self) -> None:
+        """Write the rows to the file that the file does not have yet."""
+        while self._running is not None and self._unfiled:
+            self._running.add(self._unfiled[0])
+            self._unfiled.pop(0)
+
+    def _end(self) -> None:
+        self._ended.append(self._columns)
+        self._columns = {}
+        self._settle()
+
+    def _settle(self) -> None:
+        """Write the rows of ended episodes that still wait after an error of the store or the file."""
+        self._file()
+        while self._ended:
+            rows = len(self._ended[0]["done"])
+            if self._running is not None:
+                self._running.goes_to(self._store.written, self._taken, rows)
+            self._store.extend(self._ended[0])
+            self._ended.pop(0)
+            self._taken += rows
+            self._forget_running()
+
+    def _forget_running(self) -> None:
+        if self._ended:
+            return
+        self._taken = 0
+        if self._running is not None:
+            self._running.end()
+
+    def _leave_out(self) -> None:
+        """Discard the rows of the running episode."""
+        self._columns, self._unfiled = {}, []
+        self._forget_running()
+
+    def interrupt(self) -> None:
+        """End the running episode: write it as truncated, or discard it. An episode without a transition is left
+        out.
+        """
+        taken, self._step = self._step, -1
         try:
-            write(*rows)
+            if taken >= 0:
+                if self._columns and self._mark:
+                    last = {name: values[-1] for name, values in self._columns.items() if name in _ENDS}
+                    truncate(last)
+                    for name, value in last.items():
+                        self._columns[name][-1] = value
+                    self._end()
+                self._leave_out()
+            self._settle()
         except _REFUSALS:
             self.forget()
             raise
 
-    def interrupt(self) -> None:
-        """Interrupt the running episode; an episode without a transition is left out."""
-        taken, self._step = self._step, -1
-        if taken >= 0:
-            self._try(self._sink.interrupt)
-        self._try(self._sink.settle)
-
     def close(self) -> None:
-        """End the recording. Rows that a closed store rejected stay in the recording files.
+        """End the recording. Rows that a closed store rejected stay in the recording file.
 
         Raises:
             ClosedError, RolloutError: Some rows were not written; a second call raises no error.
@@ -575,14 +551,21 @@ class EpisodeWriter:
         try:
             self.interrupt()
         except (ClosedError, *_REFUSALS):
-            self._sink.close()
+            self._close()
             raise
-        self._sink.close()
+        self._close()
+
+    def _close(self) -> None:
+        """Close the recording file, which keeps the rows that the store does not have."""
+        self._columns, self._ended = {}, []
+        if self._running is not None:
+            self._running.close()
 
     def forget(self) -> None:
         """Stop recording the running episode; its rows in the store end without a done code."""
         self._step = -1
-        self._sink.forget()
+        self._ended = []
+        self._leave_out()
 
 
 def check_on_interrupted(choice: str) -> str:
@@ -687,8 +670,7 @@ class StoreWriter:
         store, mark, running = self.store, self.on_interrupted == "mark", None
         if isinstance(store, DatasetStore) and store.path is not None and mark:
             running = Running(store.path, sync=store.sync == "append")
-        sink = EpisodeSink(store, mark=mark, running=running)
-        self._episodes.append(EpisodeWriter(sink, self.store.alignment, _columns.placeholder(self.actions)))
+        self._episodes.append(EpisodeWriter(store, _columns.placeholder(self.actions), mark=mark, running=running))
         return self._episodes[-1]
 
     def interrupt(self) -> None:
