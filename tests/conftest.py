@@ -3,7 +3,6 @@
 import gc
 import os
 import re
-import sys
 import tempfile
 from pathlib import Path
 
@@ -75,10 +74,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
-
-
-@pytest.fixture
-def without_rich(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where rich is not installed."""
-    for name in ("rich", *(name for name in sys.modules if name.startswith("rich."))):
-        monkeypatch.setitem(sys.modules, name, None)

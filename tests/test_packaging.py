@@ -43,7 +43,7 @@ from scripts.release import FILES, blanks, version
 
 FRAMEWORKS = {"torch", "tensordict", "torchrl", "jax", "jaxlib", "flax", "optax", "grain", "ray"}
 # Heavy or optional: the core imports these where they are used, never on import.
-DEFERRED = {"datasets", "pandas", "huggingface_hub", "PIL", "rich", "matplotlib", "gymnasium"}
+DEFERRED = {"datasets", "pandas", "huggingface_hub", "PIL", "matplotlib", "gymnasium"}
 
 
 def roots(names: set[str]) -> set[str]:

@@ -5,7 +5,7 @@ A framework is imported only by the runs that use it.
 
 from importlib.util import find_spec as _find_spec
 
-if _missing := [name for name in ("torch", "jax", "flax", "rich") if _find_spec(name) is None]:
+if _missing := [name for name in ("torch", "jax", "flax") if _find_spec(name) is None]:
     raise ImportError(f"mouse_study needs {', '.join(_missing)}: pip install 'mouse-data[study]'")
 
 from mouse_study._running.folder import collect

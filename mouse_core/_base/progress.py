@@ -1,4 +1,4 @@
-"""Terminal output: text, and a progress bar for long work, through rich if it is installed."""
+"""Terminal output: text, and a progress bar for long work."""
 
 from __future__ import annotations
 
@@ -7,22 +7,9 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 WIDTH = 110
 """Number of columns if the output is no terminal but, for example, a file or a pipe."""
-
-
-def console() -> Any | None:
-    """Return a console of rich that prints text unchanged; None if rich is not installed."""
-    try:
-        from rich.console import Console
-    except ImportError:
-        return None
-    made = Console(markup=False, highlight=False)
-    if not made.is_terminal:
-        made.width = WIDTH
-    return made
 
 
 def aligned(rows: Sequence[Sequence[str]], *, left: int = 1) -> list[str]:

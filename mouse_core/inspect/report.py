@@ -1,4 +1,4 @@
-"""The report of an inspection, and its text for a terminal, which is formatted by rich if rich is installed."""
+"""The report of an inspection, and its text for a terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core._base.checks import as_json
-from mouse_core._base.progress import aligned, console, item
+from mouse_core._base.progress import aligned, item
 from mouse_core.metadata import DatasetMetadata
 from mouse_core.spec import DIMS
 
@@ -181,65 +181,27 @@ def show(report: Report, *, viewer: Sequence[str] = ()) -> None:
         viewer: The command, as a list of words, that shows the data with the same reading options; the place of a
             finding is appended to it. By default ``mouse view`` with the source of the report.
     """
-    out = console()
-    if out is None:
-        print("\n".join(plain(report, viewer)))  # noqa: T201
-        return
-    from rich.table import Table
-    from rich.text import Text
+    print("\n".join(_lines(report, viewer)))  # noqa: T201
 
-    out.print(heading(report), style="bold")
+
+def _lines(report: Report, viewer: Sequence[str]) -> Iterator[str]:
+    yield from (heading(report), "")
     for title, head, rows in tables(report):
-        table = Table(*head, title=title or None, title_justify="left")
-        for place, column in enumerate(table.columns):
-            column.justify = "right" if place > (2 if head is COLUMN_HEAD else 0) else "left"
-            column.overflow = "fold"
-        for row in rows:
-            table.add_row(*row)
-        out.print(table)
-    for line in facts(report):
-        out.print(line)
-    for title, style, found in _findings(report):
-        out.print(f"\n{title}", style="bold")
-        for finding in found:
-            out.print(Text.assemble("- ", (finding.code, style), f": {finding.message}", (_place(finding), "dim")))
-    for line in _seen(report, viewer):
-        out.print(f"\n{line}", highlight=False, markup=False, soft_wrap=True)
-    if not report.warnings:
-        out.print("\nNo warnings", style="bold green")
-
-
-def plain(report: Report, viewer: Sequence[str] = ()) -> list[str]:
-    """Format a report as lines of text."""
-    lines = [heading(report), ""]
-    for title, head, rows in tables(report):
-        lines += [title] if title else []
-        lines += [*aligned([head, *rows], left=len(head)), ""]
-    lines += facts(report)
-    for title, _, found in _findings(report):
-        lines += ["", title, *(item(f"{finding.code}: {finding.message}{_place(finding)}") for finding in found)]
-    lines += [line for seen in _seen(report, viewer) for line in ("", seen)]
-    return lines if report.warnings else [*lines, "", "No warnings"]
-
-
-def _findings(report: Report) -> Iterator[tuple[str, str, list[Finding]]]:
-    """Yield, for each level with findings, the title, the colour and the findings."""
-    levels = (("error", "Errors", "red"), ("warning", "Warnings", "yellow"), ("note", "Notes", "cyan"))
-    for level, title, colour in levels:
+        yield from [title] if title else []
+        yield from (*aligned([head, *rows], left=len(head)), "")
+    yield from facts(report)
+    for level in LEVELS:
         found = [finding for finding in report.findings if finding.level == level]
         if found:
-            yield title, colour, found
-
-
-def _place(finding: Finding) -> str:
-    return "" if finding.place is None else f" [{finding.place}]"
-
-
-def _seen(report: Report, viewer: Sequence[str]) -> list[str]:
-    """Return the command that shows the first place of a finding."""
+            yield from ("", f"{level.capitalize()}s")
+        for finding in found:
+            place = "" if finding.place is None else f" [{finding.place}]"
+            yield item(f"{finding.code}: {finding.message}{place}")
     places = [finding.place for finding in report.findings if finding.place is not None]
-    words = viewer or ["mouse", "view", report.source]
-    return [f"To see it: {shlex.join([*words, '--at', places[0]])}"] if places else []
+    if places:
+        yield from ("", f"To see it: {shlex.join([*(viewer or ['mouse', 'view', report.source]), '--at', places[0]])}")
+    if not report.warnings:
+        yield from ("", "No warnings")
 
 
 def heading(report: Report) -> str:

@@ -382,14 +382,6 @@ def test_the_command_that_is_hinted_at_works(
     assert capsys.readouterr().out.strip().endswith(f"#{asked[-1]}")
 
 
-@pytest.mark.usefixtures("without_rich")
-def test_without_rich_it_is_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(folder) == 0
-    shown = capsys.readouterr().out
-    assert "12 episodes" in shown
-    assert "┃" not in shown
-
-
 def test_json_holds_everything(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(folder, "--json", tmp_path / "report.json") == 0
     report = json.loads((tmp_path / "report.json").read_text())
