@@ -15,10 +15,10 @@ import pyarrow as pa
 from mouse_core._base.checks import check_seconds
 from mouse_core.collect.client import Channel, Client
 from mouse_core.collect.wire import read_batch
-from mouse_core.errors import ConfigError, DataError, MissingRowError, MouseError, TimedOutError
+from mouse_core.errors import ConfigError, DataError, MouseError, TimedOutError
 from mouse_core.groups.buffer import RolloutBuffer
 from mouse_core.groups.files import rollouts_to_table, rollouts_with, table_to_rollouts
-from mouse_core.groups.records import Columns, RolloutRecord, of_group, uids_of, version_name, with_columns
+from mouse_core.groups.records import Columns, RolloutRecord, uids_of, version_name, with_columns
 
 
 def encode_rollouts(rollouts: Sequence[RolloutRecord], declared: Columns) -> memoryview:
@@ -127,21 +127,6 @@ class RolloutClient(Client):
                 return self._declared
         return self.columns
 
-    def rollout(self, rollout_uid: str) -> RolloutRecord:
-        """Return a rollout, sealed or not; ``rollouts`` returns several rollouts.
-
-        Raises:
-            MissingRowError: The buffer has no such rollout.
-            DataError, StorageError: See ``RolloutBuffer.rollout`` and ``add_rollouts``.
-        """
-        return self.rollouts([rollout_uid])[0]
-
-    def rollouts(self, rollout_uids: Sequence[str]) -> list[RolloutRecord]:
-        """Return rollouts by uid; raises the errors of ``rollout``. ``contains`` returns which uids exist."""
-        found = self._call({"call": "rollouts", "uids": uids_of(rollout_uids)})
-        declared = Columns.from_json(found["columns"], f"client {self.name!r}")
-        return list(map(of_group, decode_rollouts(found["body"], declared), found["groups"]))
-
     def contains(self, rollout_uids: Iterable[str]) -> list[bool]:
         """Return whether each rollout is stored, sealed or not, so that a restarted producer knows which rollouts
         arrived.
@@ -158,11 +143,6 @@ class RolloutClient(Client):
     def flush(self) -> int:
         """Seal every waiting group; return how many groups were sealed."""
         return int(self._call({"call": "flush"})["result"])
-
-    def summary(self) -> dict[str, float]:
-        """Return numbers for a log; see ``RolloutBuffer.summary``."""
-        found: dict[str, float] = self._call({"call": "summary"})["result"]
-        return found
 
 
 # Seconds after which a call that waits for room checks again whether the server is being closed.
@@ -203,10 +183,8 @@ class SharedBuffer:
             "hello": self._look,
             "look": self._look,
             "add_rollouts": self._add_rollouts,
-            "rollouts": self._rollouts,
             "contains": lambda call, body: {"result": buffer.contains(_texts(call, "uids"))},
             "flush": lambda call, body: {"result": buffer.flush()},
-            "summary": lambda call, body: {"result": buffer.summary()},
             "set_policy_version": self._set_policy_version,
         }
 
@@ -265,19 +243,6 @@ class SharedBuffer:
                     raise ConnectionAbortedError("the server is being closed") from None
                 if deadline is not None and time.monotonic() >= deadline:
                     raise
-
-    def _rollouts(self, call: Mapping[str, Any], body: memoryview) -> Answer:
-        uids = _texts(call, "uids")
-        missing = [uid for uid, there in zip(uids, self.buffer.contains(uids), strict=True) if not there]
-        if missing and len(uids) > 1:
-            raise MissingRowError(
-                f"rollouts: expected the uids of some of {len(self.buffer)}, found {len(missing)} of {len(uids)} that "
-                f"are not stored, {missing[0]!r:.100} first; contains(uids) returns which uids are stored"
-            )
-        rollouts = [self.buffer.rollout(uid) for uid in uids]
-        declared = self.buffer.columns
-        groups = [rollout.group_uid for rollout in rollouts]
-        return {"columns": declared.to_json(), "groups": groups, "body": [encode_rollouts(rollouts, declared)]}
 
     def _set_policy_version(self, call: Mapping[str, Any], body: memoryview) -> Answer:
         self.buffer.set_policy_version(call.get("version"))  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from mouse_core.collect import StoreServer
-from mouse_core.errors import ConfigError, DataError, MissingRowError, StorageError, TimedOutError
+from mouse_core.errors import ConfigError, DataError, StorageError, TimedOutError
 from mouse_core.groups import (
     GrpoBatchMaker,
     RolloutBuffer,
@@ -58,29 +58,18 @@ def test_a_client_is_as_the_buffer_itself(buffer: RolloutBuffer) -> None:
         assert client.add_rollouts(map(seen, range(5))) == 5
         assert client.add_rollouts([seen(0), rollout(7)]) == 1
         assert (len(client), client.num_ahead) == (6, buffer.num_ahead)
-        uids = [f"s{number}" for number in range(5)]
-        for uid, found in zip(uids, client.rollouts(uids), strict=True):
-            assert found == buffer.rollout(uid)
-            assert found.turns[0].columns["screen"].tolist() == [[int(uid[1:])] * 2] * 2
-        found = client.rollout("s3")
-        assert found == buffer.rollout("s3")
-        assert (found.reward, found.turns[1].columns["reference"].tolist()) == (3, [2])
+        for number in range(5):
+            assert buffer.rollout(f"s{number}") == seen(number)
+            assert buffer.rollout(f"s{number}").turns[0].columns["screen"].tolist() == [[number] * 2] * 2
         assert buffer.create_and_store_batch(4) is not None
-        for call, error, says in (
-            (lambda: client.rollouts(["s9", "s0", "t"]), MissingRowError, "of 6, found 2 of 3 .* 's9' first; contains"),
-            (lambda: client.rollout("s9"), MissingRowError, "^rollout: expected the uid of one of 6, found 's9'$"),
-            (lambda: client.add_rollouts([rollout(1), 3]), DataError, "expected a RolloutRecord at 1, found 3"),
-        ):
-            with pytest.raises(error, match=says):
-                call()
+        with pytest.raises(DataError, match="expected a RolloutRecord at 1, found 3"):
+            client.add_rollouts([rollout(1), 3])  # type: ignore[list-item]
         assert client.contains(["s9", "s0", "s4"]) == buffer.contains(["s9", "s0", "s4"]) == [False, True, True]
         assert ("s0" in client, "s9" in client, 3 in client) == (True, False, False)
-        assert client.rollout("s0").group_uid == buffer.rollouts().groups[0].group_uid
         client.set_policy_version(1)
         with pytest.raises(DataError, match="expected a version up to '1'"):
             client.add_rollout(rollout(8, version=2))
         assert client.flush() == 2
-        assert str(client.summary()) == str(buffer.summary())  # some are NaN
         assert client.columns.keys() == buffer.columns.keys()
     with pytest.raises(StorageError, match="expected an answer of"):
         RolloutClient(buffer.root_path, timeout_s=0.05)
