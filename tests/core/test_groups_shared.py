@@ -5,6 +5,7 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -59,8 +60,11 @@ def test_a_client_is_as_the_buffer_itself(buffer: RolloutBuffer) -> None:
         assert client.add_rollouts([seen(0), rollout(7)]) == 1
         assert (len(client), client.num_ahead) == (6, buffer.num_ahead)
         for number in range(5):
-            assert buffer.rollout(f"s{number}") == seen(number)
-            assert buffer.rollout(f"s{number}").turns[0].columns["screen"].tolist() == [[number] * 2] * 2
+            found, given = buffer.rollout(f"s{number}"), seen(number)
+            assert (found.key, found.reward) == (given.key, number)
+            assert replace(found.turns[1], columns={}) == replace(given.turns[1], columns={})
+            assert found.turns[1].columns["reference"].tolist() == [2]
+            assert found.turns[0].columns["screen"].tolist() == [[number] * 2] * 2
         assert buffer.create_and_store_batch(4) is not None
         with pytest.raises(DataError, match="expected a RolloutRecord at 1, found 3"):
             client.add_rollouts([rollout(1), 3])  # type: ignore[list-item]
