@@ -322,11 +322,6 @@ class Frames:
         """Names of columns of video frames, by feature. Before ``batch``, these columns hold codes of frames."""
         return {key: column_of(key) for key in self.pictures if self.described.features[key].dtype == "video"}
 
-    def check(self, batch: pa.RecordBatch, rows: npt.NDArray[np.int64], file: _Path) -> None:
-        """Raise DataError unless the frame numbers in a file equal ``rows``."""
-        for _, why in self.unlike(batch, rows, file):
-            raise damaged(file, why)
-
     def unlike(self, batch: pa.RecordBatch, rows: npt.NDArray[np.int64], file: _Path) -> Iterator[tuple[int, str]]:
         """Yield the index of each episode with a row whose frame number differs from ``rows``, and the reason."""
         index, (episode, number) = self.episodes.index, self.episodes.places(rows)

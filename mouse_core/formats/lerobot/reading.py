@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -14,7 +14,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mouse_core._base.checks import check_seconds
-from mouse_core._base.memo import memo
 from mouse_core.columns.episode_rows import Columns
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.reading import check_inside, damaged, reading
@@ -88,7 +87,7 @@ class Looking:
                 self._break(place, str(error), error)
             return
         episode, number = episodes.places(rows)
-        untimed = np.flatnonzero(~np.isfinite(times))
+        untimed = np.flatnonzero(~np.isfinite(times)) if self._cameras else np.zeros(0, np.int64)
         for row in untimed[np.unique(episode[untimed], return_index=True)[1]].tolist():
             self._break(int(episode[row]), f"{file}: expected a {TIME} of frame {number[row]}, found {times[row]}")
         if self._skip:
@@ -217,32 +216,32 @@ def read_lerobot(
     recorded = [key for key in frames.pictures if described.features[key].dtype == "video"]
     metadata, notes = frames.metadata(), [*_notes(described)]
     found = Videos(root, described, recorded, decode=skip_broken, tolerance=tolerance)
-    faults: tuple[tuple[str, str, str], ...] = ()
-    if skip_broken or recorded:
-        looked = Looking(root, frames, found, recorded, skip_broken=skip_broken)
-        broken, faults = looked.broken, tuple(looked.faults())
-        frames.skipped = frozenset(broken)
-        found.settle(frames.skipped)
-        notes += described.lost
-        notes += (
-            f"episode {described.episodes.index[place]} is left out: {why}" for place, why in sorted(broken.items())
-        )
-    reader = _Reader(root, frames, batch_rows, found, cut=skip_broken)
-    lengths = np.delete(described.episodes.lengths, [*frames.skipped])
-    metadata = metadata.replace(
-        fields=frames.fields({**frames.encoded, **frames.codes}), videos=found.files if recorded else ()
-    )
+    looked = Looking(root, frames, found, recorded, skip_broken=skip_broken)
+    frames.skipped = frozenset(looked.broken)
+    found.settle(frames.skipped)
+    episodes = described.episodes
+    notes += described.lost
+    notes += (f"episode {episodes.index[place]} is left out: {why}" for place, why in sorted(looked.broken.items()))
+    lengths = np.delete(episodes.lengths, [*frames.skipped])
+    kept = {*np.flatnonzero(episodes.lengths).tolist()} - frames.skipped
+    files = [file for file in episodes.files if not kept.isdisjoint(range(file.first, file.stop))]
+    if not files:
+        raise damaged(root / "data", "expected frames, found none")
+    first = root / files[0].name
+    with reading(first), open_parquet(first) as opened:
+        schema = frames.schema(opened.schema_arrow, first)
+    metadata = metadata.replace(fields=frames.fields({**frames.encoded, **frames.codes}), videos=found.files)
     return RowStream(
         path=str(root),
         format="lerobot",
-        schema=reader.schema,
-        batches=partial(_Reader.batches, reader),
+        schema=schema,
+        batches=partial(_batches, root, frames, files, found, schema, batch_rows),
         episodes=len(lengths),
         rows=int(lengths.sum() + np.count_nonzero(lengths) * (final == "mark")),
         notes=tuple(notes),
         format_metadata={name: dict(getattr(described, name)) for name in ("info", "tasks", "stats")},
-        faults=faults,
-        metadata=in_stored_layout(metadata, reader.schema),
+        faults=tuple(looked.faults()),
+        metadata=in_stored_layout(metadata, schema),
         image_roots=(os.path.realpath(base_of(root)),),
     )
 
@@ -261,89 +260,43 @@ def _notes(described: Description) -> Iterator[str]:
             yield f"{key} is JSON text"
 
 
-class _Reader:
-    """Reads all frames in order.
+def _batches(
+    root: Path, frames: Frames, files: Sequence[FrameFile], videos: Videos, schema: pa.Schema, batch_rows: int
+) -> Iterator[pa.RecordBatch]:
+    """Yield all rows in order."""
+    ordinal = -1  # episode of the last row so far
+    parts = (
+        (frames.seen(columns), frames.brought(columns, last), begins)
+        for columns, begins, last in _pieces(root, frames, files, videos, batch_rows)
+    )
+    for made in transition_rows(parts, final=frames.final, where=str(root)):
+        numbers = ordinal + np.cumsum(made["episode_step"] == 0)
+        if len(numbers):
+            ordinal = int(numbers[-1])
+            yield frames.batch(frames.numbered(made, numbers), schema, where=str(root))
 
-    Args:
-        root: The dataset's folder.
-        frames: The conversion of frames to rows.
-        batch_rows: See ``read_lerobot``.
-        videos: The videos.
-        cut: Whether frames after the last episode of a file are left out.
-    """
 
-    def __init__(self, root: Path, frames: Frames, batch_rows: int, videos: Videos, *, cut: bool) -> None:
-        self.root, self.frames, self.videos, self.cut = root, frames, videos, cut
-        features = [one for one in frames.described.features.values() if one.dtype not in ("video", "image")]
-        self.batch_rows = rows_at_once(8 * sum(math.prod(one.shape) for one in features), most=batch_rows)
-
-    @memo
-    def schema(self) -> pa.Schema:
-        """Columns of every batch."""
-        files = self._files()
-        if not files:
-            raise damaged(self.root / "data", "expected frames, found none")
-        first = self.root / files[0].name
-        with reading(first), open_parquet(first) as opened:
-            types = opened.schema_arrow
-        return self.frames.schema(types, first)
-
-    def _files(self) -> list[FrameFile]:
-        """Return the files of frames that contain episodes to read. Raise DataError if a file is missing."""
-        lengths, skipped = self.frames.episodes.lengths, self.frames.skipped
-        files = [
-            one
-            for one in self.frames.episodes.files
-            if any(lengths[place] and place not in skipped for place in range(one.first, one.stop))
-        ]
-        for one in files:
-            if not (self.root / one.name).is_file():
-                raise damaged(self.root / one.name, "expected a file of frames, as meta/episodes has it, found none")
-        return files
-
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield all rows."""
-        frames, schema, where = self.frames, self.schema, str(self.root)
-        ordinal = -1  # episode of the last row so far
-        parts = (
-            (frames.seen(columns), frames.brought(columns, last), begins) for columns, begins, last in self._pieces()
-        )
-        for made in transition_rows(parts, final=frames.final, where=where):
-            numbers = ordinal + np.cumsum(made["episode_step"] == 0)
-            if len(numbers):
-                ordinal = int(numbers[-1])
-                yield frames.batch(frames.numbered(made, numbers), schema, where=where)
-
-    def _pieces(self) -> Iterator[tuple[Columns, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]]:
-        """Yield frames by feature, and two masks: frames that begin an episode, and frames that end an episode."""
-        frames, skipped = self.frames, np.array(sorted(self.frames.skipped), np.int64)
-        episodes = frames.episodes
-        names = dict.fromkeys([*frames.stored, *INDEX])
-        for name, _, _, numbers in self._files():
-            file, row, end = self.root / name, numbers.start, numbers.stop
-            for batch in parquet_batches(file, self.batch_rows, columns=list(names)):
-                if self.cut:
-                    batch = batch.slice(0, end - row)
-                if row + batch.num_rows > end:
-                    more = row + batch.num_rows - end
-                    raise damaged(file, f"expected no frames after the last episode, found {more}")
-                rows = np.arange(row, row + batch.num_rows)
-                row += batch.num_rows
-                episode, number = episodes.places(rows)
-                if len(skipped) and (left := np.isin(episode, skipped)).any():
-                    batch, rows, episode, number = (
-                        batch.filter(pa.array(~left)),
-                        *(one[~left] for one in (rows, episode, number)),
-                    )
-                if not len(rows):
-                    continue
-                frames.check(batch, rows, file)
-                called = partial(episodes.called, rows)
-                pictures = frames.images(batch, frames.encoded, file, called)
-                pictures |= {key: self.videos.codes(key, rows) for key in frames.codes}
-                columns = frames.columns(batch, pictures, file, called=called)
-                yield columns, number == 0, number == episodes.lengths[episode] - 1
-            if row < end:
-                (place,), (number,) = episodes.places(np.array([row]))
-                wanted = f"{episodes.lengths[place]} frames of episode {episodes.index[place]}"
-                raise damaged(file, f"expected {wanted}, found {number}")
+def _pieces(
+    root: Path, frames: Frames, files: Sequence[FrameFile], videos: Videos, batch_rows: int
+) -> Iterator[tuple[Columns, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]]:
+    """Yield frames by feature, and two masks: frames that begin an episode, and frames that end an episode."""
+    features = [one for one in frames.described.features.values() if one.dtype not in ("video", "image")]
+    most = rows_at_once(8 * sum(math.prod(one.shape) for one in features), most=batch_rows)
+    episodes, skipped = frames.episodes, np.array(sorted(frames.skipped), np.int64)
+    for name, _, _, numbers in files:
+        row = numbers.start
+        for batch in parquet_batches(root / name, most, columns=[*dict.fromkeys([*frames.stored, *INDEX])]):
+            batch = batch.slice(0, numbers.stop - row)  # without the frames of an unfinished episode
+            rows = np.arange(row, row + batch.num_rows)
+            row += batch.num_rows
+            keep = ~np.isin(episodes.places(rows)[0], skipped)
+            if not keep.all():
+                batch, rows = batch.filter(pa.array(keep)), rows[keep]
+            if not len(rows):
+                continue
+            episode, number = episodes.places(rows)
+            called = partial(episodes.called, rows)
+            pictures = frames.images(batch, frames.encoded, root / name, called)
+            pictures |= {key: videos.codes(key, rows) for key in frames.codes}
+            columns = frames.columns(batch, pictures, root / name, called=called)
+            yield columns, number == 0, number == episodes.lengths[episode] - 1
