@@ -230,8 +230,8 @@ class TensorStorage(RingStorage):
         # Rows are copied through the host, because torch would pass tensors to other processes as shared memory, but
         # the cursor as a copy.
         super().__getstate__()
-        kept = {"device": str(self._device), "changes": self.changes, "state": self.state(), "ragged": self._ragged}
-        return kept | {"structure": None if self._schema is None else self._schema.structure}
+        kept = {"state": self.state(), "ragged": self._ragged, "structure": self.structure}
+        return kept | {"device": str(self._device), "changes": self.changes}
 
     def __setstate__(self, kept: dict[str, Any]) -> None:
         state = kept["state"]
@@ -240,7 +240,7 @@ class TensorStorage(RingStorage):
             state["ndim"],
             device=kept["device"],
             alignment=state["alignment"],
-            ragged=kept.get("ragged", ()),
+            ragged=kept["ragged"],
         )
         self.load(state)
         if self._schema is not None:

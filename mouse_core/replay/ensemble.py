@@ -314,7 +314,7 @@ class ReplayBufferEnsemble(BaseBuffer):
                 known = np.asarray(generation)[mine] if generation is not None and member.generations else None
                 updates.append((member, slots[mine], given[mine], *([] if known is None else [known])))
         with self._shared():
-            for member, *update in updates:  # all of them, before the first is made
+            for member, *update in updates:  # all updates are checked before the first update
                 member.check_update(*update)
             for member, *update in updates:
                 member.update_priority(*update)
@@ -428,7 +428,7 @@ def check_weights(p: Any, n: int) -> Floats:
 
 def shares_of_all(p: Floats, size: int, offset: float) -> list[int]:
     """Return the number of windows of each member in a batch of ``size``, by systematic sampling."""
-    # Rounded, so that a share that is a whole number is not missed by the last bit of a float.
+    # The ends are rounded, so that a whole share does not become smaller by a rounding error.
     ends = np.round(np.cumsum(p) * size, 9)
     ends[-1] = size
     shares: list[int] = (np.diff(np.floor(ends + offset), prepend=0.0).astype(np.int64)).tolist()
@@ -441,7 +441,7 @@ def shares_of_some(p: Floats, size: int, key: Key, drawn: int) -> list[int]:
     With 10 windows and 3 drawn members, the first drawn member gets 4 windows.
     """
     ends = np.cumsum(p)
-    ends[int(np.flatnonzero(p)[-1]) :] = 1.0  # no rounding leads behind the last member that has a weight
+    ends[int(np.flatnonzero(p)[-1]) :] = 1.0  # rounding must not select a member after the last member with a weight
     members = ends.searchsorted(key.uniform(drawn), side="right")
     parts = np.diff(np.arange(drawn + 1) * size // drawn)[::-1]
     shares: list[int] = np.bincount(members, weights=parts, minlength=len(p)).astype(np.int64).tolist()

@@ -202,7 +202,7 @@ def test_tensor_storage_says_what_it_holds() -> None:
         storage.read("nothing", slice(0, 1))
     assert storage.nbytes == 8 * (12 + 8 + 8 + 8 + 1)
     assert "5 of 8 rows" in repr(storage)
-    with pytest.raises(ConfigError, match="step of 9 environments, found 8"):
+    with pytest.raises(ConfigError, match="at least 9, one row for each environment, found 8"):
         ReplayBuffer(TensorStorage(8, ndim=2)).append(as_td(rows(9), [9]))
 
 

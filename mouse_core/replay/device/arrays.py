@@ -214,7 +214,7 @@ class Arrays:
         if counts.shape[1] == 1 and isinstance(counts, np.ndarray):
             if oldest >= 0:
                 return line[oldest : ring.cursor].searchsorted(most, "right")
-            # The older rows lie at the end of the ring, and the newer ones at its begin.
+            # The older rows lie at the end of the ring, and the newer rows at its start.
             found = line[oldest + ring.steps :].searchsorted(most, "right")
             return found + line[: ring.cursor].searchsorted(most, "right")
         bits, rounds = self.parts.bit_length() - 1, 0
@@ -233,7 +233,8 @@ class Arrays:
 
     def slots(self, ring: Ring, row: Any) -> Any:
         """Return the positions in the ring of rows that are numbered from the oldest; -1 is also valid."""
-        # Cheaper than a remainder. In a full ring -1 may stay -1, the last step, which NumPy reads alike.
+        # A comparison is cheaper than a remainder. In a full ring, row -1 becomes position -1, which NumPy reads as the
+        # last position.
         step = ring.cursor - ring.size + row
         return np.where(step < 0, step + ring.steps, step)
 
@@ -256,7 +257,8 @@ class Arrays:
                 is 0.
         """
         drawn = (words >> _ELEVEN).astype(np.float64)
-        # A product with an int is faster than with a number of NumPy. Of less than 2**53 none is rounded up to high.
+        # A product with an int is faster than a product with a NumPy number. For ``high`` below 2**53, no product is
+        # rounded up to ``high``.
         drawn *= (high if getattr(high, "ndim", 0) else int(high)) * 2.0**-53
         return drawn.astype(np.int64)
 

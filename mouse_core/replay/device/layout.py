@@ -184,7 +184,7 @@ def _composed(transform: Any, alignment: Alignment) -> Compose | None:
             "draws random numbers": getattr(part, "random", False),
             "reads other rows": getattr(part, "gather", None),
             "keeps numbers of all rows": getattr(part, "settled", None),
-            # A Cast or Apply with stored=False leaves written rows alone.
+            # A Cast or Apply without ``stored`` does not change written rows.
             "changes rows that are written": (
                 part.stored if isinstance(part, Cast | Apply) else getattr(part, "inverse", None)
             ),

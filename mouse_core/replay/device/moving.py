@@ -56,9 +56,10 @@ def to_host(
         raise ConfigError(f"to_host: expected an empty buffer, found {len(buffer)} rows")
     lost = np.zeros(ring.envs, np.int64)
     if size and "phases" in state:
-        # Of the evicted steps of the oldest episodes, only the remainder by the period is known.
+        # The number of evicted steps of each oldest episode is known only modulo the period.
         lost = state["phases"][(cursor - size) % steps].astype(np.int64)
-    # In a full ring, the rows before the cursor are the newest: they are written a second time to be the newest there.
+    # In a full ring, the rows before the cursor are the newest. They are written to the buffer a second time, so that
+    # they are its newest rows.
     counts = [size]
     if size == steps:
         counts = [size] * (1 + max(0, -((cursor - int(lost.max())) // steps))) + [cursor]

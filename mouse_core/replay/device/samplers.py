@@ -326,7 +326,7 @@ class ByPriority(DeviceSampler):
         if rule.padded:
             oldest, several = (ring.cursor - ring.size) % steps, min(rule.every, steps)
             table = rule.table(xp, state, ring)
-            # The row before the oldest row in the ring is the newest row, of another episode.
+            # In a full ring, the position before the oldest row holds the newest row, which belongs to another episode.
             flags = xp.scatter(flags, oldest * envs + env, are_whole(ring.size - 1 + xp.range(1))[0])
             slots = (oldest + table.first) % steps * envs + env
             begin = env >= 0
@@ -354,7 +354,7 @@ class ByPriority(DeviceSampler):
 
     def resumed(self, state: State, ring: Ring, sampler: Any, storage: Storage) -> State:
         """Return a state that continues the draws of a host buffer's sampler; see ``DeviceSampler``."""
-        sampler.weights_at(storage, slice(0))  # new rows have their weights then
+        sampler.weights_at(storage, slice(0))  # assigns weights to new rows
         found = sampler.state_dict()
         return self.tree.assign(Arrays(), state, found["weights"], found["max_priority"])
 
@@ -432,7 +432,7 @@ class HostSampler(BaseSampler):
     def __init__(self, sampler: DeviceSampler, beta: Any = 0.4) -> None:
         self.sampler, self._beta = checked_sampler(sampler), beta
         self._arrays = Arrays()
-        self._now: State | None = {}  # {}: of no rows; None: the rows must be read again
+        self._now: State | None = {}  # {}: the state without rows; None: the next draw reads the rows again
 
     def __repr__(self) -> str:
         return f"HostSampler({self.sampler})"

@@ -102,7 +102,7 @@ class SumTree:
                 """Write the sums and least weights of nodes of a level; if a node occurs twice, its values are
                 equal.
                 """
-                # All is read before anything is written, which can be done in place then.
+                # All values are read before any value is written, so that a compiler can write in place.
                 total, smallest = xp.once((xp.pack(found[0]), found[1]))
                 sums = xp.scatter(sums, starts[level] * FAN + nodes, total)
                 return sums, xp.scatter(least, (starts[level] - first) * FAN + nodes, smallest)
@@ -125,7 +125,7 @@ class SumTree:
         weight, float32 ``[B]``, and the sum of all weights.
         """
         words, levels = xp.words(key, size), len(self.starts) - 1
-        # The level with which a search begins: the root, or the first one of few rows.
+        # The level at which a search begins: the root, or the lowest level of at most ``top_rows`` rows.
         top = next(level for level in range(levels) if self.starts[level + 1] - self.starts[level] <= xp.top_rows)
         with xp.wide():
             starts, nodes = xp.table(self.starts), self._level(xp, state, top)
@@ -134,7 +134,7 @@ class SumTree:
             node, before = xp.child(nodes[None], rest)
 
             def step(number: Any, kept: tuple[Any, Any]) -> tuple[Any, Any]:
-                # Without any weight the last child is found, which may have no row.
+                # If all weights are 0, the search finds the last child, which may have no row.
                 node, rest = kept
                 level = top - 1 - number
                 rows = xp.minimum(starts[level] + node, starts[level + 1] - 1)
@@ -149,7 +149,8 @@ class SumTree:
             own = xp.cast(xp.unpack(xp.at(state["sums"], slots >> SHIFT, slots & (FAN - 1))), "float")
             smallest = _summed(xp, nodes[None])[1][0] if levels == 1 else xp.lowest(state["least"][-1:])[0]
             times = own / smallest
-            # The caller may write to the tree when it has the slots: only when all was read is that done in place.
+            # The caller may write to the tree as soon as it has the slots. A compiler writes in place only if all reads
+            # come first.
             return xp.behind(slots, times), times, total
 
     def fill(self, xp: Arrays, state: State, slots: Any) -> State:
@@ -206,7 +207,7 @@ def touched(xp: Arrays, begin: Any, count: int, capacity: int) -> Any:
     """
     behind = xp.minimum(xp.range(-(-(count + FAN - 1) // FAN)) * FAN, count - 1)
     slots = (begin + behind) % capacity
-    # The nodes at the end of the ring and at its begin may have no slot at such a distance.
+    # The first and last nodes of the ring may contain none of these slots.
     wraps = begin + count > capacity
     ends = xp.concat([xp.where(wraps, 0, slots[-1:]), xp.where(wraps, capacity - 1, slots[-1:])])
     return xp.concat([slots, ends]) >> SHIFT

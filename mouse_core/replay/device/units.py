@@ -4,9 +4,9 @@ A write counts the slices that its rows complete, and a draw finds a slice by a 
 
 The slices of one environment are numbered in the order of the rows that complete them. The last row of a slice
 completes it. With padded short episodes, the first row of an episode completes the episode's first slice. So the number
-of slices before a row never changes, and slice k is completed by the last row that has k slices before it. A slice with
-an overwritten row is completed before the row S - 1 after the oldest row, if its episode continues until there. With
-padding, the oldest row may begin one more slice than was counted.
+of slices before a row never changes, and slice k is completed by the last row that has k slices before it. A slice
+whose first row is overwritten ends less than S - 1 rows after the oldest row. With padding, one more slice, which was
+not counted, may begin at the oldest row.
 
 Example: with slices of 3 steps, pad=False and two episodes of 4 and 3 steps, the rows have 0, 0, 0, 1, 2, 2, 2 slices
 before them: the slices end at the rows 2, 3 and 6.
@@ -39,7 +39,7 @@ class RowPlan(NamedTuple):
         times: The probability of each row divided by the smallest probability of a row, float32 ``[B]``; None: all rows
             are equally likely.
         left: The number of units that can be drawn, or the sum of their weights, ``[]``. With fewer units than
-            ``fewest``, the plan and its state are invalid.
+            ``DeviceSampler.fewest`` returns, the plan and the next state are invalid.
     """
 
     read: Any
@@ -106,7 +106,7 @@ class RowUnits:
         return table
 
     def find(self, xp: Arrays, state: State, ring: Ring, table: Any, ranks: Any) -> Any:
-        """Return the slots of rows by their numbers; the number of a row equals its slot."""
+        """Return the slots of rows, which equal the indices ``ranks``."""
         return ranks
 
     def at_slots(self, ring: Ring, slots: Any) -> Any:
@@ -179,8 +179,8 @@ class Table(NamedTuple):
 
     Attributes:
         head: The first row that completes a slice; with ``tiled`` slices, the first row after the oldest episode.
-        of_head: The number of slices that are completed by rows before ``head``.
-        before: The number of counted slices before ``head``.
+        of_head: The number of drawable slices that rows before ``head`` complete.
+        before: The number of all slices, drawable or not, that rows before ``head`` completed.
         ends: The running total of slices over environments: the number of slices up to the end of each environment.
         first: The first row at which a slice may begin.
     """
@@ -265,7 +265,7 @@ class SliceUnits:
         # Slices of 4 steps with a period of 3 are completed at the positions 3, 6, 9, ...
         due = (position >= length - 1) & ((position - (length - 1)) % every == 0)
         if self.padded:
-            # Side by side, the last steps of an episode are a slice, too.
+            # Slices without overlap include an incomplete slice at the end of an episode.
             due = position % length == 0 if self.tiled else new | (due & (position >= length))
         due = xp.cast(due, "count")
         made, begun = state["made"] + xp.cumsum(due), state["begun"] + xp.cumsum(xp.cast(new, "count"))
@@ -283,7 +283,7 @@ class SliceUnits:
         Args:
             xp: Functions over arrays.
             state: The state.
-            lost: The number of steps of each episode before the first rows, ``[E]``.
+            lost: The number of steps that the first episode of each environment had before the first row, ``[E]``.
             first_ids: The trajectory numbers of the first rows, ``[E]``, or None.
         """
         ids = {} if first_ids is None else {"last_id": first_ids}
@@ -320,7 +320,7 @@ class SliceUnits:
         if self.tiled:
             of_head = (end + length - 1) // length if self.padded else end // length
         elif self.padded:
-            # If a slice is counted there, the slice before it would begin with ``first``.
+            # A slice that was counted in these rows begins with ``first``; then no slice is missing.
             is_counted = counted != before(xp.minimum(end, none + length - 1 + every))
             of_head = xp.cast(~is_counted & (first < end) & (size > 0), "index")
         ends = xp.cumsum(of_head + xp.cast(made - counted, "index"))
@@ -331,7 +331,7 @@ class SliceUnits:
         return table.ends[-1]
 
     def find(self, xp: Arrays, state: State, ring: Ring, table: Table, ranks: Any) -> Windows:
-        """Return slices by their numbers ``[B]``; slices are numbered environment by environment."""
+        """Return the slices with the indices ``ranks``, ``[B]``; slices are counted environment by environment."""
         length, env, (head, of_head, before, ends, first) = self.slices.sequence_length, ranks * 0, table
         if ring.envs > 1:
             # Without any slice, the last environment is searched.

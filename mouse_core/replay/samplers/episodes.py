@@ -117,7 +117,9 @@ def _ends_there(read: Read, done: FieldKey) -> tuple[FieldKey, ...]:
 
 
 def _contradiction(fields: EpisodeFields, marks: Marks, before: Marks | None) -> tuple[int, str] | None:
-    """Return the first step at which fields disagree about whether an episode begins, and a description."""
+    """Return the first step at which fields disagree about whether an episode begins, and a text that names the
+    fields.
+    """
     if fields.others:
         other = None if before is None else before.others()
         missed = marks.others().begins(other) & ~marks.begins(before)
@@ -253,7 +255,7 @@ class StorageEpisodes:
 
     def resume(self, storage: Storage) -> None:
         """Read the marks of the newest time step of a loaded storage now, because a later write of the complete ring
-        would overwrite this time step. A storage that was saved before its first row is followed from its first row on.
+        would overwrite this time step. If the storage has no rows, the index is built from the first written row on.
         """
         if not storage.written and self._episodes is None:
             self._is_whole = True
@@ -296,8 +298,8 @@ class StorageEpisodes:
         return episodes
 
     def coming_back(self, storage: Storage) -> FieldKey | None:
-        """The field whose trajectory numbers recur after other numbers, which happens if rows of several environments
-        alternate.
+        """Return the field whose trajectory numbers recur after other numbers, which happens if rows of several
+        environments alternate; None without such a field.
         """
         fields, episodes = self._found, self._episodes
         if fields is None or fields.ids is None or episodes is None or storage.ndim != 1:

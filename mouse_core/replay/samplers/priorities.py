@@ -52,8 +52,8 @@ class SumTree:
     def __init__(self, size: int) -> None:
         self.size = size
         self._sums: list[Int64s] = []
-        # The smallest weight below each node, less one: zero, which stands for no weight, becomes the largest of all.
-        # Not kept for the leaves.
+        # The smallest weight below each node, minus 1 in unsigned arithmetic, so that weight 0, which is never drawn,
+        # becomes the largest number. The leaves have no such array.
         self._mins: list[Words] = []
         nodes = -(-size // _FAN) * _FAN
         self._sums.append(np.zeros(nodes, np.int64))
@@ -130,14 +130,15 @@ class SumTree:
             int64 ``[n]``.
         """
         cumulative = self._sum_up()
-        rest = scaled(words, int(cumulative[-1]))  # the part of each target behind the nodes so far
+        rest = scaled(words, int(cumulative[-1]))  # the distance from the start of the found node to each target
         nodes: Int64s = cumulative[1:].searchsorted(rest, side="right")
         rest -= cumulative[nodes]
         rows = np.arange(0, len(words) * (_FAN + 1), _FAN + 1)
         sums = np.zeros((len(words), _FAN + 1), np.int64)
         flat = sums.reshape(-1)
         for level in range(len(self._mins) - 1, -1, -1):
-            # The sums of the first 0, 1, .. 16 children of each node: the child is the first that ends beyond the rest.
+            # The sums of the first 0, 1, ..., 16 children of each node. The chosen child is the last child in the first
+            # sum above ``rest``.
             children = self._sums[level].reshape(-1, _FAN).take(nodes, axis=0)
             np.add.accumulate(children, axis=1, out=sums[:, 1:])
             chosen = (sums[:, 1:] > rest[:, None]).argmax(axis=1)
@@ -270,7 +271,7 @@ class PrioritizedSampler(BaseSampler):
         self.beta = beta
         self._set_largest(1.0)
         self._tree: SumTree | None = None
-        # The weights of the first rows until the tree is made, which needs the storage's capacity; other rows are new.
+        # The weights of the first rows, until the tree is created from the storage's capacity; all other rows are new.
         self._known: Int64s = np.zeros(0, np.int64)
         self._size = 0  # the number of rows with weights in the tree
 

@@ -295,7 +295,7 @@ class ConsumingSampler(BaseSampler):
         if write.first is None:
             return
         self._rows = max(self._rows, int(write.slots.max(initial=-1)) + 1)
-        if self._rows > len(self._left):  # twice as much, so that row by row it takes no longer
+        if self._rows > len(self._left):  # at least doubled, so that single rows seldom copy the array
             more = max(self._rows, 2 * len(self._left)) - len(self._left)
             self._left = np.concatenate([self._left, np.zeros(more, np.int64)])
         self._left[write.slots] = self.times
@@ -334,7 +334,7 @@ class ConsumingSampler(BaseSampler):
             oldest = int(there.searchsorted(storage.written % storage.capacity))
             there = np.roll(there, -oldest)
         slots = there[:count]
-        left = self._left.copy()  # a draw that is taken back finds the one before
+        left = self._left.copy()  # ``_rewind`` restores the earlier array
         left[slots] -= 1
         self._left, self.ran_out = left, bool(np.count_nonzero(left) < fewest)
         return Draw(slots)
@@ -452,8 +452,8 @@ class StalenessSampler(BaseSampler):
             raise ConfigError(f"weight: expected a function of staleness, found {weight!r}")
         self._weight, self._version_key = weight, version_key
         self._version: int | None = None
-        # The staleness of all rows, the slots that may be drawn and the running sum of their weights; made when needed,
-        # for the version beside them, which one thread may set while another draws.
+        # The version, and for this version the staleness of all rows, the slots that may be drawn, and the running sum
+        # of the slots' weights. A draw computes these values again if another thread has set another version.
         self._known: tuple[int | None, Int64s, Slots, Floats] | None = None
 
     def __repr__(self) -> str:
@@ -495,7 +495,7 @@ class StalenessSampler(BaseSampler):
             index = slots[key.integers(len(slots), batch_size)]
         else:
             places = sums.searchsorted(key.uniform(batch_size) * sums[-1], side="right")
-            # Rounding must not lead behind the last weight that counts.
+            # Rounding must not select a slot after the last slot with a weight above 0.
             index = slots[np.minimum(places, sums.searchsorted(sums[-1]))]
         return Draw(index, extra={"staleness": staleness[index]})
 

@@ -553,13 +553,14 @@ class PrioritizedSliceSampler(SliceSampling, PrioritizedSampler):
         if first == episodes.end:
             return self._starting
         begins, weights = self._begins, self._settle(storage).weights
-        # With so many rows behind them the ones before may be begins now; and so may the oldest one, if it is cut off.
-        # Of slices of 3, where steps 0 to 9 were looked at, step 8 may begin one as soon as step 10 is there.
+        # Earlier steps are marked again, because new steps can complete a slice that begins there. Example: slices have
+        # 3 steps, and steps 0 to 9 were marked. As soon as step 10 exists, a slice can begin at step 8.
         step = max(first - rule.length + 1, episodes.begin)
         while step < episodes.end:
             self._mark_begins(episodes, step, min(step + max(1, _SCANNED // num_envs), episodes.end))
             step += max(1, _SCANNED // num_envs)
-        # Where an episode is cut off, one of the oldest rows begins a slice now; with a span, others do no longer.
+        # In an episode that lost its first rows, a slice may now begin at one of the oldest rows. With a span, slices
+        # no longer begin at other rows.
         oldest = max(rule.length - 1 if rule.right else 0, 0 if rule.strict else rule.every)
         changed = np.arange(max(first - rule.length + 1, episodes.begin), episodes.end)
         if oldest:

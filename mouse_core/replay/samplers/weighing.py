@@ -104,7 +104,7 @@ def powers(alpha: float) -> Powers:
     from decimal import Decimal, localcontext
 
     exponent = Decimal(check_alpha(alpha))
-    bits = 31 if alpha <= 1 else 32 - math.ceil(alpha)  # behind the point of the power of m, which is below 2**alpha
+    bits = 31 if alpha <= 1 else 32 - math.ceil(alpha)  # fractional bits of the power of m, which is below 2**alpha
     factors, shifts = np.zeros((2, 256), np.int64)
     with localcontext() as context:
         context.prec = 40
@@ -123,7 +123,7 @@ def powers(alpha: float) -> Powers:
         ]
     if alpha > 0:
         factors[0] = 0
-    # The product has at least 30 + bits bits, so that with a shift of 0 this is reached.
+    # The product has at least 30 + ``bits`` bits, so the largest weight is reached with a shift of 0.
     table = np.array(pieces, np.int64).T.copy()
     for array in (factors, shifts, table):
         array.flags.writeable = False
@@ -187,7 +187,7 @@ def plus_bits(bits: A, other: int, xp: Any) -> A:
     mantissa = xp.where(own == 0, 0, (number & 0x7FFFFF) | 0x800000)
     above = own >= given
     exponent = xp.where(above, own, given)
-    # Three bits more than float32 has, of which the last says whether anything was cut off.
+    # Three more bits than float32 has; the last of them records whether a shift removed a set bit.
     addend = (other & 0x7FFFFF) | 0x800000
     large, small = xp.where(above, mantissa, addend) << 3, xp.where(above, addend, mantissa) << 3
     apart = exponent - xp.where(above, given, own)
@@ -215,7 +215,7 @@ def weighed(priority: npt.NDArray[Any], capacity: int, alpha: float, eps: float)
         DataError: A priority is negative, not finite in float32, or above the limit for ``capacity`` rows.
     """
     narrow = narrowed(priority)
-    # NaN fails every comparison, and comes through the minimum.
+    # If any priority is NaN, the minimum is NaN, which fails every comparison.
     if narrow.size and not (narrow.min() >= 0 and narrow.max() < np.inf):
         wrong = ~((narrow >= 0) & (narrow < np.inf))
         raise _refusal("finite priorities of 0 or more", priority, wrong, alpha, eps)
@@ -275,7 +275,7 @@ def largest_weight(capacity: int, tables: Powers) -> int:
 def largest_priority(most: int, alpha: float, eps: float) -> float:
     """Return the largest float32 priority whose weight is at most ``most``."""
     tables = powers(alpha)
-    low, high = 0, 0x7F7FFFFF  # the order of floats is that of their bits, and their weights' but for rounding
+    low, high = 0, 0x7F7FFFFF  # a larger float has larger bits, and at least the same weight
     while low < high:
         middle = (low + high + 1) // 2
         weight = _weighed(np.array([middle], np.int32).view(np.float32), eps, tables)[0]

@@ -196,7 +196,7 @@ class DatasetStorage:
         """Return a snapshot of the first ``rows`` rows of the store or of the snapshot."""
         there = max(len(self), 0 if self._store is None else len(self._store))
         if not is_whole(rows) or not 1 <= rows <= there:
-            raise StateError(f"storage: expected a state of {there} rows, found {rows!r:.80}")
+            raise StateError(f"storage: expected a state of 1 to {there} rows, found {rows!r:.80}")
         if rows > len(self) and self._store is not None:
             return self._store.snapshot(rows)
         return self.snapshot if rows == len(self) else self.snapshot.of_rows(rows)

@@ -474,15 +474,14 @@ class ArrayStorage(RingStorage):
 
     def __getstate__(self) -> dict[str, Any]:
         super().__getstate__()
-        ragged = {"ragged": self._ragged} if self._ragged else {}
-        nodes = {} if self._schema is None else {"structure": self._schema.structure}
-        return {"writable": self.writable, "changes": self.changes, "state": self.state(), **ragged, **nodes}
+        kept = {"state": self.state(), "ragged": self._ragged, "structure": self.structure}
+        return kept | {"writable": self.writable, "changes": self.changes}
 
     def __setstate__(self, kept: dict[str, Any]) -> None:
         state = kept["state"]
-        self.__init__(state["capacity"], state["ndim"], alignment=state["alignment"], ragged=kept.get("ragged", ()))  # type: ignore[misc]
+        self.__init__(state["capacity"], state["ndim"], alignment=state["alignment"], ragged=kept["ragged"])  # type: ignore[misc]
         self.load(state)
-        if self._schema is not None and "structure" in kept:
+        if self._schema is not None:
             self._schema.structure = kept["structure"]
         self.writable, self.changes = kept["writable"], kept["changes"]
 

@@ -121,8 +121,8 @@ class Compose:
             if number not in gathering and not isinstance(other, OnWrite | NextView):
                 behind = self.transforms[min(at for at in looking if at > number)]
                 raise ConfigError(
-                    f"transform: expected {behind!r:.60} before all transforms that may change the rows that it "
-                    f"reads, and after none but NextView, found {other!r:.60} before it"
+                    f"transform: expected {behind!r:.60}, which reads stored rows, before all transforms that may "
+                    f"change the rows; only NextView may come first, found {other!r:.60}"
                 )
         for at in gathering:
             if getattr(self.transforms[at], "done", "done") != self.done:

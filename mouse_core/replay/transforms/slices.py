@@ -336,7 +336,7 @@ class CatFrames:
         if self.frames == 1:
             return {}
         step, env = episodes.steps_of(index.reshape(len(index), -1))
-        if not (np.diff(step, axis=1) > 1).any():  # what lies before the others is in the slice
+        if not (np.diff(step, axis=1) > 1).any():  # the slice contains the frames before all later steps
             step, env = step[:, :1], env[:, :1]
         begin = episodes.episode_of(step, env)[0][..., None]
         begin = np.maximum(begin, episodes.begin)
@@ -386,15 +386,15 @@ class CatFrames:
         xp, place = namespace(steps), device_of(steps)
         if before is not None:
             before = xp.asarray(before, device=place)
-            if before.shape[1] == steps.shape[1]:  # those of every step
+            if before.shape[1] == steps.shape[1]:  # earlier frames were read for every step
                 return xp.concat([*(before[:, :, back] for back in range(self.frames - 1)), steps], axis=self.axis)
             before = before[:, 0]
         count, length = begins.shape
         known = 0 if before is None else before.shape[1]
         line = steps if before is None else xp.concat([before, steps], axis=1)
         rows = xp.arange(count, device=place)[:, None]
-        # What an episode that begins in the slice has before its first frame, is not there; neither is what lies before
-        # a slice where nobody has read it.
+        # An episode that begins in the slice has no frames before its first frame. The frames before the slice exist
+        # only if ``gather`` read them.
         first = np.where(begins > 0, begins, -known)
         parts = []
         for back in range(self.frames - 1, -1, -1):
@@ -414,7 +414,7 @@ class CatFrames:
         if timed:
             try:
                 opens[:, 1:] = on_host(end_codes(batch, self.done, where="CatFrames"))[:, :-1] != ALIVE
-            except MissingFieldError:  # nothing says where, so that a slice is of one episode
+            except MissingFieldError:  # no field marks ends, so each slice belongs to one episode
                 pass
             mask = find_any(batch, self.mask)
             if mask is not None:

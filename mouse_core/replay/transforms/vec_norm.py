@@ -76,14 +76,14 @@ class VecNorm:
         self._storage: Storage | None = None
         self._next = 0
         self._moments: dict[FieldKey, _Moments] = {}
-        # The settled numbers with their moments, so that another thread does not leave old numbers here.
+        # The moments and the statistics computed from them, so that statistics of older moments are recognised.
         self._settled: tuple[Any, dict[str, Any]] | None = None
 
     def __repr__(self) -> str:
         return f"VecNorm({', '.join(map(repr, self.keys))}, decay={self.decay}, eps={self.eps})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_storage": None}  # a copy knows the numbers, not the rows
+        return {**self.__dict__, "_storage": None}  # a copy keeps the statistics without the rows
 
     # ------------------------------------------------------------------ rows
 
@@ -114,7 +114,7 @@ class VecNorm:
 
     def _count(self, storage: Storage) -> None:
         written = storage.written
-        if written < self._next:  # it was emptied, and its rows are numbered anew
+        if written < self._next:  # the storage was emptied, and row numbers begin at 0 again
             self._next = 0
         if written == self._next:
             return
@@ -162,7 +162,7 @@ class VecNorm:
         scalings: dict[Any, Scaling] = {}
         for place, key in enumerate(self.keys):
             centre, spread = (np.asarray(settled[str(place)][name], np.float64) for name in ("centre", "spread"))
-            # Of vectors as of channels: frames of them that stand side by side are normalised one by one.
+            # Vectors are scaled like channels, so that concatenated frames of vectors are normalised one by one.
             scalings[key] = Scaling("mean_std", centre, spread, is_image=centre.ndim == 1)
         return _Normalize(scalings)
 
@@ -260,7 +260,7 @@ def _moments_of(key: FieldKey, rows: npt.NDArray[Any], known: _Moments | None, d
     numbers = rows.reshape(len(rows), -1).astype(np.float64)
     finite = np.isfinite(numbers)
     before = known.weight * decay ** len(rows)
-    if decay == 1 and finite.all():  # most likely, and three times as fast
+    if decay == 1 and finite.all():  # the most frequent case; three times as fast
         weight = np.full(numbers.shape[1], float(len(rows)))
         mean = numbers.mean(axis=0)
         numbers -= mean
