@@ -185,7 +185,6 @@ class Head(NamedTuple):
 
         Raises:
             DataError: The head does not match the schema.
-        Return how many levels, and which buffers, a column of a type has; None if the type is not supported.
         """
         found: dict[str, ColumnPlace] = {}
         level = piece = 0
@@ -210,7 +209,7 @@ class Head(NamedTuple):
 
 
 def _form(data_type: pa.DataType) -> tuple[int, tuple[str, ...]] | None:
-    """Return the levels and buffers of a column that has the buffers `own` and the nested columns `within`."""
+    """Return the number of levels and the kinds of buffers of a column; None if the type is not supported."""
     is_of = pa.types
     if is_of.is_null(data_type):
         return 1, ()
@@ -231,7 +230,7 @@ def _form(data_type: pa.DataType) -> tuple[int, tuple[str, ...]] | None:
 
 
 def _with(own: tuple[str, ...], within: list[pa.DataType]) -> tuple[int, tuple[str, ...]] | None:
-    """Return an array as a view of buffers, which are consumed in Arrow's order; Arrow validates the array."""
+    """Return the levels and buffers of a column with the buffers ``own`` and the nested columns ``within``."""
     levels, kinds = 1, own
     for data_type in within:
         form = _form(data_type)
@@ -624,7 +623,7 @@ class SummedFile:
         return found
 
     def batches(self, numbers: range) -> list[pa.RecordBatch]:
-        """Yield all record batches; each needs some KB of memory."""
+        """Return several record batches; each needs some KB of memory."""
         made = []
         for some in self._together(np.array(numbers, np.int64)):
             self._ask(some)

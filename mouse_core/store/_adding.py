@@ -175,7 +175,9 @@ def _leaves(part: str, value: Any, declared: Mapping[str, pa.Field]) -> Columns:
     for key, leaf in leaves.items():
         name = ".".join((column, *map(str, path_of(key))))
         if name in columns:
-            raise SchemaError(f"{part}: two values of a step have the column {name!r}")
+            raise SchemaError(
+                f"{part}: expected different column names, found two values of a step for the column {name!r}"
+            )
         columns[name] = _array(_shown(part, name), leaf, declared.get(name))
     return columns
 

@@ -394,7 +394,7 @@ def parts_of(shares: Mapping[str, float], seed: int, by: str) -> dict[str, Split
     """
     seed = check_seed(seed)
     if not isinstance(by, str):
-        raise ConfigError(f"split: expected by as 'episode' or the name of a column, found {by!r:.80}")
+        raise ConfigError(f"split: by: expected 'episode' or the name of a column, found {by!r:.80}")
     for name, share in shares.items():
         _check_share(f"split: {name}", share)
     ends = np.cumsum([0.0, *shares.values()]).tolist()
@@ -567,8 +567,8 @@ class ChosenSnapshot(Snapshot):
         """
         if rows != self.store_rows:
             raise ConfigError(
-                f"snapshot: expected {self.store_rows}, the number of rows it selected episodes from, found "
-                f"{rows!r:.200}; use a loader over the view itself"
+                f"snapshot: expected {self.store_rows}, the number of rows from which the view selected episodes, "
+                f"found {rows!r:.200}; create the loader from the view itself"
             )
         return self
 

@@ -234,15 +234,15 @@ class StoreSchema:
         missing = [name for name in known or required if name not in found]
         if missing:
             raise MissingFieldError(
-                f"append: expected columns {known or required}, found {found}: {missing} missing (None gives a null)"
+                f"append: expected columns {known or required}, found {found}: {missing} missing (pass None for a null)"
                 f"{_in_words(found, {*missing, *([] if known else ['observation'])})}"
             )
         meant = [] if known or self.told.spec is None else [name for name in self.told.spec if name not in found]
         if meant:
-            raise SchemaError(f"spec: expected specs of columns that rows have, {found}, found {meant}")
+            raise SchemaError(f"spec: expected specs only for the columns of rows, {found}, found specs for {meant}")
         unknown = [name for name in found if known and name not in known]
         if unknown:
-            raise SchemaError(f"append: expected columns {known}, found also {unknown}")
+            raise SchemaError(f"append: expected only the columns {known}, found also {unknown}")
 
     def tail_columns(self, row: Mapping[str, Any], spec: Mapping[str, FieldSpec], at: int) -> dict[str, TailColumn]:
         """Return columns for appended rows. ``row`` is the first appended row, and ``at`` is the index of this row.
@@ -743,8 +743,8 @@ def segment_of(part: Any, image_roots: tuple[str, ...]) -> Segment:
     if isinstance(part, str | os.PathLike):
         path = os.fspath(part)
         raise ConfigError(
-            f"from_dataset: expected a dataset, found the path {path!r}; DatasetStore.open({path!r}) opens it, and "
-            "datasets.load_from_disk or datasets.load_dataset"
+            f"from_dataset: expected a dataset, found the path {path!r}; DatasetStore.open({path!r}) opens it; "
+            "datasets.load_from_disk and datasets.load_dataset return a dataset"
         )
     if not hasattr(part, "_indices") or not hasattr(getattr(part, "data", None), "table"):
         raise ConfigError(

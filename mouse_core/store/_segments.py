@@ -288,8 +288,8 @@ class Segment:
         gather(self._indices_column, windows, numbers.reshape(-1, 1, 1))
         if len(numbers) and not 0 <= numbers.min() <= numbers.max() < self.table.num_rows:
             raise DataError(
-                f"dataset: expected row numbers 0..{self.table.num_rows - 1} among its indices, "
-                f"found {int(numbers.min())}..{int(numbers.max())}; it is damaged"
+                f"dataset: expected row indices in 0..{self.table.num_rows - 1}, found "
+                f"{int(numbers.min())}..{int(numbers.max())}; the dataset is damaged"
             )
         return numbers
 
@@ -453,7 +453,7 @@ class SegmentView(Segment):
 
 
 def no_column() -> None:
-    """Return an empty column, which represents a column that a segment lacks."""
+    """Return None, because the segment lacks the column."""
 
 
 def _to_column(extent: ColumnExtent, rows: int) -> pa.ChunkedArray:

@@ -65,7 +65,7 @@ def _warn(rows: pa.Table, columns: Mapping[str, str], label: str, *, in_order: b
     begins, rewarded = _rewards_at_starts(found, in_order=in_order)
     if rewarded:
         warnings.warn(
-            f"{label}: rewards where episodes begin speak against the alignment 'arrived': reward is not 0 in "
+            f"{label}: the rewards of first rows contradict the alignment 'arrived': reward is not 0 in "
             f"{rewarded:,} of the {begins:,} rows that begin an episode among the first {rows.num_rows:,}; rows that "
             "hold the transition that leaves their observation have the alignment 'outgoing', which their metadata "
             "should state",

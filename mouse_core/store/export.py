@@ -51,8 +51,8 @@ def to_dataset(snapshot: Snapshot, types: Mapping[str, pa.DataType], metadata: D
             parts.append(origin)
         else:
             parts.append(_with_features(segment, features))
-    # ``datasets`` concatenates only datasets with equal metadata, so the metadata of each are removed and the result
-    # gets `about`.
+    # ``datasets`` concatenates only datasets with equal metadata, so the metadata of each are removed, and the result
+    # gets `metadata`.
     dataset = (
         parts[0]
         if len(parts) == 1
@@ -67,8 +67,8 @@ def warn_of_joins(label: str, rows: Sequence[int], stacklevel: int) -> None:
     """Warn that a dataset will join episodes: an episode begins at each of ``rows``, but no column marks these rows."""
     warnings.warn(
         f"{label}: the new dataset joins two episodes at row {rows[0]}"
-        f"{f', and at {len(rows) - 1} other rows' if len(rows) > 1 else ''}: one was loaded or pushed behind the "
-        "other, and no row shows it. A column 'episode_step' shows it, or done 2 in the row before",
+        f"{f', and at {len(rows) - 1} other rows' if len(rows) > 1 else ''}: the second comes from another dataset, "
+        "and no column marks its first row. Add a column 'episode_step', or set done to 2 in the row before",
         StoreWarning,
         stacklevel=stacklevel,
     )

@@ -341,7 +341,7 @@ def row_numbers(rows: Any, count: int) -> tuple[bool, list[int]]:
         try:
             return False, list(range(*rows.indices(count)))
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"store: expected a slice of whole numbers, found {rows}") from error
+            raise ConfigError(f"store: expected a slice of integers, found {rows}") from error
     one = isinstance(rows, int | np.integer)
     try:
         asked = np.asarray(rows)
@@ -351,7 +351,7 @@ def row_numbers(rows: Any, count: int) -> tuple[bool, list[int]]:
         return False, []
     if asked.dtype.kind not in "iu" or isinstance(rows, bool) or asked.ndim > 1:
         raise ConfigError(
-            f"store: expected a row's number, a slice or a list of numbers, found {rows!r:.80}; "
+            f"store: expected a row index, a slice or a list of row indices, found {rows!r:.80}; "
             "store.to_dataset() has the columns, and the batches of a BatchSource have the fields"
         )
     numbers = asked.reshape(-1).tolist()

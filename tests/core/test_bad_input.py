@@ -532,7 +532,7 @@ def test_append_with_new_or_missing_keys() -> None:
     refused(
         store,
         SchemaError,
-        r"expected columns .*'action'.*found also \['novel', 'other'\]",
+        r"expected only the columns .*'action'.*found also \['novel', 'other'\]",
         lambda: store.append(GOOD | {"novel": 1, "other": 2}),
     )
     for name in GOOD:

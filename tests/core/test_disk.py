@@ -175,7 +175,9 @@ def test_a_folder_that_is_being_made_has_no_store_yet(folder: Path, monkeypatch:
 
     def write_later(path: Path, manifest: Manifest) -> None:
         if not told:
-            with pytest.raises(ConfigError, match="found a folder whose writer has made none yet") as refused:
+            with pytest.raises(
+                ConfigError, match="found a folder whose writer has not created the store yet"
+            ) as refused:
                 DatasetStore.open(folder)
             told.append(str(refused.value))
         write(path, manifest)
@@ -647,7 +649,7 @@ def test_a_reader_of_a_folder_that_was_made_anew_is_refused(folder: Path) -> Non
     shutil.rmtree(folder)
     later = made(11)
     for _ in range(2):
-        with pytest.raises(DataError, match="made in its place"):
+        with pytest.raises(DataError, match="created again or repaired; open it again"):
             reader.snapshot()
     assert snapshot.rows(range(100))["reward"] == [row["reward"] for row in before]
     with pytest.raises(DataError):
@@ -663,7 +665,7 @@ def test_a_file_of_rows_of_another_store_is_refused(folder: Path, more: dict[str
     _killed_writer(other, **more)
     shutil.copy(other / "tail-000000.rows", folder / "tail-000000.rows")
     for mode in "ra":
-        with pytest.raises(DataError, match="that was made there"):
+        with pytest.raises(DataError, match="expected the file with the identity"):
             DatasetStore.open(folder, mode)
 
 

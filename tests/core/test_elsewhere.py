@@ -139,7 +139,7 @@ def test_what_is_uploaded_later_is_seen_by_the_next_snapshot(server, options, tm
     with DatasetStore.open(tmp_path / "store", "a") as store:
         store.extend(rows(0))
     server.put_folder("data/growing", tmp_path / "store")
-    with pytest.raises(DataError, match="made in its place or repaired; open it again"):
+    with pytest.raises(DataError, match="created again or repaired; open it again"):
         there.snapshot()
 
 
@@ -178,7 +178,7 @@ def test_what_is_no_store_or_not_whole_is_said(server, options, written):
     with pytest.raises(ConfigError, match="expected the mode 'r'"):
         DatasetStore.open("s3://data/runs", "a", **options)
     server.put_folder("data/runs", written)
-    with pytest.raises(ConfigError, match="found a remote store; write it in a folder"):
+    with pytest.raises(ConfigError, match="found a remote store; write to a folder"):
         DatasetStore.open("s3://data/runs", **options).extend(rows(0))
     path = next(path for path in server.objects if path.endswith(".arrow"))
     whole = server.objects[path].read(0, 1 << 30)

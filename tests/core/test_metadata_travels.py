@@ -189,7 +189,7 @@ def test_rewards_where_episodes_begin_are_a_warning(by: str, tmp_path: Path) -> 
     dropped = ["episode_step"] if by == "done" else []
     wrong, right = (table(reward_at_start=value).drop_columns(dropped) for value in (1.0, 0.0))
     seen = "1 of the 1" if by == "done" else "2 of the 2"
-    message = f"dataset: rewards where episodes begin speak against .* not 0 in {seen} rows"
+    message = f"dataset: the rewards of first rows contradict the alignment .* not 0 in {seen} rows"
     appended = columns(reward_at_start=1.0)
     appended = {name: values for name, values in appended.items() if name not in dropped}
 
@@ -219,9 +219,9 @@ def test_rewards_where_episodes_begin_are_a_warning(by: str, tmp_path: Path) -> 
         assert caught[0].filename == __file__
         assert len(store) == rows.num_rows
     pq.write_table(wrong, tmp_path / "wrong.parquet")
-    with pytest.warns(AlignmentWarning, match="wrong.parquet: rewards where episodes begin"):
+    with pytest.warns(AlignmentWarning, match="wrong.parquet: the rewards of first rows"):
         convert(formats.open(tmp_path / "wrong.parquet"), tmp_path / "converted")
-    with pytest.warns(AlignmentWarning, match="wrong.parquet: rewards where episodes begin"):
+    with pytest.warns(AlignmentWarning, match="wrong.parquet: the rewards of first rows"):
         formats.open(tmp_path / "wrong.parquet").save(tmp_path / "written")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -293,7 +293,7 @@ def test_convert_keeps_what_is_assumed_and_writes_what_is_said(
     out, err = capsys.readouterr()
     assert "alignment: arrived, which the source does not say" in out
     assert err.count("mouse convert: warning: ") == 1
-    assert "speak against the alignment 'arrived'" in err
+    assert "contradict the alignment 'arrived'" in err
     assert formats.open(tmp_path / "assumed").metadata == DatasetMetadata()
     assert cli.main(["inspect", str(tmp_path / "assumed")]) == 0
     assert "taken for granted, for the data do not say" in capsys.readouterr().out

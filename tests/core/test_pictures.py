@@ -348,7 +348,7 @@ def test_frames_are_not_sent_elsewhere(tmp_path: Path) -> None:
     convert(rows_of({TOP: colours()}), tmp_path / "video", images="video", to="store")
     with pytest.raises(ConfigError, match="expected rows with their pictures, found frames of videos"):
         push_to_hub({"train": DatasetStore.open(tmp_path / "video")}, repo_id="a/b", dry_run=True)
-    with pytest.raises(ConfigError, match="expected rows with their pictures, found frames of videos"):
+    with pytest.raises(ConfigError, match="expected rows that contain their images, found rows that refer to videos"):
         upload(tmp_path / "video", (tmp_path / "there").as_uri())
 
 

@@ -309,7 +309,7 @@ def test_rows_that_are_read_can_be_appended() -> None:
 def test_what_names_no_rows(rows: Any) -> None:
     store = DatasetStore()
     store.append({"action": 1, "reward": 0.0, "done": 0})
-    with pytest.raises(ConfigError, match=r"store: expected a (row's number, a slice or a list|slice of whole)"):
+    with pytest.raises(ConfigError, match=r"store: expected a (row index, a slice or a list|slice of integers)"):
         store[rows]
     with pytest.raises(IndexError, match=r"expected a row in -1\.\.0, found 1"):
         store[[0, 1]]

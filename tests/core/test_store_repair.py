@@ -159,7 +159,7 @@ def cut(path: Path) -> None:
 def test_a_manifest_that_is_lost_is_put_back(damage: object, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = (folder / "manifest.json").read_bytes()
     damage(folder / "manifest.json")  # type: ignore[operator]
-    remedy = rf"manifest.json: expected .*; mouse repair {folder} puts the copy manifest.json.bak in its place"
+    remedy = rf"manifest.json: expected .*; mouse repair {folder} restores the manifest from the copy manifest.json.bak"
     for call in (verify, DatasetStore.open, lambda path: DatasetStore.open(path, "a"), formats.open):
         with pytest.raises(DataError, match=remedy) as error:
             call(folder)
@@ -168,7 +168,7 @@ def test_a_manifest_that_is_lost_is_put_back(damage: object, folder: Path, capsy
     with pytest.raises(DataError):
         verify(folder)
     assert main(["repair", str(folder)]) == 0
-    assert "its copy manifest.json.bak of 3 sealed files takes its place" in capsys.readouterr().out
+    assert "the copy manifest.json.bak, which lists 3 sealed files, replaces the manifest" in capsys.readouterr().out
     assert (folder / "manifest.json").read_bytes() == before
     assert numbers_in(DatasetStore.open(folder)) == range(100)
     assert repair(folder).said == ()
@@ -183,7 +183,7 @@ def test_files_that_the_copy_does_not_know_are_put_aside(folder: Path) -> None:
     (folder / "manifest.json.bak").write_bytes(copy)
     (folder / "manifest.json").unlink()
     done = repair(folder)
-    assert any(f"{newest}: the copy does not name it" in line for line in done.said)
+    assert any(f"{newest}: the copy of the manifest does not list this file" in line for line in done.said)
     assert (folder / "damaged" / newest.name).exists()
     assert numbers_in(DatasetStore.open(folder, "a")) == range(100)
 

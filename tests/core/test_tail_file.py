@@ -156,7 +156,7 @@ def test_a_copy_has_what_was_committed(tmp_path: Path, waits: bool) -> None:
     put(tail, 300, 500)
     shutil.copy(tmp_path / "tail", tmp_path / "copy")
     shutil.copy(tmp_path / "tail.objects", tmp_path / "copy.objects")
-    with pytest.warns(StoreWarning, match="its last 200 rows of 500 are dropped: it was copied"):
+    with pytest.warns(StoreWarning, match="its last 200 rows of 500 are dropped: the file was copied"):
         assert rows_of(left(tmp_path / "copy")) == expected(300)
 
 

@@ -581,7 +581,7 @@ def test_a_view_that_is_empty_for_now_waits_for_rows() -> None:
         (lambda store: store.split(train=True), "split: train: expected a share"),
         (lambda store: store.split(train=0.5, seed=-1), "seed"),
         (lambda store: store.split(train=0.5, by="nothing")["train"], "split: expected a column"),
-        (lambda store: store.split(train=0.5, by=3), "by as 'episode'"),
+        (lambda store: store.split(train=0.5, by=3), "by: expected 'episode'"),
     ],
 )
 def test_what_is_refused(choose: Any, said: str) -> None:

@@ -199,13 +199,19 @@ def _manifest_again(folder: Path, dry_run: bool) -> tuple[str, ...]:
         raise damaged(copy, f"expected a copy of the manifest, found none; the manifest: {wrong}")
     content = copy.read_bytes()
     known = parse_manifest(copy, content)
-    said = [f"{wrong.partition(';')[0]}: its copy {COPY} of {len(known.segments)} sealed files takes its place"]
+    said = [
+        f"{wrong.partition(';')[0]}: the copy {COPY}, which lists {len(known.segments)} sealed files, "
+        "replaces the manifest"
+    ]
     with storing(f"store {folder}"):
         lock = Held(folder / LOCK, f"store {folder}")
         try:
             for name, number in files_of(folder).items():
                 if number not in known.file_numbers():
-                    said.append(f"{folder / name}: the copy does not name it; it is put into {ASIDE}")
+                    said.append(
+                        f"{folder / name}: the copy of the manifest does not list this file; "
+                        f"the file is moved to {ASIDE}"
+                    )
                     if not dry_run:
                         make_folder(folder / ASIDE)
                         os.replace(folder / name, folder / ASIDE / Path(name).name)
@@ -284,7 +290,7 @@ class _Repair:
 
     def _drop_of(self, tail: Tail, first: int, rows: int | None) -> None:
         """Record that the rows of a file are dropped; ``first`` is the index in the store of the file's first row."""
-        lost = "its rows, of which it is not known how many they are,"
+        lost = "an unknown number of rows"
         if rows is not None:
             lost = f"{rows:,} rows, from row {first:,} of the store on,"
             self.dropped += rows

@@ -266,7 +266,7 @@ def parse_manifest(file: str | Path, text: bytes) -> Manifest:
         try:
             return _manifest_of(said)
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError, pa.ArrowException) as error:
-            raise damaged(file, f"expected what a store writes, found {error!r:.200}") from error
+            raise damaged(file, f"expected the content of a manifest, found {error!r:.200}") from error
 
 
 def _checked(file: str | Path, text: bytes) -> dict[str, Any]:
@@ -276,7 +276,7 @@ def _checked(file: str | Path, text: bytes) -> dict[str, Any]:
         said = whole[_KEY]
         version = said["format"]
     except (ValueError, RecursionError, KeyError, TypeError) as error:
-        what = "text that is none" if text.strip(b"\0 \n") else "an empty file"
+        what = "another text" if text.strip(b"\0 \n") else "an empty file"
         raise damaged(
             file, f"expected the manifest of a store, found {what}; {repair_hint(os.path.dirname(file))}"
         ) from error
@@ -294,7 +294,7 @@ def repair_hint(folder: str | Path) -> str:
     """Return the remedy for a lost or damaged manifest."""
     if "://" in str(folder):
         return "mouse upload sends it again"
-    return f"mouse repair {folder} puts the copy {COPY} in its place"
+    return f"mouse repair {folder} restores the manifest from the copy {COPY}"
 
 
 def _manifest_of(said: Mapping[str, Any]) -> Manifest:
@@ -324,8 +324,8 @@ def check_identity(folder: str | Path, known: str, found: str) -> None:
     """Raise DataError if a folder's store has another identity than ``known``; "" accepts any identity."""
     if known and known != found:
         raise DataError(
-            f"store {folder}: expected the store {known} that rows were read from, found {found or 'another'}, which "
-            "was made in its place or repaired; open it again"
+            f"store {folder}: expected the store with the identity {known}, found {found or 'another store'}; the "
+            "store was created again or repaired; open it again"
         )
 
 
@@ -497,7 +497,9 @@ class ReadFolder(Descriptor):
             if had_one:
                 raise damaged(path / NAME, f"expected the manifest of a store, found none; {repair_hint(path)}")
             if being_made:
-                raise ConfigError(f"{path}: expected a store ({NAME}), found a folder whose writer has made none yet")
+                raise ConfigError(
+                    f"{path}: expected a store ({NAME}), found a folder whose writer has not created the store yet"
+                )
             what = (
                 "nothing" if not path.exists() else (_shown(path) or "an empty folder") if path.is_dir() else "a file"
             )

@@ -905,8 +905,8 @@ def _closed(path: Path) -> ClosedError:
 
 def _forked(path: Path, process: int) -> ForkError:
     return ForkError(
-        f"store {path}: expected to be written in process {process}, found the forked child {os.getpid()}; "
-        f"DatasetStore.open({str(path)!r}) reads it there"
+        f"store {path}: expected a write in process {process}, which opened the store, found the forked child "
+        f"{os.getpid()}; DatasetStore.open({str(path)!r}) opens the store for reading"
     )
 
 

@@ -246,13 +246,13 @@ def read_layout(path: str, read: Callable[[int, int], bytes]) -> TailLayout:
     """
     head = read(0, _HEAD.size)
     if len(head) < _HEAD.size or head[:8] != _MAGIC:
-        raise damaged(path, "expected a tail of appended rows, found something else")
+        raise damaged(path, "expected a file of appended rows, found another file")
     _, version, size, expected = _HEAD.unpack(head)
     if version > FORMAT:
         raise damaged(path, f"expected format {FORMAT} or older, found {version}: a newer release wrote it")
     described = read(_HEAD.size, min(size, MOST_JSON))
     if len(described) < size or checksum(described) != expected:
-        raise damaged(path, "expected a head as it was written, found damage")
+        raise damaged(path, "expected the written head, found a damaged head")
     said = json.loads(described)
     columns = {str(name): _column(column) for name, column in said["columns"].items()}
     rows, identity = int(said["rows"]), str(said["identity"])
@@ -551,7 +551,7 @@ def check_rows_of(path: str, layout: TailLayout, table: npt.NDArray[np.uint64], 
             begin = (block + at) * size
             names = [*(list(layout.columns)[part.column] for part in layout.parts), "objects"]
             where = f"rows {begin}..{min(begin + size, commit.rows) - 1}, column {names[number]!r}"
-            raise damaged(path, "expected the rows that were written, found damage", at=where)
+            raise damaged(path, "expected the written rows, found damaged rows", at=where)
 
     known.advance(
         commit.rows, commit.since, lambda block, found: check(block, found, table[block : block + len(found)])
@@ -888,7 +888,7 @@ def check_ends(path: Path, layout: TailLayout, arrays: Mapping[str, Any], since:
             ends, most = arrays[part.name][: rows + 1], len(arrays[f"{part.column}.values"])
             if ends[0] != 0 or ends[-1] > most or (ends[1:] < ends[:-1]).any():
                 name = list(layout.columns)[part.column]
-                raise damaged(path, f"expected rows of column {name!r} among its values, found others")
+                raise damaged(path, f"expected rows of column {name!r} within its values, found rows outside")
 
 
 class _TailMemory:
@@ -960,7 +960,7 @@ class TailFile(_TailMemory, Descriptor):
         super().__init__(path, layout, memory, objects)
         self._since = layout.live(memory)[-len(layout.columns) :]
         self._next = self.committed = 0
-        self._failed = False  # time of the last sync to the disk
+        self._failed = False  # whether the last sync to the disk failed
         # From here on this object is responsible for closing the file.
         self._file, opened._file = opened._file, -1
 
@@ -1165,8 +1165,8 @@ class TailReader(_TailMemory):
             if not self._promised(self._origin)[0]:
                 if counted > rows:
                     warnings.warn(
-                        f"{self.path}: its last {counted - rows} rows of {counted} are dropped: it was copied, or the "
-                        "machine was restarted, and no checksum says that they are whole; what was flushed is there",
+                        f"{self.path}: its last {counted - rows} rows of {counted} are dropped: the file was copied, "
+                        "or the machine was restarted, and these rows have no checksum; flushed rows are kept",
                         StoreWarning,
                         stacklevel=2,
                     )
@@ -1269,7 +1269,7 @@ def _map_layout(path: Path, file: int, identity: str) -> tuple[TailLayout, mmap.
     size = os.fstat(file).st_size
     layout = read_layout(str(path), lambda begin, count: os.pread(file, count, begin))
     if identity and layout.identity != identity:
-        raise damaged(path, f"expected the file {identity} that was made there, found {layout.identity}")
+        raise damaged(path, f"expected the file with the identity {identity}, found {layout.identity}")
     if size != layout.nbytes:
         raise damaged(path, f"expected {layout.nbytes} bytes, found {size}")
     return layout, mapped(file, size, write=False)

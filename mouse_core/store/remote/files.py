@@ -347,14 +347,14 @@ class _SparseColumn:
         try:
             self.array.validate()
         except pa.ArrowException as error:
-            raise DataError(f"expected values of type {place.type}, found damaged ones: {error}") from error
+            raise DataError(f"expected values of type {place.type}, found damaged values: {error}") from error
 
     def fill(self, ranges: Sequence[tuple[int, int]]) -> Asking[None]:
         """Read the bytes at ranges of addresses."""
         places = [(begin - self.address, end - self.address) for begin, end in ranges]
         size = len(self._memory)
         if any(not 0 <= begin <= end <= size for begin, end in places):
-            raise DataError(f"expected values in {size} bytes of a column, found some elsewhere; it is damaged")
+            raise DataError(f"expected values in {size} bytes of a column, found values outside; the object is damaged")
         contents = yield [Range(self._number, self.begin + begin, self.begin + end) for begin, end in places]
         for (begin, end), content in zip(places, contents, strict=True):
             self._memory[begin:end] = content
@@ -401,7 +401,7 @@ def lying(place: ColumnPlace, number: int) -> Asking[tuple[int, tuple[int, ...]]
             yield from column.fill([(address, address + count * dtype.itemsize)])
         located = locate_values(column.array)
     except (pa.ArrowException, ValueError) as error:
-        raise DataError(f"expected values of type {place.type}, found damaged ones: {error}") from error
+        raise DataError(f"expected values of type {place.type}, found damaged values: {error}") from error
     if located is None:
         return None
     scale = 8 if kind.value_type == "bool" else 1

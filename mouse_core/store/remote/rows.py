@@ -219,8 +219,8 @@ def infos_of(client: FolderClient, names: Sequence[str]) -> list[ObjectInfo]:
 
 def _refused(url: str) -> ConfigError:
     return ConfigError(
-        f"store {url}: expected a store in a folder that was opened for writing, found a remote store; write it in a "
-        "folder, and mouse upload sends what is new"
+        f"store {url}: expected a store in a folder that was opened for writing, found a remote store; write to a "
+        "folder, and mouse upload sends the new rows"
     )
 
 
@@ -436,7 +436,10 @@ class _ObjectStream(io.RawIOBase):
         return max(0, end - begin)
 
 
-_SAVED = "a folder of save_to_disk; DatasetStore().from_dataset(datasets.load_from_disk(url)) takes it after a download"
+_SAVED = (
+    "a folder of save_to_disk; download the folder, then call "
+    "DatasetStore().from_dataset(datasets.load_from_disk(folder))"
+)
 OTHERS = {
     "state.json": _SAVED,
     "dataset_dict.json": _SAVED,
@@ -477,6 +480,6 @@ def open_remote(url: str, reaching: Reaching, told: StoreBackend, verify: bool |
     if verify:
         raise ConfigError(
             f"{client.url}: verify=True: expected a store, whose manifest has checksums, found Parquet files; mouse "
-            "convert makes a store of them"
+            "convert converts them to a store"
         )
     return FileRows(client.url, schema, budget, *open_parquet(place, infos_of(client, paths)))

@@ -75,8 +75,8 @@ def upload(
         manifest, lease = found.manifest, found.lease
         if manifest.metadata.videos:
             raise ConfigError(
-                f"{source}: expected rows with their pictures, found frames of videos, which are not uploaded; "
-                "`mouse convert --images png` stores images in the rows"
+                f"{source}: expected rows that contain their images, found rows that refer to videos, which are not "
+                "uploaded; `mouse convert --images png` stores images in the rows"
             )
         before, version = _there(client, manifest)
         known, numbers = set(before.segments), {sealed.number for sealed in before.segments}
