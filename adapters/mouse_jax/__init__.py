@@ -1,10 +1,9 @@
 """JAX adapter: the batches of ``mouse_core`` as dicts of ``jax.Array``."""
 
 try:
-    import grain as _grain  # noqa: F401
     import jax as _jax  # noqa: F401
 except ImportError as error:
-    raise ImportError("mouse_jax needs JAX and grain: pip install 'mouse-data[jax]'") from error
+    raise ImportError("mouse_jax needs JAX: pip install 'mouse-data[jax]'") from error
 
 from mouse_jax import device, groups, returns, rollout_storage
 from mouse_jax.augment import TokenAugmenter

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-
-import grain
-from absl import flags
+from typing import TYPE_CHECKING
 
 from mouse_core.batches import Batch, BatchSource
 from mouse_core.prefetch import Source
+
+if TYPE_CHECKING:
+    import grain
 
 
 def to_grain(source: Source) -> grain.MapDataset:
@@ -31,11 +32,19 @@ def to_grain(source: Source) -> grain.MapDataset:
     Returns:
         A dataset of length ``sys.maxsize``.
 
+    Raises:
+        ImportError: Grain is not installed.
+
     Example:
         >>> dataset = to_grain(source).map(augment)  # doctest: +SKIP
         >>> for batch in dataset.to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)):
         ...     batch = jax.device_put(batch)
     """
+    try:
+        import grain
+        from absl import flags
+    except ImportError as error:
+        raise ImportError("to_grain needs grain: pip install 'mouse-data[jax]'") from error
     if not flags.FLAGS.is_parsed():
         flags.FLAGS.mark_as_parsed()
     return grain.MapDataset.source(_Endless(source))

@@ -369,8 +369,8 @@ def test_pinned_memory_has_no_meaning_here() -> None:
         assert loader.next_batch()["reward"].shape == (8, 8)
 
 
-@pytest.mark.parametrize("missing", ["jax", "grain"])
-def test_without_its_framework_it_says_what_to_install(missing: str) -> None:
-    script = f"import sys; sys.modules[{missing!r}] = None; import mouse_jax"
+@pytest.mark.parametrize(("missing", "what"), [("jax", "mouse_jax needs JAX"), ("grain", "to_grain needs grain")])
+def test_without_its_framework_it_says_what_to_install(missing: str, what: str) -> None:
+    script = f"import sys; sys.modules[{missing!r}] = None; import mouse_jax; mouse_jax.to_grain(None)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.stderr.splitlines()[-1] == "ImportError: mouse_jax needs JAX and grain: pip install 'mouse-data[jax]'"
+    assert done.stderr.splitlines()[-1] == f"ImportError: {what}: pip install 'mouse-data[jax]'"
