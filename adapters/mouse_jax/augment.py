@@ -17,8 +17,8 @@ __all__ = ["AugmentMaskProbConfig", "AugmentScalarSpec", "AugmentTokensConfig", 
 class TokenAugmenter(Augmenter[dict[str, jax.Array]]):
     """Augments batches of ``jax.Array``, ``{field: [B, S, ...]}``, on their devices.
 
-    ``update_augmentations(batch)`` draws permutations and scalars. Every later call augments a batch with these
-    permutations and scalars, and with new masks. Random numbers are drawn on the host, and equal the numbers of
+    ``update_augmentations(batch)`` draws permutations, scales and shifts. Every later call augments a batch with these
+    permutations, scales and shifts, and with new masks. Random numbers are drawn on the host, and equal the numbers of
     ``mouse_core`` for the same seed. Values equal the values of NumPy bit by bit (except subnormal numbers, which XLA
     flushes to zero on the CPU).
 

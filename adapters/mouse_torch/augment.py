@@ -19,8 +19,8 @@ __all__ = ["AugmentMaskProbConfig", "AugmentScalarSpec", "AugmentTokensConfig", 
 class TokenAugmenter(Augmenter[TensorDict]):
     """Augments batches ``TensorDict[B, S]`` on their device.
 
-    ``update_augmentations(batch)`` draws permutations and scalars. Every later call augments a batch with these
-    permutations and scalars, and with new masks. Random numbers are drawn on the host, equal the numbers of
+    ``update_augmentations(batch)`` draws permutations, scales and shifts. Every later call augments a batch with these
+    permutations, scales and shifts, and with new masks. Random numbers are drawn on the host, equal the numbers of
     ``mouse_core`` for the same seed, and are copied to the device; the copies are small. For the same update and batch,
     the values equal the values of NumPy bit by bit.
 

@@ -58,7 +58,7 @@ class Augmenter(Generic[T]):
         return self._config
 
     def update_augmentations(self, step_stream: T) -> None:
-        """Draw permutations, scalars and crops for this batch; later calls use them until the next update.
+        """Draw permutations, scales, shifts and crops for this batch; later calls use them until the next update.
 
         Raises:
             ConfigError: A needed number of actions or states is unknown, a crop is larger than the image, or the batch
@@ -188,8 +188,8 @@ class Augmenter(Generic[T]):
 class TokenAugmenter(Augmenter[dict[str, npt.NDArray[Any]]]):
     """Augments batches of NumPy arrays, ``{field: [B, S, ...]}``.
 
-    ``update_augmentations(batch)`` draws permutations, scalars and crops. Every later call applies these to a batch,
-    with new masks. ``mouse_torch`` and ``mouse_jax`` have a class of the same name with the same arguments; with the
+    ``update_augmentations(batch)`` draws permutations, scales, shifts and crops. Every later call applies them
+    to a batch, with new masks. ``mouse_torch`` and ``mouse_jax`` have a class of the same name with the same arguments; with the
     same seed, all three classes draw the same numbers.
 
     Args:

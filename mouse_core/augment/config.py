@@ -164,12 +164,12 @@ class PermuteFields:
 
 @dataclass(frozen=True)
 class ScaleFields:
-    """The map ``x * scale + shift`` for floating-point fields; the two scalars are drawn once per batch, and are the
+    """The map ``x * scale + shift`` for floating-point fields; both numbers are drawn once per batch, and are the
     same for all fields.
 
     Args:
         fields: Names of the fields.
-        scale, shift: Distributions of the scalars; None: 1 and 0.
+        scale, shift: Distributions of ``scale`` and ``shift``; None: 1 and 0.
         endpoints: Two pairs ``(number, result)`` that define a fixed linear map, instead of ``scale`` and ``shift``.
             With ``((0, -1), (255, 1))``, 0 becomes -1, 255 becomes 1, and 127.5 becomes 0.
 

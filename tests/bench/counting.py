@@ -48,7 +48,7 @@ def _passes(settings: Settings, store: DatasetStore, observation: Any) -> Table:
     }
     title = f"One pass over {len(observation):,} rows of {_WIDTH} float32"
     notes = [
-        "Ours computes count, mean, standard deviation, minimum and maximum. Times are processor time of all threads."
+        "mouse computes count, mean, standard deviation, minimum and maximum. Times are processor time of all threads."
     ]
     options: dict[str, Any] = {"rounds": max(5, settings.rounds // 4), "budget": 3, "nbytes": observation.nbytes}
     return compare(settings, "statistics", title, contenders(passes), **options, notes=notes)
@@ -107,6 +107,6 @@ def _derived(settings: Settings, rewards: Any) -> Table:
         "mouse NStepReturn(3, 0.99)": read(NStepReturn(3, 0.99)),
         "mouse NStepReturn(500, 0.99)": read(NStepReturn(500, 0.99)),
     }
-    notes = ["Our function reads rewards and ends of episodes first, and returns float32."]
+    notes = ["The function of mouse reads rewards and ends of episodes first, and returns float32."]
     title, rounds = f"Fields derived of {len(rewards):,} rows", max(5, settings.rounds // 4)
     return compare(settings, "derived", title, contenders(passes), rounds=rounds, notes=notes)

@@ -132,7 +132,7 @@ def peers(modules: Sequence[str], work: str, *arguments: Any) -> Iterator[Conten
         except ImportError as error:
             yield f"{name} did not take part: {error}"
         except RuntimeError as error:
-            yield f"{name} could not do it: {str(error).partition(chr(10))[0]}"
+            yield f"{name} raised an error: {str(error).partition(chr(10))[0]}"
 
 
 def compare(
