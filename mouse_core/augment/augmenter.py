@@ -189,8 +189,8 @@ class TokenAugmenter(Augmenter[dict[str, npt.NDArray[Any]]]):
     """Augments batches of NumPy arrays, ``{field: [B, S, ...]}``.
 
     ``update_augmentations(batch)`` draws permutations, scales, shifts and crops. Every later call applies them
-    to a batch, with new masks. ``mouse_torch`` and ``mouse_jax`` have a class of the same name with the same arguments; with the
-    same seed, all three classes draw the same numbers.
+    to a batch, with new masks. ``mouse_torch`` and ``mouse_jax`` have a class of the same name with the same
+    arguments; with the same seed, all three classes draw the same numbers.
 
     Args:
         augment: The augmentations.
