@@ -209,7 +209,7 @@ def priorities_in(
         wanted = f"[{', '.join(axes)}]" if axes else "a number"
         raise SchemaError(
             f"rows: field {key!r}: expected one priority for each row, {wanted}, found the shape {list(values.shape)}; "
-            'priority_reduction="max" takes their maximum, or name another priority_key'
+            'to reduce several priorities to one, pass priority_reduction="max", or pass another priority_key'
         )
     values = values.astype(np.float64).reshape(-1)
     if not (np.isfinite(values) & (values >= 0)).all():
@@ -250,7 +250,9 @@ def replace_fields(rows: Any, values: Mapping[FieldKey, Any], places: Slots, cou
     for key, leaf in values.items():
         if not hasattr(leaf, "__len__") or len(leaf) != count:
             found = len(leaf) if hasattr(leaf, "__len__") else repr(leaf)
-            raise DataError(f"update_if_present: field {key!r}: expected {count} values, one an index, found {found}")
+            raise DataError(
+                f"update_if_present: field {key!r}: expected {count} values, one for each index, found {found}"
+            )
     if isinstance(rows, list):
         changes = ({key: leaf[place] for key, leaf in values.items()} for place in places.tolist())
         return [_with_fields(row, change) for row, change in zip(rows, changes, strict=True)]

@@ -91,9 +91,8 @@ class ReplayBufferEnsemble(BaseBuffer):
         if self._transform is not None and self._transform.watchers:
             found = [*self._transform.watchers.values()]
             raise ConfigError(
-                f"transform: expected no transform that counts rows, as an ensemble stores no rows, found "
-                f"{found}; give it to "
-                "the buffers, one to each, or normalise by known numbers"
+                f"transform: expected no transform with statistics of all rows, because an ensemble stores no rows, "
+                f"found {found}; pass one such transform to each buffer, or normalise with known statistics"
             )
         self._check_slices(() if self._transform is None else self._transform.transforms)
         stages = p.weights if isinstance(p, Schedule) else {0: p}

@@ -463,7 +463,7 @@ def test_a_checkpoint_of_more_rows_than_anybody_writes_is_refused(tmp_path: Path
     buffer.extend({"a": np.arange(12)})
     state = buffer.state_dict()
     state["storage"]["written"] = 1 << 62  # sums of it would begin anew below zero
-    with pytest.raises(StateError, match="expected sizes up to 8, found 8 rows of 4611686018427387904"):
+    with pytest.raises(StateError, match=r"at most 8 rows, .* found 8 rows, and 4611686018427387904 written"):
         buffer.load_state_dict(state)
     assert len(buffer) == 8
 

@@ -220,7 +220,7 @@ def _written(replay: Replay, rows: Any) -> Replay:
 
 
 def _note(state: Any, rows: Any, cursor: jax.Array, layout: Layout) -> Any:
-    """Return the arrays of the state that change before rows are written from the cursor on."""
+    """Return the arrays of the state that a write of rows at the cursor changes."""
     ring, count = Ring(cursor, None, layout.steps, layout.num_envs), len(jax.tree.leaves(rows)[0])
     return _changed(state, layout.sampler.units.extend(JAX, state, flatten(rows), count, ring))
 

@@ -182,7 +182,7 @@ class Fields(BufferModule):
         return found if self.is_flat else self.nested(found)
 
     def outline(self, lead: list[int]) -> Any:
-        """Return rows without values, nested, ``[*lead, ...]``."""
+        """Return rows that have shapes and dtypes but no values, nested, ``[*lead, ...]``."""
         empty = {
             key: torch.empty((*lead, *row.shape), dtype=row.dtype, device="meta") for key, row in self.rows.items()
         }

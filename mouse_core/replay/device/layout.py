@@ -74,7 +74,7 @@ class Layout:
         """Check a user's arguments, and return the constants.
 
         Args:
-            row: A tree of objects with a ``shape`` and a ``dtype``; ``held`` may give other dtypes for fields in
+            row: A tree of objects with a ``shape`` and a ``dtype``, and possibly ``held``, the dtype of the field in
                 memory.
             capacity, batch_size, slices, priorities, order: The arguments of a replay.
             num_envs: The number of environments, or None for one stream; ``...``: not given.

@@ -100,7 +100,8 @@ def check_state(storage: Storage, state: Mapping[str, Any], kind: str) -> None:
     whole = is_whole(size) and is_whole(written)
     if not whole or not 0 <= size <= min(storage.capacity, written) <= written <= _MOST_WRITTEN:
         raise StateError(
-            f"storage: expected sizes up to {storage.capacity}, found {size!r} rows of {written!r} written"
+            f"storage: expected at most {storage.capacity} rows, and no more rows than were ever written, found "
+            f"{size!r} rows, and {written!r} written rows"
         )
 
 

@@ -193,7 +193,7 @@ class Head:
         now = self.now()
         most = max(now.written, now.changes, now.allocated, now.generation)
         if not 0 <= min(now) <= most < _MOST or max(now.summed, now.first) > now.written:
-            raise StateError(f"{path}: expected numbers of a buffer of {capacity} rows, found {now}")
+            raise StateError(f"{path}: expected counters that fit a buffer of {capacity} rows, found {now}")
 
     def now(self) -> Counters:
         """Return the current counters."""
@@ -284,12 +284,12 @@ def read_journal(folder: Path, memory: Columns | None, rows: int) -> tuple[Slots
         places = journal["places"]
         columns = [journal["columns"][str(number)] for number in range(0 if memory is None else len(memory.columns))]
         if memory is None or places.ndim != 1 or places.dtype != np.int64:
-            raise ValueError("expected no journal of a storage without rows, and places as int64 [n]")
+            raise ValueError("expected places as int64 [n], in a storage with rows")
         if places.size and not 0 <= places.min() <= places.max() < rows:
-            raise ValueError(f"places beyond {rows} rows")
+            raise ValueError(f"places outside of the {rows} rows")
         for column, known in zip(columns, memory.columns, strict=True):
             if column.shape != (len(places), *known.shape[1:]) or column.dtype != known.dtype:
-                raise ValueError(f"{column.dtype} {list(column.shape)} where {known.dtype} belongs")
+                raise ValueError(f"a column of {column.dtype} {list(column.shape)} instead of {known.dtype}")
     except (OSError, *UNREADABLE) as error:
         raise StateError(f"{path}: expected the rows that were being changed, found {error}") from error
     return places, columns

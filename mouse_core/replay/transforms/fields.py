@@ -329,9 +329,8 @@ def _renamed(batch: Any, moves: Mapping[FieldKey, tuple[FieldKey, Any]]) -> Any:
     for old, (new, values) in moves.items():
         if find_any(batch, new) is not None:
             raise SchemaError(
-                f"Rename: expected no field {new!r} as the new name of {old!r}, found this field; "
-                f"Exclude({new!r}) before this "
-                "transform removes it"
+                f"Rename: expected no field {new!r} as the new name of {old!r}, found this field; to remove it first, "
+                f"put Exclude({new!r}) before this transform"
             )
         batch = replaced(batch, {new: values})
     return batch
