@@ -83,8 +83,6 @@ def declare_push(parser: argparse.ArgumentParser) -> None:
     add("--revision", metavar="BRANCH", help="push to this branch (main)")
     add("--commit-message", metavar="TEXT", help="the commit's message")
     add_shard_size(parser)
-    text = "also push statistics, in LeRobot's form: from the folder, or, without a folder, computed from the rows"
-    add("--statistics", nargs="?", const="", metavar="FOLDER", help=text)
     add("--dry-run", action="store_true", help="write and check all files without sending them")
 
 
@@ -95,7 +93,6 @@ def run_push(chosen: argparse.Namespace) -> int:
       mouse push recordings your-org/your-dataset
       mouse push recordings your-org/your-dataset --dry-run         check everything and send nothing
       mouse push halfcheetah.hdf5 your-org/halfcheetah --final mark --private
-      mouse push recordings your-org/your-dataset --statistics      with statistics of "train", or of the only split
 
     status: 0 pushed, 2 unusable data, or an error of the Hub
     """
@@ -105,11 +102,9 @@ def run_push(chosen: argparse.Namespace) -> int:
     from mouse_core.view.opening import refusals_as_errors
 
     with tempfile.TemporaryDirectory(prefix="mouse-push-") as folder:
-        stores = _stores(chosen, folder)
         pushed = refusals_as_errors(
             push_to_hub,
-            stores,
-            statistics=None if chosen.statistics is None else _statistics(chosen.statistics, stores),
+            _stores(chosen, folder),
             repo_id=chosen.repo_id,
             private=chosen.private,
             revision=chosen.revision,
@@ -124,20 +119,6 @@ def run_push(chosen: argparse.Namespace) -> int:
     if pushed.commit_url:
         print(pushed.commit_url)  # noqa: T201
     return 0
-
-
-def _statistics(folder: str, stores: dict[str, Any]) -> Any:
-    """Load the statistics to push from a folder.
-
-    For "", compute statistics over the split "train" or the only split.
-    """
-    from mouse_core.statistics import Statistics, statistics
-
-    if folder:
-        return Statistics.load(folder)
-    if len(stores) > 1 and "train" not in stores:
-        raise ConfigError(f"--statistics: expected one split, or a split 'train', found {list(stores)}; give a folder")
-    return statistics(stores["train" if "train" in stores else next(iter(stores))], progress=wants_bar())
 
 
 def _stores(chosen: argparse.Namespace, folder: str) -> dict[str, Any]:

@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +29,6 @@ from mouse_core.hub._card import (
 )
 from mouse_core.hub._shards import Shard, ShardOptions, SplitPiece, unify_features, write_shards
 from mouse_core.metadata import DatasetMetadata, joined, with_metadata
-from mouse_core.statistics import Statistics
 from mouse_core.store.export import to_dataset, warn_of_joins
 from mouse_core.store.snapshot import Snapshot, shows_no_join
 from mouse_core.store.views import Store
@@ -220,88 +218,6 @@ def upload_bars(enabled: bool) -> Iterator[None]:
         yield
     finally:
         enable_progress_bars()
-
-
-# ---------------------------------------------------------------------- statistics
-
-# Name of the split that the statistics describe; without such a split, they describe all splits.
-_OF = "train"
-_FILE = "meta/stats.json"
-
-
-def statistics_path(config: str) -> str:
-    """Return the path of a configuration's statistics.
-
-    The default configuration uses LeRobot's path; other configurations use their own folder.
-    """
-    return _FILE if config == CONFIG else f"{config_folder(config)}/{_FILE}"
-
-
-def check_statistics(
-    statistics: Statistics | None,
-    splits: Mapping[str, Store | Sequence[Store]],
-    rows: Mapping[str, int],
-    *,
-    where: str,
-) -> None:
-    """Raise ConfigError unless the statistics describe the pushed rows of "train".
-
-    Without a split "train", the statistics must describe the pushed rows of all splits.
-    """
-    if statistics is None:
-        return
-    if not isinstance(statistics, Statistics):
-        raise ConfigError(f"{where}: expected Statistics or None, found {statistics!r:.120}")
-    names = [_OF] if _OF in rows else list(rows)
-    count = sum(rows[name] for name in names)
-    stores: list[Store] = []
-    for given in (splits[name] for name in names):
-        stores += [given] if isinstance(given, Store) else given
-    known = statistics.rows == count if statistics.content else statistics.rows <= count
-    if not known or (len(stores) == 1 and not statistics.is_of(stores[0])):
-        raise ConfigError(
-            f"{where}: expected statistics of the {count} rows of {' and '.join(map(repr, names))}, found "
-            "statistics of "
-            f"{statistics.rows} rows" + (", of which some differ" if statistics.rows == count else "")
-        )
-
-
-def write_statistics(statistics: Statistics | None, config: str, folder: str) -> dict[str, str]:
-    """Write the statistics into a new folder in ``folder``.
-
-    Return the local path of each file, by path in the repository.
-    """
-    if statistics is None:
-        return {}
-    inside = tempfile.mkdtemp(dir=folder)
-    statistics.save(inside)
-    return {statistics_path(config): os.path.join(inside, *_FILE.split("/"))}
-
-
-def read_statistics(
-    repo_id: str, config: str, *, revision: str | None = None, token: str | bool | None = None
-) -> Statistics | None:
-    """Read the statistics of a configuration on the Hub or in a folder; return None if no statistics are stored."""
-    if os.path.isdir(repo_id):
-        file = Path(repo_id, *statistics_path(config).split("/"))
-        return Statistics.load(file.parent.parent) if file.is_file() else None
-    found = _downloaded(repo_id, statistics_path(config), revision, token)
-    return None if found is None else Statistics.load(Path(found).parent.parent)
-
-
-def _downloaded(repo_id: str, path: str, revision: str | None, token: str | bool | None) -> str | None:
-    """Download a file into the user's cache and return its path; None if the repository has no such file."""
-    from huggingface_hub import constants, hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
-
-    try:
-        return str(hf_hub_download(repo_id, path, repo_type="dataset", revision=revision, token=token))
-    except LocalEntryNotFoundError:
-        if constants.HF_HUB_OFFLINE:
-            return None  # offline, and the cached dataset has no such file
-        raise
-    except EntryNotFoundError:
-        return None
 
 
 # ---------------------------------------------------------------------- a push
@@ -506,14 +422,13 @@ def push_stores_to_hub(
     *,
     repo_id: str,
     split: str = "train",
-    statistics: Statistics | None = None,
     **options: Any,
 ) -> PushResult:
     """Publish stores as a single split of a dataset; for the options see ``push_to_hub``.
 
     After the push, the dataset has only this split.
     """
-    return push_to_hub({split: stores}, repo_id=repo_id, statistics=statistics, **options)
+    return push_to_hub({split: stores}, repo_id=repo_id, **options)
 
 
 def push_named_stores_to_hub(
@@ -521,14 +436,13 @@ def push_named_stores_to_hub(
     *,
     repo_id: str,
     split: str = "train",
-    statistics: Mapping[str, Statistics] | None = None,
     **options: Any,
 ) -> dict[str, PushResult]:
     """Publish named stores, such as the members of a mixture. Each name becomes a configuration, in a separate commit.
 
     Configurations with other names stay unchanged. After an error, configurations that were already pushed stay on the
     Hub, and a repeated call does not commit them again. ``from_hub`` reads the configurations. For the options see
-    ``push_to_hub``, except that there is no ``config``, and ``statistics`` maps names to statistics.
+    ``push_to_hub``, except that there is no ``config``.
 
     Raises:
         ConfigError: `stores` is empty, or a name is not a valid name of a configuration. For other errors see
@@ -536,17 +450,11 @@ def push_named_stores_to_hub(
     """
     if not isinstance(stores, Mapping) or not stores:
         raise ConfigError(f"stores: expected a dict of stores, found {stores!r:.200}")
-    known = {} if statistics is None else statistics
-    if not isinstance(known, Mapping) or not known.keys() <= stores.keys():
-        raise ConfigError(f"statistics: expected Statistics by name, of {list(stores)}, found {known!r:.200}")
     for name, given in stores.items():  # check all stores before the first is sent
         check_names(repo_id, name, {split: given}, options.get("revision"), options.get("commit_message"))
-        _, parts = collect_parts({split: given})
-        rows = {split: sum(len(part.dataset) for part in parts[split])}
-        check_statistics(known.get(name), {split: given}, rows, where=f"statistics of {name!r}")
+        collect_parts({split: given})
     return {
-        name: push_to_hub({split: given}, repo_id=repo_id, config=name, statistics=known.get(name), **options)
-        for name, given in stores.items()
+        name: push_to_hub({split: given}, repo_id=repo_id, config=name, **options) for name, given in stores.items()
     }
 
 
@@ -554,7 +462,6 @@ def push_to_hub(
     splits: Mapping[str, Store | Sequence[Store]],
     *,
     repo_id: str,
-    statistics: Statistics | None = None,
     private: bool | None = None,
     token: str | bool | None = None,
     revision: str | None = None,
@@ -573,7 +480,7 @@ def push_to_hub(
     The stores of a split are concatenated. If only some stores have a column, it is null in the rows of the other
     stores, so all splits have the same schema. If a column is null in all rows of a split, the split lacks the field
     for this column. All shards are written to ``temp_dir`` first, in bounded memory. The upload begins when all shards
-    are complete. Then a single commit adds the shards, the statistics and the card, and removes stale files of the
+    are complete. Then a single commit adds the shards and the card, and removes stale files of the
     previous push. If another client commits meanwhile, the push lists the repository again and repeats its commit, up
     to five times.
 
@@ -581,9 +488,6 @@ def push_to_hub(
         splits: Stores by split. After the push, the configuration has exactly these splits.
         repo_id: ``"namespace/name"``, or ``"name"`` in the namespace of the token's owner. The repository is created if
             missing.
-        statistics: Statistics of the split "train", or of all splits if there is no split "train". The statistics are
-            stored in the repository in the form of ``Statistics.save``, and ``from_hub`` reads them. If None,
-            statistics of replaced rows are removed.
         private: Whether a new repository is private; by default the Hub decides. An existing repository with another
             visibility raises ConfigError.
         token: An access token with the right to write; by default the token saved by ``hf auth login``.
@@ -601,8 +505,7 @@ def push_to_hub(
             an empty repository.
 
     Raises:
-        ConfigError: An argument is invalid, a split has no rows, statistics belong to other rows, there is no token, or
-            the card cannot be extended.
+        ConfigError: An argument is invalid, a split has no rows, there is no token, or the card cannot be extended.
         SchemaError: Types or alignments differ; the message names the column and the splits.
         DataError: An image file that a row refers to cannot be read.
         huggingface_hub.errors.HfHubHTTPError: The token is invalid or does not permit writing, or five commits
@@ -622,25 +525,21 @@ def push_to_hub(
         for part in some
     ]
     job = Job(parts, unify_features(typed), metadata, options, progress, config)
-    check_statistics(statistics, splits, job.rows, where="statistics")
     named = "" if config == CONFIG else f"{config}: "
     sizes = ", ".join(f"{split} ({count:,} steps)" for split, count in job.rows.items())
     message = commit_message or f"Push {named}{sizes}"
     with tempfile.TemporaryDirectory(prefix="mouse-push-", dir=temp_dir) as folder:
-        beside = write_statistics(statistics, config, folder)
         if dry_run:
             shards = job.write(folder)
             readme = job.readme(job.card(Remote(), repo_id), shards, repo_id)
             return _result(job, repo_id, revision or "main", shards, readme)
         with upload_bars(progress):
             repository = open_repository(repo_id, revision, token=token, endpoint=endpoint)
-            return _send(job, repository, folder, beside, private=private, message=message)
+            return _send(job, repository, folder, private=private, message=message)
 
 
-def _send(
-    job: Job, repository: Repository, folder: str, beside: Mapping[str, str], *, private: bool | None, message: str
-) -> PushResult:
-    """Upload files and commit them; ``beside`` has the local paths of further files, by path in the repository."""
+def _send(job: Job, repository: Repository, folder: str, *, private: bool | None, message: str) -> PushResult:
+    """Upload files and commit them."""
     from huggingface_hub.errors import HfHubHTTPError
 
     remote = repository.read()
@@ -651,21 +550,14 @@ def _send(
     shards = job.write(folder)
     repository.create(remote, private)
     repository.check_visibility(repository.read(), private)
-    operations = repository.upload(
-        {shard.path_in_repo: shard.path for found in shards.values() for shard in found} | dict(beside)
-    )
+    operations = repository.upload({shard.path_in_repo: shard.path for found in shards.values() for shard in found})
     attempt = 0
     while True:
         remote = repository.read()
         card = job.card(remote, repository.repo_id)
         readme = job.readme(card, shards, repository.repo_id)
-        # Statistics beside ``meta/info.json`` belong to a LeRobotDataset, and are kept.
-        known = statistics_path(job.config)
-        stale = stale_files(card, remote.files)
-        if known in remote.files and "meta/info.json" not in remote.files:
-            stale.append(known)
         added = {operation.path_in_repo for operation in operations}
-        deleted = [path for path in stale if path not in added]
+        deleted = [path for path in stale_files(card, remote.files) if path not in added]
         oid, url = str(remote.oid), repository.commit_url(str(remote.oid))
         if deleted or readme != remote.readme or not _holds(remote, operations):
             try:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from mouse_core.errors import ConfigError, SchemaError
-from mouse_core.hub._push import read_statistics
-from mouse_core.statistics import Statistics
 from mouse_core.store.dataset_store import DatasetStore
 
 # Nested columns of rows of MOUSE, and the names of these columns in stores.
@@ -21,18 +19,6 @@ _NESTED = {
 }
 
 
-class NamedStores(dict[str, DatasetStore]):
-    """Stores by name, from ``from_hub``.
-
-    Attributes:
-        statistics: Statistics that were pushed together with the rows, by name. Names without statistics have no entry.
-    """
-
-    def __init__(self, stores: Mapping[str, DatasetStore], statistics: Mapping[str, Statistics]) -> None:
-        super().__init__(stores)
-        self.statistics = dict(statistics)
-
-
 def from_hub(
     repo_id: str,
     names: Sequence[str] | None = None,
@@ -41,14 +27,12 @@ def from_hub(
     revision: str | None = None,
     token: str | bool | None = None,
     **options: Any,
-) -> NamedStores:
+) -> dict[str, DatasetStore]:
     """Return the stores of a dataset on the Hub, by configuration name, as members for a ``Mixture``.
 
     The rows were written by ``push_named_stores_to_hub`` or by MOUSE. MOUSE writes nested values:
     ``observation.continuous`` is read as ``observation``, ``action.discrete`` as ``action``, ``step_index`` as
-    ``episode_step``, and so on. Values are never converted. The attribute ``statistics`` of the result has the
-    statistics that were pushed together with the rows, by name. For every ``split``, these are statistics of the split
-    "train", because validation data are normalised by the statistics of training data.
+    ``episode_step``, and so on. Values are never converted.
 
     Args:
         repo_id: ``"namespace/name"``, or any other argument of ``datasets.load_dataset``, such as a folder.
@@ -60,7 +44,6 @@ def from_hub(
 
     Raises:
         ConfigError: A configuration is missing.
-        DataError: Statistics are damaged.
         SchemaError: Rows have nested actions of several kinds, or two columns get the same name.
         MissingFieldError, SchemaError, DataError: The rows do not form a store; see ``DatasetStore.from_dataset``.
     """
@@ -78,8 +61,7 @@ def from_hub(
         rows = _unnested(datasets.load_dataset(repo_id, name, split=split, revision=revision, token=token), name)
         said = {"alignment": read_metadata(rows, label=name).alignment} | options
         stores[name] = DatasetStore(**said).from_dataset(rows)
-    found = {name: read_statistics(repo_id, name, revision=revision, token=token) for name in chosen}
-    return NamedStores(stores, {name: one for name, one in found.items() if one is not None})
+    return stores
 
 
 def _unnested(rows: Any, name: str) -> Any:

@@ -332,14 +332,6 @@ def test_push_keeps_splits_apart(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "train: 500 rows, eval: 100 rows" in capsys.readouterr().out
     assert run("push", tmp_path / "both", "a/b", "--dry-run", "--split", "eval") == 0
     assert "at main: eval: 100 rows" in capsys.readouterr().out
-    # Statistics are of the split "train", and those of other rows are refused: so these were.
-    assert run("stats", tmp_path / "both", "--split", "train", "--save", tmp_path) == 0
-    for said in ([], [tmp_path]):
-        assert run("push", tmp_path / "both", "a/b", "--dry-run", "--statistics", *said) == 0
-    assert run("push", tmp_path / "both", "a/b", "--dry-run", "--split", "eval", "--statistics", tmp_path) == 2
-    assert (
-        "statistics: expected statistics of the 100 rows of 'eval', found statistics of 500" in capsys.readouterr().err
-    )
 
 
 def test_help_shows_examples_and_loads_nothing_heavy() -> None:
