@@ -21,27 +21,6 @@ from mouse_core.groups.files import rollouts_to_table, rollouts_with, table_to_r
 from mouse_core.groups.records import Columns, RolloutRecord, uids_of, version_name, with_columns
 
 
-def encode_rollouts(rollouts: Sequence[RolloutRecord], declared: Columns) -> memoryview:
-    """Convert rollouts with their columns to bytes.
-
-    Raises:
-        DataError: A text is not Unicode.
-    """
-    return memoryview(rollouts_to_table(rollouts, declared).serialize())
-
-
-def decode_rollouts(body: memoryview, declared: Columns) -> list[RolloutRecord]:
-    """Convert bytes of ``encode_rollouts`` back to rollouts.
-
-    Raises:
-        DataError: The bytes are invalid.
-    """
-    try:
-        return table_to_rollouts(read_batch(body, rollouts_with(declared)), declared=declared)
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise DataError(f"rollouts: cannot decode the rollouts that a client sent: {error}") from error
-
-
 class RolloutClient(Client):
     """Adds rollouts to a ``RolloutBuffer`` that another process on this machine has open.
 
@@ -116,7 +95,7 @@ class RolloutClient(Client):
         if not given:
             return 0
         call = {"call": "add_rollouts", "declared": len(declared), "timeout": timeout}
-        return int(self._call(call, [encode_rollouts(given, declared)])["result"])
+        return int(self._call(call, [memoryview(rollouts_to_table(given, declared).serialize())])["result"])
 
     def _columns_for(self, rollouts: Sequence[RolloutRecord]) -> Columns:
         """Return the known columns; if rollouts have other columns, request the columns again."""
@@ -226,12 +205,16 @@ class SharedBuffer:
             return {"error": "WorkerError", "message": f"buffer: expected to answer, found {error!r}"}
 
     def _look(self, call: Mapping[str, Any], body: memoryview) -> Answer:
-        counts = {name: getattr(self.buffer, name) for name in ("num_waiting", "num_ahead", "num_groups")}
-        return {"columns": self.buffer.columns.to_json(), "size": len(self.buffer), **counts}
+        columns = self.buffer.columns.to_json()
+        return {"columns": columns, "size": len(self.buffer), "num_ahead": self.buffer.num_ahead}
 
     def _add_rollouts(self, call: Mapping[str, Any], body: memoryview) -> Answer:
         # Columns are never removed, so the number of columns that the client knew identifies the columns.
-        rollouts = decode_rollouts(body, self.buffer.columns.first(int(call.get("declared", 0))))
+        declared = self.buffer.columns.first(int(call.get("declared", 0)))
+        try:
+            rollouts = table_to_rollouts(read_batch(body, rollouts_with(declared)), declared=declared)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise DataError(f"rollouts: cannot decode the rollouts that a client sent: {error}") from error
         timeout = call.get("timeout")
         deadline = None if timeout is None else time.monotonic() + check_seconds("timeout", timeout)
         while True:

@@ -97,24 +97,17 @@ class Unsealed:
 
     Args:
         rollout_uid: The uid of the rollout.
-        reward: The reward; None if it is unknown.
-        created: The time of creation, in seconds since 1970.
         tokens: The number of tokens.
-        turns: The number of turns.
         begin: The offset of the rollout's record in the log; -1 if it is not in the log.
     """
 
     rollout_uid: str
-    reward: float | None
-    created: float
     tokens: int
-    turns: int
     begin: int = -1
 
 
 def _unsealed(rollout: RolloutRecord, begin: int = -1) -> Unsealed:
-    tokens = sum([len(turn.tokens) for turn in rollout.turns])
-    return Unsealed(rollout.rollout_uid, rollout.reward, rollout.created, tokens, len(rollout.turns), begin)
+    return Unsealed(rollout.rollout_uid, sum([len(turn.tokens) for turn in rollout.turns]), begin)
 
 
 @dataclass(slots=True)
