@@ -28,7 +28,7 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", re.IGNORECASE)
 
 
 def check_batch_rows(batch_rows: int) -> None:
-    """Raise ConfigError if `batch_rows` is below 1."""
+    """Raise ConfigError if ``batch_rows`` is below 1."""
     if batch_rows < 1:
         raise ConfigError(f"batch_rows: expected a positive number, found {batch_rows!r}")
 
@@ -194,7 +194,7 @@ def one_each(columns: Columns, name: str) -> npt.NDArray[Any]:
     """
     values = columns[name]
     if values.size != len(values):
-        raise DataError(f"{name}: expected one number a row, found shape {list(values.shape[1:])}")
+        raise DataError(f"{name}: expected one number per row, found shape {list(values.shape[1:])}")
     return values.reshape(len(values))
 
 
@@ -227,7 +227,7 @@ def to_arrow(values: npt.NDArray[Any], *, where: str) -> pa.Array:
 
 def _text(values: npt.NDArray[Any], *, where: str) -> pa.Array:
     if values.ndim != 1:
-        raise DataError(f"{where}: expected one text a step, found an array of shape {list(values.shape[1:])}")
+        raise DataError(f"{where}: expected one text per step, found an array of shape {list(values.shape[1:])}")
     if values.dtype.kind == "S":
         values = values.astype(object)
     items = values.tolist()
@@ -336,7 +336,7 @@ def to_batch(columns: Mapping[str, npt.NDArray[Any]], schema: pa.Schema | None, 
         if pa.types.is_null(found.type) or (pa.types.is_string(found.type) and pa.types.is_binary(field.type)):
             arrays[field.name] = found.cast(field.type)
         else:
-            raise DataError(f"{where}: column {field.name!r}: expected {field.type} a step, found {found.type}")
+            raise DataError(f"{where}: column {field.name!r}: expected {field.type} per step, found {found.type}")
     return pa.RecordBatch.from_arrays([arrays[name] for name in schema.names], schema=schema)
 
 
@@ -367,10 +367,10 @@ def check_final(final: str | None, *, where: str, needed: bool = True) -> str | 
         raise ConfigError(f"final: expected one of {list(FINAL)} or None, found {final!r}")
     if needed and final is None:
         raise ConfigError(
-            f"{where}: the observation that an episode ends in is not stored there, so choose: final='drop' leaves out "
-            "the last transition of every episode, its reward and its ending included, and the rows say truncated "
-            f"(done 2) where they stop; final='mark' keeps it, with zeros as the last observation and a column "
-            f"{MISSING!r} that is 1 there"
+            f"{where}: the final observations of episodes are not stored, so choose: final='drop' leaves out the last "
+            "transition of every episode with its reward and done code, and the last remaining row has done 2 "
+            f"(truncated); final='mark' keeps the last transition, with zeros as the final observation and a column "
+            f"{MISSING!r} that is 1 in this row"
         )
     return final
 
@@ -556,8 +556,8 @@ class TransitionRows:
 
         Each transition creates the row after it; the first transition of an episode also creates the row before it.
 
-        The mask ``kept`` marks transitions with a row, ``last`` marks transitions that end an episode, and ``known``
-        marks the transitions in ``last`` whose final observation is stored. ``then`` has the values of the rows of next
+        The mask ``kept`` marks transitions with a row, and ``last`` marks transitions that end an episode. ``known``
+        states whether the final observations of episodes are stored. ``then`` has the values of the rows of next
         observations.
         """
         begins = now["begins"]["begins"]

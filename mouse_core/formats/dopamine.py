@@ -132,12 +132,12 @@ class _Checkpoint:
         """Yield the transitions from the oldest to the newest."""
         added, capacity = self.added(), self.capacity()
         if added is not None and added < capacity:
-            yield from self._stretch(0, added, size)
+            yield from self._range(0, added, size)
             return
         oldest = (added or 0) % capacity
-        yield from self._stretch(oldest, capacity, size)
+        yield from self._range(oldest, capacity, size)
         if oldest:
-            yield from self._stretch(0, oldest, size, again=True)
+            yield from self._range(0, oldest, size, again=True)
 
     def capacity(self) -> int:
         """Return the capacity of the ring in transitions."""
@@ -149,7 +149,7 @@ class _Checkpoint:
             raise damaged(self.files["action"], f"expected arrays of equal length, found {lengths}")
         return lengths["action"]
 
-    def _stretch(self, start: int, stop: int, size: int, *, again: bool = False) -> Iterator[Columns]:
+    def _range(self, start: int, stop: int, size: int, *, again: bool = False) -> Iterator[Columns]:
         with ExitStack() as stack:
             arrays = {}
             for store, file in self.files.items():

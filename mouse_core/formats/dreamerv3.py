@@ -1,4 +1,6 @@
-"""Reads the replay of DreamerV3. A stream of steps is a chain of npz files ("chunks"); each name links to the next.
+"""Reads the replay of DreamerV3.
+
+A stream of steps is a chain of npz files ("chunks"); the name of each file contains the name of the next chunk.
 
 A step has an observation, the reward that came with it, and the action that was taken after it. The file
 ``T1-aaa-bbb-1024.npz`` is chunk aaa with 1024 steps, and chunk bbb continues its stream.
@@ -44,7 +46,8 @@ _LEFT_OUT = ("stepid", "consec", "reset")
 class _Chunk(NamedTuple):
     """A file of a stream.
 
-    Its name states the time of its first step, its name, the name of the following chunk, and its length.
+    The name of the file states the time of the first step, the name of the chunk, the name of the following chunk, and
+    the number of steps.
     """
 
     time: str
@@ -110,7 +113,8 @@ def _find_streams(root: Path) -> list[list[_Chunk]]:
     followed = Counter(chunk.following for chunk in chunks.values() if chunk.following in chunks)
     if twice := [chunks[name].path.name for name, count in followed.items() if count > 1]:
         raise damaged(
-            root, f"expected chunks that follow one other chunk each, found {twice[:4]}, which follow several chunks"
+            root,
+            f"expected each chunk to follow at most one other chunk, found {twice[:4]}, which follow several chunks",
         )
     # A chunk that no other chunk links to begins a stream. Chunks that remain at the end form a circle.
     streams = []
@@ -135,7 +139,7 @@ def _array_types(file: NpzTree) -> dict[str, tuple[Any, ...]]:
             continue
         if array["kind"] != "number" or not array["shape"]:
             raise damaged(
-                file.path, f"{name}: expected one or more numbers a step, found {array['kind']} {array['shape']}"
+                file.path, f"{name}: expected one or more numbers per step, found {array['kind']} {array['shape']}"
             )
         keys[name] = (tuple(array["shape"][1:]), array["dtype"])
     return keys

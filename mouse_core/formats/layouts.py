@@ -106,7 +106,7 @@ class TreeLayout(Aligned):
     A path names an array or a group. A group stands for all arrays below it that no other path of the layout names.
     In all paths ``*`` stands for the name of an episode. A path that ends in ``?`` is optional. Several paths are given
     as a list or a mapping. In a list, the last part of a path is the name of its array. A mapping maps names to paths;
-    one name may be empty, like the name of a single path.
+    one name may be empty; its array then gets the column name that a single path gives.
 
     If paths contain ``*``, an episode consists of all arrays with the same name for ``*``. With ``one_a_file``, each
     file is an episode. Otherwise episodes end at the rows that ``episode_ends`` or ``is_last`` mark, or, without these,
@@ -554,7 +554,7 @@ class ZarrTree(H5File):
         For zarr, missing chunks have the fill value.
         """
         return [
-            f"{path}: {absent} of {chunks} chunks are not there and are read as the fill value."
+            f"{path}: {absent} of {chunks} chunks are missing and are read as the fill value."
             for path, (absent, chunks) in self._absent.items()
         ]
 
@@ -824,7 +824,7 @@ def check_shapes(columns: Mapping[str, npt.NDArray[Any]], known: dict[str, tuple
         shape = known.setdefault(name, values.shape[1:])
         if values.dtype != object and values.shape[1:] != shape:
             found = f"{list(values.shape[1:])}; a column has the same shape in all episodes"
-            raise damaged(where, f"column {name!r}: expected shape {list(shape)} a step, found {found}")
+            raise damaged(where, f"column {name!r}: expected shape {list(shape)} per step, found {found}")
 
 
 _AT_ONCE = 64
@@ -833,7 +833,7 @@ _MOST_ENDS = 1 << 27
 
 
 @dataclass(frozen=True)
-class Stretch:
+class RowRange:
     """Consecutive rows of a file.
 
     Args:
@@ -890,8 +890,8 @@ def files_of(root: Path, layout: TreeLayout, suffixes: Sequence[str]) -> list[Pa
     return sorted(found, key=lambda file: natural_key(file.name))
 
 
-def stretches_of(file: Tree, layout: TreeLayout, number: int = 0) -> Iterator[Stretch]:
-    """Yield a ``Stretch`` for each range of consecutive rows of a file in order, including episodes without steps.
+def row_ranges(file: Tree, layout: TreeLayout, number: int = 0) -> Iterator[RowRange]:
+    """Yield a ``RowRange`` for each range of consecutive rows of a file in order, including episodes without steps.
 
     Args:
         file: The open file.
@@ -909,7 +909,7 @@ def stretches_of(file: Tree, layout: TreeLayout, number: int = 0) -> Iterator[St
     (arrays,), (task,) = arrays_of(file, layout, [""]), _tasks_of(file, layout, [""])
     constants = _constants(layout, task, number, file.path)
     if layout.one_a_file:
-        yield Stretch(arrays, 0, *lengths_of(arrays, layout, where=file.path), True, file.path, layout, constants)
+        yield RowRange(arrays, 0, *lengths_of(arrays, layout, where=file.path), True, file.path, layout, constants)
         return
     rows, is_closed = lengths_of(arrays, layout, where=file.path)
     if not rows:
@@ -929,12 +929,12 @@ def stretches_of(file: Tree, layout: TreeLayout, number: int = 0) -> Iterator[St
             )
         for place, (first, stop) in enumerate(pairwise([0, *ends.tolist()])):
             where = f"{file.path}, episode {place}"
-            yield Stretch(arrays, first, stop - first, False, True, where, layout, constants)
+            yield RowRange(arrays, first, stop - first, False, True, where, layout, constants)
     else:
-        yield Stretch(arrays, 0, rows, False, False, file.path, layout, constants)
+        yield RowRange(arrays, 0, rows, False, False, file.path, layout, constants)
 
 
-def _starred(file: Tree, layout: TreeLayout, lead: str, number: int) -> Iterator[Stretch]:
+def _starred(file: Tree, layout: TreeLayout, lead: str, number: int) -> Iterator[RowRange]:
     parts = lead.removesuffix("?").split("/")
     place = next(index for index, part in enumerate(parts) if "*" in part)
     before, _, after = parts[place].partition("*")
@@ -951,7 +951,7 @@ def _starred(file: Tree, layout: TreeLayout, lead: str, number: int) -> Iterator
             where = f"{file.path}, {before}{star}{after}"
             said = outgoing if layout.nan_action and not _ends_in_nan(file, arrays) else layout
             constants = _constants(layout, task, number, file.path, star)
-            yield Stretch(arrays, 0, *lengths_of(arrays, said, where=where), True, where, said, constants)
+            yield RowRange(arrays, 0, *lengths_of(arrays, said, where=where), True, where, said, constants)
 
 
 def _ends_in_nan(file: Tree, arrays: Sequence[Array]) -> bool:
@@ -1054,8 +1054,8 @@ def read_layouts(
 
     Raises:
         ConfigError: The layout is invalid, no file is found, or ``final`` is needed and missing.
-        DataError: A file is damaged, does not fit the layout, or contains a link to another file; or the type in the
-            first episode cannot represent a number. The message names file, episode and array.
+        DataError: A file is damaged, does not fit the layout, or contains a link to another file; or a number
+            does not fit the type of the first episode. The message names file, episode and array.
         SchemaError: Episodes have different arrays, or two arrays have the same column name.
         ImportError: h5py, or zarr for a zarr group, is not installed.
     """
@@ -1084,14 +1084,13 @@ def read_layouts(
             )
             notes.append(f"Left out: {shown}, which {why}.")
     if said.nan_action:
-        closed = "NaN: rewards, flags and metadata came with the observation of their row, the first led nowhere"
-        notes.append(
-            f"The last action of an episode is {closed if first.closed else 'a number: its row holds what it brought'}."
-        )
+        closed = "NaN: rewards, flags and metadata belong to the observation of their row"
+        open_end = "a number: rewards and flags belong to the action of their row"
+        notes.append(f"The last action of an episode is {closed if first.closed else open_end}.")
     if not any(array.role == "reward" for array in first.arrays):
         notes.append("There are no rewards: reward is 0.")
     if (first.whole or said.is_last) and not any(array.role in ("terminated", "truncated") for array in first.arrays):
-        notes.append(f"Nothing says how episodes ended: they are taken as {said.ending}.")
+        notes.append(f"No flag states how episodes ended: their ends count as {said.ending}.")
 
     def every() -> Iterator[Columns]:
         empty: list[str] = []
@@ -1101,25 +1100,25 @@ def read_layouts(
             warnings.warn(f"{root}: {count} without steps left out, the first {empty[0]}", stacklevel=2)
 
     if not first.whole and said.truncated is not None and not any(array.role == "truncated" for array in first.arrays):
-        cut = f"are taken to be cut off after {said.episode_steps} steps"
-        unseen = "may be cut off where nothing shows it, unless episode_steps says after how many steps"
+        cut = f"are truncated after {said.episode_steps} steps"
+        unseen = "that were truncated are not recognised; episode_steps sets the number of steps of such episodes"
         absent = [path.removesuffix("?") for path in said.roles()["truncated"].values()]
         notes.append(f"There are no {', '.join(absent)}: episodes {cut if said.episode_steps else unseen}.")
     return RowStream.of_columns(root, name, some, every, notes=tuple(notes), format_metadata=format_metadata)
 
 
-def _first(trees: Iterator[Tree], layout: TreeLayout, where: str) -> tuple[Tree, Stretch]:
-    """Return the first ``Stretch`` with a step, and its file."""
+def _first(trees: Iterator[Tree], layout: TreeLayout, where: str) -> tuple[Tree, RowRange]:
+    """Return the first ``RowRange`` with a step, and its file."""
     count = 0
     for number, file in enumerate(trees):
-        for stretch in stretches_of(file, layout, number):
-            if stretch.steps:
-                return file, stretch
+        for row_range in row_ranges(file, layout, number):
+            if row_range.steps:
+                return file, row_range
             count += 1
     raise damaged(where, f"expected an episode with a step, found {count} without")
 
 
-def _unnamed(file: Tree, layout: TreeLayout, first: Stretch) -> tuple[dict[str, Any], dict[str, Any]]:
+def _unnamed(file: Tree, layout: TreeLayout, first: RowRange) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return shapes of arrays in the first episode that the layout does not name, and the attributes of the episode."""
     group = layout.group()
     if group in layout.leads():
@@ -1144,13 +1143,13 @@ def _layout(layout: Any) -> tuple[str, TreeLayout]:
     return "layouts", load_layout(layout)
 
 
-def _is_known(stretch: Stretch) -> bool:
+def _is_known(row_range: RowRange) -> bool:
     """Whether the last observations of episodes are stored."""
-    return stretch.closed or stretch.marked or any(array.role == "next_observation" for array in stretch.arrays)
+    return row_range.closed or row_range.marked or any(array.role == "next_observation" for array in row_range.arrays)
 
 
 def _rows(
-    files: Sequence[Path], layout: TreeLayout, like: Stretch, final: str | None, batch_rows: int, empty: list[str]
+    files: Sequence[Path], layout: TreeLayout, like: RowRange, final: str | None, batch_rows: int, empty: list[str]
 ) -> Iterator[Columns]:
     wanted = like.columns()
     shapes: dict[str, tuple[int, ...]] = {}
@@ -1158,21 +1157,23 @@ def _rows(
     with closing(open_each(files)) as trees:
         for number, file in enumerate(trees):
             rows = TransitionRows(final=final, where=file.path)
-            for stretch in stretches_of(file, layout, number):
-                if not stretch.steps:
-                    empty.append(stretch.where)
+            for row_range in row_ranges(file, layout, number):
+                if not row_range.steps:
+                    empty.append(row_range.where)
                     continue
-                if others := sorted(wanted ^ stretch.columns()):
-                    raise SchemaError(f"{stretch.where}: expected the arrays of the first episode, found {others[:8]}")
-                if _is_known(stretch) != _is_known(like):
+                if others := sorted(wanted ^ row_range.columns()):
+                    raise SchemaError(
+                        f"{row_range.where}: expected the arrays of the first episode, found {others[:8]}"
+                    )
+                if _is_known(row_range) != _is_known(like):
                     wish = "one observation more than actions" if like.closed else "as many observations as actions"
                     if layout.nan_action:
                         wish = f"a last action that is {'NaN' if like.closed else 'a number'}"
-                    raise damaged(stretch.where, f"expected {wish}, as in the first episode")
-                size = rows_at_once(sum(array.row_bytes for array in stretch.arrays), most=batch_rows)
-                with reading(stretch.where):
-                    for columns in _rows_of(file, stretch, size, types, rows):
-                        check_shapes(columns, shapes, stretch.where)
+                    raise damaged(row_range.where, f"expected {wish}, as in the first episode")
+                size = rows_at_once(sum(array.row_bytes for array in row_range.arrays), most=batch_rows)
+                with reading(row_range.where):
+                    for columns in _rows_of(file, row_range, size, types, rows):
+                        check_shapes(columns, shapes, row_range.where)
                         yield columns
             if (rest := rows.finish()) is not None:
                 yield rest
@@ -1180,40 +1181,40 @@ def _rows(
                 file.finish(others=layout.other_metadata)
 
 
-def _rows_of(file: Tree, stretch: Stretch, size: int, types: Types, rows: TransitionRows) -> Iterator[Columns]:
-    """Yield the rows of a ``Stretch``, ``size`` at a time; ``rows`` may hold the last rows back."""
-    if stretch.marked:
-        yield from _marked_rows(file, stretch, size, types)
+def _rows_of(file: Tree, row_range: RowRange, size: int, types: Types, rows: TransitionRows) -> Iterator[Columns]:
+    """Yield the rows of a ``RowRange``, ``size`` at a time; ``rows`` may hold the last rows back."""
+    if row_range.marked:
+        yield from _marked_rows(file, row_range, size, types)
     else:
-        yield from (rows.add(*part) for part in _parts(file, stretch, size, types))
+        yield from (rows.add(*part) for part in _parts(file, row_range, size, types))
 
 
 _Part = tuple[Columns, Columns, npt.NDArray[np.bool_], Columns | None, Columns]
 
 
-def _parts(file: Tree, stretch: Stretch, size: int, types: Types) -> Iterator[_Part]:
+def _parts(file: Tree, row_range: RowRange, size: int, types: Types) -> Iterator[_Part]:
     """Yield the arguments of ``TransitionRows.add``, for ``size`` transitions at a time."""
     ended, since = True, 0
-    for start in range(0, stretch.steps, size):
-        stop = min(start + size, stretch.steps)
-        values = cast_like_first(_read(file, stretch, start, stop), types, stretch.where)
+    for start in range(0, row_range.steps, size):
+        stop = min(start + size, row_range.steps)
+        values = cast_like_first(_read(file, row_range, start, stop), types, row_range.where)
         count = stop - start
-        flags = [_flags(stretch, values, role, count, start) for role in ("terminated", "truncated")]
-        most = stretch.layout.episode_steps
+        flags = [_flags(row_range, values, role, count, start) for role in ("terminated", "truncated")]
+        most = row_range.layout.episode_steps
         if most is not None and not any(array.role == "truncated" for array in values):
             flags[1], since = _cut(flags[0], most, since)
         done = done_codes(*flags)
-        if stretch.whole:
-            done = np.where(np.arange(start, stop) == stretch.steps - 1, _ending(done, stretch.layout), 0)
+        if row_range.whole:
+            done = np.where(np.arange(start, stop) == row_range.steps - 1, _ending(done, row_range.layout), 0)
             begins = np.arange(start, stop) == 0
         else:
             if any(array.role == "is_last" for array in values):
-                last = _flags(stretch, values, "is_last", count, start)
-                done = np.where(last, _ending(done, stretch.layout), 0)
+                last = _flags(row_range, values, "is_last", count, start)
+                done = np.where(last, _ending(done, row_range.layout), 0)
             begins = step_begins(done != 0, ended)
             ended = bool(done[-1])
-        values = {array: _pixels(array, part, stretch.layout) for array, part in values.items()}
-        yield _part(stretch, values, done, begins)
+        values = {array: _pixels(array, part, row_range.layout) for array, part in values.items()}
+        yield _part(row_range, values, done, begins)
 
 
 def _cut(terminated: npt.NDArray[np.bool_], most: int, since: int) -> tuple[npt.NDArray[np.bool_], int]:
@@ -1235,51 +1236,53 @@ def _ending(codes: npt.NDArray[np.int64], layout: TreeLayout) -> npt.NDArray[np.
     return np.where(codes == 0, 1 if layout.ending == "terminal" else 2, codes)
 
 
-def _marked_rows(file: Tree, stretch: Stretch, size: int, types: Types) -> Iterator[Columns]:
-    """Yield the rows of a ``Stretch`` in which every row is an observation; results of an action move to the next row.
+def _marked_rows(file: Tree, row_range: RowRange, size: int, types: Types) -> Iterator[Columns]:
+    """Yield the rows of a ``RowRange`` in which every row is an observation; results of an action move to the next row.
 
     For example, ``is_last`` of 0 0 1 0 1 marks two episodes, of 3 and 2 rows; the actions and rewards of rows 2 and 4
     are not used.
     """
     before: Columns = {}
     begins, step = True, 0
-    for start in range(0, stretch.steps, size):
-        values = cast_like_first(_read(file, stretch, start, min(start + size, stretch.steps)), types, stretch.where)
-        count = min(size, stretch.steps - start)
-        ended, cut, last = (_flags(stretch, values, role, count, start) for role in FLAGS)
+    for start in range(0, row_range.steps, size):
+        values = cast_like_first(
+            _read(file, row_range, start, min(start + size, row_range.steps)), types, row_range.where
+        )
+        count = min(size, row_range.steps - start)
+        ended, cut, last = (_flags(row_range, values, role, count, start) for role in FLAGS)
         starts = step_begins(last, begins)
-        values = {array: _pixels(array, part, stretch.layout) for array, part in values.items()}
-        seen, arriving, _, _, beside = _part(stretch, values, done_codes(ended, cut), starts)
+        values = {array: _pixels(array, part, row_range.layout) for array, part in values.items()}
+        seen, arriving, _, _, beside = _part(row_range, values, done_codes(ended, cut), starts)
         rows = one_later(arriving, before, starts)
-        rows["done"] = np.where(last & ~starts, _ending(rows["done"], stretch.layout), 0)
+        rows["done"] = np.where(last & ~starts, _ending(rows["done"], row_range.layout), 0)
         rows["episode_step"] = step_numbers(starts, step)
         step, begins = int(rows["episode_step"][-1]) + 1, bool(last[-1])
         yield rows | seen | beside
 
 
-def _read(file: Tree, stretch: Stretch, start: int, stop: int) -> dict[Array, npt.NDArray[Any]]:
+def _read(file: Tree, row_range: RowRange, start: int, stop: int) -> dict[Array, npt.NDArray[Any]]:
     """Read the transitions ``[start, stop)``. Arrays that include the last observation have one more value."""
-    arrived = stretch.layout.arrived()
+    arrived = row_range.layout.arrived()
     items = []
-    for array in stretch.arrays:
+    for array in row_range.arrays:
         first, end = start, stop
         if array.role in arrived and array.role != "metadata":
             first, end = start + 1, stop + 1
-        elif array.role == "next_observation" and stretch.whole:
+        elif array.role == "next_observation" and row_range.whole:
             # Only an episode's last next observation differs from the observations.
-            first, end = (stop - 1, stop) if stop == stretch.steps else (stop, stop)
-        elif _reaches(array, stretch):
+            first, end = (stop - 1, stop) if stop == row_range.steps else (stop, stop)
+        elif _reaches(array, row_range):
             end = stop + 1
         if array.rows in (-1, 1) and array.role in ("terminated", "truncated"):
-            first, end = -stretch.first, 1 - stretch.first  # one value for the episode
-        if array.role == "observation" and stretch.whole and not stretch.closed and _is_known(stretch):
-            end = min(stop + 1, stretch.steps)
-        items.append((array, stretch.first + first, stretch.first + end))
+            first, end = -row_range.first, 1 - row_range.first  # one value for the episode
+        if array.role == "observation" and row_range.whole and not row_range.closed and _is_known(row_range):
+            end = min(stop + 1, row_range.steps)
+        items.append((array, row_range.first + first, row_range.first + end))
     read = file.read([(f"/{array.path}", first, end) for array, first, end in items])
-    for array, item, values in zip(stretch.arrays, items, read, strict=True):
+    for array, item, values in zip(row_range.arrays, items, read, strict=True):
         if values.ndim and len(values) != item[2] - item[1]:
-            raise damaged(stretch.where, f"{array.path}: expected rows up to {item[2]}, found {len(values)} rows")
-    return dict(zip(stretch.arrays, read, strict=True))
+            raise damaged(row_range.where, f"{array.path}: expected rows up to {item[2]}, found {len(values)} rows")
+    return dict(zip(row_range.arrays, read, strict=True))
 
 
 def _pixels(array: Array, values: npt.NDArray[Any], layout: TreeLayout) -> npt.NDArray[Any]:
@@ -1308,32 +1311,34 @@ def _pixels(array: Array, values: npt.NDArray[Any], layout: TreeLayout) -> npt.N
     return np.stack(pixels) if pixels else np.zeros((0, 1, 1, 3), np.uint8)
 
 
-def _reaches(array: Array, stretch: Stretch) -> bool:
+def _reaches(array: Array, row_range: RowRange) -> bool:
     """Whether an array has a value for the last observation of an episode."""
     if array.role == "metadata":
-        stays = not array.moves or "metadata" in stretch.layout.arrived()
-        return stretch.closed and array.rows != stretch.steps and stays
-    return stretch.closed and array.role == "observation"
+        stays = not array.moves or "metadata" in row_range.layout.arrived()
+        return row_range.closed and array.rows != row_range.steps and stays
+    return row_range.closed and array.role == "observation"
 
 
 def _flags(
-    stretch: Stretch, values: Mapping[Array, npt.NDArray[Any]], role: str, count: int, start: int
+    row_range: RowRange, values: Mapping[Array, npt.NDArray[Any]], role: str, count: int, start: int
 ) -> npt.NDArray[np.bool_]:
     found = np.zeros(count, bool)
     for array, flags in values.items():
         if array.role == role:
-            inverted = stretch.layout.roles()[array.role][array.name].startswith("not ")
+            inverted = row_range.layout.roles()[array.role][array.name].startswith("not ")
             said = flags.reshape(-1).astype(bool) ^ inverted
-            if len(said) == 1 and stretch.whole:  # one value for the episode
-                found[-1] |= bool(said[0]) and start + count == stretch.steps
+            if len(said) == 1 and row_range.whole:  # one value for the episode
+                found[-1] |= bool(said[0]) and start + count == row_range.steps
             elif len(said) == count:
                 found |= said
             else:
-                raise damaged(stretch.where, f"{array.path}: expected a flag a step, found shape {list(flags.shape)}")
+                raise damaged(
+                    row_range.where, f"{array.path}: expected one flag per step, found shape {list(flags.shape)}"
+                )
     return found
 
 
-def _part(stretch: Stretch, values: Mapping[Array, Any], done: npt.NDArray[Any], begins: Any) -> _Part:
+def _part(row_range: RowRange, values: Mapping[Array, Any], done: npt.NDArray[Any], begins: Any) -> _Part:
     count = len(done)
     seen = _named("observation", values)
     arriving = {
@@ -1346,15 +1351,15 @@ def _part(stretch: Stretch, values: Mapping[Array, Any], done: npt.NDArray[Any],
     beside: Columns = {}
     for array, part in values.items():
         if array.role == "metadata":
-            group = seen if _reaches(array, stretch) else arriving if array.moves else beside
+            group = seen if _reaches(array, row_range) else arriving if array.moves else beside
             group[array.name] = part
     following = _named("next_observation", values)
-    if stretch.closed:
+    if row_range.closed:
         following = {name: part[1:] for name, part in seen.items()}
-    elif following and stretch.whole:
+    elif following and row_range.whole:
         following = {name: np.concatenate([part[1:], following[name]]) for name, part in seen.items()}
     seen = {name: part[:count] for name, part in seen.items()}
-    for name, value in stretch.constants.items():
+    for name, value in row_range.constants.items():
         for group in (seen, following) if following else (beside,):
             group[f"metadata_{name}"] = np.full(count, value, object if isinstance(value, str) else np.int64)
     return seen, arriving, begins, following or None, beside

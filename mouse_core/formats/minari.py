@@ -343,7 +343,7 @@ def _leaves_of(space: Any, where: str) -> dict[Location, Any] | None:
 
 
 def _leaf(location: Location, spaces: Spaces) -> tuple[Location, Any]:
-    """Return the location with the keys of the space, and the spec of the leaf; None without a space.
+    """Return the location of an array by the keys of its space, and the spec of the leaf, or None without a space.
 
     An item of a tuple is stored under its index, or in HDF5 under ``_index_<index>``.
     """
@@ -611,7 +611,7 @@ class _H5Episode:
         rewards = parts["rewards"]
         if rewards["kind"] != "number" or len(rewards["shape"]) != 1:
             raise damaged(
-                path, f"rewards: expected one number a step, found shape {rewards.get('shape')}", at=self._where
+                path, f"rewards: expected one number per step, found shape {rewards.get('shape')}", at=self._where
             )
         self.length = int(rewards["shape"][0])
         self._leaves: list[tuple[Location, bool]] = []  # locations, and whether the values belong to transitions
@@ -798,7 +798,7 @@ def _columns(piece: EpisodeSlice) -> Columns:
     for name in KNOWN[2:]:
         values = piece.arriving.pop((name,))
         if values.ndim != 1 or values.dtype.kind not in "biuf":
-            raise DataError(f"{name}: expected one number a step, found {values.dtype} {list(values.shape[1:])}")
+            raise DataError(f"{name}: expected one number per step, found {values.dtype} {list(values.shape[1:])}")
         results[name] = values
     arriving, staying = _named(piece.arriving), _named(piece.staying)
     arriving |= {"reward": results["rewards"], "done": done_codes(results["terminations"], results["truncations"])}

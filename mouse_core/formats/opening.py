@@ -129,8 +129,8 @@ def _minari_folder(name: str) -> Path:
 ID_SCHEMES: Mapping[str, str] = MappingProxyType(
     {
         "minari": "minari:D4RL/pointmaze/umaze-v2, a dataset of Minari",
-        "lerobot": "lerobot:namespace/name, with @revision behind it or not, a LeRobotDataset on the Hub",
-        "hf": "hf:namespace/name, with @revision behind it or not, any dataset of the Hub whose format is read",
+        "lerobot": "lerobot:namespace/name or lerobot:namespace/name@revision, a LeRobotDataset on the Hub",
+        "hf": "hf:namespace/name or hf:namespace/name@revision, a dataset of the Hub in any format that is read",
     }
 )
 """Prefixes of dataset ids; for each prefix, an example and the kind of dataset."""
@@ -469,7 +469,7 @@ def open(
     reader = getattr(importlib.import_module(f"mouse_core.formats.{module}"), f"read_{module}")
     takes = inspect.signature(reader).parameters
     if splits is not None and "splits" not in takes:
-        raise ConfigError(f"{root}: splits: {found.name} data have none, found {list(splits)}")
+        raise ConfigError(f"{root}: splits: expected None, as {found.name} data have no splits, found {list(splits)}")
     options |= {"splits": splits} if splits is not None else {}
     options |= {"final": final} if final is not None and "final" in takes else {}
     for option, of in (
@@ -495,7 +495,7 @@ def open(
         return opened
     stated = opened.metadata.alignment
     if stated not in (None, alignment):
-        who = "the data say" if found.name in ("rows", "store") else f"the {found.name} reader lays rows out"
+        who = "the data state" if found.name in ("rows", "store") else f"the {found.name} reader returns rows"
         raise SchemaError(f"{root}: alignment: expected {stated!r}, as {who}, found {alignment!r}")
     return opened.replace(metadata=opened.metadata.replace(alignment=alignment))
 

@@ -237,7 +237,7 @@ def file_batches(file: Path, batch_rows: int) -> Iterator[pa.RecordBatch]:
             batch.validate(full=True)
             # Columns of type null take no memory for any length.
             if batch.num_rows > 1 << 32 and all(map(pa.types.is_null, batch.schema.types)):
-                raise DataError(f"expected rows, found {batch.num_rows} without a value")
+                raise DataError(f"expected rows with values, found {batch.num_rows} rows of nulls")
         yield batch
         release(batch.nbytes)
 

@@ -50,9 +50,9 @@ _GROUP = re.compile(r"traj_\d+")
 
 
 def _partial_without_data(change: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a conversion.
+    """Decorate a conversion, which then returns a function with its options bound if it is called without data.
 
-    If it is called without data, it returns itself with the options bound, for TorchRL's hooks.
+    TorchRL's hooks need such a function.
     """
 
     @wraps(change)
@@ -273,7 +273,7 @@ def Nested2TED(data: Mapping[str, Any], **options: Any) -> Any:
 
 
 def _number_names(options: Mapping[str, Any]) -> tuple[str, str, str]:
-    """Return the names of the shift, of the flag of a full ring, and of the shape, in the flat and nested layouts."""
+    """Return the keys of the shift, of the flag for a full ring, and of the shape, in flat and nested data."""
     return options.get("shift_key", "shift"), options.get("is_full_key", "is_full"), _SHAPE
 
 
@@ -316,12 +316,12 @@ def _interleave(
 
 
 def key_of(name: str | Sequence[str]) -> Key:
-    """Convert the name of an entry to a path, a tuple with this name; return a path unchanged."""
+    """Return the path of an entry: a name becomes a tuple with this name, and a path stays unchanged."""
     return (name,) if isinstance(name, str) else tuple(name)
 
 
 def _in_next(name: str | Sequence[str]) -> Key:
-    """Return the path of an entry within ``next``; ``name`` may begin with "next"."""
+    """Return the path of an entry within ``next``, without a leading "next"."""
     key = key_of(name)
     return key[1:] if key[0] == "next" else key
 
@@ -460,7 +460,7 @@ def _file_entries(file: H5File) -> Entries:
 
 
 def _described(where: str, tree: Any) -> tuple[dict[Key, tuple[int, ...]], dict[str, tuple[int, ...]]]:
-    """Return the shapes of the arrays of a tree, and of single numbers at its root."""
+    """Return the shapes of the arrays in a tree, and the shapes of the single numbers at the root of the tree."""
     shapes: dict[Key, tuple[int, ...]] = {}
     singles: dict[str, tuple[int, ...]] = {}
     for path, item in leaves(tree):
@@ -511,7 +511,7 @@ def _nested_entries(file: H5File, groups: Sequence[str], names: Sequence[str]) -
                 if length not in (steps, steps + 1) or tuple(shape) != first_shapes[key][1:]:
                     raise damaged(
                         file.path,
-                        f"{group}/{'/'.join(key)}: expected {steps} entries, one a step, or {steps + 1}, one an "
+                        f"{group}/{'/'.join(key)}: expected {steps} entries, one per step, or {steps + 1}, one per "
                         f"observation, of shape {list(first_shapes[key][1:])}, found {[length, *shape]}",
                     )
                 lengths[key].append(length)
@@ -665,7 +665,10 @@ def _joined_shape(folder: Path, name: str, shape: tuple[int, ...]) -> tuple[int,
     """
     rows, dimensions = (*shape, 0)[:2]
     if not rows or not dimensions:
-        raise damaged(folder / "meta.json", f"{name}: expected the shape of its shapes, found {list(shape)}")
+        raise damaged(
+            folder / "meta.json",
+            f"{name}: expected the shape [rows, dimensions] of a nested tensor, found {list(shape)}",
+        )
     shapes = _sized(folder / f"{name}.shape.memmap", "int64", (rows, dimensions)).read(0, rows)
     if (shapes < 0).any() or (shapes[:, 1:] != shapes[0, 1:]).any() or shapes[:, 0].astype(float).sum() > 2**48:
         raise damaged(folder / f"{name}.shape.memmap", "expected rows that differ in their first dimension only")
@@ -726,7 +729,7 @@ def steps_of(
         entries: The open folder or file.
         batch_rows: Largest number of steps in a block.
         done: The flag that ends a trajectory, for a layout that stores each observation once.
-        done_keys, reward_keys: Keys that are only in ``next``, for such a layout.
+        done_keys, reward_keys: Keys that belong in ``next``, for such a layout.
 
     Raises:
         SchemaError: The data are not steps of TED.
@@ -768,7 +771,7 @@ def _trajectory_ends(entries: Entries, done: Key) -> Bools:
     n, lanes, used, is_full = _ring(entries, steps)
     flags = entries.read([done], 0, steps, None)[0].reshape(steps, -1)
     if flags.shape[1] != 1:
-        raise damaged(entries.name, f"{'.'.join(done)}: expected one flag a step, found {list(flags.shape)}")
+        raise damaged(entries.name, f"{'.'.join(done)}: expected one flag per step, found {list(flags.shape)}")
     ends = flags.astype(bool).reshape(lanes, n)
     ends[:, (n if is_full else used) - 1] = True
     return ends
@@ -816,9 +819,9 @@ def _steps(entries: Entries, batch_rows: int) -> Iterator[StepBlock]:
     both = sorted((root & inside).difference(_DONE))
     other = [*sorted(root.difference(both)), *(("next", *key) for key in sorted(inside.difference(both)))]
     wanted = [*both, *(("next", *key) for key in both), *other]
-    stretches = _in_order(entries, shape[0] if shape else 0, lanes, _piece(entries, wanted, batch_rows))
+    ranges = _in_order(entries, shape[0] if shape else 0, lanes, _piece(entries, wanted, batch_rows))
     for lane in range(lanes):
-        for number, (begin, end) in enumerate(stretches):
+        for number, (begin, end) in enumerate(ranges):
             read = entries.read(wanted, begin, end, (len(shape), lane))
             found = dict(zip(wanted, read, strict=True))
             yield StepBlock(
@@ -830,7 +833,7 @@ def _steps(entries: Entries, batch_rows: int) -> Iterator[StepBlock]:
 
 
 def _steps_shape(shapes: Mapping[Key, Sequence[int]], where: str) -> tuple[int, ...]:
-    """Return the shape of steps, ``[n]`` or ``[n, environments]``. It is a done flag's shape without the trailing 1."""
+    """Return the shape of steps, ``[n]`` or ``[n, environments]``: the shape of a done flag without a trailing 1."""
     flag = next((("next", *key) for key in _DONE if ("next", *key) in shapes), None)
     if flag is None:
         raise SchemaError(f"{where}: expected next.done, found {_shown(shapes)}")
@@ -866,7 +869,7 @@ def _count_steps(entries: Entries, done: Key = ("done",)) -> int:
 
 
 def _ring(entries: Entries, steps: int) -> tuple[int, int, int, bool]:
-    """Return a ring's positions per environment, environments, used positions, and whether the ring is full."""
+    """Return a ring's positions per environment, number of environments, used positions, and whether all are used."""
     numbers = entries.numbers
     shape = numbers.get("_storage_shape") or [steps]
     shape = [shape] if isinstance(shape, int) else list(shape)
@@ -876,7 +879,7 @@ def _ring(entries: Entries, steps: int) -> tuple[int, int, int, bool]:
     n, lanes = shape[0], steps // shape[0]
     shift = _number(numbers.get("shift"), n, entries.name, "shift")
     if shift == 0 and not full:
-        raise damaged(entries.name, "shift: in a ring that is not full, expected a place of 1 or more, found 0")
+        raise damaged(entries.name, "shift: in a ring that is not full, expected a position of 1 or more, found 0")
     used = n if full or shift is None else shift
     length = _number(numbers.get("_len"), steps, entries.name, "len")
     return n, lanes, used if length is None else min(used, length // lanes), full
@@ -888,7 +891,7 @@ def _by_length(entries: Entries, steps: int, observations: int) -> tuple[list[Ke
         if found not in (steps, observations):
             raise damaged(
                 entries.name,
-                f"{'.'.join(key)}: expected {steps} entries, one a step, or {observations}, one an observation, "
+                f"{'.'.join(key)}: expected {steps} entries, one per step, or {observations}, one per observation, "
                 f"found {found}",
             )
     both = [key for key, shape in entries.shapes.items() if shape[0] == observations]
@@ -929,8 +932,8 @@ def read_ted(path: str | os.PathLike[str], *, one_hot: bool | None = None, batch
 
     Args:
         path: The folder or file.
-        one_hot: Whether to convert actions from one-hot vectors to numbers. By default, this is done if the first 1,024
-            actions are one-hot.
+        one_hot: Whether to convert actions from one-hot vectors to numbers. By default, actions are converted if the
+            first 1,024 actions are one-hot.
         batch_rows: Approximate number of rows of a batch.
 
     Raises:
@@ -1025,7 +1028,7 @@ def _observed(arrays: Arrays) -> Columns:
 
 def _single(values: npt.NDArray[Any], name: str, root: Path) -> npt.NDArray[Any]:
     if values.size != len(values):
-        raise SchemaError(f"{root}: {name}: expected one number a step, found {list(values.shape[1:])}")
+        raise SchemaError(f"{root}: {name}: expected one number per step, found {list(values.shape[1:])}")
     return values.reshape(len(values))
 
 
@@ -1058,7 +1061,7 @@ def write_ted(stream: RowStream, path: str | os.PathLike[str]) -> int:
 
     Observations, ``metadata_*`` and ``info.*`` are written at the root and in ``next``. The action is written at the
     root. Reward, done, terminated and truncated are written in ``next``. ``step_count`` is the index of the row in its
-    episode. Encoded images are decoded. The memory that this needs does not grow with the number of rows.
+    episode. Encoded images are decoded. The memory use does not grow with the number of rows.
 
     Args:
         stream: The rows, with alignment "arrived".
@@ -1142,7 +1145,7 @@ def _runs(stream: RowStream) -> Iterator[tuple[Columns, Bools]]:
 
 
 class FolderWriter:
-    """Writes a memory-mapped folder, entry by entry, in pieces.
+    """Writes a memory-mapped folder; ``append`` adds values to an entry.
 
     Args:
         folder: An existing, empty folder.
@@ -1202,7 +1205,7 @@ class FolderWriter:
 
 
 class _FileWriter:
-    """Writes an HDF5 file, entry by entry, in pieces.
+    """Writes an HDF5 file; ``append`` adds values to an entry.
 
     Args:
         path: The file.
@@ -1374,7 +1377,7 @@ def _of_steps(steps: Any, capacity: int | None, cursor: int) -> tuple[Arrays, in
         raise ConfigError(f"capacity: expected at least {used}, the number of steps, found {capacity}")
     if not 0 <= cursor < capacity or (cursor and used < capacity):
         raise ConfigError(
-            f"cursor: expected a place of a ring that is full, 0..{capacity - 1}, found {cursor} for {used} steps"
+            f"cursor: expected a position in a full ring, 0..{capacity - 1}, found {cursor} for {used} steps"
         )
     return arrays, capacity, cursor if used == capacity else used
 

@@ -163,7 +163,7 @@ def test_what_a_layout_cannot_hold_is_refused() -> None:
         TED2Flat({"observation": np.zeros(3)})
     flat = TED2Flat(steps([4, 3]))
     flat["observation"] = flat["observation"][:-1]
-    with pytest.raises(DataError, match="observation: expected 7 entries, one a step, or 9"):
+    with pytest.raises(DataError, match="observation: expected 7 entries, one per step, or 9"):
         Flat2TED(flat)
 
 

@@ -95,7 +95,7 @@ def _saved(root: Path) -> dict[str, list[Path]]:
     """Return the files that ``save_to_disk`` wrote, by split."""
     there = [name for name in (STATE, SPLITS) if (root / name).is_file()]
     if len(there) == 2:
-        raise ConfigError(f"{root}: expected one dataset, found {STATE} and {SPLITS}: a dataset and a dict of them")
+        raise ConfigError(f"{root}: expected one dataset, found {STATE} and {SPLITS}, a dataset and a dict of datasets")
     if there == [SPLITS]:
         listed = read_json_object(root / SPLITS).get("splits")
         if not isinstance(listed, list) or not listed:

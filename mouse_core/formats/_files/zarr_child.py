@@ -185,7 +185,7 @@ def _register_pictures(name: str) -> None:
     try:
         from imagecodecs.numcodecs import register_codecs  # type: ignore[import-not-found]
     except ImportError as error:
-        raise ValueError(f"pictures by the codec {name} need imagecodecs: pip install imagecodecs") from error
+        raise ValueError(f"images of the codec {name} need imagecodecs: pip install imagecodecs") from error
     register_codecs(verbose=False)
 
 

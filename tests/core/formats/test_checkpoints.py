@@ -111,8 +111,8 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     for error, message, options in (
         (ConfigError, "layout: expected one of", {"layout": "compact"}),
         (ConfigError, "capacity: expected at least 7, the number of steps, found 6", {"capacity": 6}),
-        (ConfigError, r"cursor: expected a place of a ring that is full, 0\.\.9", {"capacity": 10, "cursor": 2}),
-        (ConfigError, r"cursor: expected a place of a ring that is full, 0\.\.6, found 7", {"cursor": 7}),
+        (ConfigError, r"cursor: expected a position in a full ring, 0\.\.9", {"capacity": 10, "cursor": 2}),
+        (ConfigError, r"cursor: expected a position in a full ring, 0\.\.6, found 7", {"cursor": 7}),
     ):
         with pytest.raises(error, match=message):
             write_checkpoint(data, tmp_path / "it", **options)

@@ -170,7 +170,7 @@ def test_pieces_that_do_not_go_together(tmp_path: Path) -> None:
     (tmp_path / "j").mkdir()
     arrays = {key: np.stack([step[key] for step in steps[:5]]) for key in steps[0]}
     np.savez(tmp_path / "j" / outside.name, **arrays, x=np.array([{}] * 5, object))
-    with pytest.raises(DataError, match="x: expected one or more numbers a step"):
+    with pytest.raises(DataError, match="x: expected one or more numbers per step"):
         read_dreamerv3(tmp_path / "j")
 
 

@@ -255,7 +255,7 @@ def test_episodes_in_the_order_of_their_numbers_and_files_of_theirs(tmp_path: Pa
     assert np.array_equal(table.column("observation.qpos").to_pylist(), np.concatenate([seen(log)[:2] for log in logs]))
     assert table.column("observation.images.top").to_pylist()[1] == np.full((4, 5, 3), 1).tolist()
     assert any("reward is 0" in note for note in stream.notes)
-    assert any("taken as truncated" in note for note in stream.notes)
+    assert any("their ends count as truncated" in note for note in stream.notes)
 
 
 def test_robomimic_without_next_observations_lacks_the_last(tmp_path: Path) -> None:
@@ -348,7 +348,7 @@ def test_zarr_groups_that_are_refused(spoil: Any, message: str, tmp_path: Path) 
 def test_chunks_that_are_not_there_are_spoken_of(tmp_path: Path) -> None:
     path = write_zarr(tmp_path / "x.zarr", logged(), version=2)
     (path / CHUNK).unlink()
-    note = "data/action: 1 of 3 chunks are not there and are read as the fill value."
+    note = "data/action: 1 of 3 chunks are missing and are read as the fill value."
     assert note in formats.open(path, final="mark").notes
 
 
@@ -455,7 +455,7 @@ def test_episodes_of_other_shapes_are_named(tmp_path: Path) -> None:
         arrays = {"action": np.zeros((3, 2)), "seen": np.zeros((3, side, 4, 3), np.uint8)}
         save(tmp_path / f"{number}.npz", arrays)
     layout = {"observation": "seen", "action": "action", "one_a_file": True}
-    with pytest.raises(DataError, match=r"2\.npz: column 'observation': expected shape \[4, 4, 3\] a step, f"):
+    with pytest.raises(DataError, match=r"2\.npz: column 'observation': expected shape \[4, 4, 3\] per step, f"):
         read_layouts(tmp_path, layout=layout, final="drop").to_table()
 
 

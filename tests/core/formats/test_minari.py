@@ -255,7 +255,7 @@ def put(name: str, **array: Any) -> Callable[[Any, dict[str, Any]], None]:
 
 SPOILED: list[tuple[Callable[[Any, dict[str, Any]], Any], str]] = [
     (lambda episode, _: episode["observations"].resize(3, axis=0), "episode 1.*observations: expected .4. rows"),
-    (put("rewards", data=["a", "b", "c"]), "episode 1.*rewards: expected one number a step|episode 1: .*rewards"),
+    (put("rewards", data=["a", "b", "c"]), "episode 1.*rewards: expected one number per step|episode 1: .*rewards"),
     (put("observations", data=np.zeros((4, 5), np.float32)), r"1: observations: .*shape \[3\], found \[5\]"),
     (lambda episode, _: episode.pop("actions"), "episode 1: expected .*found no .'actions'"),
     (lambda episode, _: episode.parent.pop("episode_1"), "expected episodes 0..1, found 1"),

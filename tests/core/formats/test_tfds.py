@@ -434,7 +434,7 @@ def test_episodes_whose_last_observation_is_missing(tmp_path: Path) -> None:
     episodes = [rlds_episode(log) for log in logs]
     episodes[1]["steps"] = episodes[1]["steps"][:-1]
     write(tmp_path / "arrays", features_of("vector"), {"train": episodes})
-    with pytest.raises(ConfigError, match="episode 1: the observation that an episode ends in is not stored"):
+    with pytest.raises(ConfigError, match="episode 1: the final observations of episodes are not stored"):
         DatasetStore.open(tmp_path / "arrays")
     whole = len(read_rlds(episodes, final="mark").to_table())
     assert len(DatasetStore.open(tmp_path / "arrays", final="mark")) == whole

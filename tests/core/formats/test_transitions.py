@@ -121,7 +121,7 @@ def test_transitions_that_are_not_continuous_are_kept_apart() -> None:
 def test_final_is_asked_for_and_explained() -> None:
     rows = TransitionRows(final=None, where="file.h5")
     begins = np.array([True, True])
-    with pytest.raises(ConfigError, match=r"file.h5: .*final='drop' leaves out.*final='mark' keeps it, with zeros"):
+    with pytest.raises(ConfigError, match=r"file.h5: .*final='drop' leaves out.*final='mark' keeps .*, with zeros"):
         rows.add({"o": np.zeros(2)}, {"done": np.ones(2, int)}, begins)
     with pytest.raises(ConfigError, match=r"expected one of \['drop', 'mark'\] or None, found 'zero'"):
         check_final("zero", where="x")
