@@ -234,31 +234,6 @@ def test_a_store_that_grows_derives_what_one_of_all_rows_does(
         assert snapshot.fingerprint == derived.snapshot(count).fingerprint
 
 
-def test_rows_of_an_unfinished_episode_change_with_what_comes() -> None:
-    store = DatasetStore()
-    derived = DerivedStore(store, {"to_go": Return(), "left": TimeToEnd()})
-    assert len(derived) == len(derived.snapshot()) == 0
-    episode = Episode([1.0, 2.0, 4.0], [0, 1, 2], 1).rows("arrived")
-    store.extend(episode[:3])
-    before = derived.snapshot()
-    assert before.stored("to_go", np.arange(3)).tolist() == [3, 2, 0]
-    store.append(episode[3])
-    assert derived.snapshot().stored("to_go", np.arange(4)).tolist() == [7, 6, 4, 0]
-    assert derived.snapshot().stored("left", np.arange(4)).tolist() == [3, 2, 1, 0]
-    assert before.stored("to_go", np.arange(3)).tolist() == [3, 2, 0]
-
-
-def test_only_what_may_have_changed_is_computed_again() -> None:
-    store, counting = example_store(1000), Computed()
-    derived = DerivedStore(store, {"counted": counting})
-    all_values(derived)
-    all_values(derived)
-    assert counting.rows == 1000
-    store.extend(example_columns(10, first=1000))
-    all_values(derived)
-    assert 10 <= counting.rows - 1000 <= 13 + 10
-
-
 def part(first: int, rows: int) -> Any:
     store = DatasetStore()
     store.extend(example_columns(rows, first=first))

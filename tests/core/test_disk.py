@@ -570,7 +570,8 @@ def test_a_manifest_that_failed_on_its_way_to_the_disk_names_no_file_that_is_gon
 
 
 @pytest.mark.parametrize(
-    ("objects", "stride"), [(True, 7), *(pytest.param(objects, 1, marks=pytest.mark.long) for objects in (False, True))]
+    ("objects", "stride"),
+    [(True, 13), *(pytest.param(objects, 1, marks=pytest.mark.long) for objects in (False, True))],
 )
 def test_an_interrupt_between_any_two_lines_leaves_what_is_counted(folder: Path, objects: bool, stride: int) -> None:
     """Of what writes rows: what the store says that it has is there for whoever opens the folder next."""

@@ -158,7 +158,7 @@ def test_work_follows_what_is_touched_and_not_the_number_of_files(
     tmp_path: Path, unmerged: None, work: Counter[str]
 ) -> None:
     needed = []
-    for files in (70, 140):
+    for files in (65, 98):
         folder = tmp_path / str(files)
         filled(folder, files)
         store = DatasetStore.open(folder)
