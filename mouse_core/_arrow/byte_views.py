@@ -60,9 +60,8 @@ class ByteViews:
 
     Args:
         fields: The fields whose chunks are all regular (contiguous).
-        short: The fields whose windows are so short that they would fit into views, by name. These fields have no
-            views; instead, the dict has the indices in ``flat_view`` at which the windows begin, int64
-            ``[batches, n]``.
+        short: The fields whose windows have at most 12 bytes, by name. These fields have no views. The values of the
+            dict are the indices in ``flat_view`` at which the windows begin, int64 ``[batches, n]``.
         words: The views of the other fields, int64 ``[batches, fields, values, 2]``. The first word of a view is the
             size of the value in bytes; the second word is the index of a buffer plus 2**32 times the offset in the
             buffer.
@@ -71,8 +70,8 @@ class ByteViews:
         length: Number of steps in a window.
         unsure: The fields that may have values above the allowed maximum in these chunks.
         padded: Number of padding values at the end, which are zeros.
-        inline: If short values are written to the views only when batches are copied: a function that writes these
-            values to the views, int64 ``[count, fields, values, 2]``, of the batches from ``first`` on.
+        inline: Function that writes short values to the views when batches are copied; None if the views already have
+            these values. Its arguments are the views, int64 ``[count, fields, values, 2]``, and the first batch.
     """
 
     def __init__(

@@ -40,7 +40,7 @@ _PATIENCE = 2e-3
 class TurnLock(ProcessLock):
     """A lock that one thread may take repeatedly without starving other threads.
 
-    The first thread that requests a free Python lock gets it; usually this is the thread that freed it. A waiting
+    The first thread that requests a free Python lock gets it; usually this is the thread that released it. A waiting
     thread registers with ``waited_for()``; the thread that takes the lock repeatedly calls ``give_way()`` first.
     """
 
@@ -136,7 +136,7 @@ class _Outcome(Generic[_T]):
 
 
 def forks() -> int:
-    """Return the number of forks between the process that imported this module and this one."""
+    """Return how many forks lie between the process that imported this module and the current process."""
     return _forks
 
 

@@ -179,7 +179,7 @@ class BatchMemory(ArrayMemory):
     def hold(self, arrays: Iterable[npt.NDArray[Any]]) -> None:
         """Keep the memory of a copied batch until the next batch is copied.
 
-        Memory that only this object refers to is then available for the next batch, and is not returned to the system.
+        The next batch can then reuse this memory, which is not returned to the system.
         """
         self._held = next(iter(arrays), None)
 

@@ -1,4 +1,4 @@
-"""Calls in newly started processes; no such process outlives the process that started it."""
+"""Calls in new worker processes; a worker process never outlives its parent process."""
 
 from __future__ import annotations
 

@@ -562,8 +562,8 @@ class ChosenSnapshot(Snapshot):
         self.root, self.of_root = root, of_root
 
     def of_rows(self, rows: Any) -> Snapshot:
-        """Return this snapshot; raises ConfigError if ``rows`` is not the number of store rows from which this snapshot
-        was selected.
+        """Return this snapshot. Raises ConfigError unless ``rows`` is the number of store rows from which the view
+        selected episodes.
         """
         if rows != self.store_rows:
             raise ConfigError(

@@ -1034,8 +1034,8 @@ class DerivedStore(Store):
     """A store with derived fields: returns-to-go, times, the previous action, and others.
 
     Every loader delivers derived fields like other fields. A derived field is computed once per snapshot, when it is
-    first read, and kept in memory, in 4 bytes a row for most fields. Rows that are added later appear in the next
-    snapshot, which may have other values for an episode that was unfinished. If all rows come from datasets, a pickled
+    first read, and kept in memory, in 4 bytes a row for most fields. Later rows appear in the next snapshot, where the
+    derived values of an unfinished episode may differ. If all rows come from datasets, a pickled
     store contains no derived values: another process computes the derived values again, or maps them from ``path``.
 
     Args:

@@ -531,7 +531,7 @@ class Fetcher:
                 self.errors.pop(block, None)
 
     def _got(self, wanted: Runs) -> tuple[list[memoryview], PageChecksums]:
-        """Fetch runs of pages and compare their digests with the known digests; return the bytes and the digests.
+        """Fetch runs of pages and compare their checksums with the known checksums; return the bytes and the checksums.
 
         Raises:
             ChangedError: The version of an object has changed.
@@ -541,10 +541,10 @@ class Fetcher:
         tries = 0
         while True:
             contents = self._reached(wanted, sure=tries > 0)
-            digests = wanted.digests(contents)
-            error = wanted.wrong(digests)
+            checksums = wanted.checksums(contents)
+            error = wanted.wrong(checksums)
             if error is None:
-                return contents, digests
+                return contents, checksums
             tries += 1
             self._counters.add(damaged=1, retries=tries < _TRIES)
             if tries == _TRIES:
@@ -556,7 +556,7 @@ class Fetcher:
     def _reached(self, wanted: Runs, *, sure: bool) -> list[memoryview]:
         """Return the bytes of runs of pages; requests are repeated after temporary failures.
 
-        Digests show whether the received bytes equal the written bytes. So if digests of an object are known, the
+        Digests show whether the received bytes equal the written bytes. So if checksums of an object are known, the
         version of the object is compared only after an error (``sure``).
         """
         objects = wanted.objects
@@ -686,8 +686,8 @@ class Mirror:
 
     All processes of a machine share the file: each byte is fetched once, and no process evicts pages that another
     process reads soon. An object is identified by its content, so a changed object is stored as a new object. Later
-    runs of a program use the same cache. The file is not trusted: a process compares the digests of pages that another
-    process wrote before it reads these pages.
+    runs of a program use the same cache. The file is not trusted: before a process reads pages that another process
+    wrote, the process compares the checksums of these pages.
 
     Args:
         cache: The folder, on a local disk; see ``cache_folder``. A missing folder is created.
@@ -744,8 +744,8 @@ class Mirror:
         Args:
             client: The client of the objects.
             infos: The objects, from ``client.head``.
-            sums: The source of each object's page digests, with which fetched pages are compared; empty: pages are not
-                compared.
+            sums: The source of each object's page checksums, with which fetched pages are compared; empty: pages are
+                not compared.
 
         Raises:
             StorageError: The cache has no room for the list of objects.

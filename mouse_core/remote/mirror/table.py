@@ -8,7 +8,7 @@ page, by one bit in the block's mask; fetches in progress are tracked per block.
 
 Rows of the table are changed under a lock and read without a lock; each word is written atomically. A process that
 fetches a block claims the block, writes the bytes, and then marks the pages as present. If a process is killed between
-these steps, its claim is void, because no running process has the number of that process.
+these steps, its claim is void, because the number in the claim belongs to no running process.
 """
 
 from __future__ import annotations
@@ -349,8 +349,8 @@ _MAGIC = int.from_bytes(b"mousepg1", "little")
 _HEADER = 4096
 # state: the lowest 16 bits are the mask of present pages; above them, 3 bits for each page count its evictions, modulo
 # 8. claim: the number of the process that fetches the block. when: the lowest 32 bits of the time of each page's next
-# use if it was requested, else a time long ago, later for pages used later. check: each page's digest XOR its object's
-# salt.
+# use if it was requested, else a time long ago, later for pages used later. check: the checksum of each page, XOR the
+# salt of the page's object.
 _ROW = np.dtype([("state", "<i8"), ("claim", "<i8"), ("when", "<i4", PAGES), ("check", "<u4", PAGES)])
 _SMALLEST = (1 << 30) // BLOCK
 # Larger than every distance between two times.
@@ -651,10 +651,10 @@ _APART = 1 << 40
 
 
 class PageSums(Protocol):
-    """A picklable source of the digests of an object's pages. Several threads may call a source concurrently."""
+    """A picklable source of the checksums of an object's pages. Several threads may call a source concurrently."""
 
     def __call__(self) -> PageChecksums:
-        """Return the page digests in the form of ``page_checksums``.
+        """Return the page checksums in the form of ``page_checksums``.
 
         Raises:
             DataError: The object is damaged.
@@ -663,7 +663,7 @@ class PageSums(Protocol):
         ...
 
     def find(self, others: Sequence[Any]) -> None:
-        """Find the digests of all ``others`` (sources of the same class) with as few requests as possible.
+        """Find the checksums of all ``others`` (sources of the same class) with as few requests as possible.
 
         Raises:
             StorageError: A request failed, and may succeed later.
@@ -683,9 +683,9 @@ class Placed:
         client: The client that reads the object.
         info: The object.
         begin: Offset of the object's first byte in the mirror; zeros fill the rest of the object's last block.
-        salt: A number of 32 bits that is combined with the digests in the table, so that bytes of another object do not
-            match.
-        sums: The source of the object's page digests; None: pages are not compared.
+        salt: A number of 32 bits that is combined with the checksums in the table, so that bytes of another object do
+            not match.
+        sums: The source of the object's page checksums; None: pages are not compared.
     """
 
     client: Any
@@ -706,7 +706,7 @@ class Placed:
         return self.begin // PAGE
 
     def known_sums(self) -> PageChecksums | None:
-        """Return the digests of the object's pages; None without a source. Raises the errors of ``PageSums``."""
+        """Return the checksums of the object's pages; None without a source. Raises the errors of ``PageSums``."""
         return None if self.sums is None else self.sums()
 
     def damaged(self, page: int) -> DataError:
@@ -757,8 +757,8 @@ class Runs:
         pages: Int64s = np.repeat(self.firsts - self.bounds[:-1], self.counts) + np.arange(self.bounds[-1])
         return pages
 
-    def digests(self, contents: Sequence[memoryview]) -> PageChecksums:
-        """Compute the digests of all pages from the bytes of the runs, uint32 ``[m]``; see ``page_checksums``."""
+    def checksums(self, contents: Sequence[memoryview]) -> PageChecksums:
+        """Compute the checksums of all pages from the bytes of the runs, uint32 ``[m]``; see ``page_checksums``."""
         begins = np.array([one.page for one in self.objects])[self.whose]
         return page_checksums(contents, (self.firsts - begins).tolist())
 
@@ -774,15 +774,15 @@ class Runs:
         return [slice(*cut) for cut in pairwise(cuts)]
 
     def find_sums(self) -> None:
-        """Find the digests of all objects that have a source; raises the errors of ``PageSums``."""
+        """Find the checksums of all objects that have a source; raises the errors of ``PageSums``."""
         known = [placed.sums for placed in self.objects if placed.sums is not None]
         if len(known) > 1:
             known[0].find(known)
         for placed in self.objects:
             placed.known_sums()
 
-    def wrong(self, digests: PageChecksums) -> DataError | None:
-        """Return the error for pages whose digests differ from the known digests; None if all are equal."""
+    def wrong(self, checksums: PageChecksums) -> DataError | None:
+        """Return the error for pages whose checksums differ from the known checksums; None if all are equal."""
         pages = self.pages
         for placed, mine in zip(self.objects, self._parts(), strict=True):
             sums = placed.known_sums()
@@ -791,7 +791,7 @@ class Runs:
             known = pages[mine] - placed.page
             if known[-1] >= len(sums):
                 return placed.damaged(len(sums))
-            others = sums[known] != digests[mine]
+            others = sums[known] != checksums[mine]
             if others.any():
                 return placed.damaged(int(known[others][0]))
         return None
@@ -1095,7 +1095,7 @@ class Keeper:
     # ------------------------------------------------------------------ bytes
 
     def store(
-        self, held: Int64s, masks: Int64s, came: Runs, contents: Sequence[memoryview], digests: PageChecksums
+        self, held: Int64s, masks: Int64s, came: Runs, contents: Sequence[memoryview], checksums: PageChecksums
     ) -> None:
         """Write fetched pages of claimed blocks to the file, and mark them as present.
 
@@ -1104,7 +1104,7 @@ class Keeper:
             masks: The pages that ``claim`` returned.
             came: The runs of fetched pages.
             contents: The bytes of each run.
-            digests: The digests of all pages of the runs, uint32 ``[m]``.
+            checksums: The checksums of all pages of the runs, uint32 ``[m]``.
         """
         self._follow()
         before = self.table.state[held]
@@ -1113,7 +1113,7 @@ class Keeper:
         pages = came.pages
         rows = np.minimum(np.searchsorted(held, pages // PAGES), len(held) - 1)
         is_held = held[rows] == pages // PAGES
-        places, noted = rows * PAGES + pages % PAGES, digests ^ came.salts()
+        places, noted = rows * PAGES + pages % PAGES, checksums ^ came.salts()
         if not is_held.all():
             places, noted = places[is_held], noted[is_held]
         self._write(_together(is_held, came, contents))
@@ -1162,7 +1162,7 @@ class Keeper:
                 self._verified = longer(self._verified, len(self.table.rows))
 
     def verify(self, blocks: Int64s) -> None:
-        """Compare the bytes of the given blocks with the recorded digests; evict damaged blocks."""
+        """Compare the bytes of the given blocks with the recorded checksums; evict damaged blocks."""
         states = self.table.state[blocks]
         blocks = self.unverified(blocks, states, states & ALL_PAGES)
         for placed, part in self.known.of(blocks):
@@ -1174,7 +1174,7 @@ class Keeper:
         """Evict a damaged block, unless a process is fetching pages of the block."""
         one, table = np.array([block]), self.table
         with table.lock:
-            # Without a claim, no process changes the digests.
+            # Without a claim, no process changes the checksums.
             holder = int(table.claim[block])
             is_free = not holder or not self.sharer.lives(holder)
             damaged = is_free and not self._is_whole(placed, block)
@@ -1185,7 +1185,7 @@ class Keeper:
             self._empty(one, np.array([ALL_PAGES]))
 
     def _is_whole(self, placed: Placed, block: int) -> bool:
-        """Return whether the pages of a block match the recorded digests; the result is cached."""
+        """Return whether the pages of a block match the recorded checksums; the result is cached."""
         state, checks = int(self.table.state[block]), self.table.check[block].tolist()
         assert self.memory is not None  # one entry for each block
         with memoryview(self.memory) as memory:

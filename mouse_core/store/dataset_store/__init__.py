@@ -116,10 +116,8 @@ class DatasetStore(Store):
                 URLs and ``hf://datasets/name/of/it``.
             mode: "r" reads an existing store and writes nothing; "a" writes a store and creates it if necessary.
             sync: The durability that a writer waits for: "none", "flush" or "append", as above.
-            verify: Whether to compare a file with its digest when its rows are first read, for which the whole file is
-                read once. In a remote store, each page is compared separately if ``mouse upload`` sent the digests of
-                pages. With None, files are compared if digests exist; with True, missing digests also raise
-                ConfigError.
+            verify: Whether to compare the pages of files with their checksums when rows are first read. With None,
+                pages are compared if checksums exist; with True, missing checksums also raise ConfigError.
             max_rows: Largest number of rows that a writer keeps, at least 8; None: all. The oldest rows are dropped,
                 about an eighth at a time; stores and snapshots that other processes have open keep the dropped rows.
             layout: Layout of sealed files: with "columns", each file has one record batch; with "windows", a record
@@ -475,7 +473,7 @@ class DatasetStore(Store):
         return self
 
     def add_episodes(self, episodes: Iterable[Any]) -> Self:
-        """Add episodes, one after the other; see ``add_episode``.
+        """Add several episodes in order; see ``add_episode``.
 
         Args:
             episodes: Episodes, each valid as ``episode`` of ``add_episode``.
@@ -484,7 +482,7 @@ class DatasetStore(Store):
             The store.
 
         Raises:
-            ConfigError: ``episodes`` is a dict, which is one episode.
+            ConfigError: ``episodes`` is a dict, that is, a single episode.
             MouseError: See ``add_episode``; a note on the error contains the index of the episode. Earlier episodes
                 stay in the store.
         """

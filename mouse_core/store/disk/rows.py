@@ -83,7 +83,7 @@ class FolderRows(StoreBackend):
         folder: The folder.
         told: The schema from the store's arguments, which the rows must match.
         budget: The limit of memory for dense copies.
-        verify: Whether a file is compared with its digest when it is first read.
+        verify: Whether to compare the pages of files with their checksums when rows are first read.
     """
 
     def __init__(self, folder: Path, told: StoreSchema, budget: DenseBudget, verify: bool) -> None:

@@ -135,7 +135,7 @@ def pieces_of(segment: Segment, most_bytes: int = MOST_BYTES, most_rows: int | N
 
 
 class SealedFile:
-    """The file of a sealed segment. The first access to ``table`` opens the file and compares the file with its digest.
+    """The file of a sealed segment, which is opened when rows are first read.
 
     Args:
         folder: The store's folder.
@@ -143,7 +143,7 @@ class SealedFile:
         schema: The columns of the file.
         first: Number of rows of the folder before the file's first row.
         identity: The identity in the store's manifest.
-        verify: Whether to compare the file with its digest before use; the comparison reads the complete file once.
+        verify: Whether to compare the pages of a record batch with their checksums before the first use.
     """
 
     # The lease that keeps the file on disk while this object exists.

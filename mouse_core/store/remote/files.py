@@ -88,7 +88,7 @@ class Objects:
     Args:
         place: The client and the mirror of the objects.
         infos: The size and version of each object when it was opened; a later change raises ChangedError.
-        sums: The page digests of each object; empty: bytes are not checked.
+        sums: The page checksums of each object; empty: bytes are not checked.
     """
 
     def __init__(self, place: Place, infos: Sequence[ObjectInfo], sums: Sequence[FileTrailer] = ()) -> None:
