@@ -920,13 +920,13 @@ class ReplayBuffer(BaseBuffer):
                 rows = map_tree(lambda leaf: _flatten_axes(leaf, slots.ndim), rows)
             self._overwrite(slots.reshape(-1), rows if slots.ndim else [rows])
 
-    def _overwrite(self, slots: Slots, rows: Any) -> None:
+    def _overwrite(self, slots: Slots, rows: Any, *, keeps_priority: bool = False) -> None:
         """Overwrite the rows in ``slots``, and report the change."""
         self._check_process()
         check_names(rows, self._reserved, one=False)
         self._sync()
         self._storage.put(slots, rows)
-        self._report(slots, None)
+        self._report(slots, None, keeps_priority=keeps_priority)
         self._writer.reset(self._storage)
 
     def update_if_present(self, index: Any, generation: Any, fields: Any) -> npt.NDArray[np.bool_]:
@@ -963,11 +963,7 @@ class ReplayBuffer(BaseBuffer):
     def _change(self, slots: Slots, values: Mapping[FieldKey, Any], places: Slots, count: int) -> None:
         """Change fields of the rows in ``slots``, which keep their priorities; see ``replace_fields``."""
         rows = replace_fields(self._storage.get(slots), values, places, count)
-        sampler: Any = self._sampler
-        weights = sampler.weights_at(self._storage, slots) if hasattr(sampler, "set_weights") else None
-        self._overwrite(slots, rows)
-        if weights is not None:
-            sampler.set_weights(self._storage, slots, weights)
+        self._overwrite(slots, rows, keeps_priority=True)
 
     def end_episodes(self, done: FieldKey = "done") -> None:
         """Mark the newest row of each environment as truncated, unless its episode has ended there.
@@ -1054,16 +1050,17 @@ class ReplayBuffer(BaseBuffer):
             n = min(written - self._reported, len(storage))
             self._report(ring_slots(written - n, n, storage.capacity), written - n)
 
-    def _report(self, slots: Slots, first: int | None) -> None:
+    def _report(self, slots: Slots, first: int | None, *, keeps_priority: bool = False) -> None:
         """Report rows to the sampler, the transforms and the episode index.
 
         Args:
             slots: The slots of the rows.
             first: The number of the first row in the order of writing; None: rows were overwritten in place.
+            keeps_priority: Whether rows that were overwritten in place keep their priorities.
         """
         storage = self._storage
         if slots.size:
-            write = Write(slots, first, lambda key: storage.read(key, slots))
+            write = Write(slots, first, lambda key: storage.read(key, slots), keeps_priority)
             grown = hasattr(storage, "refresh")  # new rows of a store make the storage larger
             sampler: Any = self._sampler
             if grown and not hasattr(sampler, "grew"):

@@ -70,11 +70,13 @@ class Write(NamedTuple):
         first: The number of the first row; None if existing rows were changed in place (``buf[i] = x``).
         read: A function: ``read(key)`` returns a field's values in the written rows, ``[n, ...]``; valid only during
             the call.
+        keeps_priority: Whether rows that were changed in place keep their priorities.
     """
 
     slots: Slots
     first: int | None
     read: Callable[[FieldKey], npt.NDArray[Any]]
+    keeps_priority: bool = False
 
 
 @runtime_checkable

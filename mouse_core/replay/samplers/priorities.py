@@ -329,7 +329,7 @@ class PrioritizedSampler(BaseSampler):
     def wrote(self, storage: Storage, write: Write) -> None:
         """Give the written rows the largest priority."""
         slots = write.slots
-        if not len(slots):
+        if not len(slots) or write.keeps_priority:
             return
         tree = self._settle(storage)
         weight = min(self._weight_of_new, self._most(tree.size))
@@ -432,10 +432,6 @@ class PrioritizedSampler(BaseSampler):
             raise RowIndexError(f"update_priority: expected slots in 0..{rows - 1}, found {outside}")
         weights = weighing.weighed(values, storage.capacity, self._alpha, self._eps).reshape(-1)
         return slots, weights, float(values.max(initial=0))
-
-    def set_weights(self, storage: Storage, slots: Slots, weights: Floats) -> None:
-        """Restore weights of rows that ``weights_at`` returned."""
-        self._settle(storage).set(slots, weighing.in_units(weights, self._most(storage.capacity)))
 
     def weights_at(self, storage: Storage, slots: Slots | slice) -> Floats:
         """Return ``(priority + eps) ** alpha`` of the rows in ``slots``, float64 multiples of 2**-24."""

@@ -527,11 +527,6 @@ class PrioritizedSliceSampler(SliceSampling, PrioritizedSampler):
         super().update_priority(storage, index, priority)
         self._weigh(storage, np.asarray(index).reshape(-1))
 
-    def set_weights(self, storage: Storage, slots: Slots, weights: npt.NDArray[np.float64]) -> None:
-        """Set the weights of rows; see ``PrioritizedSampler.set_weights``."""
-        super().set_weights(storage, slots, weights)
-        self._weigh(storage, slots)
-
     def _weigh(self, storage: Storage, slots: Slots) -> None:
         """Copy the weights of the rows at which slices begin to the tree of slices."""
         if self._starting is not None:

@@ -261,12 +261,6 @@ def narrowed(priority: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
         return priority.astype(np.float32)
 
 
-def in_units(weights: npt.NDArray[Any], most: int) -> Int64s:
-    """Convert powers to integer units, at most ``most``; a power above 0 gives at least one unit."""
-    units = np.minimum(np.rint(np.asarray(weights, np.float64) * UNIT), float(most)).astype(np.int64)
-    return np.minimum(np.maximum(units, weights > 0), most)
-
-
 def largest_weight(capacity: int, tables: Powers) -> int:
     """Return the largest weight w for which ``capacity * w`` is less than ``2**63``."""
     return min(tables.most, ((1 << 63) - 1) // capacity)
