@@ -155,7 +155,7 @@ class SharedStore:
             return self._refusal(client, "WorkerError", f"writer: expected to write the rows, found {error!r}")
 
     def _look(self) -> dict[str, str]:
-        """Return the store's columns and alignment as plain values, which a recorder reads."""
+        """Return the store's columns and alignment as plain values, for a recorder."""
         columns = pa.schema(list(self.store.columns.items())).serialize().to_pybytes()
         return {"columns": base64.b64encode(columns).decode(), "alignment": self.store.alignment}
 

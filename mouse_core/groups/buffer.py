@@ -593,9 +593,9 @@ class RolloutBuffer(BatchFiles):
         rollouts.
 
         "stored" counts all rollouts, and "unsealed" rollouts of groups that are not sealed. "queued" counts rollouts
-        that a custom batch maker will receive before the next batch, because an error interrupted it. "received" is
-        "stored" plus duplicates and rollouts of failed calls since the folder was opened. Each received rollout is
-        counted once: in "unsealed", "queued", "held", "used" or one "left/<reason>"; see ``GrpoBatchMaker.summary``.
+        that a custom batch maker has not received yet, because an earlier call raised an error. "received" is "stored"
+        plus duplicates and rollouts of failed calls since the folder was opened. Each received rollout is counted once:
+        in "unsealed", "queued", "held", "used" or one "left/<reason>"; see ``GrpoBatchMaker.summary``.
         """
         with self._lock:
             counts = {
@@ -679,7 +679,7 @@ class RolloutBuffer(BatchFiles):
         return new
 
     def _wait_for_room(self, limit: int, timeout: float | None) -> None:
-        """Wait until fewer than ``limit`` rollouts are ahead, unless the last batch lacked rollouts."""
+        """Wait until ``num_ahead`` is below ``limit``, unless the last batch lacked rollouts."""
         deadline = None if timeout is None else time.monotonic() + check_seconds("timeout", timeout)
         with self._changed:
             while not self._is_lacking:
@@ -730,7 +730,9 @@ class RolloutBuffer(BatchFiles):
             return counts
 
     def _there(self, again: Mapping[int, Iterable[str]]) -> Iterator[RolloutRecord]:
-        """Yield the stored rollouts of some groups, by the index of the sealed group, or -1 for waiting rollouts."""
+        """Yield the stored rollouts of groups; the keys of ``again`` are indices of sealed groups, or -1 for rollouts
+        that are not sealed.
+        """
         if waiting := again.get(-1):
             yield from self._waiting.load([[self._waiting.by_uid[uid] for uid in waiting]])[0]
         parts = [self._parts[place] for place in again if place >= 0]
@@ -865,7 +867,7 @@ class RolloutBuffer(BatchFiles):
         return stored.batch_id
 
     def batch_at(self, index: int, batch_size: int | None = None) -> str | None:
-        """Return the id of the stored batch number ``index``, which is the same for all callers.
+        """Return the id of the stored batch number ``index``. All callers receive the same id.
 
         Args:
             index: The number of batches that were stored before the batch.

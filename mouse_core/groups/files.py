@@ -152,29 +152,27 @@ def _is_flat(column: RolloutColumn, of_example: bool) -> bool:
 
 
 def declared_field(column: RolloutColumn, *, of_example: bool = False) -> pa.Field:
-    """Return the Arrow field of a declared column in a turn or a rollout, or with ``of_example`` in an example of many
-    turns.
-    """
+    """Return the Arrow field of a declared column in a turn or a rollout; with ``of_example``, in an example."""
     value = pa.from_numpy_dtype(np.dtype(column.dtype))
     return _field(column.name, value if _is_flat(column, of_example) else _list(value), nullable=not of_example)
 
 
 @cache
 def rollouts_with(declared: Columns) -> pa.Schema:
-    """Return the columns of rollouts, including declared columns."""
+    """Return the Arrow schema of rollouts, including declared columns."""
     turn = pa.struct([*_TURN, *map(declared_field, declared.of("token", "turn"))])
     fields = [_field("turns", _list(turn)) if field.name == "turns" else field for field in ROLLOUTS]
     return pa.schema([*fields, *map(declared_field, declared.of("example"))])
 
 
 def rollout_schema(found: pa.Schema, declared: Columns) -> pa.Schema:
-    """Return the columns that a file of rollouts must have; a file may be older than some declared columns."""
+    """Return the Arrow schema that a file of rollouts must have; a file may be older than some declared columns."""
     names = {*found.names, *(field.name for field in found.field("turns").type.value_type)}
     return rollouts_with(Columns(column for name, column in declared.items() if name in names))
 
 
 def examples_with(declared: Columns) -> pa.Schema:
-    """Return the columns of batches, including declared columns."""
+    """Return the Arrow schema of batches, including declared columns."""
     turn_ids = [_field("turn_ids", TOKENS)] if declared.of("turn") else []
     return pa.schema([*EXAMPLES, *turn_ids, *(declared_field(column, of_example=True) for column in declared.values())])
 
@@ -308,7 +306,7 @@ _TURN_NUMBERS = ("reward", "created")
 
 
 def _are_sound_turns(turns: pa.StructArray) -> bool:
-    """Whether ``Turn`` accepts all values."""
+    """Whether ``Turn`` accepts the values of all turns."""
     tokens, logprobs = turns.field("tokens"), turns.field("logprobs")
     rewards = turns.field("reward").drop_null()
     flat, floats = _inner(tokens)[0], _inner(logprobs)[0]
@@ -327,7 +325,7 @@ def _are_sound_turns(turns: pa.StructArray) -> bool:
 
 
 def _are_sound(columns: Mapping[str, Sequence[Any]], bounds: Sequence[int]) -> bool:
-    """Whether ``RolloutRecord`` accepts all values, without its turns."""
+    """Whether ``RolloutRecord`` accepts the values of all rollouts; turns are checked separately."""
     columns = {**columns, "reward": [reward for reward in columns["reward"] if reward is not None]}
     empty = any(begin == end for begin, end in pairwise(bounds))
     missing = any(None in values for values in columns.values())
@@ -462,7 +460,7 @@ def refuse_missing(root: Path, declared: Columns, indexed: Columns, count: int =
         root: The folder.
         declared: The columns in ``columns.json``.
         indexed: The columns in the index.
-        count: The number of columns that rollouts may have.
+        count: The number of columns that were declared when the stored rollouts were added.
     """
     missing = [f"{column}" for name, column in indexed.items() if declared.get(name) != column]
     if missing or len(declared) < count:

@@ -269,8 +269,8 @@ _SLICE = np.dtype([(name, np.int64) for name in ("serial", "group", "environment
 
 
 class CandidateTable:
-    """A table of the rollouts of groups with a drawable rollout, in order of arrival; the other rollouts of these
-    groups were removed.
+    """A table of rollouts in order of arrival: all rollouts of each group from which a rollout can still be drawn. The
+    column ``present`` is False for rollouts that were drawn or removed.
 
     Args:
         pieces: The slices, ``[k]``.
@@ -308,7 +308,7 @@ class CandidateTable:
 
 
 def _candidates(pieces: Sequence[GroupSlice], advantage: Advantage) -> CandidateTable:
-    """Return the table of complete groups, with scores."""
+    """Return the table of the rollouts in all slices of some groups, with advantages."""
     pieces = sorted(pieces, key=attrgetter("serial"))
     numbers: list[int] = []
     for piece in pieces:
@@ -585,7 +585,7 @@ class GrpoBatchMaker:
             self._take(piece, members)
 
     def _arrive(self, piece: GroupSlice) -> None:
-        """Number rollouts in order of arrival."""
+        """Assign numbers to the rollouts of a slice, in order of arrival."""
         environment, count = piece.part.key.environment, len(piece.part.uids)
         self._newest = max(self._newest, *piece.part.created)
         piece.serial, piece.arrival = self._serial, self._arrived[environment]
@@ -661,7 +661,8 @@ class GrpoBatchMaker:
     # ------------------------------------------------------------------ versions
 
     def set_policy_version(self, version: str | int) -> None:
-        """Set the latest version, from which staleness is measured; later rollouts of newer versions raise DataError.
+        """Set the latest version, from which staleness is measured. Adding a rollout of a newer version then raises
+        DataError.
 
         Call this method whenever the policy changes. If a trainer goes back to a checkpoint, stored rollouts of later
         versions belong to an abandoned policy: these rollouts are never drawn, even when another policy reaches their
@@ -780,8 +781,8 @@ class GrpoBatchMaker:
         return batch
 
     def get_batch_metadata(self, batch: Sequence[RLExample]) -> dict[str, Any]:
-        """Return the metadata of a batch: its size, tokens, uids, and rollouts by environment and version. For the last
-        batch, also the rewards and the staleness of each example at its draw ("staleness").
+        """Return the metadata of a batch: its size, tokens, uids, and rollouts by environment and version. The
+        metadata of the last batch also has "rewards", and "staleness", the staleness of each example at its draw.
         """
         return metadata_of(batch, self._last)
 

@@ -136,7 +136,7 @@ class SealingPlan:
 
     @property
     def logged(self) -> list[RolloutRecord]:
-        """The new rollouts that wait, which are logged."""
+        """The new rollouts whose groups are not sealed; these rollouts are written to the log."""
         sealed = {one.rollout_uid for _, group in self.sealed for one in group}
         return [rollout for uid, rollout in self.new.items() if uid not in sealed]
 

@@ -524,8 +524,8 @@ class EpisodeWriter:
         self._forget_running()
 
     def interrupt(self) -> None:
-        """End the running episode: write it as truncated, or discard it. An episode without a transition is left
-        out.
+        """End the running episode: write the episode as truncated, or discard the episode. An episode without a
+        transition is discarded.
         """
         taken, self._step = self._step, -1
         try:

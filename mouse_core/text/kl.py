@@ -1,8 +1,8 @@
 """KL divergence of a policy from a reference policy: estimates, reward penalties, and controllers of the coefficient.
 
 The functions are pure and use the array API, so they accept NumPy, torch and JAX, also under ``jax.jit``.
-Log-probabilities of sampled tokens have the shape ``[..., L]``, with tokens along the last axis. Results have the same
-dtype.
+Log-probabilities of sampled tokens have the shape ``[..., L]``, with tokens along the last axis. Results have the dtype
+of the log-probabilities.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def kl_penalized_rewards(
 ) -> Array:
     """Return the rewards of tokens minus a KL penalty: ``reward - coef * kl``.
 
-    If there is a reward for each answer, it is added to the last token of the answer in the mask. Ziegler et al.,
+    The reward of an answer is added to the last token of the answer that is in the mask. Ziegler et al.,
     "Fine-tuning language models from human preferences" (2019), section 2.2; Stiennon et al., "Learning to summarize
     from human feedback" (2020). RLOO uses the sum of the result over the tokens of an answer.
 

@@ -52,7 +52,7 @@ class Source:
 
     Args:
         name: The name of the texts in error messages.
-        batches: A function that takes columns, and returns a new iterator over record batches with these columns.
+        batches: A function that returns a new iterator over record batches with the columns that a recipe reads.
         stamp: A value that changes when the files change, and is computed without reading the files; None if there is
             no such value.
     """
@@ -113,7 +113,7 @@ def _of_path(path: Path, columns: _Columns, split: str | None) -> Source:
 def _stamp_of(paths: Iterable[Path]) -> list[Any]:
     """Return names, sizes and times of files.
 
-    The list is empty if a file changed just now, because its time may then be the same after a later change.
+    The list is empty if a file changed just now, because a later change may then leave the time of the file unchanged.
     """
     files = [file for path in paths for file in (sorted(path.rglob("*")) if path.is_dir() else [path])]
     found: list[Any] = []
@@ -129,7 +129,7 @@ def _stamp_of(paths: Iterable[Path]) -> list[Any]:
 def _of_lines(files: list[Path], name: str) -> list[Path]:
     """Return the files with lines.
 
-    The result is empty if the folder has data of other formats; then text files are treated as notes.
+    The result is empty if the folder has data of other formats; then text files are not read.
 
     Raises:
         ConfigError: The folder has files of JSON lines and data of other formats.

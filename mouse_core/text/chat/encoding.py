@@ -103,7 +103,7 @@ def is_learned(message: Message) -> bool:
 
 
 def _of_generation(renderings: Renderings, text: str) -> tuple[tuple[int, int], ...]:
-    """Return the spans of generated text, which is between marks, as positions in the text without marks."""
+    """Return the spans of the text between marks, as positions in the text without marks."""
     marked, begin, end = renderings.marked(text)
     if marked.replace(begin, "").replace(end, "") != text:
         raise DataError("chat template: expected unchanged text from {% generation %}, found changed text")
@@ -201,10 +201,10 @@ def encode_chat(
 ) -> EncodedChat:
     """Convert a chat to tokens, with the mask of the tokens that an assistant generated.
 
-    The complete text is tokenised at once, as in ``apply_chat_template`` of ``transformers``. As there, a token counts
-    as generated if one of its characters (by the tokenizer's offsets) is generated. So all tokens of a generated
-    multi-byte character are generated. Tokens without characters, such as special tokens of the tokenizer, are not
-    generated. Both ids and mask are truncated.
+    The complete text is tokenised at once. A token counts as generated if one of its characters (by the tokenizer's
+    offsets) is generated. Both rules are the rules of ``apply_chat_template`` of ``transformers``. So all tokens of a
+    generated multi-byte character are generated. Tokens without characters, such as special tokens of the tokenizer,
+    are not generated. Both ids and mask are truncated.
 
     Args:
         template: The template.
