@@ -190,10 +190,10 @@ def run_convert(chosen: argparse.Namespace) -> int:
     for note in stream.notes:
         print(f"note: {note}")  # noqa: T201
     for sentence in done.pictures:
-        print(f"pictures: {sentence}")  # noqa: T201
+        print(f"images: {sentence}")  # noqa: T201
     resumed = f", {done.resumed_rows:,} of them before an interruption" if done.resumed_rows else ""
     files = "file" if done.shards == 1 else "files"
-    stated = "" if stream.metadata.alignment else ", which the source does not say and the result does not either"
+    stated = "" if stream.metadata.alignment else " (assumed; neither the source nor the result states it)"
     print(f"alignment: {stream.alignment}{stated}")  # noqa: T201
     what = "frames" if chosen.to == "lerobot" else "rows"
     both = "frames, read back, have" if chosen.to == "lerobot" else "source and result have"
@@ -216,6 +216,6 @@ def _written(stream: RowStream, chosen: argparse.Namespace) -> Conversion:
     from mouse_core.formats.lerobot import write_lerobot
 
     if chosen.layout is not None:
-        raise ConfigError("--layout: expected no layout with --to lerobot, found {chosen.layout}")
+        raise ConfigError(f"--layout: expected no layout with --to lerobot, found {chosen.layout}")
     asked = {"images": chosen.images or "video", "frames_per_second": chosen.fps, "task": chosen.task}
     return write_lerobot(stream, chosen.target, **asked, shard_bytes=shard_bytes, progress=wants_bar())

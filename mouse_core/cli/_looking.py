@@ -89,7 +89,7 @@ def _show_topics(source: str) -> bool:
         for one in topics_in(source)
     ]
     print("\n".join(aligned([("topic", "type", "encoding", "messages", "seconds", "a second"), *rows], left=2)))  # noqa: T201
-    print("\nA layout says which of them are columns, and on which clock: --format layout.yaml")  # noqa: T201
+    print("\nTo convert topics to columns on one clock, write a layout: --format layout.yaml")  # noqa: T201
     return True
 
 

@@ -122,10 +122,7 @@ def run_push(chosen: argparse.Namespace) -> int:
 
 
 def _stores(chosen: argparse.Namespace, folder: str) -> dict[str, Any]:
-    """Return the splits of the source as stores.
-
-    A source that is not a dataset on disk is converted to a dataset first.
-    """
+    """Convert each split of the source to a dataset in ``folder``, and return the splits as stores by name."""
     from mouse_core import formats
     from mouse_core.errors import AlignmentWarning
     from mouse_core.formats.converting import convert
@@ -226,13 +223,13 @@ def run_verify(chosen: argparse.Namespace) -> int:
         said = f"verified: {found.compared}"
     elif found.compared:
         said = (
-            f"verified in part: {found.compared}; {found.left} not, as nothing was noted of them; --digest compares "
-            "names, types and values with a digest from before"
+            f"verified in part: {found.compared}; {found.left} have no checksums; --digest compares names, types and "
+            "values with an earlier digest"
         )
     else:
         said = (
-            "not verified: read to the end, but nothing was noted of these data and their format keeps no checksums, "
-            "so that a changed value is not seen; --digest compares them with a digest from before"
+            "not verified: all rows could be read, but the data have no checksums, so a changed value is not detected; "
+            "--digest compares the rows with an earlier digest"
         )
     print(said)  # noqa: T201
     return 1 if chosen.strict and (found.left or not found.compared) else 0
@@ -254,8 +251,8 @@ def run_repair(chosen: argparse.Namespace) -> int:
       mouse repair runs/collect --dry-run               print which rows would be dropped
       mouse repair runs/collect                         damaged files go into runs/collect/damaged
 
-    Behind a damaged file, rows are kept from the next begin of an episode on. A lost or damaged manifest is restored
-    from its copy.
+    After a damaged file, rows are kept from the first row of the next episode on. A lost or damaged manifest is
+    restored from its copy.
 
     status: 0 undamaged or repaired, 2 not repairable, or a process is writing the store
     """
@@ -265,9 +262,9 @@ def run_repair(chosen: argparse.Namespace) -> int:
     for line in done.said:
         print(line)  # noqa: T201
     if not done.said:
-        print(f"{done.path}: {done.rows:,} rows, all whole; nothing was done")  # noqa: T201
+        print(f"{done.path}: {done.rows:,} rows, all undamaged; nothing was changed")  # noqa: T201
     else:
-        would = "would stay" if chosen.dry_run else "are whole"
+        would = "would be kept" if chosen.dry_run else "are undamaged"
         print(f"{done.path}: {done.rows:,} rows {would}")  # noqa: T201
     return 0
 

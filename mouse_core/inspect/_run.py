@@ -61,9 +61,8 @@ def are_states(columns: Sequence[ColumnReport]) -> bool:
 
 
 def same_again(columns: Sequence[ColumnReport], actions: ActionsReport | None) -> float:
-    """Return the probability that two steps from the same state are equal.
-
-    For integer observations, compare only actions.
+    """Return the probability that two steps from the same state have equal actions; 0 if observations have fractional
+    values, because equal steps are then no coincidence.
     """
     seen = _observations(columns)
     whole = all(column.whole or column.dtype.startswith(("int", "uint", "bool")) for column in seen)
@@ -97,39 +96,48 @@ def about_ends(episodes: EpisodesReport, *, states: bool, again: float) -> Itera
         if spike:
             message += (
                 f", and {at_longest:,} of {count} episodes have exactly the longest length, "
-                f"{episodes.lengths.high:,} steps: was a time limit recorded as a terminal state, or not at all?"
+                f"{episodes.lengths.high:,} steps; a time limit was probably recorded as terminal, or not at all"
             )
         else:
-            message += ": right only if nothing but terminal states ended episodes; a time limit must not look like one"
+            message += "; this is right only if every episode ended in a terminal state, and none at a time limit"
         # If cut-off episodes differ in length, there may have been no time limit, or no episode reached it.
         yield Finding("no-truncation", "warning" if spike else "note", message)
     known = {**odd, "episodes-without-end": episodes.open - odd.get("ends-open", 0)}
     known["duplicate-episodes"] = episodes.duplicates
-    more = f"followed by more of the same episode, by {episodes.found_by}"
+    more = f"followed by a row of the same episode, according to {episodes.found_by}"
     for code, noun, message in (
         ("unknown-done", "row", "done: expected 0 (alive), 1 (terminal) or 2 (truncated), found other codes in {}"),
         (
             "done-against-flags",
             "row",
-            "done: the flags beside it say another code in {}: it is 1 if terminated else 2 if truncated else 0",
+            "done: the columns terminated and truncated contradict the done code in {}; the code is 1 if "
+            "terminated, else 2 if truncated, else 0",
         ),
         ("continues-after-terminal", "terminal row", f"{{}} (done 1) {more}"),
         ("continues-after-truncation", "truncated row", f"{{}} (done 2) {more}"),
         (
             "episodes-without-end",
             "episode",
-            f"{{}} of {count} end without a done code, though another episode follows",
+            f"{{}} of {count} end without a done code, although another episode follows",
         ),
-        ("duplicate-episodes", "episode", f"{{}} of {count} are, step by step, the same as an earlier one"),
-        ("step-not-from-0", "episode", "episode_step: not 0 where {} begin: rows are missing"),
-        ("step-jumps", "row", "episode_step: {} do not follow the row before: rows are missing"),
+        ("duplicate-episodes", "episode", f"{{}} of {count} equal an earlier episode in every step"),
+        (
+            "step-not-from-0",
+            "episode",
+            "episode_step: expected 0 in first rows, found other numbers in {}; rows are missing",
+        ),
+        (
+            "step-jumps",
+            "row",
+            "episode_step: expected numbers that increase by 1, found other numbers in {}; rows are missing",
+        ),
     ):
         if known.get(code):
             level = "note" if chance and code == "duplicate-episodes" else "warning"
             level = "error" if code in ("unknown-done", "done-against-flags") else level
             yield Finding(code, level, message.format(counted(known[code], noun)))
     if odd.get("ends-open"):
-        yield Finding("ends-open", "note", "the last episode has not ended where the data end")
+        yield Finding("ends-open", "note", "the last episode has no done code at its end")
 
 
 def about_alignment(episodes: EpisodesReport, *, arrived: bool) -> Iterator[Finding]:
@@ -138,19 +146,18 @@ def about_alignment(episodes: EpisodesReport, *, arrived: bool) -> Iterator[Find
         yield Finding(
             "reward-at-start",
             "warning",
-            f"reward is not 0 in {odd['reward-at-start']:,} of the {episodes.count:,} rows that episodes begin with: "
-            "nothing "
-            "has been done yet there, so rewards (and actions) may stand one row too early; rows that hold what "
-            "*leaves* their observation have the alignment 'outgoing'",
+            "reward: expected 0 in first rows of episodes, which no action precedes, found another reward in "
+            f"{odd['reward-at-start']:,} of {episodes.count:,} first rows; rewards and actions may be one row too "
+            "early; if the action of a row follows the row's observation, the alignment is 'outgoing'",
         )
     if arrived and odd.get("done-at-start"):
         yield Finding(
             "done-at-start",
             "warning",
-            f"done is not 0 in {counted(odd['done-at-start'], 'row')} that episodes begin with",
+            f"done: expected 0 in first rows of episodes, found another code in {counted(odd['done-at-start'], 'row')}",
         )
     if odd.get("without-transitions"):
-        rows = "of a single row, which hold no transition" if arrived else "without a step"
+        rows = "of a single row, which have no transition" if arrived else "without a step"
         yield Finding("without-transitions", "warning", f"{counted(odd['without-transitions'], 'episode')} {rows}")
 
 
@@ -168,26 +175,25 @@ def about_observations(columns: Sequence[ColumnReport], episodes: EpisodesReport
         yield Finding(
             "final-is-next-first",
             "warning",
-            f"{equal:,} of {boundaries:,} episodes end with the observation that the next one begins with: it was "
-            "recorded after the environment had been reset",
+            f"{equal:,} of {boundaries:,} episodes end with the first observation of the next episode: the final "
+            "observation was recorded after the environment had been reset",
         )
     same, marked = episodes.anomalies.get("same-final", 0), _marked_rows(columns)
     if vectors and episodes.count > _FEW_EPISODES and same >= episodes.count - 1 and same > marked:
-        yield Finding("same-final", "warning", f"all {episodes.count:,} episodes end with one and the same observation")
+        yield Finding("same-final", "warning", f"all {episodes.count:,} episodes end with the same observation")
 
 
 def _marked_rows(columns: Sequence[ColumnReport]) -> int:
-    """Return a mask of rows of zeros that were not recorded: a reader inserted and marked these rows."""
+    """Return the number of rows whose observation was not recorded; a reader filled these rows with zeros."""
     return sum(round(column.mean * column.rows) for column in columns if column.name == MISSING and column.mean)
 
 
 def _about_repeats(episodes: EpisodesReport, *, vectors: bool, states: bool) -> Iterator[Finding]:
-    """Yield findings about observations that equal the observation before.
+    """Yield findings about observations that equal the previous observation.
 
-    Such repetitions are rare for float vectors and common for discrete states.
-
-    With images and in small environments any share of repetitions is possible: for example, an agent that walks into a
-    wall observes the same again. But a repetition in every second row is an anomaly.
+    Such repetitions are rare for float vectors and common for discrete states. With images, and in small environments,
+    any share of repetitions is possible: for example, the observation stays equal if an agent walks into a wall. But a
+    repetition in every second row is an anomaly.
 
     Args:
         episodes: The counts of episodes.
@@ -206,14 +212,14 @@ def _about_repeats(episodes: EpisodesReport, *, vectors: bool, states: bool) -> 
         yield Finding(
             "repeated-observation",
             "warning" if many else "note",
-            f"the observation at t+1 equals that at t in {repeats:,} of {transitions:,} transitions "
+            f"the observation at t+1 equals the observation at t in {repeats:,} of {transitions:,} transitions "
             f"({share:{'.1%' if many else '.2%'}})",
         )
     if only_finals:
         yield Finding(
             "final-repeats",
             "note" if states else "warning",
-            f"{finals:,} of {compared:,} episodes end with the observation before the last, repeated: the final "
+            f"in {finals:,} of {compared:,} episodes the last two observations are equal: the final "
             "observation was not recorded",
         )
 
@@ -253,7 +259,7 @@ def _about_columns(scan: Scan, columns: Sequence[ColumnReport], specs: Mapping[s
         yield Finding("no-rows", "error", f"expected steps, found {rows} {'row' if rows == 1 else 'rows'}")
     for column in columns:
         if column.rows and column.nulls == column.rows and column.dtype == "null":
-            said = f"{column.name}: null in every row, which counts as a missing column"
+            said = f"{column.name}: all values are null, so the column counts as missing"
             yield Finding("empty-column", "note", said, column.name)
         else:
             yield from _about_values(column)
@@ -266,12 +272,14 @@ def _about_names(names: set[str]) -> Iterator[Finding]:
     missing = [name for name in _REQUIRED if name not in names]
     if missing:
         others = sorted(name for name in names if any(name.startswith(f"{wanted}_") for wanted in missing))
-        hint = f" (there are {', '.join(others)})" if others else ""
+        hint = f" (similar names: {', '.join(others)})" if others else ""
         yield Finding(
-            "missing-columns", "error", f"no column {listed(missing)}: a store cannot take the rows as they are{hint}"
+            "missing-columns",
+            "error",
+            f"expected columns of actions, rewards and done codes, found no column {listed(missing)}{hint}",
         )
     if not any(name.startswith("observation") for name in names):
-        yield Finding("no-observation", "warning", "no column whose name begins with 'observation'")
+        yield Finding("no-observation", "warning", "expected a column whose name begins with 'observation', found none")
 
 
 def _level_of(column: ColumnReport) -> str:
@@ -283,7 +291,7 @@ def _about_values(column: ColumnReport) -> Iterator[Finding]:
     """Yield findings about NaN, infinite values, and other values that cannot be used for training."""
     level = _level_of(column)
     if column.name in _REQUIRED and not column.dtype.startswith(_NUMBERS):
-        said = f"{column.name}: expected numbers, found {column.dtype}: a store refuses it"
+        said = f"{column.name}: expected numbers, found {column.dtype}"
         yield Finding("not-numbers", "error", said, column.name)
     if column.nulls and column.name not in _NULLABLE:
         yield Finding("nulls", level, f"{column.name}: {counted(column.nulls, 'null')}", column.name)
@@ -304,19 +312,19 @@ def _about_variety(column: ColumnReport, rows: int, *, arrived: bool) -> Iterato
         # recorded without rewards.
         unreached = column.name == "reward" and column.low == 0 == column.high
         level = "note" if for_living or unreached else _level_of(column)
-        yield Finding("constant-column", level, f"{column.name}: the same in every row{value}", column.name)
+        yield Finding("constant-column", level, f"{column.name}: all rows are equal{value}", column.name)
     elif column.places and rows > 1:
         bounds = list(zip(column.places["low"], column.places["high"], strict=True))
         still = [place for place, (low, high) in enumerate(bounds) if low is not None and low == high]
         if still:
-            said = f"{column.name}: {len(still)} of {len(bounds)} values never change: {listed(still)}"
+            said = f"{column.name}: {len(still)} of {len(bounds)} dimensions never change: {listed(still)}"
             yield Finding("constant-places", "note", said, column.name)
 
 
 def _about_spec(scan: Scan, column: ColumnReport, spec: Any) -> Iterator[Finding]:
-    """Yield findings about values outside of the data's spec.
+    """Yield findings about values outside of the dataset's spec.
 
-    Zeros are allowed in rows without an action before them.
+    Zeros are allowed as actions of first rows, which no action precedes.
     """
     if column.low is None or column.high is None:
         return
@@ -333,7 +341,7 @@ def _about_spec(scan: Scan, column: ColumnReport, spec: Any) -> Iterator[Finding
         array = np.where(unknown, spec.project(np.zeros(spec.shape)).reshape(-1), array)
         reason = spec.why_not_numbers(array.reshape(spec.shape))
         if reason is not None:
-            said = f"{column.name}: {reason}, where the data say {spec!r:.120}"
+            said = f"{column.name}: {reason}; the spec of the dataset is {spec!r:.120}"
             beyond = array != np.broadcast_to(spec.project(array.reshape(spec.shape)), spec.shape).reshape(-1)
             place = int(beyond.argmax()) if column.places else None
             yield scan.at_extreme(Finding("beyond-spec", "warning", said, column.name), place, which)
@@ -341,7 +349,7 @@ def _about_spec(scan: Scan, column: ColumnReport, spec: Any) -> Iterator[Finding
 
 
 def _of_any_place(spec: Any) -> Any:
-    """Return the spec of a single number, from the spec of vectors: it allows the values of all dimensions."""
+    """Return a spec of a single number that allows every value of every dimension of a vector's spec."""
     if isinstance(spec, Bounded):
         return Bounded(spec.low.min(), spec.high.max(), (), spec.dtype)
     return Binary() if isinstance(spec, Binary) else Categorical(int(np.max(spec.nvec)))
@@ -349,13 +357,13 @@ def _of_any_place(spec: Any) -> Any:
 
 def _about_shape(column: ColumnReport) -> Iterator[Finding]:
     if isinstance(column.shape, str):
-        yield Finding("ragged", "note", f"{column.name}: rows of differing length, {column.shape}", column.name)
+        yield Finding("ragged", "note", f"{column.name}: rows have different lengths, {column.shape}", column.name)
     if column.name == MISSING and column.mean:
         zeros = round(column.mean * column.rows)
         yield Finding(
             "observations-missing",
             "note",
-            f"{zeros:,} rows hold zeros for an observation that the source did not store",
+            f"{zeros:,} rows have zeros in place of an observation that the source did not store",
         )
 
 
@@ -369,7 +377,7 @@ def _about_actions(actions: ActionsReport) -> Iterator[Finding]:
     if unused:
         yield Finding("unused-actions", "note", f"action: {listed(unused)} of 0..{used[-1]} never occur", "action")
     if len(used) == 1 and sum(actions.counts.values()) > 1:
-        yield Finding("one-action", "warning", f"action: {used[0]} is the only one that is ever taken", "action")
+        yield Finding("one-action", "warning", f"action: {used[0]} is the only action that occurs", "action")
 
 
 def inspect(stream: RowStream | Store, *, ignore: Collection[str] = (), progress: bool = False) -> Report:
@@ -457,18 +465,18 @@ def _saved_statistics(path: str) -> Any:
 def _alignment(stream: RowStream, found: Scan) -> str:
     """Describe where the alignment comes from, and whether the rows agree with it."""
     if stream.format not in ("datasets", "parquet"):
-        how = f"the {stream.format} reader lays rows out like this"
+        how = f"the reader of {stream.format} defines it"
     elif stream.metadata.alignment is not None:
-        how = "the data say so"
+        how = "from the metadata"
     else:
-        how = "taken for granted, for the data do not say"
+        how = "assumed, because the metadata do not state it"
     if found.episodes is None or not found.rows:
-        return f"{how}; without reward and done the rows cannot be checked"
+        return f"{how}; not checked, because reward or done is missing"
     at_start = bool(found.episodes.anomalies["reward-at-start"])
     agree = {
-        ("arrived", True): "rewards where episodes begin speak against it",
-        ("arrived", False): "no reward stands where an episode begins",
-        ("outgoing", True): "first rows hold a reward",
-        ("outgoing", False): "no first row holds a reward",
+        ("arrived", True): "rewards in first rows of episodes contradict it",
+        ("arrived", False): "first rows of episodes have no reward",
+        ("outgoing", True): "first rows have a reward",
+        ("outgoing", False): "no first row has a reward",
     }
     return f"{how}; {agree[stream.alignment, at_start]}"

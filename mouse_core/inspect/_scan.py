@@ -284,7 +284,7 @@ class EpisodeCounter:
     The attribute ``places`` has the episodes and steps of each anomaly.
 
     Args:
-        arrived: Whether an episode of T transitions has T + 1 rows, so that the first row belongs to no transition.
+        arrived: Whether an episode of T transitions has T + 1 rows, and its first row belongs to no transition.
         found_by: The columns that mark where episodes begin: any of "episode_step", an episode number, and "done".
     """
 
@@ -407,9 +407,8 @@ class EpisodeCounter:
             self.places[code].add(where[0][rows], where[1][rows])
 
     def _count_repeats(self, repeats: Bools, where: tuple[Int64s, Int64s]) -> None:
-        """Count observations that equal the observation before.
-
-        Also count how many of them precede a different observation.
+        """Count observations that equal the previous observation, and how many of these precede a different
+        observation.
         """
         self.repeated += int(repeats.sum())
         self.places["repeated-observation"].add(where[0][repeats], where[1][repeats])
@@ -549,7 +548,7 @@ _MOST_OF_A_CODE = 5
 
 
 class Scan:
-    """All counters of an inspection, and all its checks of single rows. Rows are added block by block.
+    """The counters of an inspection, and its checks of single rows. Rows are added block by block.
 
     Args:
         schema: The columns.
@@ -586,7 +585,7 @@ class Scan:
         self._cameras: dict[str, Camera] = {}
 
     def add(self, rows: pa.RecordBatch) -> None:
-        """Count valid rows. The memory grows only by a few numbers for each episode.
+        """Count rows. Memory grows by a few numbers for each episode.
 
         Raises:
             DataError: A row cannot be read.
@@ -730,7 +729,9 @@ class Scan:
         return columns, None if self.episodes is None else self.episodes.result(), actions
 
     def at_extreme(self, finding: Finding, dimension: int | None, which: str) -> Finding:
-        """Return the finding with the place of the lowest or highest value of a dimension, or of all dimensions."""
+        """Return a copy of a finding with the place of the lowest or highest value of a dimension; with ``dimension``
+        None, of all dimensions.
+        """
         known = self._sample.extremes.get(finding.column or "")
         if known is None:
             return finding
@@ -741,7 +742,7 @@ class Scan:
         return replace(finding, dimension=place, episode=episode, step=step, episodes=(episode,))
 
     def findings(self, names: Mapping[str, Sequence[str]], splits: Mapping[str, int]) -> Iterator[Finding]:
-        """Yield the findings from the checks of rows, at most a few with the same code for each column.
+        """Yield the findings from the checks of rows; for each code and column, only a few findings.
 
         Args:
             names: Names of dimensions, by column.

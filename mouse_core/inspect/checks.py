@@ -58,7 +58,7 @@ def _constant_actions(column: SampledColumn) -> Iterator[Finding]:
         return
     for place in np.flatnonzero(still).tolist():
         where = _at(column.low_at, place)
-        message = f"always {column.low[place]:g}, while the others change: is it recorded?"
+        message = f"always {column.low[place]:g}, while the other dimensions change: probably not recorded"
         yield of_dimension("constant-action", "warning", message, column, place, where)
 
 
@@ -83,10 +83,8 @@ def _outliers(column: SampledColumn, sampled: Sampled, middle: Floats, spread: F
         upper = column.high[place] - middle[place] == furthest
         value = column.high[place] if upper else column.low[place]
         episode, step = _at(column.high_at if upper else column.low_at, place)
-        message = (
-            f"{value:g} in episode {episode}, step {step}, lies {ratio(furthest / tail[at])} times as far from the "
-        )
-        message += f"median, {middle[place]:g}, as all but {_few(len(tail) - 1 - at, sampled)} do"
+        message = f"{value:g} in episode {episode}, step {step}, is {ratio(furthest / tail[at])} times as far from the "
+        message += f"median {middle[place]:g} as all values except {_few(len(tail) - 1 - at, sampled)}"
         odd = every > tail[at]
         where = some(np.append(sampled.episode[odd], episode))
         # A reset sets the first row of an episode; steps need not reach such values.
@@ -121,7 +119,7 @@ def _scales(column: SampledColumn, spread: Floats) -> Iterator[Finding]:
         level = "warning" if ratios[at] >= far * more else "note"
         for place in order[-upper + at :].tolist():
             times = ratio(spread[place] / spread[order[-upper + at - 1]])
-            message = f"varies {times} times as much as {'its sibling' if more > 1 else 'any sibling'} does"
+            message = f"varies {times} times as much as {'the other dimension' if more > 1 else 'any other dimension'}"
             where = _at(column.high_at, place)
             yield of_dimension("scale-apart", level, message, column, place, where)
     lowest = order[: max(1, len(order) // 4) + 1]
@@ -129,7 +127,7 @@ def _scales(column: SampledColumn, spread: Floats) -> Iterator[Finding]:
     at = int(ratios.argmax())
     if ratios[at] >= _APART and len(known) > 2:
         for place in lowest[: at + 1].tolist():
-            message = f"varies {ratio(ratios[at])} times less than any sibling does"
+            message = f"varies {ratio(ratios[at])} times less than any other dimension"
             where = _at(column.high_at, place)
             yield of_dimension("scale-apart", "note", message, column, place, where)
 
@@ -153,7 +151,7 @@ def _saturated(column: SampledColumn, sampled: Sampled) -> Iterator[Finding]:
         # Environments often clip observations; for example, Walker2d clips speeds at 10.
         level = "warning" if action and both >= _SATURATED_ACTION else "note"
         message = (
-            f"{both:.0%} of the values are {column.low[place]:g} or {column.high[place]:g}, the lowest and highest"
+            f"{both:.0%} of the values equal the lowest ({column.low[place]:g}) or the highest ({column.high[place]:g})"
         )
         rows = np.flatnonzero(lowest[:, place] | highest[:, place])
         where = sampled.where(int(rows[0])), some(sampled.episode[rows])
@@ -178,7 +176,7 @@ def _times_255(column: SampledColumn) -> Iterator[Finding]:
         values = column.values[:500, place]
         fits = any(0.97 <= reach / (_BYTE * unit) <= 1.0001 for unit in (0.4, 0.5, 1.0, 2.0, 3.0))
         if fits and (one_sided or even) and np.isfinite(values).any() and (np.nan_to_num(values) % 1 != 0).any():
-            message = f"reaches from {column.low[place]:g} to {column.high[place]:g}: was it multiplied by 255?"
+            message = f"ranges from {column.low[place]:g} to {column.high[place]:g}: probably multiplied by 255"
             at = column.high_at if column.high[place] == reach else column.low_at
             yield of_dimension("times-255", "warning", message, column, place, _at(at, place))
 
@@ -208,7 +206,9 @@ def _stuck(column: SampledColumn, sampled: Sampled) -> Iterator[Finding]:
         steps = f"{length} {'steps' if length < PIECE - 1 else 'steps and more'}"
         message = f"stays {column.values[first, place]:g} for {steps} from episode {episode}, step {step}"
         where = some(sampled.episode[first : first + length + 1])
-        yield of_dimension("stuck", "warning", f"{message}, while others change", column, place, (episode, step), where)
+        yield of_dimension(
+            "stuck", "warning", f"{message}, while other dimensions change", column, place, (episode, step), where
+        )
 
 
 def _rests(
@@ -294,10 +294,7 @@ class _Parts:
         return np.flatnonzero(enough & (share >= 0.5)), np.flatnonzero(enough & (share < 0.5))
 
     def tell(self, parts: Int64s) -> int:
-        """Return how many unusual or usual episodes there are, whichever is fewer.
-
-        If they are not informative, return 0.
-        """
+        """Return the size of the smaller group of ``episodes``; 0 if the groups are not informative."""
         odd, rest = self.episodes(parts)
         one_stretch = int(parts.max()) - int(parts.min()) + 1 in (len(parts), self.count)
         whole = one_stretch or len(odd) + len(rest) >= _FEWEST_SCATTERED * self.count
@@ -329,7 +326,7 @@ def about_parts(sampled: Sampled) -> Iterator[Finding]:
 
 
 def _less_loud(found: list[Finding], column: SampledColumn) -> Iterator[Finding]:
-    """Lower findings to notes if observations differ in many dimensions at once."""
+    """Change findings to notes if observations differ in many dimensions at once."""
     many = column.name.startswith("observation") and len(found) > max(1, _MOST_AT_ONCE * column.width)
     for finding in found:
         yield replace(finding, level="note") if many else finding
@@ -353,9 +350,8 @@ def _between(column: SampledColumn, parts: _Parts) -> Iterator[Finding]:
 
 
 def _together(spread: Floats) -> Floats:
-    """Return the range of each dimension in each part, divided by the siblings' ranges.
-
-    Little motion shrinks all ranges.
+    """Return the range of each dimension in each part, divided by the ranges of the other dimensions, because little
+    motion reduces all ranges.
     """
     moving = (spread > 0).all(axis=0)
     if moving.sum() < 4:
@@ -366,9 +362,8 @@ def _together(spread: Floats) -> Floats:
 
 
 def _rounding(sizes: Floats, negligible: float = _NEGLIGIBLE) -> float:
-    """Return the size up to which a range is only rounding.
-
-    This size is a share of the median of positive ``sizes``, or 0 if no size is positive.
+    """Return the largest range that rounding explains: a share of the median of positive ``sizes``, or 0 if no size is
+    positive.
     """
     known = sizes[np.isfinite(sizes) & (sizes > 0)]
     return negligible * float(np.median(known)) if len(known) else 0.0
@@ -388,7 +383,7 @@ def _beside(column: SampledColumn, place: int, low: Floats, high: Floats, parts:
     widest = max(float(high[some_of].max() - low[some_of].min()) for some_of in (odd, rest))
     message = (
         f"between {low[odd].min():g} and {high[odd].max():g} in {_said(odd, len(low))}, and between "
-        f"{low[rest].min():g} and {high[rest].max():g} elsewhere"
+        f"{low[rest].min():g} and {high[rest].max():g} in all other rows"
     )
     loud = gaps[at] > _BESIDE.get(min(parts.tell(odd), max(_BESIDE)), np.inf) * widest
     return parts.finding(message, column, place, odd, loud=loud)
@@ -435,7 +430,7 @@ def _still(column: SampledColumn, place: int, spread: Floats, parts: _Parts) -> 
     elsewhere = column.values[~parts.rows(still), place]
     # An open gripper, or a lidar without an object, is at a limit that its values also reach in other rows.
     at_limit = value in (column.low[place], column.high[place]) and bool((elsewhere == value).any())
-    message = f"always {value:g} in {_said(still, len(spread))}, and changes elsewhere"
+    message = f"always {value:g} in {_said(still, len(spread))}, and changes in all other rows"
     return parts.finding(message, column, place, still, loud=parts.tell(still) >= min(_BESIDE) and not at_limit)
 
 
@@ -451,7 +446,8 @@ def _wider(column: SampledColumn, place: int, spread: Floats, parts: _Parts, lea
         return None
     odd = order[at + 1 :] if len(order) - at - 1 <= at + 1 else order[: at + 1]
     more = "more" if odd[0] in order[at + 1 :] else "less"
-    message = f"varies {ratio(ordered[at + 1] / ordered[at])} times {more} in {_said(odd, len(spread))} than elsewhere"
+    times = ratio(ordered[at + 1] / ordered[at])
+    message = f"varies {times} times {more} in {_said(odd, len(spread))} than in all other rows"
     wide, narrow = (_spans(column, place, parts, which) for which in parts.episodes(order[at + 1 :]))
     # No goal causes such large actions, in any episode.
     few = parts.tell(odd) if column.name.startswith("observation") else min(map(len, parts.episodes(odd)))
@@ -503,8 +499,10 @@ def _between_episodes(column: SampledColumn, parts: _Parts) -> Iterator[Finding]
             continue
         wide = np.sort(begins[order[at + 1 :]])
         episode, step = parts.sampled.where(int(wide[0]))
-        where = f"{len(wide)} of {int(enough.sum())} episodes that were sampled, such as {episode}"
-        message = f"reaches {ratio(ordered[at + 1] / ordered[at])} times as far in {where}, as in the others"
+        where = f"{len(wide)} of {int(enough.sum())} sampled episodes, such as episode {episode}"
+        message = (
+            f"has {ratio(ordered[at + 1] / ordered[at])} times larger values in {where}, than in the other episodes"
+        )
         odd = some(parts.sampled.episode[wide])
         yield of_dimension("scale-by-episode", "warning", message, column, place, (episode, step), odd)
 
@@ -586,8 +584,8 @@ class Sketches:
         many = len(later) >= max(1 if certain else 3, _MANY * len(lengths))
         level = "warning" if many else "note"
         message = (
-            f"{len(later):,} of {len(lengths):,} episodes are nearly the same as another one, such as episode "
-            f"{first[1]} as episode {first[0]}: were they recorded again with noise, or rounded?"
+            f"{len(later):,} of {len(lengths):,} episodes nearly equal another episode, such as episodes "
+            f"{first[0]} and {first[1]}: probably the same recording with noise or rounding"
         )
         yield Finding("near-duplicates", level, message, None, None, None, first[1], 0, some(later))
 
@@ -663,7 +661,7 @@ def about_splits(hashes: UInt64s, lengths: Int64s, first_rows: Int64s, splits: M
     for (first, second), episodes in shared.items():
         message = (
             f"{len(episodes):,} of the episodes of the split {names[second]!r} are in {names[first]!r}, too, such as "
-            f"episode {episodes[0]}: what is held out has been trained on"
+            f"episode {episodes[0]}: held-out episodes are also used for training"
         )
         where = some(episodes)
         yield Finding("splits-share-episodes", "warning", message, None, None, None, episodes[0], 0, where)

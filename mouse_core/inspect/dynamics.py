@@ -74,7 +74,7 @@ class Clock:
     def findings(self) -> Iterator[Finding]:
         """Yield findings about times that decrease, and about durations that are much longer than all others."""
         if self._backwards:
-            message = f"{self.name}: goes back in {self._backwards:,} rows within episodes"
+            message = f"{self.name}: decreases in {self._backwards:,} rows within episodes"
             found = self._back.told(Finding("time-backwards", "warning", message, self.name))
             yield replace(found, message=f"{message}, first in episode {found.episode}, step {found.step}")
         total = int(self._counts.sum())
@@ -87,8 +87,8 @@ class Clock:
             usual = 2.0 ** ((middle - _MIDDLE) / _FINE)
             longest, episode, step = self._longest[0].tolist()
             message = (
-                f"{self.name}: {jumps:,} of {total:,} steps take {_JUMP:g} times as long as usual (about {usual:.3g}), "
-                f"up to {longest:.4g} in episode {episode:.0f}, step {step:.0f}: are rows missing?"
+                f"{self.name}: {jumps:,} of {total:,} steps take at least {_JUMP:g} times the usual {usual:.3g}, "
+                f"up to {longest:.4g} in episode {episode:.0f}, step {step:.0f}; rows are probably missing"
             )
             level = "warning" if jumps < _OFTEN * total else "note"
             where = some(self._longest[_buckets(self._longest[:, 0]) >= first, 1].astype(np.int64))
@@ -152,7 +152,7 @@ class Camera:
             return
         level = "warning" if longest >= _FROZEN and rare else "note"
         message = (
-            f"{self.name}: the picture stays the same for {longest:,} steps, from episode {episode}, step {step}, "
+            f"{self.name}: the image is equal for {longest:,} steps, from episode {episode}, step {step}, "
             "while other observations change"
         )
         where = some(number for length, number, _ in found if length >= long)
@@ -185,7 +185,7 @@ def about_statistics(
             reason = _contradiction({key: one[place] for key, one in found.items() if one is not None}, numbers, place)
             if reason is not None:
                 where = f"{name}[{place}]" if len(numbers["mean"]) > 1 else name
-                message = f"{where}: the statistics that the data bring along say {reason}: of which rows are they?"
+                message = f"{where}: the stored statistics state {reason}: they were probably computed from other rows"
                 yield Finding("statistics-contradict", "warning", message, name, place if where != name else None)
                 break
 
@@ -203,13 +203,13 @@ def _contradiction(said: Mapping[str, float], numbers: Mapping[str, Floats], pla
     low, high = float(numbers["low"][place]), float(numbers["high"][place])
     room = 0.01 * (high - low) + 1e-6 * max(abs(low), abs(high)) + 1e-9
     if "mean" in said and abs(said["mean"] - mean) > 0.25 * deviation + room:
-        return f"a mean of {said['mean']:g}, and it is {mean:g}"
+        return f"the mean {said['mean']:g}, the rows have {mean:g}"
     if "std" in said and deviation > room and not 1 / 1.5 < said["std"] / deviation < 1.5:
-        return f"a deviation of {said['std']:g}, and it is {deviation:g}"
+        return f"the deviation {said['std']:g}, the rows have {deviation:g}"
     if "min" in said and low < said["min"] - room:
-        return f"a minimum of {said['min']:g}, and there is {low:g}"
+        return f"the minimum {said['min']:g}, the rows have {low:g}"
     if "max" in said and high > said["max"] + room:
-        return f"a maximum of {said['max']:g}, and there is {high:g}"
+        return f"the maximum {said['max']:g}, the rows have {high:g}"
     return None
 
 
@@ -257,7 +257,7 @@ def _folds(steps: Steps) -> list[Bools]:
 
 
 class _Fits:
-    """Squared errors of fits on held-out rows, for each choice of blocks. The two folds consist of segments of rows."""
+    """The squared errors of fits on held-out rows, for each selection of blocks of actions."""
 
     def __init__(self, steps: Steps) -> None:
         self.parts = [np.ones((len(steps), 1)), steps.seen, *(steps.actions[name] for name in BLOCKS)]
@@ -318,9 +318,8 @@ def gains_of(steps: Steps) -> dict[str, float]:
 
 
 def left_by_pair(steps: Steps) -> dict[str, float]:
-    """Return the unexplained share of each block's actions in a fit from ``o[t]`` and ``o[t+1]``.
-
-    Dimensions are averaged.
+    """Return, for each block of actions, the share of variance that a fit from ``o[t]`` and ``o[t+1]`` leaves
+    unexplained, averaged over dimensions.
     """
     table = np.concatenate([np.ones((len(steps), 1)), steps.now, steps.changes], axis=1)
     folds = _folds(steps)
@@ -402,7 +401,7 @@ def about_dynamics(sampled: Sampled, *, arrived: bool) -> Iterator[Finding]:
         if found != other or _verdict(usual, rest) != "stated" or len(odd) < _FEWEST_ODD:
             continue
         if _obeyed(rest, there, other) >= _OBEYED * usual["stated"]:
-            share = f"{len(odd)} of {len(np.unique(steps.episode))} episodes that were sampled, such as {int(odd[0])}"
+            share = f"{len(odd)} of {len(np.unique(steps.episode))} sampled episodes, such as episode {int(odd[0])}"
             yield _finding(other, share, there, sampled, arrived)
             return
 
@@ -410,14 +409,14 @@ def about_dynamics(sampled: Sampled, *, arrived: bool) -> Iterator[Finding]:
 def _finding(code: str, where: str, steps: Steps, sampled: Sampled, arrived: bool) -> Finding:
     episode, step = sampled.where(int(steps.place[0]))
     off = "before" if code == "earlier" else "after"
-    rows = "led to its observation" if arrived else "leaves its observation"
+    rows = "precedes the observation" if arrived else "follows the observation"
     said = {True: "'outgoing'", False: "'arrived'"}[arrived]
-    hint = f", as it does in rows that are {said}" if (code == "earlier") == arrived else ""
+    hint = f", as in rows with the alignment {said}" if (code == "earlier") == arrived else ""
     gains = gains_of(steps)
     message = (
-        f"in {where}, changes of the observation answer to the action of the row {off} the one whose action "
-        f"{rows} (it explains {gains[code]:.0%} of what is left, the other {max(gains['stated'], 0):.0%}): "
-        f"actions may stand one row too {'early' if code == 'earlier' else 'late'}{hint}"
+        f"in {where}, the action one row {off} the action that {rows} explains more of the change of the observation "
+        f"({gains[code]:.0%} of the remaining variance, in place of {max(gains['stated'], 0):.0%}): actions are "
+        f"probably one row too {'early' if code == 'earlier' else 'late'}{hint}"
     )
     found = Finding("misaligned-actions", "warning", f"action: {message}", "action")
     return replace(found, episode=episode, step=step, episodes=some(steps.episode))
@@ -457,7 +456,7 @@ def _steps_of(sampled: Sampled, *, arrived: bool) -> Steps | None:
 
 
 def _vectors(column: SampledColumn) -> Floats:
-    """Return numbers unchanged; for codes of a few states, also return one-hot flags."""
+    """Return the values of a column; for integer codes of a few states, also return one-hot flags."""
     values = column.values
     if column.continuous or column.width > 1:
         return values
@@ -554,7 +553,9 @@ def _obeyed(rest: Steps, there: Steps, other: str) -> float:
 
 
 def _episodes_that_prefer(steps: Steps, other: str) -> Int64s | None:
-    """Return the episodes whose changes fit ``other`` better than the stated actions. None if very few or all do."""
+    """Return the episodes whose changes fit ``other`` better than the stated actions; None if these are very few or
+    nearly all episodes.
+    """
     names, inverse, counts = np.unique(steps.episode, return_inverse=True, return_counts=True)
     enough = counts >= _FEWEST_IN_EPISODE
     if enough.sum() < _FEWEST_EPISODES:

@@ -22,7 +22,7 @@ MOST = 1000
 
 
 def some(episodes: npt.NDArray[np.int64] | Iterable[int]) -> tuple[int, ...]:
-    """Return distinct episode indices, ascending; of very many, only the first are returned."""
+    """Return distinct episode indices, ascending, at most the first ``MOST``."""
     found = episodes if isinstance(episodes, np.ndarray) else np.array(list(episodes), np.int64)
     return tuple(np.unique(found)[:MOST].tolist())
 
@@ -67,7 +67,7 @@ _SHOWN = 8
 
 @dataclass(frozen=True)
 class Finding:
-    """A finding about the data that the user of the data should know.
+    """A fault or property of the data that users should know.
 
     Args:
         code: A short name that does not change between versions, such as "no-truncation".
@@ -161,7 +161,7 @@ def plural(number: int, noun: str) -> str:
 
 
 def listed(items: Sequence[object]) -> str:
-    """Return a text with the first few items and how many further items there are."""
+    """Return a text with the first few items and the number of further items."""
     shown = ", ".join(repr(item) for item in items[:_SHOWN])
     return shown + (f" and {len(items) - _SHOWN} more" if len(items) > _SHOWN else "")
 

@@ -139,10 +139,7 @@ class RowSample:
         return 0 < width == int(found.shape[1])
 
     def result(self, rows: int, names: Mapping[str, Sequence[str]]) -> Sampled:
-        """Return the sample.
-
-        ``rows`` is how many rows the data have; ``names`` has the names of dimensions, by column.
-        """
+        """Return the sample. ``rows`` is the number of all rows; ``names`` has the names of dimensions, by column."""
         whole = [name for name in self._widths if self._kept and all(name in part for part in self._kept)]
         columns = {}
         for name in whole:

@@ -44,7 +44,7 @@ _MOST_TASKS = 1000
 
 
 def source_of(shown: Shown, asked: Asked) -> BatchSource:
-    """Return the source of batches that is shown: the caller's source, or a source with the options set on the page.
+    """Return the source of the shown batches: the caller's source, or a source with the options set on the page.
 
     Raises:
         ConfigError: The options set on the page are invalid.
@@ -369,7 +369,7 @@ class Answers:
             }
 
     def episode(self, asked: Asked) -> Any:
-        """Return the row range of an episode, given its index, and its row in the list. None until it is counted."""
+        """Return an episode's values in the list, given the episode's index; None until the episode is counted."""
         one = self._at(asked)
         number = whole(asked, "episode", 0, 0, 1 << 60)
         one.refresh()
@@ -398,9 +398,7 @@ class Answers:
         return one, begin, whole(asked, "end", begin + 1, begin + 1, rows)
 
     def curves(self, asked: Asked) -> Any:
-        """Return curves of some dimensions of a column over a range of rows.
-
-        The curves have fewer points, but all spikes and gaps.
+        """Return curves of some dimensions of a column over a range of rows: fewer points, but all spikes and gaps.
 
         Step 0 is the row ``begin``; ``from`` and ``to`` are the limits of the visible range.
         """

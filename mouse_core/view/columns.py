@@ -111,11 +111,8 @@ def read_numbers(snapshot: Snapshot, name: str, begin: int, end: int) -> Floats:
 
 
 def read_dimensions(snapshot: Snapshot, name: str, dims: Sequence[int], start: int, first: int, last: int) -> Floats:
-    """Return some dimensions of a column in the steps ``first .. last - 1``, ``[n, dims]``.
-
-    Step 0 is the row ``start``.
-
-    Dimensions that do not exist are NaN in every step.
+    """Return some dimensions of a column in the steps ``first .. last - 1``, ``[n, dims]``; step 0 is the row
+    ``start``. A dimension that does not exist is NaN in every step.
     """
     values = read_numbers(snapshot, name, start + first, start + last)
     wanted = np.asarray(dims)
@@ -248,9 +245,8 @@ def _texts(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _by_segment(snapshot: Snapshot, rows: Int64s) -> Iterator[tuple[Any, Int64s]]:
-    """Divide ascending rows by segment; yield their indices in the segment.
-
-    Rows near each other are yielded together.
+    """Yield, for ascending row numbers, a segment and the indices of some of the rows in the segment; neighbouring rows
+    are yielded together.
     """
     begin = 0
     for segment in snapshot.segments:

@@ -58,9 +58,8 @@ class Query:
 class EpisodeList:
     """The counted episodes of a snapshot: their first rows, lengths, returns and ends.
 
-    When all rows are counted, the values equal the result of ``Store.episodes``, which reads all rows in a single call.
-    Here each call of ``advance`` reads rows for a limited time, so that the first episodes can be shown while other
-    episodes are counted.
+    Each call of ``advance`` reads rows for a limited time, so that the page can show the first episodes while other
+    episodes are counted. After all rows are counted, the values equal the result of ``Store.episodes``.
 
     Args:
         snapshot: The rows.

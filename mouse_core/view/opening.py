@@ -184,7 +184,7 @@ class Shown:
         stream: A function that returns all rows for the inspection. If None, the rows of ``store`` are inspected.
         ignore: Codes of findings that the inspection leaves out.
         lock: Lock that is held while the rows are refreshed.
-        generation: How often earlier rows were replaced. Each time, counts and findings start again.
+        generation: The number of times that earlier rows were replaced; each time, counts and findings start again.
         made: The sources of batches that were created with options set on the page, by these options.
     """
 

@@ -103,10 +103,7 @@ def _roots(snapshot: Snapshot, row: int) -> tuple[str, ...]:
 
 
 def shown(value: Any) -> list[str]:
-    """Return a step's value as texts of limited length, one for each dimension.
-
-    Types that are not shown give no text.
-    """
+    """Return a step's value as texts of limited length, one text for each dimension."""
     if isinstance(value, list):
         found = [text for item in value[:_MOST_VALUES] for text in shown(item)]
         return found[:_MOST_VALUES]

@@ -300,10 +300,12 @@ def test_observations_that_a_reader_marked_as_missing_are_no_mistake_of_the_reco
 @pytest.mark.parametrize("form", ["datasets", "parquet"])
 def test_how_the_alignment_is_known(form: str) -> None:
     rows = stream(clean())
-    assert inspect(rows.replace(format=form)).alignment_found.startswith("taken for granted, for the data do not say")
+    assert inspect(rows.replace(format=form)).alignment_found.startswith(
+        "assumed, because the metadata do not state it"
+    )
     stated = rows.replace(format=form, metadata=DatasetMetadata("arrived"))
-    assert inspect(stated).alignment_found.startswith("the data say so")
-    assert inspect(rows.replace(format="minari")).alignment_found.startswith("the minari reader lays rows out")
+    assert inspect(stated).alignment_found.startswith("from the metadata")
+    assert inspect(rows.replace(format="minari")).alignment_found.startswith("the reader of minari defines it")
 
 
 def test_rows_that_are_no_steps_are_described_too() -> None:

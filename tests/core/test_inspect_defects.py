@@ -110,7 +110,7 @@ def test_a_finding_says_where(clean: Columns, capsys: pytest.CaptureFixture[str]
     assert (finding.column, finding.dimension, finding.name) == ("observation", 1, "elbow")
     assert (finding.episode, finding.step, finding.level) == (5, 17, "warning")
     assert finding.message.startswith("observation[1] (elbow): 1e+09 in episode 5, step 17")
-    assert re.search(r"lies [1-9](\.\d)?e\+0[89] times as far", finding.message)
+    assert re.search(r"is [1-9](\.\d)?e\+0[89] times as far", finding.message)
     # Beside that one, all others are nearly the lowest, and yet not "saturated".
     assert [finding.code for finding in report.findings if finding.dimension == 1] == ["outlier"]
     show(report)
@@ -152,9 +152,9 @@ def test_few_episodes_that_differ_are_no_drift() -> None:
 def test_rows_of_the_other_alignment_are_told(clean: Columns) -> None:
     outgoing = {**clean, "action": np.roll(clean["action"], -1, axis=0)}
     finding = found(inspect(stream(outgoing)), "misaligned-actions")
-    assert "one row too early, as it does in rows that are 'outgoing'" in finding.message
+    assert "one row too early, as in rows with the alignment 'outgoing'" in finding.message
     finding = found(inspect(stream(clean, metadata=DatasetMetadata("outgoing"))), "misaligned-actions")
-    assert "one row too late, as it does in rows that are 'arrived'" in finding.message
+    assert "one row too late, as in rows with the alignment 'arrived'" in finding.message
 
 
 def test_a_policy_that_looks_at_what_it_led_to_is_no_shift() -> None:

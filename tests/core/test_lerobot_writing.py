@@ -434,7 +434,7 @@ def test_the_command_writes_it(rows: Rows, tmp_path: Path, capsys: pytest.Captur
     command = ["convert", str(tmp_path / "recorded"), str(tmp_path / "robot"), "--to", "lerobot", "--fps", "10"]
     assert main(command) == 0
     said = capsys.readouterr().out
-    assert "pictures: observation.images.top: frames of videos, h264:gop=2, which loses some of what they were" in said
+    assert "images: observation.images.top: frames of videos, h264:gop=2, which loses some of what they were" in said
     assert f"{len(rows.frames())} frames in 3 files" in said
     assert formats.open(tmp_path / "robot", final="drop").format == "lerobot"
     assert main([*command[:-4], "--fps", "10"]) == 2

@@ -291,12 +291,12 @@ def test_convert_keeps_what_is_assumed_and_writes_what_is_said(
     pq.write_table(table(reward_at_start=1.0), tmp_path / "rows.parquet")
     assert cli.main(["convert", str(tmp_path / "rows.parquet"), str(tmp_path / "assumed")]) == 0
     out, err = capsys.readouterr()
-    assert "alignment: arrived, which the source does not say" in out
+    assert "alignment: arrived (assumed; neither the source" in out
     assert err.count("mouse convert: warning: ") == 1
     assert "contradict the alignment 'arrived'" in err
     assert formats.open(tmp_path / "assumed").metadata == DatasetMetadata()
     assert cli.main(["inspect", str(tmp_path / "assumed")]) == 0
-    assert "taken for granted, for the data do not say" in capsys.readouterr().out
+    assert "assumed, because the metadata do not state it" in capsys.readouterr().out
     arguments = ["convert", str(tmp_path / "rows.parquet"), str(tmp_path / "said"), "--alignment", "outgoing"]
     assert cli.main(arguments) == 0
     assert capsys.readouterr().err == ""

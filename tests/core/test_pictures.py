@@ -513,9 +513,9 @@ def test_the_command_says_what_was_lost(tmp_path: Path, capsys: pytest.CaptureFi
     way = ["--images", "video:h264:gop=2", "--images", f"{DEPTH}=png"]
     assert main(["convert", str(source), str(tmp_path / "out"), *way]) == 0
     said = capsys.readouterr().out
-    assert f"pictures: {TOP}: frames of videos, h264:gop=2, which loses some of what they were" in said
-    assert f"pictures: {DEPTH}: png\n" in said
-    assert "pictures: 1 videos in the result" in said
+    assert f"images: {TOP}: frames of videos, h264:gop=2, which loses some of what they were" in said
+    assert f"images: {DEPTH}: png\n" in said
+    assert "images: 1 videos in the result" in said
     assert main(["convert", str(source), str(tmp_path / "bad"), "--images", "video:h265"]) == 2
     assert "expected a codec, one of ['h264', 'hevc', 'av1', 'vp9'], found 'h265'" in capsys.readouterr().err
     assert main(["verify", str(tmp_path / "out")]) == 0

@@ -50,7 +50,7 @@ def test_what_is_whole_is_verified(folder: Path, capsys: pytest.CaptureFixture[s
         out == f"{folder}: 100 rows\nverified: each of 3 files has the checksums that were noted when it was written\n"
     )
     assert main(["repair", str(folder)]) == 0
-    assert capsys.readouterr().out == f"{folder}: 100 rows, all whole; nothing was done\n"
+    assert capsys.readouterr().out == f"{folder}: 100 rows, all undamaged; nothing was changed\n"
 
 
 @pytest.mark.parametrize("damage", [flip, Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-9])])
@@ -77,7 +77,7 @@ def test_what_is_whole_is_kept_without_the_rest_of_a_broken_episode(
     assert hurt.exists()
     assert main(["repair", str(folder)]) == 0
     out = capsys.readouterr().out
-    assert re.search(rf"{hurt}: expected the checksum .*: its 30 rows are dropped\n.*70 rows are whole", out)
+    assert re.search(rf"{hurt}: expected the checksum .*: its 30 rows are dropped\n.*70 rows are undamaged", out)
     with DatasetStore.open(folder) as store:
         assert [row["number"] for row in store[:]] == [*range(40), *range(70, 100)]
         assert store.episodes.column("length").to_pylist() == [7] * 5 + [5] + [7] * 4 + [2]
