@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from mouse_core._base.checks import check_choice, check_count
+from mouse_core._base.checks import check_count
 from mouse_core._base.progress import progress_bar
 from mouse_core.errors import ConfigError, SchemaError
 from mouse_core.formats.columns import check_size
@@ -281,22 +281,9 @@ class Job:
         )
 
 
-_COMPRESSIONS = ("zstd", "snappy")
 _SPLIT = re.compile(r"\w+(\.\w+)*")
 _CONFIG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _OID = re.compile(r"[0-9a-f]{40}")
-
-
-def check_options(
-    max_shard_size: int | str, max_rows: int | None, compression: str, temp_dir: str | os.PathLike[str] | None
-) -> ShardOptions:
-    max_bytes = check_size("max_shard_size", max_shard_size)
-    if max_rows is not None:
-        check_count("max_rows_per_shard", max_rows)
-    check_choice("compression", compression, _COMPRESSIONS)
-    if temp_dir is not None and not os.path.isdir(temp_dir):
-        raise ConfigError(f"temp_dir: expected an existing folder, found {os.fspath(temp_dir)!r}")
-    return ShardOptions(max_bytes, max_rows, compression)
 
 
 def check_names(repo_id: str, config: object, splits: object, revision: str | None, commit_message: str | None) -> None:
@@ -468,9 +455,7 @@ def push_to_hub(
     commit_message: str | None = None,
     max_shard_size: int | str = "500MB",
     max_rows_per_shard: int | None = None,
-    compression: str = "zstd",
     config: str = CONFIG,
-    temp_dir: str | os.PathLike[str] | None = None,
     endpoint: str | None = None,
     progress: bool = True,
     dry_run: bool = False,
@@ -479,7 +464,8 @@ def push_to_hub(
 
     The stores of a split are concatenated. If only some stores have a column, it is null in the rows of the other
     stores, so all splits have the same schema. If a column is null in all rows of a split, the split lacks the field
-    for this column. All shards are written to ``temp_dir`` first, in bounded memory. The upload begins when all shards
+    for this column. All shards are written to the system's temporary
+    folder first (``TMPDIR``), in bounded memory. The upload begins when all shards
     are complete. Then a single commit adds the shards and the card, and removes stale files of the
     previous push. If another client commits meanwhile, the push lists the repository again and repeats its commit, up
     to five times.
@@ -496,9 +482,7 @@ def push_to_hub(
         max_shard_size: Largest size of a Parquet file, in bytes or like ``"500MB"`` or ``"1GiB"``. A single row that is
             larger gets a separate file.
         max_rows_per_shard: Largest number of rows of a Parquet file; by default unlimited.
-        compression: ``"zstd"`` or ``"snappy"``.
         config: Name of the configuration to push, as in ``load_dataset``; other configurations stay unchanged.
-        temp_dir: An existing folder with room for all shards; by default the system's temporary folder.
         endpoint: The address of the Hub; by default the environment variable ``HF_ENDPOINT``, or the public address.
         progress: Whether to show progress bars for writing and uploading.
         dry_run: Whether to write and check everything without any network request, and return the result of a push to
@@ -511,7 +495,9 @@ def push_to_hub(
         huggingface_hub.errors.HfHubHTTPError: The token is invalid or does not permit writing, or five commits
             conflicted.
     """
-    options = check_options(max_shard_size, max_rows_per_shard, compression, temp_dir)
+    options = ShardOptions(check_size("max_shard_size", max_shard_size), max_rows_per_shard)
+    if max_rows_per_shard is not None:
+        check_count("max_rows_per_shard", max_rows_per_shard)
     check_names(repo_id, config, splits, revision, commit_message)
     metadata, parts = collect_parts(splits)
     if metadata.videos:
@@ -528,7 +514,7 @@ def push_to_hub(
     named = "" if config == CONFIG else f"{config}: "
     sizes = ", ".join(f"{split} ({count:,} steps)" for split, count in job.rows.items())
     message = commit_message or f"Push {named}{sizes}"
-    with tempfile.TemporaryDirectory(prefix="mouse-push-", dir=temp_dir) as folder:
+    with tempfile.TemporaryDirectory(prefix="mouse-push-") as folder:
         if dry_run:
             shards = job.write(folder)
             readme = job.readme(job.card(Remote(), repo_id), shards, repo_id)

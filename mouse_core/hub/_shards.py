@@ -167,11 +167,10 @@ class SplitPiece:
 
 @dataclass(frozen=True)
 class ShardOptions:
-    """The size limits and compression of shards."""
+    """The size limits of shards."""
 
     max_bytes: int
     max_rows: int | None
-    compression: str
 
 
 @dataclass(frozen=True)
@@ -237,7 +236,7 @@ def write_shards(
         features: The schema, from ``unify_features``.
         metadata: The metadata of the dataset.
         folder: An existing folder for the files.
-        options: Size limits and compression.
+        options: Size limits.
         advance: A function for progress; it is called with the number of rows in each block after the block was
             written.
         prefix: The folder of the files in the repository.
@@ -283,7 +282,7 @@ def _write_files(
             pq.ParquetWriter(
                 sink,
                 schema,
-                compression=options.compression,
+                compression="zstd",
                 write_page_checksum=True,
                 write_page_index=True,
                 # The content determines where pages end. So storage with deduplication recognises the pages of the last

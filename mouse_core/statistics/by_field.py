@@ -288,14 +288,6 @@ class Statistics(Mapping[str, FieldStatistics]):
             )
         return _counted(snapshot, known, self.shares, before=self, progress=progress)
 
-    def is_of(self, store: Store | Snapshot) -> bool:
-        """Return whether the statistics belong to a store: whether the number of rows and, if known, a fingerprint are
-        equal."""
-        snapshot = _snapshot_of(store)
-        if not self.content:
-            return self.rows <= snapshot.num_rows
-        return self.rows == snapshot.num_rows and self.content == _content(snapshot, self.rows)
-
     def merge(self, *others: Statistics) -> Statistics:
         """Return the joint statistics of several parts of the data, for the fields that all parts have.
 

@@ -277,8 +277,6 @@ WIDE, NARROW = make_store(2, x=np.zeros((2, 3))), make_store(2, x=np.zeros((2, 3
         (ONE, {"max_shard_size": "5 parsecs"}, r"max_shard_size: .*'5 parsecs'"),
         (ONE, {"max_shard_size": 0}, r"max_shard_size: .*found 0"),
         (ONE, {"max_rows_per_shard": 0}, r"max_rows_per_shard: .*found 0"),
-        (ONE, {"compression": "lzma"}, r"compression: .*'lzma'"),
-        (ONE, {"temp_dir": "/no/such"}, r"temp_dir: .*'/no/such'"),
         (
             {**ONE, "eval": [make_store(1), make_store(1, alignment="outgoing")]},
             {},
