@@ -214,11 +214,6 @@ def run_verify(chosen: argparse.Namespace) -> int:
     found = verify(chosen.source, digest=chosen.digest, progress=wants_bar(), **how_to_read(chosen))
     digest = f", digest {found.digest}" if found.digest else ""
     print(f"{found.path}: {found.rows:,} rows{digest}")  # noqa: T201
-    if found.not_flushed:
-        print(  # noqa: T201
-            f"{found.not_flushed:,} more rows are written but not flushed: readers see them after the writer's next "
-            "flush(), or after the folder is opened with mode 'a'"
-        )
     if found.compared and not found.left:
         said = f"verified: {found.compared}"
     elif found.compared:

@@ -40,8 +40,6 @@ class Verified:
         compared: Description of the checksums that were compared. If the text is empty, there were no checksums, and a
             changed value is not detected.
         left: Description of the parts without checksums; empty if all parts have checksums.
-        not_flushed: Number of further rows in the folder of a store. Readers see these rows after the next ``flush()``
-            of the writer, or after the folder was opened with mode "a".
     """
 
     path: str
@@ -49,7 +47,6 @@ class Verified:
     digest: str | None
     compared: str
     left: str = ""
-    not_flushed: int = 0
 
 
 def verify(
@@ -115,7 +112,7 @@ def _verify_store(root: Any, digest: str | None, progress: bool, options: dict[s
         return Verified(shown, rows, known, "" if digest is None else "the rows have the digest that was given")
     files = "its only file has" if found.files == 1 else f"each of {found.files} files has"
     compared = f"{files} the checksums that were noted when it was written"
-    return Verified(shown, rows, known, compared, not_flushed=found.not_flushed)
+    return Verified(shown, rows, known, compared)
 
 
 def _check_digest(path: Any, digest: str | None, found: str | None) -> None:

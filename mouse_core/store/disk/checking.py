@@ -48,13 +48,11 @@ class Checked:
         rows: Number of undamaged rows.
         files: Number of files that were checked.
         wrong: The error of each damaged file, by file name.
-        not_flushed: Number of later rows that are written but not yet visible to readers.
     """
 
     rows: int
     files: int
     wrong: dict[str, str]
-    not_flushed: int = 0
 
 
 @dataclass(frozen=True)
@@ -88,7 +86,7 @@ def check_store(folder: Path, *, progress: bool = False) -> Checked:
         StorageError: A file cannot be read at present.
     """
     read = ReadFolder(folder)
-    manifest, not_flushed = read.manifest, 0
+    manifest = read.manifest
 
     def check(number: int, sealed: Sealed) -> None:
         _table(folder, manifest, number, verify=True).validate(full=True)
@@ -99,7 +97,6 @@ def check_store(folder: Path, *, progress: bool = False) -> Checked:
         try:
             reader = TailReader(folder / tail.name, identity=tail.identity)
             rows += reader.committed()
-            not_flushed += reader.not_flushed()
             reader.close()
         except StorageError:
             raise  # the system has no room for another open file, so the state of this file is unknown
@@ -107,7 +104,7 @@ def check_store(folder: Path, *, progress: bool = False) -> Checked:
             wrong[tail.name] = str(error)
     # The lease has kept the manifest's files until here.
     read.close()
-    return Checked(rows, len(manifest.segments) + len(manifest.tails), wrong, not_flushed)
+    return Checked(rows, len(manifest.segments) + len(manifest.tails), wrong)
 
 
 def check_sealed(

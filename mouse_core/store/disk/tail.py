@@ -1238,14 +1238,6 @@ class TailReader(_TailMemory):
             numbers.append(self._live.committed)
         return min(max(numbers, default=0), self.layout.rows)
 
-    def not_flushed(self) -> int:
-        """Return how many rows were written after the committed rows; 0 for a copy, where the number is unknown."""
-        with reading(self.path):
-            if not self._promised(self._origin)[0]:
-                return 0
-            written = min(self._live.counted, self.layout.rows)
-            return max(0, written - self._look())
-
     def extent(self, rows: int) -> TailExtent:
         """Return the first ``rows`` committed rows as an extent."""
         since = np.where(self._since > rows, 0, self._since)

@@ -285,18 +285,3 @@ def test_a_command_alone_lists_all(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     said = capsys.readouterr().err
     assert all(f"\n    {name} " in said for name in ("inspect", "convert", "verify", "push", "upload"))
-
-
-def test_rows_that_are_not_flushed_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    store = DatasetStore.open(tmp_path, "a")
-    store.extend(dict.fromkeys(("action", "reward", "done"), np.zeros(5)))
-    store.flush()
-    store.extend(dict.fromkeys(("action", "reward", "done"), np.zeros(3)))
-    found = verify(tmp_path)
-    assert (found.rows, found.not_flushed) == (5, 3)
-    assert main(["verify", str(tmp_path)]) == 0
-    assert "3 more rows are written but not flushed" in capsys.readouterr().out
-    store.flush()
-    assert (verify(tmp_path).rows, verify(tmp_path).not_flushed) == (8, 0)
-    store.close()
-    assert (verify(tmp_path).rows, verify(tmp_path).not_flushed) == (8, 0)
