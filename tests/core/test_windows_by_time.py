@@ -189,7 +189,7 @@ def source_of(seconds: Seconds, **options: Any) -> BatchSource:
         (lambda: Seconds([0.0], -1.0), "tolerance"),
         (lambda: Seconds([0.0], holes="fill"), "holes"),  # type: ignore[arg-type]
         (lambda: source_of(Seconds([0.0], clock="t")), "'t'"),
-        (lambda: source_of(Seconds([0.0], clock="obs_continuous")), "single numbers"),
+        (lambda: source_of(Seconds([0.0], clock="obs_continuous")), "one time stamp per row"),
         (lambda: source_of(Seconds([0.0]), pad=False), "action_mask"),
     ],
 )
