@@ -14,7 +14,6 @@ from mouse_core.groups.scoring import (
     Retention,
     Rloo,
     TopK,
-    advantages,
 )
 from mouse_core.groups.sharing import RolloutClient, SharedBuffer
 from mouse_core.groups.stored import StoredGroup, StoredRollouts, open_rollouts
@@ -46,7 +45,6 @@ __all__ = [
     "StoredRollouts",
     "TopK",
     "Turn",
-    "advantages",
     "concatenate",
     "examples_digest",
     "make_examples",

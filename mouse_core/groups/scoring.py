@@ -134,10 +134,6 @@ def retentions(given: Retention | Sequence[Retention]) -> list[Retention]:
     return several
 
 
-# The baseline that is subtracted from a reward: "mean", the mean of its group, or "leave_one_out", the mean of the
-# other rewards in the group.
-_BASELINES = ("mean", "leave_one_out")
-
 # An advantage below this fraction of the largest deviation in its group is a rounding error.
 _ROUNDING = 1e-12
 # Differences of up to this number of units in the last place of a group's largest reward are rounding errors.
@@ -156,54 +152,23 @@ def are_equal(least: float, most: float) -> bool:
     return most - least <= max(abs(least), abs(most)) * _UNITS * _FLOAT32 + _NOTHING
 
 
-def advantages(
-    rewards: npt.ArrayLike,
-    groups: npt.ArrayLike | None = None,
-    *,
-    normalize_std: bool = False,
-    baseline: str | None = None,
-    ddof: int = 1,
-    eps: float = 1e-4,
-    std_floor: float = 0.0,
+def _advantages(
+    rewards: Any, groups: Any, *, leave_one_out: bool = False, grpo: Grpo | None = None
 ) -> npt.NDArray[np.float64]:
-    """Return advantages within groups: rewards minus the group's baseline, optionally divided by the group's standard
-    deviation.
+    """Return rewards minus the baseline of their group, float64 ``[n]``, computed in double precision.
 
-    ================================================ ==============================================================
-    RLOO, the default                                ``r_i - mean of the others``
-    GRPO as TRL computes it, ``normalize_std=True``  ``(r_i - mean) / (std + 1e-4)``, the deviation with n - 1
-    DeepSeekMath, as its formula is written          ``normalize_std=True, ddof=0, eps=0``
-    Dr. GRPO                                         ``baseline="mean"``
-    RLOO divided by the standard deviation           ``normalize_std=True, baseline="leave_one_out"``: n / (n - 1)
-                                                     times GRPO's
-    ================================================ ==============================================================
-
-    Kool, van Hoof and Welling, "Buy 4 REINFORCE samples, get a baseline for free!" (2019); Ahmadian et al., "Back to
-    Basics" (2024), for RLOO; Shao et al., "DeepSeekMath" (2024), for GRPO; Liu et al., "Understanding R1-Zero-Like
-    Training" (2025), for Dr. GRPO. All values are computed in double precision.
+    The advantage is exactly 0 if all rewards of a group are equal up to rounding of doubles, and for a single rollout
+    in a group, where other libraries return the reward or NaN.
 
     Args:
         rewards: ``[n]``.
-        groups: The group number of each reward, at least 0, ``[n]``; None: one group.
-        normalize_std: Whether to divide by ``max(std, std_floor) + eps``, where ``std`` is the standard deviation of
-            the group's rewards.
-        baseline: "mean", the mean of the group, or "leave_one_out", the mean of the other rewards in the group. None:
-            "mean" with ``normalize_std``, as in GRPO, else "leave_one_out", as in RLOO.
-        ddof: 1 for the standard deviation of a sample (with n - 1), 0 for the standard deviation of a population (with
-            n).
-        eps: The number that is added to the standard deviation; 0 or more.
-        std_floor: The smallest standard deviation; 0 or more.
-
-    Returns:
-        float64 ``[n]``. The advantage is exactly 0 if all rewards of a group are equal up to rounding of doubles, even
-        with ``eps=0``. The advantage is also 0 for a single rollout in a group, where other libraries return the reward
-        or NaN.
+        groups: The group number of each reward, ``[n]``.
+        leave_one_out: Whether the baseline is the mean of the other rewards in the group, instead of the group's mean.
+        grpo: The options of the division by the group's standard deviation; None: no division.
 
     Raises:
-        ConfigError: An option is invalid.
         DataError: A reward is not finite, or ``groups`` and ``rewards`` differ in length.
     """
-    baseline, ddof, eps, std_floor = check_options(normalize_std, baseline, ddof, eps, std_floor)
     reward, group = _arrays(rewards, groups)
     if not reward.size:
         return np.zeros(0)
@@ -220,16 +185,16 @@ def advantages(
     np.maximum.at(scale, group, np.abs(reward))
     total = np.bincount(group, deviation)
     mean = total / size
-    if baseline == "mean":
-        advantage = deviation - mean[group]
-    else:
+    if leave_one_out:
         advantage = deviation - (total[group] - deviation) / others[group]
+    else:
+        advantage = deviation - mean[group]
     advantage[np.abs(advantage) <= _ROUNDING * largest[group]] = 0.0
     advantage[(largest <= scale * _UNITS * _FLOAT64)[group]] = 0.0
     advantage[size[group] == 1] = 0.0
-    if normalize_std:
-        variance = np.bincount(group, (deviation - mean[group]) ** 2) / (others if ddof else size)
-        divisor = np.maximum(np.sqrt(variance), std_floor) + eps
+    if grpo is not None:
+        variance = np.bincount(group, (deviation - mean[group]) ** 2) / (others if grpo.ddof else size)
+        divisor = np.maximum(np.sqrt(variance), grpo.std_floor) + grpo.eps
         # If the standard deviation is 0, all rewards are equal (or their squared differences underflow), and advantages
         # are 0.
         np.divide(advantage, divisor[group], out=advantage, where=divisor[group] > 0)
@@ -240,7 +205,7 @@ def _arrays(rewards: Any, groups: Any) -> tuple[npt.NDArray[np.float64], npt.NDA
     """Return the rewards, and the group number of each reward, as arrays."""
     try:
         reward = np.asarray(rewards, np.float64)
-        group = np.zeros(reward.shape, np.int64) if groups is None else np.asarray(groups)
+        group = np.asarray(groups)
     except (TypeError, ValueError):
         raise DataError(f"rewards: expected numbers [n], found {rewards!r:.80}") from None
     if reward.ndim != 1 or group.shape != reward.shape or (group.size and group.dtype.kind not in "biu"):
@@ -261,23 +226,6 @@ def _numbered(groups: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     # Faster than to sort them.
     numbers = np.cumsum(np.bincount(groups) > 0) - 1
     return numbers[groups]
-
-
-def check_options(
-    normalize_std: object, baseline: object, ddof: object, eps: object, std_floor: object
-) -> tuple[str, int, float, float]:
-    """Check the last four options of ``advantages``, and return the baseline and the numbers to use.
-
-    Raises:
-        ConfigError: An option is invalid.
-    """
-    if baseline is None:
-        baseline = "mean" if normalize_std else "leave_one_out"
-    if not isinstance(baseline, str) or baseline not in _BASELINES:
-        raise ConfigError(f"baseline: expected one of {list(_BASELINES)} or None, found {baseline!r}")
-    if isinstance(ddof, bool) or not isinstance(ddof, int | np.integer) or ddof not in (0, 1):
-        raise ConfigError(f"ddof: expected 0 or 1, found {ddof!r}")
-    return baseline, int(ddof), check_number("eps", eps), check_number("std_floor", std_floor)
 
 
 Advantage = Callable[[npt.NDArray[np.float64], npt.NDArray[np.int64]], npt.ArrayLike]
@@ -326,7 +274,7 @@ class Rloo:
 
     def __call__(self, rewards: npt.ArrayLike, groups: npt.ArrayLike) -> npt.NDArray[np.float64]:
         """See ``Advantage``."""
-        return advantages(rewards, groups)
+        return _advantages(rewards, groups, leave_one_out=True)
 
 
 @dataclass(frozen=True)
@@ -353,12 +301,14 @@ class Grpo:
     std_floor: float = 0.0
 
     def __post_init__(self) -> None:
-        check_options(True, None, self.ddof, self.eps, self.std_floor)
+        if isinstance(self.ddof, bool) or not isinstance(self.ddof, int | np.integer) or self.ddof not in (0, 1):
+            raise ConfigError(f"ddof: expected 0 or 1, found {self.ddof!r}")
+        check_number("eps", self.eps)
+        check_number("std_floor", self.std_floor)
 
     def __call__(self, rewards: npt.ArrayLike, groups: npt.ArrayLike) -> npt.NDArray[np.float64]:
         """See ``Advantage``."""
-        options: dict[str, Any] = {"ddof": self.ddof, "eps": self.eps, "std_floor": self.std_floor}
-        return advantages(rewards, groups, normalize_std=True, **options)
+        return _advantages(rewards, groups, grpo=self)
 
 
 @dataclass(frozen=True)
@@ -372,7 +322,7 @@ class DrGrpo:
 
     def __call__(self, rewards: npt.ArrayLike, groups: npt.ArrayLike) -> npt.NDArray[np.float64]:
         """See ``Advantage``."""
-        return advantages(rewards, groups, baseline="mean")
+        return _advantages(rewards, groups)
 
 
 @dataclass(frozen=True)
@@ -406,7 +356,7 @@ class ReinforcePlusPlus:
     def __call__(self, rewards: npt.ArrayLike, groups: npt.ArrayLike) -> npt.NDArray[np.float64]:
         """See ``Advantage``; without a baseline, the advantage is the reward."""
         if self.baseline:
-            return advantages(rewards, groups, baseline="mean")
+            return _advantages(rewards, groups)
         return np.asarray(rewards, np.float64)
 
     def of_batch(self, rollouts: Sequence[RolloutRecord], worth: npt.NDArray[np.float64]) -> Sequence[npt.ArrayLike]:

@@ -21,15 +21,16 @@ from hypothesis import strategies as st
 
 from mouse_core import ConfigError, DataError, MissingFieldError, StorageError
 from mouse_core.groups import (
+    DrGrpo,
     Grpo,
     GrpoBatchMaker,
     ReinforcePlusPlus,
     RLExample,
+    Rloo,
     RolloutBuffer,
     RolloutColumn,
     RolloutRecord,
     Turn,
-    advantages,
     make_examples,
 )
 from tests.core.groups_cases import group, lose_index, rollout
@@ -54,21 +55,17 @@ def lose(folder: Path, kept: str) -> None:
             path.unlink()
 
 
-def by_hand(
-    rewards: list[float], *, std: bool, baseline: str | None, ddof: int, eps: float, floor: float
-) -> list[float]:
+def by_hand(rewards: list[float], advantage: Any) -> list[float]:
     """Advantages as they are written down."""
     n = len(rewards)
     if n == 1 or len(set(rewards)) == 1:
         return [0.0] * n
-    if baseline is None:
-        baseline = "mean" if std else "leave_one_out"
-    total = math.fsum(rewards)
-    means = [total / n if baseline == "mean" else math.fsum([total, -reward]) / (n - 1) for reward in rewards]
+    total, others = math.fsum(rewards), isinstance(advantage, Rloo)
+    means = [math.fsum([total, -reward]) / (n - 1) if others else total / n for reward in rewards]
     result = [reward - mean for reward, mean in zip(rewards, means, strict=True)]
-    if std:
-        deviation = (statistics.stdev if ddof else statistics.pstdev)(rewards)
-        result = [value / (max(deviation, floor) + eps) for value in result]
+    if isinstance(advantage, Grpo):
+        deviation = (statistics.stdev if advantage.ddof else statistics.pstdev)(rewards)
+        result = [value / (max(deviation, advantage.std_floor) + advantage.eps) for value in result]
     return result
 
 
@@ -77,49 +74,40 @@ numbers = st.floats(-1e3, 1e3).map(lambda value: round(value, 3))
 
 @given(
     st.lists(st.lists(st.sampled_from([0.0, 1.0, 0.1]) | numbers, min_size=1, max_size=8), min_size=1, max_size=5),
-    st.booleans(),
-    st.sampled_from([None, "mean", "leave_one_out"]),
-    st.sampled_from([0, 1]),
-    st.sampled_from([0, 1e-4, 1e-6]),
-    st.sampled_from([0, 0.5]),
+    st.just(Rloo())
+    | st.just(DrGrpo())
+    | st.builds(Grpo, st.sampled_from([0, 1]), st.sampled_from([0, 1e-4, 1e-6]), st.sampled_from([0, 0.5])),
     st.randoms(use_true_random=False),
 )
-def test_advantages_are_those_of_a_loop(
-    groups: list[list[float]], std: bool, baseline: str | None, ddof: int, eps: float, floor: float, random: Any
-) -> None:
+def test_advantages_are_those_of_a_loop(groups: list[list[float]], advantage: Any, random: Any) -> None:
     rows = [(reward, number) for number, rewards in enumerate(groups) for reward in rewards]
-    options: dict[str, Any] = {"baseline": baseline, "ddof": ddof, "eps": eps}
-    expected = [value for rewards in groups for value in by_hand(rewards, std=std, floor=floor, **options)]
+    expected = [value for rewards in groups for value in by_hand(rewards, advantage)]
     order = list(range(len(rows)))
     random.shuffle(order)
-    found = advantages(
-        [rows[i][0] for i in order], [rows[i][1] * 7 for i in order], normalize_std=std, std_floor=floor, **options
-    )
+    found = advantage([rows[i][0] for i in order], [rows[i][1] * 7 for i in order])
     assert found.dtype == np.float64
     np.testing.assert_allclose(found, [expected[i] for i in order], rtol=1e-9, atol=1e-9)
 
 
 def test_advantages_are_exact_where_that_matters() -> None:
-    assert not advantages([0.1] * 7).any()
-    assert advantages([0.1, 0.2, 0.3])[1] == 0.0
-    assert advantages([0.1, 0.2, 0.3], normalize_std=True)[1] == 0.0
-    assert advantages([3.0]).tolist() == [0.0]
-    assert advantages([]).shape == (0,)
-    for wrong in (([1, "x"], None), ([1, 2], [0]), ([[1]], [0]), ([1, 2], [0, 0.5]), ([1, [2]], None)):
+    assert not Rloo()([0.1] * 7, [0] * 7).any()
+    for advantage in (Rloo(), Grpo()):
+        assert advantage([0.1, 0.2, 0.3], [0] * 3)[1] == 0.0
+    assert Rloo()([3.0], [0]).tolist() == [0.0]
+    assert Rloo()([], []).shape == (0,)
+    for wrong in (([1, "x"], [0, 0]), ([1, 2], [0]), ([[1]], [0]), ([1, 2], [0, 0.5]), ([1, [2]], [0, 0])):
         with pytest.raises(DataError, match="rewards: expected numbers"):
-            advantages(*wrong)  # type: ignore[arg-type]
+            Rloo()(*wrong)
     with pytest.raises(DataError, match="rewards: expected finite numbers, found nan"):
-        advantages([1.0, math.nan])
-    large = advantages([1e9, 1e9 + 1e-3])
+        Rloo()([1.0, math.nan], [0, 0])
+    large = Rloo()([1e9, 1e9 + 1e-3], [0, 0])
     np.testing.assert_allclose(large, [-(1e9 + 1e-3 - 1e9), 1e9 + 1e-3 - 1e9], rtol=1e-12)
-    options = {"baseline": "leave_one_out", "eps": 0, "std_floor": 1.0}
-    assert advantages([0, 1e-9], normalize_std=True, **options).tolist() == [-1e-9, 1e-9]
+    assert Grpo(eps=0, std_floor=1.0)([0, 1e-9], [0, 0]).tolist() == [-5e-10, 5e-10]
 
 
 @pytest.mark.parametrize(
     ("option", "value", "expected"),
     [
-        ("baseline", "median", "expected one of ['mean', 'leave_one_out'] or None, found 'median'"),
         ("ddof", 2, "expected 0 or 1, found 2"),
         ("ddof", True, "expected 0 or 1, found True"),
         ("eps", -1, "expected a number of 0 or more, found -1"),
@@ -128,10 +116,8 @@ def test_advantages_are_exact_where_that_matters() -> None:
     ],
 )
 def test_options_that_cannot_be_used(option: str, value: Any, expected: str) -> None:
-    for call in (Grpo, lambda **options: advantages([1.0, 2.0], **options)):
-        if call is not Grpo or option != "baseline":
-            with pytest.raises(ConfigError, match=re.escape(f"{option}: {expected}")):
-                call(**{option: value})
+    with pytest.raises(ConfigError, match=re.escape(f"{option}: {expected}")):
+        Grpo(**{option: value})
 
 
 def test_a_batch_is_a_sample_without_replacement() -> None:

@@ -14,16 +14,17 @@ from hypothesis import strategies as st
 
 from mouse_core import ConfigError, DataError, MissingFieldError
 from mouse_core.groups import (
+    Grpo,
     GrpoBatchMaker,
     ReinforcePlusPlus,
     RLExample,
+    Rloo,
     RolloutBuffer,
     RolloutColumn,
     RolloutRecord,
     RolloutStream,
     TopK,
     Turn,
-    advantages,
     make_examples,
 )
 from tests.core.groups_cases import group, lose_index, rollout
@@ -257,7 +258,7 @@ def test_a_sealed_group_is_scored_by_itself(way: str, pooled: bool, tmp_path: Pa
     expected = {
         item.rollout_uid: worth
         for many in groups
-        for item, worth in zip(many, advantages([item.reward for item in many]), strict=True)
+        for item, worth in zip(many, Rloo()([item.reward for item in many], [0] * len(many)), strict=True)
     }
     assert found == pytest.approx(expected, abs=1e-6)
     summary = maker.summary()
@@ -371,7 +372,7 @@ def test_rewards_that_differ_by_rounding_are_equal(rewards: tuple[float, float])
     items = [rollout(number, reward=reward) for number, reward in enumerate(rewards)]
     assert fed(items).available == 0
     assert fed([*items, rollout(5, reward=0.31)]).available == 3
-    assert not advantages([0.3, 0.1 + 0.2, 0.3], normalize_std=True, eps=0).any()
+    assert not Grpo(eps=0)([0.3, 0.1 + 0.2, 0.3], [0] * 3).any()
 
 
 def test_versions_from_the_future_change_nothing(tmp_path: Path) -> None:
