@@ -1061,17 +1061,7 @@ class ReplayBuffer(BaseBuffer):
         storage = self._storage
         if slots.size:
             write = Write(slots, first, lambda key: storage.read(key, slots), keeps_priority)
-            grown = hasattr(storage, "refresh")  # new rows of a store make the storage larger
-            sampler: Any = self._sampler
-            if grown and not hasattr(sampler, "grew"):
-                sampler.reset(storage)
-            else:
-                if grown:
-                    sampler.grew(storage)
-                sampler.wrote(storage, write)
-            if grown and self._episodes is not None:
-                self._episodes.grew(storage)
-            for part in self._counters:
+            for part in (self._sampler, *self._counters):
                 part.wrote(storage, write)
         self._changes, self._reported = storage.changes, storage.written
 

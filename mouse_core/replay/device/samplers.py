@@ -432,6 +432,7 @@ class HostSampler(BaseSampler):
     def __init__(self, sampler: DeviceSampler, beta: Any = 0.4) -> None:
         self.sampler, self._beta = checked_sampler(sampler), beta
         self._arrays = Arrays()
+        self._capacity: int | None = None  # the capacity of the storage at the last write
         self._now: State | None = {}  # {}: the state without rows; None: the next draw reads the rows again
 
     def __repr__(self) -> str:
@@ -439,17 +440,13 @@ class HostSampler(BaseSampler):
 
     def wrote(self, storage: Storage, write: Write) -> None:
         """Add written rows to the state; if rows are changed in place, mark the state as stale."""
-        if write.first is None or self._now is None:
-            self._now = None
+        if write.first is None or self._now is None or self._capacity not in (None, storage.capacity):
+            self._now = None  # rows were changed in place, or a larger capacity changed their slots
         else:
             self._extend(storage, write.read, write.first, len(write.slots))
 
     def reset(self, storage: Storage) -> None:
         """Mark the state as stale, because all rows may differ."""
-        self._now = None
-
-    def grew(self, storage: Storage) -> None:
-        """Mark the state as stale, because slots changed."""
         self._now = None
 
     def settled(self, storage: Storage) -> State:
@@ -466,6 +463,7 @@ class HostSampler(BaseSampler):
         state, steps = self._now or self.sampler.init(self._arrays, before), count // before.envs
         state = self.sampler.units.extend(self._arrays, state, fields, steps, before)
         self._now = self.sampler.settle(self._arrays, state, fields, steps, after)
+        self._capacity = storage.capacity
 
     def draw(self, storage: Storage, batch_size: int, key: Key) -> Draw:
         """Draw the rows of a batch.

@@ -203,9 +203,8 @@ class Sampler(Protocol):
     A sampler may have ``adds``: the names of the fields of its draws, without ``index`` and ``traj_id``. With ``adds``,
     writing rows with a field of such a name raises an error. Without ``adds``, the error is raised at the draw.
 
-    A sampler may have ``grew(storage)``. A buffer over a store calls ``grew`` when the storage's capacity has
-    increased, before it reports the new rows with ``wrote``. No row was overwritten before the call. For a sampler
-    without ``grew`` the buffer calls ``reset``.
+    In a buffer over a store, new rows of the store are reported by ``wrote``, like written rows. The capacity of such a
+    storage is its number of rows, so the capacity increases with every report.
 
     A sampler may have ``dropped(storage, rows)``. A buffer calls ``dropped`` when its store dropped the oldest ``rows``
     rows. The remaining rows lie in the slots from 0 on. Rows after the remaining rows are new, and ``wrote`` does not

@@ -244,6 +244,7 @@ class StorageEpisodes:
             if episodes is None or write.first != episodes.end * episodes.num_envs:
                 self._is_whole = False  # rows were written and overwritten without a report
                 return
+            episodes.steps = storage.capacity // episodes.num_envs  # the capacity grows with the rows of a store
             fields = self._fields(write.read)
             if self._before is None and (fields.cuts or fields.others):
                 self._before = self._read_before(storage, write.first, fields)
@@ -268,11 +269,6 @@ class StorageEpisodes:
             self._is_of(storage)
         except SchemaError:
             self._is_whole = False  # the next draw raises it
-
-    def grew(self, storage: Storage) -> None:
-        """Adapt to a larger capacity of the storage; no row was overwritten so far."""
-        if self._episodes is not None:
-            self._episodes.steps = storage.capacity // self._episodes.num_envs
 
     def reset(self, storage: Storage) -> None:
         """Mark the index as stale; the next draw rebuilds it."""

@@ -344,9 +344,6 @@ class PrioritizedSampler(BaseSampler):
         self._set_largest(1.0)
         self._tree, self._known = None, np.zeros(0, np.int64)
 
-    def grew(self, storage: Storage) -> None:
-        """Do nothing when the capacity grows; see ``Sampler``. The next draw creates a larger tree."""
-
     def dropped(self, storage: Storage, rows: int) -> None:
         """Remove the oldest rows, and add the new rows after the remaining rows; see ``Sampler``.
 

@@ -305,9 +305,6 @@ class ConsumingSampler(BaseSampler):
         self._rows, self.ran_out = len(storage), False
         self._left = np.full(self._rows, self.times, np.int64)
 
-    def grew(self, storage: Storage) -> None:
-        """Do nothing when the capacity grows; see ``Sampler``."""
-
     def dropped(self, storage: Storage, rows: int) -> None:
         """Remove the oldest rows, and add the new rows after the remaining rows; see ``Sampler``."""
         kept = self._left[rows : self._rows]
@@ -391,9 +388,6 @@ class ReverseSampler(BaseSampler):
     def reset(self, storage: Storage) -> None:
         """Begin again with the newest row."""
         self._next = -1
-
-    def grew(self, storage: Storage) -> None:
-        """Do nothing when the capacity grows; see ``Sampler``."""
 
     def draw(self, storage: Storage, batch_size: int, key: Key) -> Draw:
         """Return ``batch_size`` slots, the newest first.

@@ -105,10 +105,6 @@ class SliceSampling(BaseSampler):
         """Mark the episode index as stale; the next draw rebuilds it."""
         self.episodes.reset(storage)
 
-    def grew(self, storage: Storage) -> None:
-        """Extend the state to a larger capacity; see ``Sampler``."""
-        self.episodes.grew(storage)
-
     def _state(self) -> dict[str, Any]:
         return {**self.episodes.state()}
 
@@ -471,6 +467,11 @@ class PrioritizedSliceSampler(SliceSampling, PrioritizedSampler):
         """Give the written rows the largest priority, and add the rows to the episode index."""
         PrioritizedSampler.wrote(self, storage, write)
         SliceSampling.wrote(self, storage, write)
+        if (
+            self._starting is not None and self._starting.size < storage.capacity
+        ):  # the store of the storage has new rows
+            self._starting = self._starting.grown(storage.capacity, self._most(storage.capacity))
+            self._begins = np.append(self._begins, np.zeros(storage.capacity - len(self._begins), np.bool_))
         if write.first is None:
             self._weigh(storage, write.slots)
 
@@ -479,14 +480,6 @@ class PrioritizedSliceSampler(SliceSampling, PrioritizedSampler):
         PrioritizedSampler.reset(self, storage)
         SliceSampling.reset(self, storage)
         self._forget()
-
-    def grew(self, storage: Storage) -> None:
-        """Extend the state to a larger capacity; see ``Sampler``."""
-        PrioritizedSampler.grew(self, storage)
-        SliceSampling.grew(self, storage)
-        if self._starting is not None:
-            self._starting = self._starting.grown(storage.capacity, self._most(storage.capacity))
-            self._begins = np.append(self._begins, np.zeros(storage.capacity - len(self._begins), np.bool_))
 
     def dropped(self, storage: Storage, rows: int) -> None:
         """Remove the oldest rows; see ``Sampler``. The episode index is rebuilt."""
