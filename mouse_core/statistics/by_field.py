@@ -276,7 +276,7 @@ class Statistics(Mapping[str, FieldStatistics]):
         counted rows.
 
         Raises:
-            ConfigError: The rows differ, or the statistics were merged or come from a file, which has no data for
+            ConfigError: The rows differ, or the statistics belong to a mixture or come from a file and have no data for
                 ``update``.
         """
         snapshot = _snapshot_of(store)
@@ -287,33 +287,6 @@ class Statistics(Mapping[str, FieldStatistics]):
                 + (f"{snapshot.num_rows} other rows" if known else "statistics that cannot be updated")
             )
         return _counted(snapshot, known, self.shares, before=self, progress=progress)
-
-    def merge(self, *others: Statistics) -> Statistics:
-        """Return the joint statistics of several parts of the data, for the fields that all parts have.
-
-        Mean and standard deviation differ from the statistics of all data by at most ``1e-6`` of a standard deviation.
-        The ranks of quantiles differ by at most ``rank_error``.
-
-        Raises:
-            ConfigError: A field has different shapes in two parts, or statistics come from a file without the count of
-                numbers.
-        """
-        merged = {}
-        for name, part in self.parts.items():
-            more = [other.parts[name] for other in others if name in other.parts]
-            if len(more) < len(others):
-                continue
-            if not all(one.has_count for one in (part, *more)):
-                raise ConfigError(
-                    f"{name}: expected statistics with the count of their numbers, found statistics without a count"
-                )
-            total = deepcopy(part.all)
-            for one in more:
-                if one.layout.shape != part.layout.shape:
-                    raise ConfigError(f"{name}: expected shape {part.layout.shape}, found {one.layout.shape}")
-                total.merge(one.all)
-            merged[name] = PartialMoments(part.layout, None, total, part.is_image)
-        return Statistics(merged, self.shares, self.rows + sum(other.rows for other in others), "", "")
 
     def save(self, folder: str | PathLike[str]) -> None:
         """Write the statistics to a dataset's folder: ``meta/stats.json``, as in LeRobot.

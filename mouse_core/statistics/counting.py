@@ -380,13 +380,9 @@ class Counted:
         return Counted(Moments(layout.width), spread)
 
     def merge(self, other: Counted) -> None:
-        """Add the counts of other rows; ``spread`` becomes None if it is None in one of the two."""
+        """Add the counts of other rows of the same field."""
         self.moments.merge(other.moments)
-        kinds = {type(one) for counted in (self, other) for one in counted.spread or ()}
-        if self.spread is None or other.spread is None or len(kinds) > 1:
-            self.spread = None
-            return
-        for mine, more in zip(self.spread, other.spread, strict=True):
+        for mine, more in zip(self.spread or (), other.spread or (), strict=True):
             mine.merge(more)  # type: ignore[arg-type]  # of one kind
 
     def quantiles(self, shares: Sequence[float]) -> dict[float, Floats]:

@@ -14,9 +14,7 @@ from mouse_core.augment import AugmentMaskProbConfig, AugmentScalarSpec, Augment
 from mouse_core.randomness import Key, Purpose
 from tests.core.augment_cases import (
     ACTIONS,
-    FIELDS,
     IMAGE,
-    STATES,
     UNIFORM,
     Batch,
     assert_same,
@@ -337,7 +335,7 @@ BAD_BATCHES: list[tuple[str, dict[str, Any], str]] = [
         {"obs_discrete": np.zeros((3, 4), np.int8)},
         "obs_discrete: expected a dtype that can represent 0..999",
     ),
-    ("whole rewards", {"reward": np.zeros((3, 4), np.int64)}, "reward: expected floating numbers"),
+    ("whole rewards", {"reward": np.zeros((3, 4), np.int64)}, "reward: expected a floating dtype"),
     ("other actions", {"q_star": np.zeros((3, 4, 4), np.float32)}, r"q_star: expected \[B, S, 5\]"),
     ("other rows", {"done": np.zeros((2, 4), np.int64)}, r"done: expected shape \[3, ...\]"),
     ("other steps", {"time": np.zeros((3, 5), np.int64)}, r"time: expected shape \[3, 4, ...\]"),
