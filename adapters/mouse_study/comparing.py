@@ -107,28 +107,27 @@ def same_data(left: Run, right: Run) -> Evidence:
             return Evidence(False, f"{run.framework} took no step")
     missing = [run.framework for run in (left, right) if not run.digest]
     if missing:
-        return Evidence(False, f"no digest of what {' and '.join(missing)} was given")
+        return Evidence(False, f"no digest of the batches of {' and '.join(missing)}")
     for run in (left, right):
         if run.undigested:
-            return Evidence(False, f"of what {run.framework} was given, there is no digest of {run.undigested}")
+            return Evidence(False, f"the digest of {run.framework} lacks the batches of {run.undigested}")
     if left.steps != right.steps:
         return Evidence(
             False,
-            f"{left.framework} took {left.steps:,} steps and {right.framework} {right.steps:,}: digests over unequal "
-            "numbers of steps cannot be compared",
+            f"{left.framework} took {left.steps:,} steps and {right.framework} {right.steps:,}; only digests of "
+            "equally many steps can be compared",
         )
     if left.digest != right.digest:
         return Evidence(
             False,
-            f"the digests differ ({left.framework} {left.digest}, {right.framework} {right.digest}): the two were not "
-            f"given the same in their {left.steps:,} steps",
+            f"the digests differ ({left.framework} {left.digest}, {right.framework} {right.digest}): the batches of "
+            f"{left.steps:,} steps were not equal",
         )
-    reason = f"all that the study gave to either in steps 0 to {left.steps - 1:,} is equal to the last bit"
-    reason += f" (digest {left.digest})"
+    reason = f"the batches of steps 0 to {left.steps - 1:,} are equal, bit by bit (digest {left.digest})"
     reason += f"; {_origin(left, right)}"
     unfinished = [run.framework for run in (left, right) if run.status != "done"]
     if unfinished:
-        reason += f"; of later steps nothing is known, for {' and '.join(unfinished)} did not finish"
+        reason += f"; later steps are unknown, because {' and '.join(unfinished)} did not finish"
     return Evidence(True, reason)
 
 
@@ -138,7 +137,7 @@ def _origin(left: Run, right: Run) -> str:
         return f"data and configuration have the fingerprint {left.fingerprint}"
     if left.fingerprint and right.fingerprint:
         return f"fingerprints of data and configuration differ ({left.fingerprint}, {right.fingerprint})"
-    return "where it comes from is not recorded, for a fingerprint is missing"
+    return "a fingerprint of data and configuration was not recorded"
 
 
 def verdict(found: Iterable[Pair], missing: Iterable[str] = ()) -> Evidence:
@@ -163,10 +162,10 @@ def verdict(found: Iterable[Pair], missing: Iterable[str] = ()) -> Evidence:
         return Evidence(False, reason)
     proven = sum(pair.same_data.proven for pair in all_pairs)
     if not all_pairs:
-        return Evidence(False, "same data: nothing to prove, for no variant and seed ran in two frameworks")
+        return Evidence(False, "same data: nothing to prove, because no variant and seed ran in two frameworks")
     if proven == len(all_pairs):
         complete = all(run.status == "done" for pair in all_pairs for run in (pair.left, pair.right))
-        so_far = "" if complete else ", as far as these have come"
+        so_far = "" if complete else ", for their steps so far"
         return Evidence(True, f"same data: proven, for {_count(proven, 'pair')} of runs{so_far}")
     return Evidence(False, f"same data: not proven for {len(all_pairs) - proven} of {_count(len(all_pairs), 'pair')}")
 

@@ -183,7 +183,7 @@ def _window_of(shown: Shown, asked: Asked) -> tuple[BatchSource, int, int, int]:
 def _window(source: BatchSource, plan: Plan, number: int, view: int) -> dict[str, Any]:
     """Return the fields of a single window of a plan, ``[1, ...]``, with the same values as in the batch."""
     if source.packed is not False:
-        raise ConfigError("batches: expected windows side by side, found packed windows, which this page cannot show")
+        raise ConfigError("batches: expected padded windows, found packed windows, which this page cannot show")
     # A user's function may read all windows of a batch, so it needs the complete batch; all other stages change each
     # window independently.
     alone = source.batch_plan.map is None

@@ -270,5 +270,5 @@ def shown_of(
         else:
             raise ConfigError(f"view: expected a store or a BatchSource, found {type(source).__name__}")
     if not shown:
-        raise ConfigError("view: expected a store or several, found none")
+        raise ConfigError("view: expected one or more stores, found none")
     return shown

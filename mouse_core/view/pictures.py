@@ -44,7 +44,7 @@ def _picture(snapshot: Snapshot, name: str, row: int) -> tuple[bytes, str]:
         return png(_of_field(snapshot, name, row)), "image/png"
     value = snapshot.rows([row], {name}).get(name, [None])[0]
     if value is None or (isinstance(value, Mapping) and value.get("bytes") is None and value.get("path") is None):
-        raise ConfigError(f"{name}: expected a picture, found none in row {row}")
+        raise ConfigError(f"{name}: expected an image, found none in row {row}")
     if isinstance(value, Mapping | bytes):
         return _encoded(value, _roots(snapshot, row))
     return png(np.asarray(value, np.uint8)), "image/png"
@@ -62,7 +62,7 @@ def png(pixels: npt.NDArray[Any]) -> bytes:
     if pixels.ndim == 2:
         pixels = pixels[:, :, None]
     if pixels.ndim != 3 or not pixels.size or pixels.shape[0] * pixels.shape[1] > _MOST_PIXELS:
-        raise DataError(f"expected a picture of at most {_MOST_PIXELS} pixels, found an array {list(pixels.shape)}")
+        raise DataError(f"expected an image of at most {_MOST_PIXELS} pixels, found an array {list(pixels.shape)}")
     if pixels.shape[2] not in (1, 3, 4):
         pixels = pixels[:, :, -1:]
     pixels = np.nan_to_num(pixels) if pixels.dtype.kind == "f" else pixels
@@ -89,7 +89,7 @@ def _of_field(snapshot: Snapshot, name: str, row: int) -> npt.NDArray[Any]:
     readers = {one.spec.column: one for one in snapshot.readers.values() if one.spec.image_shape is not None}
     reader = snapshot.readers.get(name) or readers.get(name)
     if reader is None or reader.spec.image_shape is None:
-        raise ConfigError(f"expected a column of pictures or a field of images, found {name!r:.80}")
+        raise ConfigError(f"expected a column or a field of images, found {name!r:.80}")
     return snapshot.stored(reader.spec.name, np.array([row])).reshape(reader.spec.image_shape)
 
 

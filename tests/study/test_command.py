@@ -49,7 +49,7 @@ def test_a_study_is_run_from_the_command_line(installed: Path, capsys: pytest.Ca
     assert main([*told, "--only", "good", "--jobs", "2"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         f"declared: 2 of 2 runs done, recorded in {out}/results.parquet",
-        "same data: nothing to prove, for no variant and seed ran in two frameworks",
+        "same data: nothing to prove, because no variant and seed ran in two frameworks",
     ]
     assert mouse_study.read(out).series("loss")["good/numpy/2"][1].tolist() == [0.5] * 3
     assert main([*told, "--only", "good/numpy/1", "--only", "bad/*/2"]) == 1

@@ -120,7 +120,7 @@ def test_the_tensor_that_parts_first(name: str) -> None:
         assert len(found.differences) == 1
     elif name == "padding of a convolution":
         assert found.unaligned[0].startswith("output of conv: [4, 6, 5, 5] in PyTorch")
-        assert "not compared, for its shape: output of conv" in str(found)
+        assert "not compared, because shapes differ: output of conv" in str(found)
 
 
 class TorchImages(torch.nn.Module):
@@ -272,7 +272,7 @@ def test_what_is_refused() -> None:
 def test_layers_inside_a_compiled_loss_are_not_seen() -> None:
     ours, theirs = TorchSmall(), FlaxSmall()
     options = {"batch": ROWS, "torch_loss": squares}
-    assert str(compare(theirs, ours, flax_loss=nnx.jit(squares), **options)).startswith("no layer was seen")
+    assert str(compare(theirs, ours, flax_loss=nnx.jit(squares), **options)).startswith("no layer was observed")
     found = compare(theirs, ours, flax_loss=lambda m, b: 0.5 * squares(m, b), **options)
     assert found.first is not None
     assert found.first.stage == "loss"

@@ -46,7 +46,9 @@ def settle(study: Study, folder: Path) -> dict[str, Any]:
     if before is not None:
         if before.get("version") != _VERSION:
             found = before.get("version")
-            raise DataError(f"{file}: expected version {_VERSION}, found {found}, of another mouse-data")
+            raise DataError(
+                f"{file}: expected version {_VERSION}, found {found}, written by another version of mouse-data"
+            )
         _check_same(before["study"], said, folder)
     if before is None or before["study"] != said:
         write_file(file, json.dumps({"version": _VERSION, "study": said}, indent=1).encode())

@@ -280,7 +280,7 @@ class Worker:
             return StreamDigest.of(step, batch)
         except (TypeError, DataError, RecursionError) as error:
             raise ConfigError(
-                "batches: expected arrays by name, whose digest shows that runs were given the same data, found "
+                "batches: expected arrays by name, for the digest that proves equal data, found "
                 f"{type(batch).__name__}: {' '.join(str(error).split()):.200}; digest=False declares a study "
                 f"without digests"
             ) from error
@@ -312,7 +312,9 @@ class Worker:
             return 0
         saved = read_checkpoint(file)
         if saved["version"] != _VERSION:
-            raise StateError(f"{file}: expected version {_VERSION}, found {saved['version']}, of another mouse-data")
+            raise StateError(
+                f"{file}: expected version {_VERSION}, found {saved['version']}, of another version of mouse-data"
+            )
         for name, part in self.parts.items():
             states.give(part, saved["parts"][name], name)
         states.set_global_generators(saved["generators"])

@@ -53,7 +53,8 @@ class Difference:
         return not self.relative <= self.tolerance
 
     def __str__(self) -> str:
-        return f"{self.stage}: {self.tensor}: {self.relative:.1e} apart, where rounding makes {self.tolerance:.0e}"
+        rounding = f"of which rounding explains {self.tolerance:.0e}"
+        return f"{self.stage}: {self.tensor}: relative difference {self.relative:.1e}, {rounding}"
 
 
 def difference(
@@ -108,25 +109,25 @@ class Comparison:
     def __str__(self) -> str:
         lines = [f"first: {self.first}" if self.first else self._agreed()]
         lines += [line for stage in STAGES if (line := self._line(stage))]
-        lines += [f"not compared, for its shape: {one}" for one in self.unaligned[:6]]
+        lines += [f"not compared, because shapes differ: {one}" for one in self.unaligned[:6]]
         return "\n".join(lines)
 
     def _agreed(self) -> str:
         agreed = "no tensor differs by more than rounding"
-        return agreed if self.of("forward") else "no layer was seen; of what was compared " + agreed
+        return agreed if self.of("forward") else f"no layer was observed; {agreed}"
 
     def _line(self, stage: Stage) -> str:
         """Return a line with the number of differing tensors of a stage, and the tensor with the largest difference;
         empty without tensors."""
         found = self.of(stage)
         if not found:
-            unseen = "forward: no layer could be looked at; does the loss call a compiled function?"
+            unseen = "forward: no layer was observed, probably because the loss calls a compiled function"
             return unseen if stage == "forward" else ""
         parted = [one for one in found if one.beyond]
         worst = max(found, key=lambda one: one.relative if one.relative == one.relative else float("inf"))
-        since = f", from {parted[0].tensor} on" if parted else ""
-        most = f"the most is {worst.relative:.1e} in {worst.tensor}"
-        return f"{stage}: {len(parted)} of {len(found)} tensors part{since}; {most}"
+        since = f", first {parted[0].tensor}" if parted else ""
+        most = f"largest relative difference {worst.relative:.1e} in {worst.tensor}"
+        return f"{stage}: {len(parted)} of {len(found)} tensors differ{since}; {most}"
 
 
 Array = npt.NDArray[Any]
