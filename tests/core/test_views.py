@@ -474,18 +474,6 @@ def test_a_view_of_a_dataset_on_disk_is_sent_as_its_path(tmp_path: Any) -> None:
     assert pickle.loads(sent).fingerprint == source.fingerprint
 
 
-def test_a_view_is_written_and_buffered_as_any_store(tmp_path: Any) -> None:
-    store = store_of([4, 5, 6, 7], tasks=False)
-    view = store.where(length=(5, 6))
-    buffer = ReplayBuffer(view, batch_size=4)
-    assert len(buffer) == 11
-    dataset = view.to_dataset()
-    again = DatasetStore().from_dataset(dataset)
-    assert again[:] == view[:]
-    with PrefetchBatchifier(view.best(0.5), 2, 2) as loader:
-        assert loader.next_batch()["action"].shape == (2, 2)
-
-
 @pytest.mark.parametrize("alignment", ["arrived", "outgoing"])
 def test_a_view_is_inspected_as_any_data(alignment: Any, tmp_path: Any) -> None:
     store = DatasetStore(alignment=alignment)
@@ -495,17 +483,6 @@ def test_a_view_is_inspected_as_any_data(alignment: Any, tmp_path: Any) -> None:
     found, wanted = inspect(view), inspect(formats.open(tmp_path / "data"))
     assert (found.rows, found.episodes, found.columns) == (11, wanted.episodes, wanted.columns)
     assert found.alignment == alignment
-
-
-def test_a_view_of_a_dataset_and_appended_rows_is_written_to_disk(tmp_path: Any) -> None:
-    example_store(200).to_dataset().save_to_disk(tmp_path / "data")
-    store = DatasetStore().from_dataset(datasets.load_from_disk(tmp_path / "data"))
-    store.extend(example_columns(90))
-    view = store.where(length=(5, None))
-    view.to_dataset().save_to_disk(tmp_path / "view")
-    again = datasets.load_from_disk(tmp_path / "view")
-    assert len(again) == len(view) == 259
-    assert again["observation_discrete"][:] == [row["observation_discrete"] for row in view[:]]
 
 
 class TestMixtureOfViews(SourceConformance):
