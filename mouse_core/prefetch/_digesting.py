@@ -18,38 +18,33 @@ if TYPE_CHECKING:
     from mouse_core.ranks import Ranks
 
 
-_Digest = Callable[[int, Any, Any], StreamDigest]
-
-
 def digesting(make: Callable[[int], Any], source: Any) -> Callable[[int], tuple[Any, StreamDigest]]:
     """Wrap ``make`` to also return each batch's contribution to the digest.
 
     If the maker is ``Staged``, the digest is computed on the host, before the transfer to a device.
     """
-    spec = getattr(source, "spec", None)
-    digest: _Digest = partial(_whole, _masks_shares_only(source))
+    spec, staged = getattr(source, "spec", None), make if isinstance(make, Staged) else None
+    rows_of = (staged and staged.rows) or partial(_rows, source)
+    digest: Callable[[int, Any, Any], StreamDigest] = StreamDigest.of
     if isinstance(spec, Spec) and spec.is_packed:
         digest = _of_packed
-    if isinstance(make, Staged):
-        return partial(_make_staged, make, make.rows or partial(_rows, source), digest)
-    return partial(_make, make, partial(_rows, source), digest)
+    elif _masks_shares_only(source):
+        digest = _of_unmasked
+
+    def digesting_make(index: int) -> tuple[Any, StreamDigest]:
+        if staged is None:
+            made = make(index)
+            return made, digest(index, made, rows_of(index))
+        gathered = staged.gather(index)
+        # Compute the digest first: the transfer may donate or reuse the arrays.
+        part = digest(index, staged.arrays(gathered), rows_of(index))
+        return staged.transfer(gathered), part
+
+    return digesting_make
 
 
-def _make(make: Callable[[int], Any], rows: Callable[[int], Any], digest: _Digest, index: int) -> Any:
-    made = make(index)
-    return made, digest(index, made, rows(index))
-
-
-def _make_staged(staged: Staged, rows: Callable[[int], Any], digest: _Digest, index: int) -> Any:
-    gathered = staged.gather(index)
-    # Compute the digest first: the transfer may donate or reuse the arrays.
-    batch = staged.arrays(gathered)
-    said = digest(index, batch, rows(index))
-    return staged.transfer(gathered), said
-
-
-def _whole(unmasked: bool, index: int, batch: Any, rows: Any) -> StreamDigest:
-    return StreamDigest.of(index, _unmasked(batch) if unmasked else batch, rows)
+def _of_unmasked(index: int, batch: Any, rows: Any) -> StreamDigest:
+    return StreamDigest.of(index, _unmasked(batch), rows)
 
 
 def _of_packed(index: int, batch: Any, rows: int | range) -> StreamDigest:

@@ -36,8 +36,6 @@ Int64s = npt.NDArray[np.int64]
 
 # Default sizes in bytes of a block and of the pool. They affect the random stream.
 _BLOCK_BYTES, _POOL_BYTES = 1 << 18, 1 << 28
-# Numbers of batches for which ``str(pool)`` reports the variance of the mean.
-_SAID = (1, 8, 64, 512)
 # Number of rows whose encoded images are read to estimate their size.
 _SAMPLED_ROWS = 8
 
@@ -77,8 +75,9 @@ class Pool:
         """Estimated size of the open blocks in bytes; at most the size of all windows of an epoch."""
         return min(self.blocks * self.block, self.windows) * self.window_bytes
 
-    def variance(self, batches: int = 64, *, first: int | None = None, seed: int = 0) -> float:
-        """Return the variance of the mean of ``batches`` batches, divided by the variance with uniform draws.
+    def variance(self, batches: int = 64) -> float:
+        """Return the variance of the mean of ``batches`` batches, from the middle of an epoch, divided by the variance
+        with uniform draws.
 
         The result is for the worst case, in which all windows of a block are equal and blocks differ. If ``n_k`` of
         ``n`` windows belong to block k of J, the ratio is ``n * (A - (1 - A) / (J - 1))``, where ``A = sum(n_k ** 2) /
@@ -90,27 +89,15 @@ class Pool:
 
         Args:
             batches: Number of consecutive batches.
-            first: Index of the first batch; None: batches from the middle of the epoch.
-            seed: Seed of the draws.
         """
         n = min(batches * self.batch_size, self.windows)
-        middle = (self.windows - n) // 2
-        begin = middle if first is None else min(first * self.batch_size, self.windows - n)
+        begin = (self.windows - n) // 2
         blocks = -(-self.windows // self.block)
         if blocks == 1:
             return float(n)
-        drawn = slice_sections(partial(_section, self, seed, 0, 0), begin, begin + n)
+        drawn = slice_sections(partial(_section, self, 0, 0, 0), begin, begin + n)
         share = float((np.bincount(drawn[0] // self.block).astype(np.float64) ** 2).sum()) / n**2
         return n * (share - (1 - share) / (blocks - 1))
-
-    def __str__(self) -> str:
-        units = (("MB", 1e6), ("KB", 1e3), ("bytes", 1))
-        unit, size = next(one for one in units if self.nbytes >= 10 * one[1] or one[1] == 1)
-        costs = ", ".join(f"{self.variance(batches):.1f} ({batches} batches)" for batches in _SAID)
-        return (
-            f"pool of {self.blocks:,} blocks of {self.block_rows:,} rows, {self.nbytes / size:,.0f} {unit}; if all "
-            f"windows of a block are equal, the variance of a mean over batches, relative to uniform draws, is {costs}"
-        )
 
 
 @dataclass(frozen=True)

@@ -240,11 +240,7 @@ def test_the_default_pool_is_large_enough() -> None:
     source = BatchSource(store, 64, 32, sampling="blocks")
     assert source.sampler.pool(source.snapshot).window_bytes == 64 * 200  # type: ignore[attr-defined]
     large = Pool(windows=218_750, batch_size=32, lanes=32, block=20, window_rows=64, window_bytes=12_800)
-    said = str(large)
-    assert "1,024 blocks of 1,280 rows, 262 MB" in said
-    assert all(f"{large.variance(count):.1f} (" in said for count in (1, 64))
-    assert "8 blocks of 4 rows, 320 bytes" in str(Pool(100, 4, lanes=2, block=4, window_rows=1, window_bytes=10))
-    assert "20 blocks of 20 rows, 400 KB" in str(Pool(1000, 4, lanes=5, block=20, window_rows=1, window_bytes=1000))
+    assert (large.blocks, large.block_rows, large.nbytes) == (1024, 1280, 262_144_000)
     assert large.variance(64) < 2.5
     small = Pool(windows=218_750, batch_size=32, lanes=2, block=312, window_rows=64, window_bytes=12_800)
     assert small.variance(64) > 25
