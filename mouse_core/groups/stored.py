@@ -57,7 +57,6 @@ from mouse_core.groups.records import (
     Versions,
     common_columns,
     of_group,
-    version_order,
 )
 from mouse_core.groups.waiting import RolloutCache
 
@@ -661,11 +660,6 @@ class StoredRollouts(Sequence[RolloutRecord]):
     def environments(self) -> list[str]:
         """The names of the environments, in alphabetical order."""
         return sorted({part.key.environment for part in self._parts})
-
-    @memo
-    def policy_versions(self) -> list[str]:
-        """The policy versions, oldest first."""
-        return sorted({part.key.policy_version for part in self._parts}, key=version_order)
 
     @memo
     def uids(self) -> list[str]:

@@ -51,8 +51,10 @@ class Encoder(Protocol):
         """Return at most ``max_length`` ids for each text, without padding."""
         ...
 
-    def with_offsets(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[tuple[Any, Any]]:
-        """Return the ids of each text, and the begin and end of each token in the text, ``[L, 2]``."""
+    def with_offsets(self, texts: Sequence[str]) -> list[tuple[Any, Any]]:
+        """Return the ids of each text without special tokens, and the begin and end of each token in the text,
+        ``[L, 2]``.
+        """
         ...
 
 
@@ -87,11 +89,11 @@ class _OfTokenizers:
         found = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [one.ids for one in found]
 
-    def with_offsets(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[tuple[Any, Any]]:
+    def with_offsets(self, texts: Sequence[str]) -> list[tuple[Any, Any]]:
         if self._length is not None:
             self._tokenizer.no_truncation()
             self._length = None
-        return with_offsets(self._tokenizer, texts, add_special_tokens)
+        return with_offsets(self._tokenizer, texts)
 
 
 class _OfTransformers:
@@ -116,8 +118,8 @@ class _OfTransformers:
             raise DataError(f"tokenizer: expected ids of {len(texts)} texts, found ids of {len(found)}")
         return found
 
-    def with_offsets(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[tuple[Any, Any]]:
-        return with_offsets(self._tokenizer, texts, add_special_tokens)
+    def with_offsets(self, texts: Sequence[str]) -> list[tuple[Any, Any]]:
+        return with_offsets(self._tokenizer, texts)
 
 
 def _copied(tokenizer: Any) -> Any:
@@ -133,8 +135,8 @@ def _splits_special(tokenizer: Any) -> bool:
     return bool(getattr(tokenizer, "encode_special_tokens", False))
 
 
-def with_offsets(tokenizer: Any, texts: Sequence[str], add_special_tokens: bool) -> list[tuple[Any, Any]]:
-    """Return ids and offsets of each text, from a tokenizer that returns offsets, or from an encoder.
+def with_offsets(tokenizer: Any, texts: Sequence[str]) -> list[tuple[Any, Any]]:
+    """Return ids and offsets of each text, without special tokens; the tokenizer may be an ``Encoder``.
 
     Raises:
         ConfigError: The tokenizer returns no offsets.
@@ -148,16 +150,16 @@ def with_offsets(tokenizer: Any, texts: Sequence[str], add_special_tokens: bool)
                 f"chat: expected Unicode characters, found half a surrogate pair at {error.start}: {error}"
             ) from error
     if hasattr(tokenizer, "with_offsets"):
-        told: list[tuple[Any, Any]] = tokenizer.with_offsets(texts, add_special_tokens=add_special_tokens)
+        told: list[tuple[Any, Any]] = tokenizer.with_offsets(texts)
         return told
     if hasattr(tokenizer, "encode_batch_fast") and hasattr(tokenizer, "to_str"):
         if tokenizer.truncation is not None or tokenizer.padding is not None:
             tokenizer = _copied(tokenizer)
             tokenizer.no_truncation()
             tokenizer.no_padding()
-        made = tokenizer.encode_batch(list(texts), add_special_tokens=add_special_tokens)
+        made = tokenizer.encode_batch(list(texts), add_special_tokens=False)
         return [(one.ids, one.offsets) for one in made]
-    options = {"add_special_tokens": add_special_tokens, "truncation": False, "padding": False}
+    options = {"add_special_tokens": False, "truncation": False, "padding": False}
     try:
         said = tokenizer(list(texts), return_offsets_mapping=True, **options)
         return list(zip(said["input_ids"], said["offset_mapping"], strict=True))

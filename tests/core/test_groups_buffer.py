@@ -244,7 +244,6 @@ def test_reading_by_environment_version_and_time(make: Make) -> None:
     stored = buffer.rollouts()
     assert len(stored) == 16
     assert stored.environments == ["code", "math"]
-    assert stored.policy_versions == ["1", "9", "10"]
     assert stored[5] == rollout(11, version=9)
     assert stored[-1] == rollout(33, environment="code", version=10)
     assert stored[2:5] == [rollout(2), rollout(3), rollout(10, version=9)]

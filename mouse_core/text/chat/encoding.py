@@ -55,7 +55,6 @@ def render_chat(
     messages: Iterable[Mapping[str, Any]],
     *,
     tools: Iterable[Mapping[str, Any]] | None = None,
-    documents: Iterable[Mapping[str, Any]] | None = None,
     end_of_turn: str | None = None,
 ) -> RenderedChat:
     """Render a chat to text, with the spans of characters that an assistant generated.
@@ -69,7 +68,7 @@ def render_chat(
 
     Args:
         template: The template.
-        messages, tools, documents: See ``ChatTemplate.render``.
+        messages, tools: See ``ChatTemplate.render``.
         end_of_turn: The text with which an assistant ends an answer, such as ``<|im_end|>``; text that the template
             writes after it is not generated. The default is the template's variable ``eos_token``. The argument is
             ignored if the template has ``{% generation %}``.
@@ -78,7 +77,7 @@ def render_chat(
         DataError: An error of ``render``, or the generated text cannot be determined; the error names the message and
             the reason.
     """
-    renderings = Renderings(template, messages, tools, documents)
+    renderings = Renderings(template, messages, tools)
     text = renderings(renderings.messages)
     answers = [place for place, message in enumerate(renderings.messages) if is_learned(message)]
     if template.has_generation:
@@ -193,11 +192,9 @@ def encode_chat(
     tokenizer: Any,
     *,
     tools: Iterable[Mapping[str, Any]] | None = None,
-    documents: Iterable[Mapping[str, Any]] | None = None,
     end_of_turn: str | None = None,
     max_length: int | None = None,
     truncation_side: str = "right",
-    add_special_tokens: bool = False,
 ) -> EncodedChat:
     """Convert a chat to tokens, with the mask of the tokens that an assistant generated.
 
@@ -208,21 +205,20 @@ def encode_chat(
 
     Args:
         template: The template.
-        messages, tools, documents, end_of_turn: See ``render_chat``.
+        messages, tools, end_of_turn: See ``render_chat``.
         tokenizer: A ``tokenizers.Tokenizer`` (its truncation and padding are ignored), or a fast tokenizer of
             ``transformers``.
         max_length: Largest number of tokens that are kept; None keeps all tokens.
         truncation_side: The side on which tokens are removed: "right" keeps the beginning of the chat, "left" keeps the
             end.
-        add_special_tokens: Whether the tokenizer adds its special tokens. Usually templates already write these tokens.
 
     Raises:
         ConfigError: An option is unknown, or the tokenizer returns no offsets.
         DataError: An error of ``render_chat``.
     """
     check_cut(max_length, truncation_side)
-    rendered = render_chat(template, messages, tools=tools, documents=documents, end_of_turn=end_of_turn)
-    ids, offsets = tokens_of(tokenizer, [rendered.text], add_special_tokens)[0]
+    rendered = render_chat(template, messages, tools=tools, end_of_turn=end_of_turn)
+    ids, offsets = tokens_of(tokenizer, [rendered.text])[0]
     mask, kept = mask_of(rendered, offsets), kept_of(max_length, truncation_side)
     return EncodedChat(ids[kept], mask[kept], offsets[kept], rendered)
 
@@ -256,7 +252,7 @@ def encode_preference(
             the prompt.
     """
     texts = preference_texts(template, prompt, chosen, rejected, tools)
-    return preference_of([ids for ids, _ in tokens_of(tokenizer, texts, False)])
+    return preference_of([ids for ids, _ in tokens_of(tokenizer, texts)])
 
 
 def preference_texts(template: ChatTemplate, prompt: Any, chosen: Any, rejected: Any, tools: Any) -> list[str]:
@@ -288,14 +284,14 @@ def _alike(one: Ids, other: Ids) -> int:
     return int(np.argmin([*(one[:size] == other[:size]), False]))
 
 
-def tokens_of(tokenizer: Any, texts: Sequence[str], add_special_tokens: bool) -> list[tuple[Ids, Ids]]:
-    """Return ids ``[L]`` and offsets ``[L, 2]`` of each text.
+def tokens_of(tokenizer: Any, texts: Sequence[str]) -> list[tuple[Ids, Ids]]:
+    """Return ids ``[L]`` and offsets ``[L, 2]`` of each text, without the special tokens of the tokenizer.
 
     Raises:
         ConfigError: The tokenizer returns no offsets.
         DataError: A text is not valid Unicode.
     """
-    found = with_offsets(tokenizer, texts, add_special_tokens)
+    found = with_offsets(tokenizer, texts)
     return [
         (np.asarray(ids, np.int64).reshape(-1), _whole(np.asarray(offsets, np.int64).reshape(-1, 2)))
         for ids, offsets in found
@@ -455,7 +451,7 @@ class _OfChats:
             ),
             chats,
         )
-        tokens = tokens_of(encode, [one.text for one in rendered], False)
+        tokens = tokens_of(encode, [one.text for one in rendered])
         both = zip(rendered, tokens, strict=True)
         cut = kept_of(self.max_length, self.truncation_side)
         masks = each(lambda one: mask_of(one[0], one[1][1])[cut], both)
@@ -616,7 +612,7 @@ class Preferences(PaddedRecipe):
         given = [values_of(texts, name) for name in names[:3]]
         given.append(values_of(texts, self.tools, may_be_none=True))
         said = each(self._texts, zip(*given, strict=True))
-        tokens = iter([ids for ids, _ in tokens_of(encode, [text for three in said for text in three], False)])
+        tokens = iter([ids for ids, _ in tokens_of(encode, [text for three in said for text in three])])
         pairs = [preference_of(three) for three in zip(tokens, tokens, tokens, strict=True)]
         pad_id, cut = self._padding(encode), kept_of(self.max_length, self.truncation_side)
         ids = [[np.concatenate([one["prompt_ids"], one[f"{side}_ids"]])[cut] for one in pairs] for side in _ANSWERS]

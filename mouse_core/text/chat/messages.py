@@ -38,7 +38,7 @@ class ChatTemplate:
 
     Args:
         source: The Jinja program.
-        variables: Additional variables of the template, such as ``bos_token`` and ``eos_token``.
+        variables: Additional variables of the template, such as ``bos_token``, ``eos_token`` and ``documents``.
         now: The time that ``strftime_now`` returns. With None, it is the time of the rendering, so texts are not
             reproducible.
         arguments: The form in which the template receives the arguments of tool calls. With "given", the form in the
@@ -121,7 +121,6 @@ class ChatTemplate:
         messages: Iterable[Mapping[str, Any]],
         *,
         tools: Iterable[Mapping[str, Any]] | None = None,
-        documents: Iterable[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = False,
     ) -> str:
         """Return the text of a chat.
@@ -131,15 +130,14 @@ class ChatTemplate:
                 parts such as ``{"type": "image", "url": ...}``. The template receives all keys, such as ``tool_calls``
                 or ``name``, except keys whose value is None.
             tools: JSON schemas of the tools that may be called.
-            documents: Documents for retrieval: dicts with ``title`` and ``text``.
             add_generation_prompt: Whether the text ends with the header of an assistant's answer.
 
         Raises:
             DataError: There are no messages, values are not JSON, or the template raises an error, fails, or exceeds a
                 limit.
         """
-        given = {"tools": tools, "documents": documents}
-        return self._rendered(messages_of(messages), given, add_generation_prompt, self._time(), ("", ""))
+        listed = None if tools is None else list(tools)
+        return self._rendered(messages_of(messages), listed, add_generation_prompt, self._time(), ("", ""))
 
     def _time(self) -> datetime:
         return self.now or datetime.now()
@@ -147,15 +145,13 @@ class ChatTemplate:
     def _rendered(
         self,
         messages: tuple[Message, ...],
-        given: Mapping[str, Any],
+        tools: list[Any] | None,
         add_generation_prompt: bool,
         now: datetime,
         marks: tuple[str, str],
     ) -> str:
-        variables = {**self.variables, "add_generation_prompt": bool(add_generation_prompt)}
-        for name, value in given.items():
-            listed = None if value is None else list(value)
-            variables[name] = plain(listed, f"chat, {name}")
+        variables = {"documents": None, **self.variables, "add_generation_prompt": bool(add_generation_prompt)}
+        variables["tools"] = plain(tools, "chat, tools")
         variables["messages"] = [_with_arguments(message, self.arguments) for message in messages]
         request = {"source": self.source, "variables": variables, "marks": marks, "max_chars": self.max_chars}
         return str(renderer.ask(request | {"now": pickle.dumps(_fixed(now)).hex()}, self.max_seconds)["text"])
@@ -174,19 +170,16 @@ class Renderings:
     Args:
         template: The template.
         messages: The chat.
-        tools, documents: As in ``ChatTemplate.render``.
+        tools: As in ``ChatTemplate.render``.
     """
 
-    def __init__(self, template: ChatTemplate, messages: Any, tools: Any, documents: Any) -> None:
-        self.messages = messages_of(messages)
-        self._given = {
-            name: None if value is None else list(value) for name, value in (("tools", tools), ("documents", documents))
-        }
+    def __init__(self, template: ChatTemplate, messages: Any, tools: Any) -> None:
+        self.messages, self._tools = messages_of(messages), None if tools is None else list(tools)
         self._template, self._now = template, template._time()
 
     def __call__(self, messages: tuple[Message, ...], add_generation_prompt: bool = False) -> str:
         """Return the text of ``messages``."""
-        return self._template._rendered(messages, self._given, add_generation_prompt, self._now, ("", ""))
+        return self._template._rendered(messages, self._tools, add_generation_prompt, self._now, ("", ""))
 
     def marked(self, text: str) -> tuple[str, str, str]:
         """Return the rendered text with marks around generated text, and the begin mark and the end mark."""
@@ -196,7 +189,7 @@ class Renderings:
                 "chat: expected a text without noncharacters U+FDD0 to U+FDEF, found nearly all noncharacters"
             )
         marks = (free[0], free[1])
-        return self._template._rendered(self.messages, self._given, False, self._now, marks), *marks
+        return self._template._rendered(self.messages, self._tools, False, self._now, marks), *marks
 
 
 Message = dict[str, Any]
