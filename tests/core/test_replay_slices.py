@@ -537,20 +537,6 @@ def test_states_that_cannot_be() -> None:
     assert buffer.sample()["row"].tolist() == other.sample()["row"].tolist()
 
 
-def test_the_stream_never_changes() -> None:
-    found = []
-    for weighting in ("step", "trajectory"):
-        sampler = SliceSampler(sequence_length=3, weighting=weighting, pad=True)
-        buffer = episodes_buffer([5, 2, 40, 7, 1, 9], sampler, 4, overwritten=4)
-        found.append([buffer.sample()["row"][:, 0].tolist() for _ in range(2)])
-    buffer = episodes_buffer([5, 2, 40, 7, 1, 9], SliceSamplerWithoutReplacement(sequence_length=3, pad=False), 4)
-    found.append([buffer.sample()["row"][:, 0].tolist() for _ in range(2)])
-    assert found == GOLDEN
-
-
-GOLDEN = [[[8, 18, 26, 49], [12, 7, 24, 24]], [[4, 5, 33, 54], [4, 4, 19, 34]], [[28, 0, 19, 50], [37, 34, 7, 55]]]
-
-
 @pytest.mark.parametrize("rows", [18, 21])
 @pytest.mark.parametrize("ends", [{}, {"done": 0}])
 @pytest.mark.parametrize("sampler", [SliceSampler, SliceSamplerWithoutReplacement, PrioritizedSliceSampler])
