@@ -226,13 +226,13 @@ def joined(parts: Iterable[tuple[str, DatasetMetadata]], *, have_rows: bool = Fa
             if getattr(part, name) is not None:
                 agree(name, f"{name}: expected one value", getattr(part, name), label)
         for number, text in part.tasks.items():
-            hint = "; give them other numbers, or let one say no tasks, with mouse_core.metadata.with_metadata"
+            hint = "; renumber the tasks of one part, or remove its tasks with mouse_core.metadata.with_metadata"
             agree(("tasks", number), f"tasks: expected one text for task {number}", text, label, hint)
         for item in part.fields:
             # Compare JSON, where NaN equals NaN.
             agree(("fields", item.name), f"fields: expected one field {item.name!r}", _content(item), label)
         if part.videos:  # rows refer to files by their position in the list
-            hint = "; make a store of each, and mix them (mouse_core.mixtures)"
+            hint = "; create a store of each part, and mix the stores with mouse_core.mixtures.Mixture"
             agree("videos", "videos: expected one list of files", part.videos, label, hint)
     silent = [label for label, part in parts if part.alignment is None] if have_rows else []
     if silent and first.pop("alignment", ("", ""))[1] == "outgoing":
@@ -480,7 +480,7 @@ def _check_width(name: str, width: Any, most: int = _MOST_VALUES) -> None:
     """Raise DataError for a step of more than ``most`` values, because batches would allocate memory for all of
     them."""
     if is_whole(width) and width > most:
-        raise DataError(f"{name}: expected at most {most} values a step, found {width}")
+        raise DataError(f"{name}: expected at most {most} values per step, found {width}")
 
 
 def _number(value: Any) -> Any:

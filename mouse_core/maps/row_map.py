@@ -52,7 +52,7 @@ class GrowingRows:
             state = {**state, "capacity": made.storage.capacity}
         made.storage.load(state)
         if made.written > len(made.storage):
-            raise StateError(f"storage: expected all {made.written} rows, found {len(made.storage)}")
+            raise StateError(f"map: expected {made.written} rows in the state, found {len(made.storage)}")
         return made
 
     @property
@@ -330,7 +330,7 @@ class RowIndex:
             later = keys.written - begin - step
             new = self.table.add(self._hashes(rows, slice(0, step)), same, begin, later)[1]
             if new.size != step:
-                raise StateError("storage: expected different rows, found a row twice")
+                raise StateError("map: expected distinct keys, found a key twice")
             self._indexed += step
 
     def write(self, rows: KeyRows, values: KeyRows | None) -> Integers:

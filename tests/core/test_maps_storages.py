@@ -76,10 +76,10 @@ def test_states_that_do_not_fit_change_nothing(tmp_path):
         (read_checkpoint(tmp_path / "newer"), "expected format 1, found 2"),
         ({**state, "kind": "rows"}, "expected the state of a row map"),
         ({**state, "grows": True}, "expected the state of a map with the capacity 16"),
-        ({**state, "keys": twice}, "found a row twice"),
+        ({**state, "keys": twice}, "found a key twice"),
         ({**state, "keys": None}, "expected a state of rows"),
         ({**state, "values": {**state["values"], "size": 5}}, "expected"),
-        ({**state, "keys": {**state["keys"], "written": 14}}, "expected all 14 rows, found 12"),
+        ({**state, "keys": {**state["keys"], "written": 14}}, "expected 14 rows in the state, found 12"),
         ({**state, "values": shorter.state_dict()["values"]}, "the values of 12 rows, found the values of 3"),
         (3, "expected the state of a row map"),
     ]:

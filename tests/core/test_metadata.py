@@ -235,7 +235,7 @@ def test_contradictions_name_both() -> None:
         ('{"version": 1, "fields": [{"name": "x", "colour": 1}]}', "fields: expected attributes among"),
         ('{"version": 1, "fields": [{"name": "x", "dtype": "rainbow"}]}', "expected a NumPy dtype"),
         ('{"version": 1, "max_action_dim": 0}', "max_action_dim: expected a positive integer or None, found 0"),
-        ('{"version": 1, "max_obs_continuous_dim": 100000000000}', "dim: expected at most 16777216 values a step"),
+        ('{"version": 1, "max_obs_continuous_dim": 100000000000}', "dim: expected at most 16777216 values per step"),
         ('{"version": 1, "fields": [{"name": "x", "shape": [100000, 100000]}]}', "x: expected at most 16777216 values"),
         ('{"version": 1, "fields": [{"name": "x", "dim": 100000000000}]}', "x: expected at most 16777216 values"),
         ('{"version": 1, "fields": [{"name": "x", "max_ndim": "1"}]}', "'x': expected max_ndim as an integer"),
