@@ -75,18 +75,16 @@ def replacing(path: StrPath, *, sync: bool = True, only_writer: bool = False) ->
 
 
 @contextmanager
-def making(path: StrPath, what: str, *, folder: bool = True) -> Iterator[Path]:
-    """Yield the path of an empty folder (or file) to write; if the block succeeds, the folder (or file) is synced and
-    renamed to ``path``.
+def making(path: StrPath, what: str) -> Iterator[Path]:
+    """Yield the path of an empty folder to write; if the block succeeds, the folder is synced and renamed to ``path``.
 
     Args:
         path: The final path, which must not exist. Missing parent folders are created.
         what: The text at the beginning of error messages.
-        folder: Whether to write a folder instead of a file.
 
     Raises:
         ConfigError: ``path`` exists, or another process is writing it.
-        StorageError: The folder or file cannot be written; no partial content remains.
+        StorageError: The folder cannot be written; no partial content remains.
     """
     target = Path(path)
     other = remove_leftovers(target.parent, [target.name])
@@ -97,10 +95,8 @@ def making(path: StrPath, what: str, *, folder: bool = True) -> Iterator[Path]:
         make_folder(target.parent)
         with _beside(target, folder=True) as partial:
             # The folder is locked instead of a file, because some libraries lock the files that they write.
-            inside = partial if folder else partial / target.name
-            yield inside
-            put_in_place(inside, target)
-            remove(partial)
+            yield partial
+            put_in_place(partial, target)
 
 
 def link_or_copy(source: StrPath, target: StrPath) -> None:

@@ -25,7 +25,8 @@ from mouse_core.episodes import step_begins
 from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.files.reading import check_inside, damaged, read_json_object, reading
 from mouse_core.files.writing import making
-from mouse_core.formats._files.h5 import H5File, append_rows, import_h5py, leaves
+from mouse_core.formats._files.h5 import H5File, import_h5py, leaves
+from mouse_core.formats._files.on_disk import check_folder_name
 from mouse_core.formats.base import BATCH_ROWS, RowStream, overlapping_pieces
 from mouse_core.formats.columns import (
     TransitionRows,
@@ -1065,24 +1066,21 @@ def write_ted(stream: RowStream, path: str | os.PathLike[str]) -> int:
 
     Args:
         stream: The rows, with alignment "arrived".
-        path: A folder, or an HDF5 file if the name ends in ``.h5`` or ``.hdf5``. Nothing may exist there.
+        path: The folder; nothing may exist there. ``write_checkpoint(read_checkpoint(path), target, layout="h5")``
+            writes the same steps to an HDF5 file.
 
     Returns:
         The number of steps that were written.
 
     Raises:
-        ConfigError: ``path`` exists, or another process is writing it.
+        ConfigError: ``path`` exists, has the name of a file, or another process is writing it.
         StorageError: Files cannot be written; no part of them remains.
         SchemaError: The rows have the alignment "outgoing", or a column has texts.
         DataError: Values are null, or rows differ in length. TED cannot store such rows.
     """
-    target = Path(path)
-    is_file = target.suffix in (".h5", ".hdf5")
+    check_folder_name(Path(path), wanted="the name of a folder to write")
     steps = 0
-    with (
-        making(target, "write_ted", folder=not is_file) as partial,
-        closing((_FileWriter if is_file else FolderWriter)(partial)) as writer,
-    ):
+    with making(path, "write_ted") as partial, closing(FolderWriter(partial)) as writer:
         for rows, ends in _runs(stream):
             for key, values in _entries(rows, ends):
                 alone = key[-1] in _SINGLE and values.ndim == 1  # in TorchRL, such values have the shape [n, 1]
@@ -1202,36 +1200,6 @@ class FolderWriter:
         place = self._folder.joinpath(*path)
         place.mkdir(parents=True, exist_ok=True)
         (place / "meta.json").write_text(json.dumps(entries), encoding="utf-8")
-
-
-class _FileWriter:
-    """Writes an HDF5 file; ``append`` adds values to an entry.
-
-    Args:
-        path: The file.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._file = import_h5py().File(path, "w")
-        self._pieces: dict[Key, list[npt.NDArray[Any]]] = {}
-
-    def append(self, path: Key, values: npt.NDArray[Any]) -> None:
-        """Add values to an entry. Values stay in memory until they fill a chunk."""
-        self._pieces.setdefault(path, []).append(values)
-        if sum(part.nbytes for part in self._pieces[path]) > 1 << 20:
-            self._flush(path)
-
-    def _flush(self, path: Key) -> None:
-        append_rows(self._file, "/".join(path), np.concatenate(self._pieces.pop(path)))
-
-    def finish(self, *, batch: tuple[int, ...]) -> None:
-        """Write the values that are still in memory."""
-        for path in list(self._pieces):
-            self._flush(path)
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
 
 
 # ---------------------------------------------------------------------- checkpoints

@@ -9,7 +9,6 @@ import pytest
 from mouse_core import DataError, DatasetStore, SchemaError, formats
 from mouse_core.formats.base import RowStream
 from mouse_core.formats.converting import convert
-from mouse_core.formats.ted import write_ted
 from tests.core.damaged_files import damaged_copies, read_all
 from tests.core.test_lerobot import Robot
 from tests.core.test_ted import write_layout
@@ -77,10 +76,8 @@ def test_ted_folders(layout: str, tmp_path: Path) -> None:
 @pytest.mark.long
 def test_ted_in_hdf5(tmp_path: Path) -> None:
     pytest.importorskip("h5py")
-    write_ted(recording(texts=False), tmp_path / "source.h5")
-    folder = tmp_path / "copies"
-    folder.mkdir()
-    counts = read_all(damaged_copies(tmp_path / "source.h5", folder, count=15), format="ted")
+    write_layout(recording(texts=False), tmp_path / "source", "h5")
+    counts = read_all(damaged_copies(tmp_path / "source", tmp_path / "copies", only="*.h5", count=15))
     assert counts["refused"] > 2
 
 

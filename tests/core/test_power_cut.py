@@ -235,13 +235,12 @@ WRITERS: dict[str, Callable[[RowStream, Path], Any]] = {
     "parts": lambda rows, path: convert(rows, path, to="parquet", shard_bytes=2000),
     "one.parquet": convert,
     "ted": write_ted,
-    "ted.h5": write_ted,
     "minari-v0": write_minari,
 }
 
 
 # HDF5 files are opened in a process of their own, which takes seconds.
-SLOW = ("of-a-store", "parts", "ted.h5", "minari-v0")
+SLOW = ("of-a-store", "parts", "minari-v0")
 EACH = [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in WRITERS]
 
 
@@ -296,7 +295,7 @@ rows.replace(batches=batches).save(sys.argv[2])
 """
 
 
-@pytest.mark.parametrize("name", ["saved", "converted", pytest.param("ted.h5", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["saved", "converted"])
 def test_of_two_writers_one_is_refused(name: str, rows: RowStream, tmp_path: Path) -> None:
     def batches() -> Iterator[pa.RecordBatch]:
         yield from rows

@@ -15,9 +15,10 @@ from mouse_core import DataError, SchemaError, formats
 from mouse_core.formats.layouts import read_layouts
 from mouse_core.formats.minari import write_minari
 from mouse_core.formats.rlds import read_rlds
-from mouse_core.formats.ted import write_ted
+from mouse_core.formats.ted import read_checkpoint, write_ted
 from tests.core.formats.recording import Counting, record, rlds_episode
 from tests.core.formats.test_flat_files import atari, flat, logged, write_d4rl, write_dopamine, write_ogbench
+from tests.core.test_ted import leaves
 
 h5py = pytest.importorskip("h5py")
 LENGTHS = (4, -3, 2)
@@ -146,7 +147,11 @@ def rows() -> Any:
 
 @pytest.mark.parametrize("way", ["opaque", "complex"])
 def test_entries_of_ted_in_hdf5(way: str, tmp_path: Path) -> None:
-    write_ted(rows(), tmp_path / "x.h5")
+    write_ted(rows(), tmp_path / "x")
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        for name, values in leaves(read_checkpoint(tmp_path / "x")):
+            file[name.replace(".", "/")] = values
+    assert formats.open(tmp_path / "x.h5").digest() == formats.open(tmp_path / "x").digest()
     with h5py.File(tmp_path / "x.h5", "a") as file:
         WAYS[way](file, "speed")
     with pytest.raises(DataError, match="speed: expected numbers for every step"):
