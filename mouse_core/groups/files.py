@@ -506,7 +506,6 @@ class GroupFile:
         created: The time of creation of each rollout, in seconds since 1970.
         rewards: The rollouts' rewards; None for an unknown reward.
         tokens: Number of tokens of each rollout, over all turns.
-        turns: Number of turns of each rollout.
         declared: The number of columns that were declared when the group was sealed.
         untrained: The positions in the group of rollouts without a token in the loss.
         columns: The values of the columns with one number per example, as JSON: for each column name, a list with a
@@ -521,7 +520,6 @@ class GroupFile:
     created: tuple[float, ...]
     rewards: tuple[float | None, ...]
     tokens: tuple[int, ...]
-    turns: tuple[int, ...]
     declared: int
     untrained: tuple[int, ...]
     columns: str
@@ -547,7 +545,6 @@ def part_of(
     rollouts: Sequence[RolloutRecord], *, name: str = "", number: int = 0, declared: int = 0, first: int = 0
 ) -> GroupFile:
     """Return the ``GroupFile`` of a group of rollouts; see ``GroupFile`` for the other arguments."""
-    sizes = [[len(turn.tokens) for turn in rollout.turns] for rollout in rollouts]
     trained = [sum([len(turn.tokens) for turn in rollout.turns if turn.is_trained]) for rollout in rollouts]
     return GroupFile(
         key=rollouts[0].key,
@@ -556,8 +553,7 @@ def part_of(
         uids=tuple([rollout.rollout_uid for rollout in rollouts]),
         created=tuple([rollout.created for rollout in rollouts]),
         rewards=tuple([rollout.reward for rollout in rollouts]),
-        tokens=tuple(map(sum, sizes)),
-        turns=tuple(map(len, sizes)),
+        tokens=tuple([sum([len(turn.tokens) for turn in rollout.turns]) for rollout in rollouts]),
         declared=declared,
         untrained=tuple([place for place, some in enumerate(trained) if not some]),
         columns=_numbers_of(rollouts),

@@ -518,7 +518,7 @@ class GrpoBatchMaker:
             refuse_other(rollout, before.record, "add_rollout")
             return
         # For a removed rollout, compare the properties that are still known.
-        part, known = part_of([rollout]), ("key", "rewards", "tokens", "turns")
+        part, known = part_of([rollout]), ("key", "rewards", "tokens")
         differing = [name for name in known if getattr(part, name) != getattr(before.part, name)]
         if differing:
             called = {"key": "group", "rewards": "reward"}

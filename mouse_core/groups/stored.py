@@ -73,7 +73,6 @@ _RECORDS = {
             "created": pa.list_(pa.float64()),
             "rewards": pa.list_(pa.float64()),
             "tokens": _NUMBERS,
-            "turns": _NUMBERS,
             "declared": pa.int64(),
             "untrained": _NUMBERS,
             "columns": pa.string(),
