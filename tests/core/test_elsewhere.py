@@ -23,7 +23,7 @@ from mouse_core.metadata import DatasetMetadata, with_metadata
 from mouse_core.remote import Reaching
 from mouse_core.remote.clients.objects import FolderClient
 from mouse_core.store.derived import DerivedStore, Previous
-from mouse_core.store.remote import files, upload
+from mouse_core.store.remote import upload
 from mouse_core.store.remote.files import ElsewhereSegment
 from mouse_core.view.opening import open_data
 from tests.core.hub_server import READ_TOKEN, USER, File, running_hub
@@ -504,12 +504,3 @@ def test_checksums_of_several_files_are_asked_for_at_once(server, options, folde
     assert both[1].read() is both[1].read()
     for one in rows._files.values():
         assert len(one.trailer()) == -(-one.info.size // 4096)
-
-
-def test_few_checksums_stay_in_memory(server, options, folder, monkeypatch):
-    monkeypatch.setattr(files, "_MOST_KNOWN", 1)
-    server.put_folder("data/runs", folder)
-    there, here = DatasetStore.open(URL, **options), DatasetStore.open(folder)
-    for row in (3, MANY + 3, 900, MANY + 900):
-        assert there.snapshot().rows([row]) == here.snapshot().rows([row])
-    assert len(there._rows._place.trailers._known) == 1

@@ -2,7 +2,7 @@
 
 The bytes of an object are copied to a local mirror page by page. The trailer of a segment has the checksum of each
 page, 64 KB for a segment of 64 MB, and the positions of the record batches. So each page is compared with its checksum
-when the page arrives. Trailers are cached in memory and in files.
+when the page arrives. Trailers are cached in files.
 
 A reader is a generator (``Asking``): the reader yields the byte ranges that it needs next, and receives the bytes of
 these ranges. Many readers that each need several steps, such as a head and then values, can thus share one request per
@@ -12,7 +12,6 @@ step.
 from __future__ import annotations
 
 import mmap
-from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -45,8 +44,6 @@ if TYPE_CHECKING:
 
 # Size in bytes of each request when a complete segment is read.
 _PIECE = 64 << 20
-# Number of segments whose trailers stay in memory: some 64 MB.
-_MOST_KNOWN = 1024
 
 
 class Range(NamedTuple):
@@ -67,8 +64,6 @@ class Place:
 
     def __init__(self, client: FolderClient, mirror: Mirror) -> None:
         self.client, self.mirror = client, mirror
-        self.trailers = Trailers(client, mirror.folder)
-        """The cache of trailers."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Place, (self.client, self.mirror)
@@ -133,55 +128,23 @@ class Objects:
 # ---------------------------------------------------------------------- checksums
 
 
-class Trailers:
-    """A cache of the trailers of recently used segments. The cache has no reference to a mirror, because the mirror's
-    objects refer to the cache.
+class FileTrailer:
+    """The trailer of a segment, read when it is first used and mapped from a file of the cache. See ``PageSums``.
+
+    A trailer has no reference to a mirror, because the mirror's objects refer to the trailers.
 
     Args:
         client: Reads the objects.
         folder: The folder of the cache.
-    """
-
-    def __init__(self, client: FolderClient, folder: Path) -> None:
-        self.client, self.folder = client, folder / "trailers-1"
-        self._lock, self._known = ProcessLock(), OrderedDict[tuple[str, str], Trailer]()
-
-    def known(self, sealed: Sealed) -> Trailer | None:
-        """Return a segment's trailer from the cache; None if the cache has none."""
-        key = sealed.name, sealed.digest
-        with self._lock:
-            if key in self._known:
-                self._known.move_to_end(key)
-            return self._known.get(key)
-
-    def add(self, sealed: Sealed, content: Any) -> Trailer:
-        """Parse the bytes of a segment's trailer, and add the trailer to the cache.
-
-        Raises:
-            DataError: The bytes differ from the written trailer.
-        """
-        found = Trailer.of(self.client.shown(sealed.name), content, sealed.body, sealed.digest)
-        with self._lock:
-            self._known[sealed.name, sealed.digest] = found
-            if len(self._known) > _MOST_KNOWN:
-                self._known.popitem(last=False)
-        return found
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Trailers, (self.client, self.folder.parent)
-
-
-class FileTrailer:
-    """The trailer of a segment, read when it is first used. See ``PageSums``.
-
-    Args:
-        known: The cache of trailers.
         info: The size and version of the segment's object.
         sealed: The manifest's entry of the segment.
     """
 
-    def __init__(self, known: Trailers, info: ObjectInfo, sealed: Sealed) -> None:
-        self._known, self._info, self._sealed = known, info, sealed
+    def __init__(self, client: FolderClient, folder: Path, info: ObjectInfo, sealed: Sealed) -> None:
+        self._client, self._folder, self._info, self._sealed = client, folder, info, sealed
+        # The content is checked, so equal names of other stores do no harm.
+        self._file = folder / "trailers-1" / sealed.digest
+        self._found: Trailer | None = None
         self._lock = ProcessLock()
 
     def __call__(self) -> PageChecksums:
@@ -190,7 +153,7 @@ class FileTrailer:
 
     def read(self) -> Trailer:
         """Return the trailer; raises the errors of ``PageSums``."""
-        found = self._known.known(self._sealed)
+        found = self._found
         if found is None:
             with self._lock:
                 found = self._here()
@@ -204,7 +167,7 @@ class FileTrailer:
         return found
 
     def _request(self, version: str) -> Trailer:
-        (content,) = self._known.client.get_all([self._range], {self._sealed.name: version})
+        (content,) = self._client.get_all([self._range], {self._sealed.name: version})
         return self._keep(content)
 
     def find(self, others: Sequence[FileTrailer]) -> None:
@@ -215,12 +178,12 @@ class FileTrailer:
         held = []
         try:
             for one in others:
-                if self._known.known(one._sealed) is None and one._lock.acquire(blocking=False):
+                if one._found is None and one._lock.acquire(blocking=False):
                     held.append(one)
             lacking = [one for one in held if one._here() is None]
             if len(lacking) > 1:
                 with suppress(DataError):  # the owner of a missing or damaged trailer gets the error
-                    contents = self._known.client.get_all([one._range for one in lacking], {})
+                    contents = self._client.get_all([one._range for one in lacking], {})
                     for one, content in zip(lacking, contents, strict=True):
                         one._keep(content)
         finally:
@@ -229,34 +192,34 @@ class FileTrailer:
 
     def named(self, message: str) -> str:
         """See ``PageSums``."""
-        return f"{self._known.client.shown(self._info.path)}: {message}"
+        return f"{self._client.shown(self._info.path)}: {message}"
 
     @property
     def _range(self) -> tuple[str, int, int]:
         return self._sealed.name, self._sealed.body, self._sealed.bytes
 
-    @property
-    def _file(self) -> Path:
-        """The cache file of the trailer; its content is checked, so equal names of other stores do no harm."""
-        return self._known.folder / self._sealed.digest
-
     def _here(self) -> Trailer | None:
         """Return the trailer from memory or from the cache folder."""
-        found = self._known.known(self._sealed)
-        if found is None:
-            with suppress(OSError, DataError):
-                found = self._known.add(self._sealed, self._file.read_bytes())
-        return found
+        if self._found is None:
+            # An empty file cannot be mapped, which is a ValueError.
+            with suppress(OSError, ValueError, DataError), open(self._file, "rb") as stream:
+                self._found = self._checked(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))
+        return self._found
 
     def _keep(self, content: Any) -> Trailer:
-        found = self._known.add(self._sealed, content)
-        with suppress(StorageError):  # it is requested again
+        """Check the bytes of the trailer, write them to the cache folder, and return the trailer."""
+        found = self._checked(content)
+        with suppress(StorageError):  # the trailer stays in memory
             make_folder(self._file.parent, sync=False)
             write_file(self._file, bytes(content), sync=False)
-        return found
+        self._found = self._here() or found
+        return self._found
+
+    def _checked(self, content: Any) -> Trailer:
+        return Trailer.of(self._client.shown(self._sealed.name), content, self._sealed.body, self._sealed.digest)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return FileTrailer, (self._known, self._info, self._sealed)
+        return FileTrailer, (self._client, self._folder, self._info, self._sealed)
 
 
 def check_object(client: FolderClient, info: ObjectInfo, sealed: Sealed) -> None:

@@ -169,7 +169,8 @@ class StoreRows(StoreBackend):
             # Most files have equal lists, so they share one list.
             alike = sealed.rows, sealed.batch_rows
             rows = known[alike] = known[alike] if alike in known else rows_of_batches(sealed)
-            trailer, body = FileTrailer(self._place.trailers, info, sealed), replace(info, size=sealed.body)
+            trailer = FileTrailer(self._client, self._place.mirror.folder, info, sealed)
+            body = replace(info, size=sealed.body)
             self._files[sealed] = ArrowFile(body, rows, sealed.nulls, sealed.stride, trailer, verify=self._verify)
 
     def __reduce__(self) -> tuple[Any, ...]:
