@@ -48,8 +48,6 @@ class LoaderReport:
         disk_bytes: Bytes that this process read from local disks for any purpose; None if the system does not report
             them.
         network_bytes: Bytes that were received from other machines for the loader's source.
-        asked_bytes: Bytes of remote data that batches needed, whether the data were in the local cache or not.
-        queued_bytes: Bytes of readahead that are currently requested from other machines and have not arrived.
         ready: Number of finished batches that currently wait for the caller.
         ready_at_most: The largest possible value of ``ready``.
     """
@@ -65,14 +63,12 @@ class LoaderReport:
     stored_bytes: float | None = None
     disk_bytes: int | None = None
     network_bytes: int = 0
-    asked_bytes: int = 0
-    queued_bytes: int = 0
     ready: int = 0
     ready_at_most: int = 0
 
     def __sub__(self, earlier: LoaderReport) -> LoaderReport:
         """Return the difference to an earlier report of the same loader."""
-        now: dict[str, Any] = {name: getattr(self, name) for name in ("queued_bytes", "ready", "ready_at_most")}
+        now: dict[str, Any] = {name: getattr(self, name) for name in ("ready", "ready_at_most")}
         for one in fields(self):
             if one.name not in now:
                 value, before = getattr(self, one.name), getattr(earlier, one.name)
@@ -104,17 +100,6 @@ class LoaderReport:
             return None
         return (self.disk_bytes + self.network_bytes) / self.stored_bytes
 
-    @property
-    def hits(self) -> float | None:
-        """The share of remote bytes that came from the local cache; None: the source has no remote bytes."""
-        return 1 - min(1.0, self.network_bytes / self.asked_bytes) if self.asked_bytes else None
-
-    @property
-    def ahead(self) -> float:
-        """How many seconds the ready batches will last at the caller's current speed."""
-        used = self.seconds - self.waited
-        return self.ready * used / self.batches if self.batches else 0.0
-
     def line(self) -> str:
         """Return the report in one line, for a progress bar or a log.
 
@@ -129,10 +114,6 @@ class LoaderReport:
         parts.append(f"waits {sum(waits.values()):.0%}" + (f" ({causes})" if causes else ""))
         if self.amplification is not None and self.amplification >= 0.005:
             parts.append(f"reads {self.amplification:.2f} bytes for each")
-        if self.hits is not None:
-            parts.append(f"{self.hits:.0%} of {_said(self.asked_bytes)} were here")
-        if self.queued_bytes:
-            parts.append(f"{_said(self.queued_bytes)} asked for")
         return "; ".join([*parts, f"{self.ready} of {self.ready_at_most} ready"])
 
 
@@ -244,8 +225,6 @@ class Counts:
             None if stored is None else stored * delivered,
             None if disk_bytes is None or self._disk_bytes is None else disk_bytes - self._disk_bytes,
             int(elsewhere.get("fetched", 0)),
-            int(elsewhere.get("read", 0)),
-            int(said.get("queued", 0)),
             ready,
             ready_at_most,
         )
@@ -259,9 +238,8 @@ def _took(seconds: float, before: tuple[float, int], after: tuple[float, int]) -
 def counters_of(source: Any) -> dict[str, float]:
     """Return the sums of ``counters()``, by name, over all objects that fetch a source's remote bytes.
 
-    ``fetched`` is the number of bytes from the network, ``read`` the number of needed bytes, ``seconds`` the waiting
-    time, and ``queued`` the number of requested bytes that have not arrived. Objects with the same ``counted`` share
-    their counters, so these are added only once.
+    ``fetched`` is the number of bytes from the network, and ``seconds`` the waiting time. Objects with the same
+    ``counted`` share their counters, so these are added only once.
     """
     total: dict[str, float] = {}
     counted = {id(getattr(one, "counted", one)): one for one in _backings(source) if hasattr(one, "counters")}
