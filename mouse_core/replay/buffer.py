@@ -966,7 +966,7 @@ class ReplayBuffer(BaseBuffer):
         self._overwrite(slots, rows, keeps_priority=True)
 
     def end_episodes(self, done: FieldKey = "done") -> None:
-        """Mark the newest row of each environment as truncated, unless its episode has ended there.
+        """Mark the newest row of each environment as truncated, unless this row already ends its episode.
 
         Call this after ``loads`` if the buffer was saved in the middle of an episode and the next row begins another
         episode. A second call changes nothing.

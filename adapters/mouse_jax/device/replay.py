@@ -519,10 +519,10 @@ def sample_ensemble(
 ) -> dict[str, Any]:
     """Return the batch with index ``index`` from several replays; each replay contributes its share.
 
-    The batch equals the batch of a ``mouse_core.replay.ReplayBufferEnsemble`` with the same seed, over buffers with the
-    same rows that no other caller samples, as long as each member with a weight above 0 has a row in every batch. A
-    member's share is its weight times the batch size, rounded up or down at random, so that the mean is exact. The
-    seeds of members come from ``seed``, and the transforms of members are applied.
+    The batch equals the batch of a ``mouse_core.replay.ReplayBufferEnsemble`` with the same seed over buffers with the
+    same rows. This holds if no other caller samples the buffers, and if each member with a weight above 0 has a row in
+    every batch. A member's share is its weight times the batch size, rounded up or down at random, so that the mean is
+    exact. The seeds of members come from ``seed``, and the transforms of members are applied.
 
     Args:
         replays: Replays with order="random", all of which have rows; see ``can_sample``.
@@ -534,8 +534,8 @@ def sample_ensemble(
 
     Returns:
         A batch as in ``sample``, with the rows of the members one after another, and ``buffer_ids``, int32, the member
-        of each row. For members without ``mask`` or ``priority_weight``, these are True and 1. A batch has both fields
-        if any member has them, even if it contributes no row.
+        of each row. For members without ``mask`` or ``priority_weight``, these are True and 1. If any member has
+        one of these fields, every batch has the field, even if the member contributes no row.
 
     Raises:
         ConfigError: There are no replays, weights are invalid, a number is out of range, or values are known and a

@@ -28,12 +28,12 @@ from mouse_torch.trees import tensor_dict
 class ReplayEnsemble(BufferModule):
     """Draws batches from several replays on one device; each replay contributes its share.
 
-    The batches equal the batches of a ``mouse_core.replay.ReplayBufferEnsemble`` with the same seed, over buffers with
-    the same rows that no other caller samples, as long as each member with a weight above 0 has a row in every batch. A
-    member's share is its weight times the batch size, rounded up or down at random, so that the mean is exact. The
-    seeds of members come from the seed of the ensemble, and the transforms of members are applied. Like a ``Replay``,
-    an ensemble draws in eager code, in compiled code and in CUDA graphs, and counts its samples on the device. Rows are
-    written to the members.
+    The batches equal the batches of a ``mouse_core.replay.ReplayBufferEnsemble`` with the same seed over buffers with
+    the same rows. This holds if no other caller samples the buffers, and if each member with a weight above 0 has a row
+    in every batch. A member's share is its weight times the batch size, rounded up or down at random, so that the mean
+    is exact. The seeds of members come from the seed of the ensemble, and the transforms of members are applied. Like a
+    ``Replay``, an ensemble draws in eager code, in compiled code and in CUDA graphs, and counts its samples on the
+    device. Rows are written to the members.
 
     Args:
         replays: Replays with order="random", which become parts of this module.
@@ -109,8 +109,8 @@ class ReplayEnsemble(BufferModule):
 
         Returns:
             A batch as in ``Replay.sample``, with the rows of the members one after another, and ``buffer_ids``, int64,
-            the member of each row. For members without ``mask`` or ``priority_weight``, these are True and 1. A batch
-            has both fields if any member has them, even if it contributes no row.
+            the member of each row. For members without ``mask`` or ``priority_weight``, these are True and 1. If
+            any member has one of these fields, every batch has the field, even if the member contributes no row.
 
         Raises:
             ConfigError: The number is out of range, or a member cannot draw a batch (checked only on the host).

@@ -228,8 +228,8 @@ def _moved(values: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Return values on a device, without waiting for a copy from the host.
 
     Host values are first copied to new pinned memory, which torch's allocator reuses after the copy. A copy from
-    pageable memory would wait for all queued work of the device, and the user could overwrite their own pinned memory
-    before it is copied.
+    pageable memory would wait for all queued work of the device, and the program could overwrite pinned memory
+    before the copy runs.
     """
     if device.type == "cuda" and values.device.type == "cpu" and not torch.compiler.is_compiling():
         values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values)

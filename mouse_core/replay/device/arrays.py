@@ -362,8 +362,8 @@ class Arrays:
         return found, before.reshape(-1).take(np.arange(0, before.size, before.shape[1]) + found)
 
     def above(self, nodes: Any, count: Any) -> Any:
-        """Return the rows of 16 nodes that contain the given nodes; if the level has fewer rows (``count``) than nodes
-        are given, return all its rows.
+        """Return the rows of 16 nodes that contain the given nodes; if more nodes are given than the level has rows
+        (``count``), return all rows of the level.
         """
         return self.range(count) if count < len(nodes) else nodes >> SHIFT
 

@@ -38,8 +38,8 @@ class DeviceSampler:
     """A sampler that draws units uniformly with replacement; the base class of all device samplers.
 
     A custom sampler overrides ``draw``, and, if it has a state, ``init`` and ``settle``. A ``draw`` works for rows and
-    slices if it finds units with ``units.at_slots``, by the slots of their (first) rows, or with ``units.find``, by
-    their indices, ``0 <= index < left``.
+    slices if it gets units from ``units.at_slots``, which takes the slots of (first) rows, or from ``units.find``,
+    which takes the indices of units, ``0 <= index < left``.
 
     Args:
         units: The drawn units: rows or slices. A replay on a device sets ``units``.

@@ -381,7 +381,7 @@ class StorageEpisodes:
 
     def _known_begins(self, storage: Storage, episodes: EpisodeIndex) -> list[Int64s]:
         """Return the first steps of the oldest episodes, ``[E]`` each, from other indexes of the same rows, and from
-        the index that rows changed in place made stale.
+        the present index, if a change of rows in place made it stale.
         """
         fields, oldest, num_envs = self._found, episodes.begin, episodes.num_envs
         if fields is None:

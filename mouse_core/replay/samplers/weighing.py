@@ -291,8 +291,8 @@ def priorities_like(slots: Slots, priority: Any) -> npt.NDArray[Any]:
 
 
 def shape_like(shape: tuple[int, ...], given: tuple[int, ...], caller: str = "update_priority") -> tuple[int, ...]:
-    """Return the shape to which priorities of the shape ``given`` are reshaped before they are broadcast to the
-    ``shape`` of their slots.
+    """Return the shape into which priorities of the shape ``given`` are reshaped, so that they can be broadcast to
+    ``shape``, the shape of the slots.
 
     Priorities may end with axes of length 1, as networks return them, or have one number for each slice. For slots
     ``[8, 4]``, priorities ``[8, 4, 1]`` become ``[8, 4]``, and priorities ``[8]`` become ``[8, 1]``.

@@ -128,7 +128,7 @@ class Counters(NamedTuple):
 
 
 class Head:
-    """The head file of a folder; it is created if it is missing, while the folder's lock is held.
+    """The head file of a folder. If the file is missing, it is created; the caller holds the folder's lock.
 
     Args:
         path: The path of the file.
