@@ -37,11 +37,11 @@ _MOST_DECODERS = 8
 
 
 class Decoders:
-    """The decoders of a thread, one for each kind of file, and the thread's converters of pixel formats."""
+    """The decoders of a thread, one for each kind of file, and the thread's converter of pixel formats."""
 
     def __init__(self) -> None:
         self._held: OrderedDict[Key, Any] = OrderedDict()
-        self._reformatters: dict[tuple[Any, ...], Any] = {}
+        self._reformatter = pyav().video.reformatter.VideoReformatter()
 
     def of(self, index: VideoIndex) -> Any:
         """Return a decoder in its initial state."""
@@ -59,19 +59,8 @@ class Decoders:
 
     def converted(self, frame: Any, form: str, height: int, width: int) -> Any:
         """Convert a frame to another pixel format and size, as ``frame.reformat`` does."""
-        # Before PyAV 17 a converter may keep the colours of an earlier frame.
-        sizes = frame.height - height, frame.width - width
-        key = frame.format.name, int(frame.colorspace), int(frame.color_range), *sizes
-        reformatter = self._reformatters.get(key)
-        if reformatter is None:
-            if len(self._reformatters) >= _MOST_DECODERS:
-                self._reformatters.clear()
-            reformatter = self._reformatters[key] = pyav().video.reformatter.VideoReformatter()
-        wanted = {"format": form} | ({"height": height, "width": width} if any(sizes) else {})
-        try:
-            return reformatter.reformat(frame, **wanted, threads=1)
-        except TypeError:  # before PyAV 17, which does not use threads here
-            return reformatter.reformat(frame, **wanted)
+        sizes = {} if (frame.height, frame.width) == (height, width) else {"height": height, "width": width}
+        return self._reformatter.reformat(frame, format=form, **sizes, threads=1)
 
 
 def _is_own(index: VideoIndex) -> bool:
