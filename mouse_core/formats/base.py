@@ -70,7 +70,6 @@ class RowStream:
         format: Name of the format ("minari", "rlds", ...).
         schema: Names and Arrow types of the columns of every batch.
         batches: A function that returns a new iterator over the batches.
-        episodes: Number of episodes, if the format states it.
         rows: Number of rows, if it is known before reading.
         notes: Decisions of the reader; each note is one sentence.
         faults: Faults of the data. Each fault has a code as in ``mouse inspect``, a severity ("error" or "warning"),
@@ -91,7 +90,6 @@ class RowStream:
     format: str
     schema: pa.Schema
     batches: Callable[[], Iterator[pa.RecordBatch]] = field(repr=False)
-    episodes: int | None = None
     rows: int | None = None
     notes: tuple[str, ...] = ()
     faults: tuple[tuple[str, str, str], ...] = ()

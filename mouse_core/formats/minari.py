@@ -718,7 +718,6 @@ def read_minari(
         "minari",
         schema,
         batches,
-        episodes=episodes,
         rows=None if steps is None or episodes is None else steps + episodes,
         notes=_notes(metadata, spaces),
         format_metadata=metadata,

@@ -1328,7 +1328,6 @@ def read_robot_logs(
         "robot_logs",
         schema,
         batches,
-        episodes=len(first.runs) if len(recordings) == 1 else None,
         rows=len(first.ticks) - first.left_out if len(recordings) == 1 else None,
         notes=tuple(_notes(first, options)),
         format_metadata={"files": [str(recording.path) for recording in recordings]},

@@ -589,13 +589,11 @@ def read_tfds(
                 columns[name] = image_column(pc.if_else(pc.equal(columns[name], b""), missing, columns[name]))
             yield pa.RecordBatch.from_arrays(list(columns.values()), schema=schema)
 
-    lengths = [length for split in chosen for length in (split.lengths or (-1,))]
     return RowStream(
         os.fspath(path),
         "tfds",
         schema,
         batches,
-        episodes=None if -1 in lengths else sum(lengths),
         notes=notes,
         format_metadata=info,
         metadata=in_stored_layout(DatasetMetadata("arrived"), schema),

@@ -236,7 +236,6 @@ def read_lerobot(
         format="lerobot",
         schema=schema,
         batches=partial(_batches, root, frames, files, found, schema, batch_rows),
-        episodes=len(lengths),
         rows=int(lengths.sum() + np.count_nonzero(lengths) * (final == "mark")),
         notes=tuple(notes),
         format_metadata={name: dict(getattr(described, name)) for name in ("info", "tasks", "stats")},
