@@ -3,7 +3,7 @@
 from mouse_core.groups.buffer import BatchMaker, ResumableBatchMaker, RolloutBuffer
 from mouse_core.groups.examples import concatenate, examples_digest, make_examples, pack, pad
 from mouse_core.groups.grpo import GrpoBatchMaker
-from mouse_core.groups.records import GroupKey, RLExample, RolloutColumn, RolloutGroup, RolloutRecord, Turn
+from mouse_core.groups.records import GroupKey, RLExample, RolloutColumn, RolloutRecord, Turn
 from mouse_core.groups.scoring import (
     Advantage,
     BatchAdvantage,
@@ -37,7 +37,6 @@ __all__ = [
     "RolloutBuffer",
     "RolloutClient",
     "RolloutColumn",
-    "RolloutGroup",
     "RolloutRecord",
     "RolloutStream",
     "SharedBuffer",

@@ -1,6 +1,4 @@
-"""Records of language-model training: declared columns, policy versions, turns, rollouts, groups of rollouts, and
-examples.
-"""
+"""Records of language-model training: declared columns, policy versions, turns, rollouts and examples."""
 
 from __future__ import annotations
 
@@ -697,43 +695,6 @@ class RolloutRecord(ByValue):
     @property
     def key(self) -> GroupKey:
         """The key of the rollout's group."""
-        return GroupKey(self.environment, self.example_id, self.policy_version)
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class RolloutGroup(ByValue):
-    """Rollouts of the same policy version on the same problem; the rollouts are scored relative to each other.
-
-    Args:
-        environment, example_id, policy_version: The shared values of the rollouts.
-        rollouts: At least one rollout, without duplicates.
-
-    Raises:
-        DataError: An element is not a rollout or belongs to another group, a rollout occurs twice, or ``rollouts`` is
-            empty.
-    """
-
-    environment: str
-    example_id: str
-    policy_version: str
-    rollouts: tuple[RolloutRecord, ...]
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "rollouts", tuple(self.rollouts))
-        if not self.rollouts:
-            raise DataError(f"group {tuple(self.key)}: expected one or more rollouts, found none")
-        for rollout in self.rollouts:
-            if not isinstance(rollout, RolloutRecord) or rollout.key != self.key:
-                raise DataError(f"group {tuple(self.key)}: expected rollouts of this group, found {rollout!r:.200}")
-        if len({rollout.rollout_uid for rollout in self.rollouts}) < len(self.rollouts):
-            raise DataError(f"group {tuple(self.key)}: expected every rollout once, found a rollout twice")
-
-    def __len__(self) -> int:
-        return len(self.rollouts)
-
-    @property
-    def key(self) -> GroupKey:
-        """The key that the rollouts share."""
         return GroupKey(self.environment, self.example_id, self.policy_version)
 
 

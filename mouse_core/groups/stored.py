@@ -52,7 +52,6 @@ from mouse_core.groups.records import (
     Columns,
     GroupKey,
     RLExample,
-    RolloutGroup,
     RolloutRecord,
     Versions,
     common_columns,
@@ -501,14 +500,14 @@ class StoredGroup:
         """The path of the Parquet file, which groups that were sealed together may share."""
         return self.part.path(self.root)
 
-    def read(self) -> RolloutGroup:
-        """Read the group from its file.
+    def read(self) -> list[RolloutRecord]:
+        """Read the rollouts of the group from its file.
 
         Raises:
             DataError: The file is damaged; the message names it.
             StorageError: The file cannot be read.
         """
-        return RolloutGroup(*self.part.key, rollouts=tuple(read_groups([self.part], self.root)[0]))
+        return read_groups([self.part], self.root)[0]
 
 
 def read_ahead(groups: Sequence[StoredGroup]) -> Iterator[list[RolloutRecord]]:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mouse_core import DataError
-from mouse_core.groups import RLExample, RolloutBuffer, RolloutGroup, RolloutRecord, Turn, make_examples, open_rollouts
+from mouse_core.groups import RLExample, RolloutBuffer, RolloutRecord, Turn, make_examples, open_rollouts
 from mouse_core.groups.records import same_values, version_order
 from tests.core.groups_cases import METADATA, group, rollout
 
@@ -153,18 +153,6 @@ def test_a_reward_is_that_of_the_turns_unless_it_is_given() -> None:
     turns = [Turn("a", "assistant", reward=0.1), Turn("b", "user"), Turn("c", "assistant", reward=0.2)]
     assert RolloutRecord("e", 1, 2, "u", turns).reward == math.fsum([0.1, 0.2])  # type: ignore[arg-type]
     assert RolloutRecord("e", 1, 2, "u", turns).key == ("e", "1", "2")  # type: ignore[arg-type]
-
-
-def test_groups_hold_together() -> None:
-    rollouts = group(0, 3)
-    whole = RolloutGroup("math", "problem", "1", tuple(rollouts))
-    assert len(whole) == 3
-    with pytest.raises(DataError, match="expected one or more rollouts, found none"):
-        RolloutGroup("math", "problem", "1", ())
-    with pytest.raises(DataError, match="expected rollouts of this group"):
-        RolloutGroup("math", "problem", "2", tuple(rollouts))
-    with pytest.raises(DataError, match="found a rollout twice"):
-        RolloutGroup("math", "problem", "1", (rollouts[0], rollouts[0]))
 
 
 def test_examples_refuse() -> None:
