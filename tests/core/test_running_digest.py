@@ -22,7 +22,7 @@ from mouse_core.replay import (
     ReplayBuffer,
 )
 from mouse_core.rollouts import RolloutStorage
-from mouse_core.testing import example_columns, example_store
+from mouse_core.testing import example_columns, example_store, stream_digest
 
 MASKED = AugmentTokensConfig(mask_prob=AugmentMaskProbConfig(reward=0.5))
 ROWS = hnp.array_shapes(min_dims=1, max_dims=3, min_side=2, max_side=4)
@@ -33,6 +33,10 @@ ARRAYS = st.sampled_from(["i1", "i4", "i8", "u1", "u8", "f2", "f4", "f8", "?"]).
 
 def one(values: Any, index: int = 3) -> StreamDigest:
     return StreamDigest.of(index, {"x": values})
+
+
+def of_stream(values: Any) -> str:
+    return stream_digest([{"x": values}], 1)
 
 
 def meaning(values: np.ndarray) -> tuple[Any, ...]:
@@ -56,7 +60,8 @@ def run_state(loader: Any) -> dict[str, Any]:
 
 @given(ARRAYS, ARRAYS)
 def test_the_same_digest_means_the_same_values(left: np.ndarray, right: np.ndarray) -> None:
-    assert (one(left) == one(right)) == (meaning(left) == meaning(right))
+    for digest in (one, of_stream):
+        assert (digest(left) == digest(right)) == (meaning(left) == meaning(right))
 
 
 @given(ARRAYS, st.data())
@@ -65,6 +70,7 @@ def test_what_is_cut_anywhere_adds_up_and_widths_do_not_count(values: np.ndarray
     wide = values.astype({"i": "i8", "u": "u8", "f": "f8", "b": "?"}[values.dtype.kind])
     halves = StreamDigest.of(3, {"x": wide[:cut]}), StreamDigest.of(3, {"x": values[cut:]}, first_row=cut)
     assert halves[0] + halves[1] == halves[1] + halves[0] == one(values) == one(wide)
+    assert of_stream(values) == of_stream(wide) == of_stream(values.astype(values.dtype.newbyteorder(">")))
     order = data.draw(st.permutations(range(len(values))))
     assert StreamDigest.of(3, {"x": values[order]}, first_row=order) == one(values)
 
@@ -74,7 +80,8 @@ def test_one_bit_is_enough(values: np.ndarray, data: st.DataObject) -> None:
     changed = values.copy()
     raw = changed.reshape(-1).view(np.uint8)
     raw[data.draw(st.integers(0, raw.size - 1))] ^= 1 if values.dtype.kind == "b" else 1 << data.draw(st.integers(0, 7))
-    assert (one(changed) == one(values)) == (meaning(changed) == meaning(values))
+    for digest in (one, of_stream):
+        assert (digest(changed) == digest(values)) == (meaning(changed) == meaning(values))
 
 
 def test_places_names_shapes_kinds_and_views_count() -> None:
