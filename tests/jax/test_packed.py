@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from mouse_core import BatchSource, ConfigError
 from mouse_core.testing import example_store
-from mouse_jax import PrefetchBatchifier, to_grain
+from mouse_jax import PrefetchBatchifier
 
 OPTIONS: Any = {"lengths": range(1, 9), "fields": ["obs_discrete", "reward"], "seed": 3}
 
@@ -34,22 +34,6 @@ def test_a_step_is_compiled_once_and_leaves_out_what_fills_up() -> None:
             np.testing.assert_allclose(by_number, expected, 1e-5, 1e-6)
             np.testing.assert_allclose(total, expected.sum(), 1e-5, 1e-5)
     assert compiled == [(32,)]
-
-
-def test_every_batch_has_as_many_rows_as_there_are_without() -> None:
-    source = BatchSource(example_store(), 8, 4, **OPTIONS)
-    with PrefetchBatchifier(example_store(), 8, 4, packed=True, **OPTIONS) as loader:
-        for index in range(4):
-            batch = loader.next_batch()
-            assert len(batch["reward"]) == source[index]["mask"].sum()
-            assert batch["cu_seqlens"].dtype == np.int32
-
-
-def test_grain_has_packed_batches() -> None:
-    source = BatchSource(example_store(), 8, 4, packed=32, **OPTIONS)
-    for index in range(3):
-        for name, values in to_grain(source)[index].items():
-            assert np.array_equal(values, source[index][name])
 
 
 def test_a_sharding_is_refused() -> None:

@@ -93,13 +93,3 @@ def test_a_batch_that_is_not_packed_is_refused() -> None:
     for wrong in (batch, {"x": torch.zeros(3)}, 5):
         with pytest.raises(ConfigError, match="as_nested: expected a batch with cu_seqlens"):
             as_nested(wrong)
-
-
-@pytest.mark.slow
-def test_a_plain_data_loader_has_packed_batches() -> None:
-    """With processes as workers."""
-    source = BatchSource(example_store(), 8, 4, packed=True, **OPTIONS)
-    loader: Any = torch.utils.data.DataLoader(source, batch_size=None, num_workers=2)
-    for index, batch in zip(range(3), loader, strict=False):
-        for name, values in source[index].items():
-            assert np.array_equal(batch[name].numpy(), values)
