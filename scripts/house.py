@@ -38,7 +38,7 @@ FLOORS = [
     # recordings and texts of others
     {"formats", "text"},
     # the world outside
-    {"bench", "cli", "hub", "inspect", "testing", "view"},
+    {"cli", "hub", "inspect", "testing", "view"},
 ]
 
 

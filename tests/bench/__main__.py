@@ -19,7 +19,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from mouse_core.bench import machine
+from tests.bench.measuring import machine
 from tests.bench.results import Results, Settings, Table
 from tests.bench.show import page, picture, show, show_goals
 

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from mouse_core import BatchSource, DatasetStore
-from mouse_core.bench import Contender, interleave
 from mouse_core.collect import StoreClient, StoreServer
 from tests.bench import generate
+from tests.bench.measuring import Contender, interleave
 from tests.bench.results import Figure, Settings, Table, compare, contenders
 from tests.bench.workloads import NARROW, dataset_folder, store_of
 

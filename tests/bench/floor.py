@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from mouse_core import BatchSource
-from mouse_core.bench import Pieces, pieces_of, plain_copies
+from tests.bench.copies import Pieces, pieces_of, plain_copies
 
 _C = r"""
 #include <stdint.h>

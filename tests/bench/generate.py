@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import io
 import json
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -196,7 +195,6 @@ def write(
     *,
     batch_rows: int | None = None,
     files: int = 1,
-    advance: Callable[[int], None] = lambda count: None,
 ) -> Path:
     """Write rows `0..rows - 1` below `folder`.
 
@@ -206,7 +204,6 @@ def write(
         rows: How many.
         batch_rows: Rows in a record batch; by default as `datasets` chooses.
         files: Files to spread them over.
-        advance: Called with the number of rows written since the last call.
 
     Returns:
         The folder.
@@ -221,7 +218,6 @@ def write(
         with pa.OSFile(str(folder / name), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
             for table in _tables(kind, schema, begin, end, batch_rows):
                 writer.write_table(table, max_chunksize=batch_rows)
-                advance(table.num_rows)
     info = {"citation": "", "description": "", "features": features.to_dict(), "homepage": "", "license": ""}
     (folder / "dataset_info.json").write_text(json.dumps(info, indent=2), encoding="utf-8")
     state = {
@@ -280,17 +276,7 @@ def main() -> None:
     parser.add_argument("--batch-rows", type=int, help="rows in a record batch; by default as `datasets` writes them")
     parser.add_argument("--files", type=int, default=1)
     chosen = parser.parse_args()
-    from mouse_core.bench import progress_bar
-
-    with progress_bar("writing", total=chosen.rows, unit="steps", enabled=sys.stderr.isatty()) as advance:
-        write(
-            KINDS[chosen.kind](),
-            chosen.folder,
-            chosen.rows,
-            batch_rows=chosen.batch_rows,
-            files=chosen.files,
-            advance=advance,
-        )
+    write(KINDS[chosen.kind](), chosen.folder, chosen.rows, batch_rows=chosen.batch_rows, files=chosen.files)
 
 
 if __name__ == "__main__":

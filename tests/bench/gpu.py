@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from mouse_core import DatasetStore
-from mouse_core.bench import machine
 from tests.bench import generate
+from tests.bench.measuring import machine
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 _ROUNDS = 15

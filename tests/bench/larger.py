@@ -185,7 +185,7 @@ def _never_looking() -> Any:
 def _cached(data: Path) -> dict[str, float]:
     """Seconds that batches take whose rows are all in memory, and of a source that never looks whether they are."""
     from mouse_core import BatchSource, DatasetStore
-    from mouse_core.bench import Contender, interleave
+    from tests.bench.measuring import Contender, interleave
 
     def batches(source: BatchSource) -> Callable[[int], None]:
         begun = iter(range(0, 1 << 30, _COUNTED))

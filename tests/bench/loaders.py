@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mouse_core import DatasetStore
-from mouse_core.bench import Contender, Timing, interleave, private_memory, steady
+from tests.bench.measuring import Contender, Timing, interleave, private_memory, steady
 from tests.bench.results import Figure, Settings, Table, table_of
 from tests.bench.workloads import NARROW, dataset_folder, store_of
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mouse_core.bench import Contender
+from tests.bench.measuring import Contender
 from tests.bench.results import Settings, Table, compare_on, peer
 
 OURS = "mouse_jax.device"

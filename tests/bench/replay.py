@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.bench import Contender
 from mouse_core.replay import ArrayStorage, PrioritizedReplayBuffer, ReplayBuffer, SliceSampler
+from tests.bench.measuring import Contender
 from tests.bench.results import Settings, Table, compare, contenders, peers
 
 Rows = dict[str, npt.NDArray[np.float32]]

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from mouse_core.bench import Contender, Timing, interleave
+from tests.bench.measuring import Contender, Timing, interleave
 
 Quartiles = tuple[float, float, float]
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from mouse_core.bench import Contender
 from mouse_core.rollouts import RolloutStorage, Transition
+from tests.bench.measuring import Contender
 from tests.bench.results import Settings, Table, compare, contenders
 
 STEPS, ENVS = 24, 4096

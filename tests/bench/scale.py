@@ -20,10 +20,10 @@ from pathlib import Path
 import numpy as np
 
 from mouse_core import BatchSource, DatasetStore
-from mouse_core.bench import interleave, machine, progress_bar
 from tests.bench import elsewhere, generate, larger
 from tests.bench.floor import check_floor, floor, floor_name, pieces
 from tests.bench.loaders import fresh_report
+from tests.bench.measuring import interleave, machine
 from tests.bench.pages import drop, read_whole
 from tests.bench.results import Figure, Results, Table, contenders, table_of
 from tests.bench.show import page, picture, show, show_goals
@@ -88,10 +88,7 @@ def run(folder: Path, rows: int) -> Results:
         _need(folder, size)
         began = time.perf_counter()
         if not (data / "state.json").exists():
-            with progress_bar(
-                f"writing {data.name}", total=size.rows, unit="steps", enabled=sys.stderr.isatty()
-            ) as bar:
-                generate.write(generate.STATE, data, size.rows, files=size.files, advance=bar)
+            generate.write(generate.STATE, data, size.rows, files=size.files)
         print(f"{data.name}: written in {time.perf_counter() - began:.0f} s", flush=True)
         results.figures += _cold(data, size)
         results.figures += _first(data, size)

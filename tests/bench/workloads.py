@@ -14,11 +14,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mouse_core import BatchSource, DatasetStore, PrefetchBatchifier
-from mouse_core.bench import Contender, steady
 from mouse_core.mixtures import Mixture
 from tests.bench import generate
 from tests.bench.floor import check_floor, floor, floor_name
 from tests.bench.floor import pieces as pieces_of_batch
+from tests.bench.measuring import Contender, steady
 from tests.bench.results import Settings, Table, compare, contenders, peers
 
 PEERS = ("of_datasets", "of_torch", "of_flashbax", "of_cpprb", "of_grain")

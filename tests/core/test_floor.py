@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from mouse_core import DatasetStore
-from mouse_core.bench import pieces_of, plain_copies
+from tests.bench.copies import pieces_of, plain_copies
 
 ROWS = 30
 VECTORS = np.arange(3 * ROWS, dtype=np.float32).reshape(ROWS, 3)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mouse_core.bench import Contender, Timing, interleave, machine, private_memory, steady
+from tests.bench.measuring import Contender, Timing, interleave, machine, private_memory, steady
 
 
 def busy(seconds: float) -> None:

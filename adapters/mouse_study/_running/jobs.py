@@ -47,7 +47,7 @@ def shown(runs: int, steps: int, bar: bool | None) -> Iterator[Callable[[Mapping
         steps: The number of steps of each run.
         bar: Whether to show the bar; None: if stderr is a terminal.
     """
-    from mouse_core.bench import progress_bar
+    from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
     states: dict[str, str] = {}
     steps_done = 0
@@ -62,11 +62,11 @@ def shown(runs: int, steps: int, bar: bool | None) -> Iterator[Callable[[Mapping
                 error = f": {now.error}" if now.error else ""
                 print(f"{name}: {now.state}{at}{loss}{error}", file=sys.stderr, flush=True)  # noqa: T201
         total = sum(now.step for now in every.values())
-        advance(total - steps_done)
+        progress.update(total - steps_done)
         steps_done = total
 
     enabled = sys.stderr.isatty() if bar is None else bar
-    with progress_bar("study", total=runs * steps, unit="steps", enabled=enabled) as advance:
+    with tqdm(desc="study", total=runs * steps, unit="steps", disable=not enabled) as progress:
         yield show
 
 

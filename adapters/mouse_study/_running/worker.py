@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from mouse_core import DatasetStore
-from mouse_core.bench import machine
 from mouse_core.digest import StreamDigest
 from mouse_core.errors import ConfigError, DataError, StateError
 from mouse_core.files.checkpoint import read_checkpoint, write_checkpoint
@@ -94,8 +93,9 @@ def versions(before: Mapping[str, str]) -> dict[str, str]:
 
 def described_machine(threads: int) -> dict[str, Any]:
     """Describe the hardware and system of this process, without the host name."""
-    described: dict[str, Any] = {name: value for name, value in machine().items() if name != "load average"}
-    described |= {"threads": threads, "device": "cpu"}
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    described: dict[str, Any] = {"system": f"{platform.system()} {platform.release()}", "processor": platform.machine()}
+    described |= {"cores": cores, "threads": threads, "device": "cpu"}
     torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
     if jax is not None:
         described["device"] = jax.devices()[0].device_kind

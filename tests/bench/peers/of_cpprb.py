@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mouse_core.bench import Contender
+from tests.bench.measuring import Contender
 from tests.bench.workloads import Task
 
 

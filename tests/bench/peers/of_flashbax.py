@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mouse_core.bench import Contender
+from tests.bench.measuring import Contender
 from tests.bench.workloads import Task
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mouse_core.bench import Contender
+from tests.bench.measuring import Contender
 from tests.bench.workloads import Task
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mouse_core.bench import Contender, steady
+from tests.bench.measuring import Contender, steady
 from tests.bench.workloads import Task
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import cpprb
 
-from mouse_core.bench import Contender
+from tests.bench.measuring import Contender
 from tests.bench.replay import BATCH, chunks, make_rows, priorities, single_rows, updated
 
 _SHAPES = {name: {"shape": values.shape[1:] or 1} for name, values in make_rows(1).items()}

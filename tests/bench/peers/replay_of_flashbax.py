@@ -8,7 +8,7 @@ import flashbax
 import jax
 import jax.numpy as jnp
 
-from mouse_core.bench import Contender
+from tests.bench.measuring import Contender
 from tests.bench.replay import BATCH, LENGTH, SLICES, chunks, make_rows, priorities, updated
 
 

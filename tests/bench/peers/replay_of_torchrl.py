@@ -13,7 +13,7 @@ logging.getLogger("torchrl").setLevel(logging.ERROR)
 from torchrl.data import LazyTensorStorage, PrioritizedSampler, ReplayBuffer  # noqa: E402
 from torchrl.data.replay_buffers.samplers import SliceSampler  # noqa: E402
 
-from mouse_core.bench import Contender  # noqa: E402
+from tests.bench.measuring import Contender  # noqa: E402
 from tests.bench.replay import BATCH, LENGTH, SLICES, chunks, make_rows, priorities, single_rows, updated  # noqa: E402
 
 
