@@ -6,7 +6,6 @@ from mouse_core.groups.grpo import GrpoBatchMaker
 from mouse_core.groups.records import GroupKey, RLExample, RolloutColumn, RolloutRecord, Turn
 from mouse_core.groups.scoring import (
     Advantage,
-    BatchAdvantage,
     DrGrpo,
     Grpo,
     HeldRollouts,
@@ -21,7 +20,6 @@ from mouse_core.groups.stream import BatchShare, RolloutStream, plan_micro_batch
 
 __all__ = [
     "Advantage",
-    "BatchAdvantage",
     "BatchMaker",
     "BatchShare",
     "DrGrpo",

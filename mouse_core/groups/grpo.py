@@ -40,7 +40,6 @@ from mouse_core.groups.records import (
 )
 from mouse_core.groups.scoring import (
     Advantage,
-    BatchAdvantage,
     HeldRollouts,
     Retention,
     Rloo,
@@ -763,7 +762,7 @@ class GrpoBatchMaker:
         members = [table.at(row) for row in chosen.tolist()]
         records = _records(members)
         worth: Any = table.rows["advantage"][chosen]
-        if isinstance(self._advantage, BatchAdvantage):
+        if hasattr(self._advantage, "of_batch"):
             worth = self._advantage.of_batch(records, worth)
         batch = make_examples(records, worth)
         behind = self._versions.all_behind()[table.column("version", chosen)]

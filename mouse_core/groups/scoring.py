@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -237,29 +237,14 @@ a time, with all rollouts of the group, including drawn rollouts.
 An object with an attribute ``compares`` is called for many groups at once, and must keep the groups apart. "rewards"
 leaves out groups whose rollouts have equal rewards, because their advantages are zero; "nothing", the default of plain
 functions, leaves out no group.
+
+An object with a method ``of_batch(rollouts, worth)`` changes the advantages of a batch after the draw. The method
+receives the B rollouts of the batch and the advantage of each rollout, float64 ``[B]``, and returns the advantage of
+each rollout: a number, or an array with a number for each token of the rollout. To repeat ``values`` of turns for the
+tokens of each turn, use ``np.repeat(values, [len(turn.tokens) for turn in rollout.turns])``.
 """
 
 COMPARES = ("rewards", "nothing")
-
-
-@runtime_checkable
-class BatchAdvantage(Protocol):
-    """An ``Advantage`` that changes the advantages of a batch after the draw."""
-
-    def __call__(self, rewards: npt.NDArray[np.float64], groups: npt.NDArray[np.int64]) -> npt.ArrayLike:
-        """See ``Advantage``."""
-
-    def of_batch(self, rollouts: Sequence[RolloutRecord], worth: npt.NDArray[np.float64]) -> Sequence[npt.ArrayLike]:
-        """Return the advantage of each rollout: a number, or an array ``[L]`` with a number for each of the rollout's L
-        tokens.
-
-        To repeat ``values`` of turns, ``[T]``, for the tokens of each turn, use ``np.repeat(values, [len(turn.tokens)
-        for turn in rollout.turns])``.
-
-        Args:
-            rollouts: The B rollouts of the batch.
-            worth: The advantage of each rollout from ``__call__``, float64 ``[B]``.
-        """
 
 
 @dataclass(frozen=True)
@@ -360,7 +345,7 @@ class ReinforcePlusPlus:
         return np.asarray(rewards, np.float64)
 
     def of_batch(self, rollouts: Sequence[RolloutRecord], worth: npt.NDArray[np.float64]) -> Sequence[npt.ArrayLike]:
-        """See ``BatchAdvantage``."""
+        """See ``Advantage``."""
         tokens = [sum(len(turn.tokens) for turn in rollout.turns if turn.is_trained) for rollout in rollouts]
         deviation = worth - np.average(worth, weights=tokens)
         return list(deviation / (np.sqrt(np.average(deviation**2, weights=tokens)) + self.eps))
