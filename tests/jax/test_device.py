@@ -227,14 +227,8 @@ def test_what_is_of_one_replay_refuses_several(tmp_path: Path) -> None:
 
 
 def test_what_was_compiled_for_no_padding_is_not_run_for_a_pad_of_0() -> None:
-    """Which are equal to Python."""
-    row = {"reward": 2.0, "done": False}
-    drawn = {}
-    for pad in (False, 0, 1, True):
-        replay = device.add(init(slices=Slices(sequence_length=2, pad=pad)), row)
-        drawn[repr(pad)] = jax.jit(device.sample)(replay, 0)
-    assert "mask" not in drawn["False"]
-    assert [drawn[pad]["reward"][0].tolist() for pad in ("0", "1", "True")] == [[2, 0], [2, 1], [2, 2]]
+    """Which are equal to Python, as 1 and True are; the layout is what JAX compiles for."""
+    assert len({init(slices=Slices(sequence_length=2, pad=pad)).layout for pad in (False, 0, 1, True)}) == 4
 
 
 @pytest.mark.slow
