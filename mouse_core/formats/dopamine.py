@@ -80,8 +80,7 @@ def read_dopamine(
     if absent:
         notes.append(f"Missing checkpoints: {', '.join(map(str, absent[:20]))}.")
     first, every = next(rows(parts[:1], 1, 1)), partial(rows, parts, batch_rows, stack_size)
-    metadata = {"checkpoints": numbers}
-    return RowStream.of_columns(name, "dopamine", first, every, notes=tuple(notes), format_metadata=metadata)
+    return RowStream.of_columns(name, "dopamine", first, every, notes=tuple(notes))
 
 
 def _checkpoints(path: Path) -> dict[int, dict[str, Path]]:

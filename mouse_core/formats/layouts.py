@@ -1072,11 +1072,8 @@ def read_layouts(
             rows = TransitionRows(final=final, where=first.where)
             some = next(_rows_of(file, first, 1, {}, rows))
         notes = [*file.notes] if isinstance(file, ZarrTree) else []
-        unnamed, attributes = _unnamed(file, said, first)
-        format_metadata = attributes | {name: unnamed[name] for name in unnamed if said.other_metadata}
-        format_metadata["files"] = [str(file) for file in files]
-        if unnamed:
-            shown = f"{[*unnamed][:8]}" + (f" and {len(unnamed) - 8} others" if len(unnamed) > 8 else "")
+        if unnamed := _unnamed(file, said, first):
+            shown = f"{unnamed[:8]}" + (f" and {len(unnamed) - 8} others" if len(unnamed) > 8 else "")
             why = (
                 "have no value for each row, or are to be left out"
                 if said.other_metadata
@@ -1104,7 +1101,7 @@ def read_layouts(
         unseen = "that were truncated are not recognised; episode_steps sets the number of steps of such episodes"
         absent = [path.removesuffix("?") for path in said.roles()["truncated"].values()]
         notes.append(f"There are no {', '.join(absent)}: episodes {cut if said.episode_steps else unseen}.")
-    return RowStream.of_columns(root, name, some, every, notes=tuple(notes), format_metadata=format_metadata)
+    return RowStream.of_columns(root, name, some, every, notes=tuple(notes))
 
 
 def _first(trees: Iterator[Tree], layout: TreeLayout, where: str) -> tuple[Tree, RowRange]:
@@ -1118,11 +1115,11 @@ def _first(trees: Iterator[Tree], layout: TreeLayout, where: str) -> tuple[Tree,
     raise damaged(where, f"expected an episode with a step, found {count} without")
 
 
-def _unnamed(file: Tree, layout: TreeLayout, first: RowRange) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return shapes of arrays in the first episode that the layout does not name, and the attributes of the episode."""
+def _unnamed(file: Tree, layout: TreeLayout, first: RowRange) -> list[str]:
+    """Return the paths of arrays in the first episode that the layout does not name."""
     group = layout.group()
     if group in layout.leads():
-        return {}, {}  # the arrays of an episode have no separate group
+        return []  # the arrays of an episode have no separate group
     base = first.arrays[0].path.split("/")[: len(group.split("/")) if group else 0]
     flags = layout.roles().get("is_last", {}).values()
     others = [layout.episode_ends, *(path.removeprefix("not ") for path in flags)]
@@ -1130,9 +1127,8 @@ def _unnamed(file: Tree, layout: TreeLayout, first: RowRange) -> tuple[dict[str,
     try:
         (tree,) = file.find(["/" + "/".join(base)])
     except DataError:  # an unread array in another part of the file
-        return {}, {}
-    found = {"/".join((*base, *keys)): part["shape"] for keys, part in leaves(tree or {})}
-    return {path: found[path] for path in sorted(found.keys() - named)}, dict((tree or {}).get("attributes", {}))
+        return []
+    return sorted({"/".join((*base, *keys)) for keys, _ in leaves(tree or {})} - named)
 
 
 def _layout(layout: Any) -> tuple[str, TreeLayout]:

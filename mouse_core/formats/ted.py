@@ -945,7 +945,6 @@ def read_ted(path: str | os.PathLike[str], *, one_hot: bool | None = None, batch
     """
     root = Path(path)
     with opened(root) as entries:
-        layout = "steps with next" if entries.has_next else "flat"
         first = next(steps_of(entries, batch_rows=_LOOKED_AT), None)
     if first is None:
         raise SchemaError(f"{root}: expected steps, found none")
@@ -959,7 +958,6 @@ def read_ted(path: str | os.PathLike[str], *, one_hot: bool | None = None, batch
         rows.add(observations, arriving, np.zeros(len(begins), bool), following),
         partial(_rows, root, one_hot, batch_rows),
         notes=("one-hot actions were read as the numbers of the actions",) if one_hot else (),
-        format_metadata={"layout": layout},
     )
 
 

@@ -41,7 +41,6 @@ def flat(logs: Sequence[Episode]) -> dict[str, Any]:
 def write_d4rl(path: Path, arrays: dict[str, Any], leave: Sequence[str] = (), **options: Any) -> Path:
     h5py = pytest.importorskip("h5py")
     with h5py.File(path, "w") as file:
-        file.attrs["env"] = "counting"
         for key, values in arrays.items():
             if key not in leave:
                 name = {"speed": "infos/speed", "log_prob": "infos/action_log_probs"}.get(key, key)
@@ -60,7 +59,6 @@ def test_d4rl(final: str | None, kind: str, tmp_path: Path) -> None:
     table = stream.to_table()
     check_rows(table, logs, final=final, reward_dtype="float64")
     assert read_layouts(path, layout="d4rl", final=final).digest() == stream.digest()
-    assert stream.format_metadata["env"] == "counting"
     # What lies beside stays with its observation; what belongs to actions moves with them.
     speeds = np.array(table.column("info.speed").to_pylist())
     steps = table.column("episode_step").to_numpy()

@@ -92,10 +92,6 @@ def test_what_is_no_column_of_d4rl_is_noted(d4rl: Path) -> None:
     rows = formats.open(d4rl)
     left = "['metadata/algorithm', 'metadata/policy/weight', 'version']"
     assert rows.notes == (f"Left out: {left}, which have no value for each row, or are to be left out.",)
-    assert {"names", "version", "metadata/policy/weight"} & set(rows.format_metadata) == {
-        "version",
-        "metadata/policy/weight",
-    }
     names = rows.to_table().column("metadata_names").to_pylist()
     assert names[:3] == ["step 0", "step 1", "step 2"]
     with h5py.File(d4rl, "a") as file:
