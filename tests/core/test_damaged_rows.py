@@ -1,4 +1,4 @@
-"""A hundred damaged files of each of: Arrow, Parquet, TED in folders and in HDF5, LeRobot."""
+"""A hundred damaged files of Arrow and Parquet, and damaged offsets on every way to rows."""
 
 from pathlib import Path
 
@@ -10,8 +10,6 @@ from mouse_core import DataError, DatasetStore, SchemaError, formats
 from mouse_core.formats.base import RowStream
 from mouse_core.formats.converting import convert
 from tests.core.damaged_files import damaged_copies, read_all
-from tests.core.test_lerobot import Robot
-from tests.core.test_ted import write_layout
 from tests.programs import run_code
 
 
@@ -58,35 +56,6 @@ def test_names_that_are_no_text_or_stand_twice(tmp_path: Path) -> None:
         writer.write_table(twice)
     with pytest.raises(SchemaError, match=r"twice\.arrow: expected columns of different names"):
         formats.open(tmp_path / "twice.arrow")
-
-
-SLOW = [pytest.param(layout, marks=pytest.mark.slow) for layout in ("ted", "flat")]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("layout", ["nested", *SLOW])
-def test_ted_folders(layout: str, tmp_path: Path) -> None:
-    write_layout(recording(texts=False), tmp_path / "source", layout)
-    counts = read_all(damaged_copies(tmp_path / "source", tmp_path / "copies", count=70))
-    assert counts["refused"] > 15  # the files are plain values, without checksums
-    described = read_all(damaged_copies(tmp_path / "source", tmp_path / "described", only="meta.json", count=30))
-    assert described["refused"] > 15
-
-
-@pytest.mark.long
-def test_ted_in_hdf5(tmp_path: Path) -> None:
-    pytest.importorskip("h5py")
-    write_layout(recording(texts=False), tmp_path / "source", "h5")
-    counts = read_all(damaged_copies(tmp_path / "source", tmp_path / "copies", only="*.h5", count=15))
-    assert counts["refused"] > 2
-
-
-@pytest.mark.slow
-def test_lerobot(tmp_path: Path) -> None:
-    pytest.importorskip("av")
-    Robot((5, 3, 7, 12), cameras=["top"]).write(tmp_path / "source")
-    counts = read_all(damaged_copies(tmp_path / "source", tmp_path / "copies"), final="drop")
-    assert counts["refused"] > 50
 
 
 # Every way from rows in memory or in a mapped file to other rows; each ends the process where an offset is believed.

@@ -1,6 +1,7 @@
-"""A hundred damaged files of each of: Minari, TFDS, OGBench, Dopamine; of HDF5 ten."""
+"""A hundred damaged files of each of: Minari, TFDS, OGBench, Dopamine, TED, LeRobot; of HDF5 ten."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ from tests.core.formats.robots import write_mcap
 from tests.core.formats.test_dreamerv3 import logs_of, stream, write_replay
 from tests.core.formats.test_flat_files import atari, flat, logged, write_d4rl, write_dopamine, write_ogbench
 from tests.core.formats.test_tfds import as_tfrecord, features_of, write
+from tests.core.test_damaged_rows import recording
+from tests.core.test_lerobot import Robot
+from tests.core.test_ted import write_layout
 
 STATE = {"observation": "/joints.position", "action": "/command.data", "tolerance": 0.02, "rate": 20}
 LENGTHS = (20, -15, 1, 8)
@@ -75,6 +79,16 @@ def tfrecord_of_images(folder: Path) -> Path:
     return as_tfrecord(array_record(folder, "image"))
 
 
+def ted(folder: Path, layout: str = "nested") -> Path:
+    write_layout(recording(texts=False), folder / "x", layout)
+    return folder / "x"
+
+
+def lerobot(folder: Path) -> Path:
+    pytest.importorskip("av")
+    return Robot((5, 3, 7, 12), cameras=["top"]).write(folder / "x")
+
+
 # How many of the copies are refused at least. HDF5 has no checksums where none were asked for, so that many a value is
 # only another value; another process, which has to be started for each, reads it. In npz all but dates is under a CRC.
 CASES = [
@@ -90,11 +104,19 @@ CASES = [
     (array_record, 100, "*.array_record*", 0),
     (array_record, 20, "*.json", 0.2),
     (dreamerv3, 100, "*", 0.6),
+    (lerobot, 100, "*", 0.5),
+    *(
+        (partial(ted, layout=layout), count, only, least)
+        for layout in ("ted", "flat", "nested")
+        for count, only, least in ((70, "*", 0.2), (30, "meta.json", 0.5))
+    ),
+    pytest.param(partial(ted, layout="h5"), 15, "*.h5", 0.15, marks=pytest.mark.long),
     (mcap, 150, "*", 0.4),  # what is behind the data, an index and statistics, is not read
 ]
 OPTIONS: dict[Any, dict[str, Any]] = {
     d4rl: {"format": "d4rl"},
     dopamine: {"final": "mark"},
+    lerobot: {"final": "drop"},
     mcap: {"format": STATE},
 }
 
