@@ -63,10 +63,10 @@ from mouse_core.replay.protocols import (
 )
 from mouse_core.replay.samplers.episodes import StorageEpisodes, find_fields, marks_of
 from mouse_core.replay.samplers.priorities import Beta, PrioritizedSampler
-from mouse_core.replay.samplers.rows import RandomSampler, meant
+from mouse_core.replay.samplers.rows import RandomSampler, unmasked
 from mouse_core.replay.samplers.slices import SliceSampler, SliceSampling
 from mouse_core.replay.samplers.weighing import priorities_like
-from mouse_core.replay.storages._dataset import DatasetStorage, RecordedSlices, as_storage, no_store
+from mouse_core.replay.storages._dataset import DatasetStorage, RecordedSlices, as_storage, no_store_error
 from mouse_core.replay.storages.list import ListStorage
 from mouse_core.replay.transforms.compose import Compose, delivered_alignment
 from mouse_core.replay.transforms.fields import TRUNCATED, check_keys, replaced
@@ -139,7 +139,7 @@ class Generations:
         return made
 
 
-def alike(found: Int64s, generation: Any) -> npt.NDArray[np.bool_]:
+def same_generation(found: Int64s, generation: Any) -> npt.NDArray[np.bool_]:
     """Return whether each row still has the given generation. Raise ConfigError unless ``generation`` contains integers
     in the shape of the index.
     """
@@ -953,7 +953,7 @@ class ReplayBuffer(BaseBuffer):
         values = {key: _flatten_axes(leaf, named.ndim) for key, leaf in flatten(self._accept(fields)).items()}
         with self._lock, self._shared():
             self._check_writable()
-            present = alike(self._generation_of(named), generation)
+            present = same_generation(self._generation_of(named), generation)
             places = np.flatnonzero(present)
             if not len(places):
                 return present
@@ -1105,7 +1105,7 @@ class ReplayBuffer(BaseBuffer):
     def _refresh(self) -> None:
         storage: Any = self._storage
         if not hasattr(storage, "refresh"):
-            raise no_store(f"{storage!r:.80}")
+            raise no_store_error(f"{storage!r:.80}")
         self._sync()
         first, changes = len(storage), self._changes
         gone = storage.refresh()
@@ -1215,7 +1215,7 @@ class ReplayBuffer(BaseBuffer):
                 generation = find(batch, "generation", where="update_priority")
             index = to_numpy(index)
             priority = priorities_like(index, reduce_priorities(priority, index.ndim, self.priority_reduction))
-            included = meant(np.ones(index.shape, np.bool_), batch, self._masks)
+            included = unmasked(np.ones(index.shape, np.bool_), batch, self._masks)
             if not included.all():
                 index, priority = index[included], priority[included]
                 generation = None if generation is None else np.asarray(generation)[included]
@@ -1239,7 +1239,7 @@ class ReplayBuffer(BaseBuffer):
         slots, values = to_numpy(index), np.asarray(priority)
         if generation is not None:
             # A negative number is kept, so that the sampler raises its IndexError.
-            present = alike(self._generation_of(slots), generation) | (slots < 0)
+            present = same_generation(self._generation_of(slots), generation) | (slots < 0)
             slots, values = slots[present], priorities_like(slots, values)[present]
         return slots, values
 

@@ -18,9 +18,9 @@ from mouse_core.randomness import Key, Purpose
 from mouse_core.replay._assembly import Collate, reduce_priorities, reserved_error
 from mouse_core.replay.buffer import BaseBuffer, Drawn, ReplayBuffer, check_slices
 from mouse_core.replay.protocols import Draw, FieldKey, Slots, Transform
-from mouse_core.replay.samplers.rows import meant
+from mouse_core.replay.samplers.rows import unmasked
 from mouse_core.replay.samplers.weighing import priorities_like
-from mouse_core.replay.storages._dataset import no_store
+from mouse_core.replay.storages._dataset import no_store_error
 from mouse_core.replay.writers import take
 from mouse_core.sampling.shares import Schedule
 from mouse_core.spec import check_count
@@ -195,7 +195,7 @@ class ReplayBufferEnsemble(BaseBuffer):
 
     def _refresh(self) -> None:
         if not self._grows:
-            raise no_store("members without a store")
+            raise no_store_error("members without a store")
         for member in self.buffers:
             if member._grows:
                 member._refresh()
@@ -307,7 +307,7 @@ class ReplayBufferEnsemble(BaseBuffer):
         for number in np.unique(ids).tolist():
             member: Any = self.buffers[number]
             if getattr(member, "prioritized", False):
-                mine = meant(ids == number, batch, member._masks)
+                mine = unmasked(ids == number, batch, member._masks)
                 given = find(batch, member.priority_key, where="update_priority") if priority is None else priority
                 given = priorities_like(slots, reduce_priorities(given, slots.ndim, member.priority_reduction))
                 known = np.asarray(generation)[mine] if generation is not None and member.generations else None

@@ -330,14 +330,14 @@ def can_sample(replay: Replay, min_length: Any = 1) -> jax.Array:
 
     A batch needs one row or slice; in the orders "epochs" and "queue", it needs ``batch_size`` rows or slices.
     """
-    asked, sampler = _asked(replay), replay.layout.sampler
+    asked, sampler = _without_rows(replay), replay.layout.sampler
     known = are_known(*jax.tree.leaves((asked, min_length)))  # also in jax.jit
     with jax.ensure_compile_time_eval() if known else nullcontext():
         enough = _left(asked) >= sampler.fewest(replay.layout.batch_size)
         return cast("jax.Array", (replay.ring.rows >= min_length) & enough)
 
 
-def _asked(replay: Replay) -> Replay:
+def _without_rows(replay: Replay) -> Replay:
     """Return a replay without rows and seed, which do not affect whether a batch can be drawn, and may be traced."""
     nothing: Any = None
     return replace(replay, rows=nothing, seed=nothing)
@@ -442,7 +442,7 @@ def _drawn(replay: Replay, number: jax.Array, beta: Any, size: int) -> tuple[Any
 def _check(replay: Replay, caller: str) -> None:
     """Raise ConfigError if values are known and no batch can be drawn."""
     _check_one(replay, caller)
-    asked, layout = _asked(replay), replay.layout
+    asked, layout = _without_rows(replay), replay.layout
     if are_known(*jax.tree.leaves(asked)):
         with jax.ensure_compile_time_eval():
             check_left(layout.sampler, int(_left(asked)), layout.batch_size, int(replay.size), caller)
@@ -650,7 +650,7 @@ def from_host(replay: Replay, buffer: ReplayBuffer) -> Replay:
     made = replace(replay, cursor=jnp.int32(ring.cursor), size=jnp.int32(ring.size), seed=seed)
     if not ring.size:
         return made
-    rows, _ = _accepted(replay, _as_here(replay, rows))
+    rows, _ = _accepted(replay, _in_own_dtypes(replay, rows))
     fields = {key: np.asarray(as_numbers(leaf)) for key, leaf in flatten(rows).items()}
     begin = jnp.int32((ring.cursor - ring.size) % ring.steps)
     memory = jax.tree.map(lambda memory, more: JAX.write(memory, begin, jnp.asarray(more)), replay.rows, rows)
@@ -658,7 +658,7 @@ def from_host(replay: Replay, buffer: ReplayBuffer) -> Replay:
     return replace(made, rows=memory, state=state)
 
 
-def _as_here(replay: Replay, rows: Any) -> Any:
+def _in_own_dtypes(replay: Replay, rows: Any) -> Any:
     """Convert rows of a buffer to arrays; dtypes that ``as_numbers`` changed become the dtypes of the replay again."""
     rows = map_tree(lambda leaf: leaf if isinstance(leaf, jax.Array) else np.asarray(leaf), as_dicts(rows))
     given, held = flatten(rows), flatten(replay.rows)

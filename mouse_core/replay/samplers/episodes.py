@@ -293,7 +293,7 @@ class StorageEpisodes:
             self._is_of(storage)
         return episodes
 
-    def coming_back(self, storage: Storage) -> FieldKey | None:
+    def recurring_ids(self, storage: Storage) -> FieldKey | None:
         """Return the field whose trajectory numbers recur after other numbers, which happens if rows of several
         environments alternate; None without such a field.
         """
@@ -307,7 +307,7 @@ class StorageEpisodes:
         heads = ids[np.concatenate([[True], ids[1:] != ids[:-1]])]
         return fields.ids if len(np.unique(heads)) < len(heads) else None
 
-    def warn_of_turns(self, storage: Storage) -> None:
+    def warn_of_alternating_rows(self, storage: Storage) -> None:
         """Warn if all slices are too short because rows of several environments alternate.
 
         The check reads all rows, so it is repeated only when the number of rows has doubled.
@@ -315,10 +315,10 @@ class StorageEpisodes:
         if len(storage) < 2 * self._rows_looked_at:
             return
         self._rows_looked_at = len(storage)
-        again = self.coming_back(storage)
+        again = self.recurring_ids(storage)
         if again is not None:
             warnings.warn(
-                f"slices: expected episodes longer than a slice; {of_turns(again)}", UserWarning, stacklevel=2
+                f"slices: expected episodes longer than a slice; {recurrence_hint(again)}", UserWarning, stacklevel=2
             )
 
     def shown(self) -> str:
@@ -459,7 +459,7 @@ STATE = ("steps", "counts", "begins", "ids", "ended", "next_ids")
 """The names of the arrays of a state."""
 
 
-def of_turns(key: FieldKey) -> str:
+def recurrence_hint(key: FieldKey) -> str:
     """Return the hint of an error or warning about a field whose trajectory numbers recur after other numbers."""
     return (
         f"numbers of {key!r} recur after others: are these rows of several environments? A storage with ndim=2 takes "

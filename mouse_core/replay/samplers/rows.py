@@ -113,7 +113,7 @@ def order_of(key: Key, total: int) -> Order:
     return Order(key, total)
 
 
-def meant(where: npt.NDArray[np.bool_], batch: Any, masks: bool) -> npt.NDArray[np.bool_]:
+def unmasked(where: npt.NDArray[np.bool_], batch: Any, masks: bool) -> npt.NDArray[np.bool_]:
     """Return the mask of a batch's valid rows: the rows in ``where`` that the batch's ``mask`` includes.
 
     Args:

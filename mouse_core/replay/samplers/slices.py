@@ -14,7 +14,7 @@ from mouse_core.episodes import EpisodeIndex, WindowRule, Windows
 from mouse_core.errors import ConfigError
 from mouse_core.randomness import Key
 from mouse_core.replay.protocols import Draw, FieldKey, Slots, Storage, Write
-from mouse_core.replay.samplers.episodes import STATE, StorageEpisodes, of_turns
+from mouse_core.replay.samplers.episodes import STATE, StorageEpisodes, recurrence_hint
 from mouse_core.replay.samplers.priorities import (
     Beta,
     PrioritizedSampler,
@@ -134,7 +134,7 @@ class SliceSampling(BaseSampler):
         rule, (env, start, begin, end, traj_id) = self._rule, windows
         before = self._burn_in * self.dilation
         if self._pad is not False and (end - begin < rule.length).all():
-            self.episodes.warn_of_turns(storage)
+            self.episodes.warn_of_alternating_rows(storage)
         origin = begin - begin % episodes.steps
         slots, mask = (start - origin)[:, None] + np.arange(-before, rule.length), None
         if not rule.strict or rule.left or rule.right or before:
@@ -174,11 +174,11 @@ class SliceSampling(BaseSampler):
         return mask
 
 
-def no_window(episodes: EpisodeIndex, rule: WindowRule, again: FieldKey | None) -> ConfigError:
+def no_window_error(episodes: EpisodeIndex, rule: WindowRule, again: FieldKey | None) -> ConfigError:
     """Return the error for the case that no episode has a window; ``again`` is a field whose trajectory numbers
     recur.
     """
-    longest, hint = episodes.longest(), "pad=True accepts shorter episodes" if again is None else of_turns(again)
+    longest, hint = episodes.longest(), "pad=True accepts shorter episodes" if again is None else recurrence_hint(again)
     if longest >= rule.length or not rule.strict:
         needed, hint = (rule.length, "; pad=True accepts shorter slices") if rule.strict else (1, "")
         return ConfigError(
@@ -299,7 +299,7 @@ class SliceSampler(SliceSampling):
         view = episodes.view(rule)
         total = view.count if self.weighting == "step" else view.episode_count
         if not total:
-            raise no_window(episodes, rule, self.episodes.coming_back(storage))
+            raise no_window_error(episodes, rule, self.episodes.recurring_ids(storage))
         ranks = np.concatenate([key.integers(total, batch_size) for key in keys])
         if self.weighting == "step":
             return view.at(ranks)
@@ -377,7 +377,7 @@ class SliceSamplerWithoutReplacement(SliceSampling, Epochs):
         view = episodes.view(rule)
         total = view.count
         if not total:
-            raise no_window(episodes, rule, self.episodes.coming_back(storage))
+            raise no_window_error(episodes, rule, self.episodes.recurring_ids(storage))
         if batch_size > total:
             raise ConfigError(
                 f"sample: expected at most {total} slices of {rule.length} steps in a batch without replacement, as "
@@ -499,7 +499,7 @@ class PrioritizedSliceSampler(SliceSampling, PrioritizedSampler):
         episodes = self.episodes.settled(storage)
         tree = self._settle_starting(storage, episodes)
         if not tree.total and not episodes.view(rule).count:
-            raise no_window(episodes, rule, self.episodes.coming_back(storage))
+            raise no_window_error(episodes, rule, self.episodes.recurring_ids(storage))
         slots = draw_slots(tree, batch_size, key)
         step, env = episodes.steps_of(slots)
         begin, end, traj_id = episodes.episode_of(step, env)

@@ -88,7 +88,7 @@ class DatasetStorage:
             ConfigError: The storage has no store.
         """
         if self._store is None:
-            raise no_store("a snapshot, a dataset or a copy of a buffer")
+            raise no_store_error("a snapshot, a dataset or a copy of a buffer")
         before, after = self.snapshot, self._store.snapshot()
         self._become(after)
         gone = _dropped(before, after)
@@ -222,7 +222,7 @@ def _dropped(before: Snapshot, after: Snapshot) -> int:
     return now[1] - was[1] if was and now and was[0] is now[0] else 0
 
 
-def no_store(found: str) -> ConfigError:
+def no_store_error(found: str) -> ConfigError:
     """Return the error for a buffer without a store."""
     return ConfigError(f"refresh: expected a buffer over a DatasetStore, found a buffer over {found}")
 

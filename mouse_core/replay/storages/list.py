@@ -257,7 +257,7 @@ class ListStorage(RingStorage):
         return self._appended(len(items)), len(items)
 
     def _checked(self, rows: Any, *, one: bool = False) -> list[Any]:
-        items = [rows] if one else take_apart(rows, self._ragged)
+        items = [rows] if one else split_rows(rows, self._ragged)
         for item in items:
             _check_row(item)
         return items
@@ -358,7 +358,7 @@ def _check_row(tree: Any) -> None:
         _check_row(child)
 
 
-def take_apart(rows: Any, ragged: Collection[FieldKey] = ()) -> list[Any]:
+def split_rows(rows: Any, ragged: Collection[FieldKey] = ()) -> list[Any]:
     """Split a tree of arrays ``[n, ...]`` into ``n`` rows; a list is returned unchanged. Fields in ``ragged`` may be
     lists.
     """

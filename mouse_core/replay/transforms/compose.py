@@ -46,29 +46,29 @@ class Compose:
         if self.takes is not None:
             delivered_alignment(self, self.takes)
 
-    def _said(self, name: str) -> list[Any]:
+    def _attributes(self, name: str) -> list[Any]:
         """Return the values of an attribute, in order, from all transforms that have the attribute."""
         return [said for transform in self.transforms if (said := getattr(transform, name, None))]
 
     @property
     def random(self) -> bool:
         """Whether any transform draws random numbers."""
-        return bool(self._said("random"))
+        return bool(self._attributes("random"))
 
     @property
     def takes(self) -> Alignment | None:
         """The alignment of the input, from the first transform that requires an alignment."""
-        return next(iter(self._said("takes")), None)
+        return next(iter(self._attributes("takes")), None)
 
     @property
     def alignment(self) -> Alignment | None:
         """The alignment of the output; None: the alignment of the input."""
-        return next(reversed(self._said("alignment")), None)
+        return next(reversed(self._attributes("alignment")), None)
 
     @property
     def reach(self) -> int:
         """The number of rows after each drawn row that all transforms together need."""
-        return sum(self._said("reach"))
+        return sum(self._attributes("reach"))
 
     @property
     def _gathering(self) -> list[int]:
