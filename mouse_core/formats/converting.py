@@ -129,7 +129,7 @@ class Conversion:
     Args:
         path: Path of the new dataset.
         rows: Number of rows.
-        digest: Digest of all rows, which is equal for the source and the result; see ``rows_digest``.
+        digest: Digest of all rows, equal for the source and the result; see ``rows_digest``.
         shards: Number of files.
         resumed_rows: Number of rows that an earlier, interrupted call had written.
         pictures: A sentence for each column of images with a new encoding, and a sentence about the videos of the
@@ -356,9 +356,9 @@ def preprocess(
             are spawned, so a script needs ``if __name__ == "__main__":``.
         version: A text that you change when the result of the function changes. ``version`` is required for a function
             that uses an object that cannot be pickled, such as a lock.
-        block_rows: Approximate number of rows of a block, which consists of complete episodes. By default, the smaller
-            of the rows in 64 MB and 1/32 of all rows, but at least 1,000. If ``block_rows`` changes, unfinished work
-            starts again.
+        block_rows: Approximate number of rows of a block, which consists of complete episodes. The default is
+            the number of rows in 64 MB, or 1/32 of all rows (at least 1,000) if that is smaller. If ``block_rows``
+            changes, unfinished work starts again.
         progress: Whether to show a progress bar.
 
     Returns:
@@ -473,9 +473,9 @@ def _snapshot_of(rows: Any) -> tuple[Snapshot, DatasetMetadata]:
 
 
 def _edges(snapshot: Snapshot, schema: pa.Schema, block_rows: int | None) -> list[int]:
-    """Return the first row of each block, and the last block's end.
+    """Return the index of each block's first row, and the number of rows.
 
-    A block is some complete episodes, about ``block_rows`` rows.
+    A block consists of complete episodes, about ``block_rows`` rows.
     """
     if block_rows is None:
         some = stored_rows(snapshot, 0, min(len(snapshot), 256), schema)
@@ -490,7 +490,7 @@ def _edges(snapshot: Snapshot, schema: pa.Schema, block_rows: int | None) -> lis
 
 
 def _reopened(target: Path, made_of: Mapping[str, Any], work: Work) -> Preprocessed:
-    """Return the result of an earlier call with the same rows and function; None if there is no such result."""
+    """Return the result of an earlier call; raise ConfigError if the call had other rows or another function."""
     others = f"preprocess: {str(target)!r} was made", "give another path, or delete it"
     noted, parts, facts, _ = read_note(target / _MADE, others[1])
     check_same(noted, made_of, *others)
@@ -506,7 +506,7 @@ def _reopened(target: Path, made_of: Mapping[str, Any], work: Work) -> Preproces
 
 @dataclass(frozen=True)
 class Work:
-    """The work on every block of rows.
+    """The inputs that all blocks of a call of ``preprocess`` share.
 
     Args:
         snapshot: The rows.

@@ -10,7 +10,7 @@ parts::
         lock                held by the process that works on the job
         job.json            {"fingerprint": {...}, "parts": {"0": {...}, "1": {...}}, "facts": {...}, "complete": false}
         part-00000.arrow    a part that the note lists
-        part-00002.arrow    a part that an interruption cut; the next run removes it
+        part-00002.arrow    an incomplete part; the next run removes it
 
 A fingerprint includes the identity of a user's function: its name, and a digest of its code and of the values it uses.
 """
@@ -398,7 +398,7 @@ class Job:
         beside: Iterable[str] = (),
     ) -> None:
         self.folder, self.fingerprint = folder, dict(fingerprint)
-        self._others = f"{what}: unfinished work is in {str(folder)!r},", "finish it, or delete the folder"
+        self._others = f"{what}: {str(folder)!r} has unfinished work", "finish it, or delete the folder"
         self.parts: dict[int, Part] = {}
         self.facts: dict[str, Any] = {}
         self.complete = False
@@ -433,7 +433,7 @@ class Job:
         self.parts, self.facts, self.complete = {}, {}, False
 
     def add(self, part: Part, number: int | None = None) -> None:
-        """Add a part, by default behind the last part.
+        """Add a part, by default after the last part.
 
         Save the note, unless saving takes too large a share of the job's time.
         """
@@ -534,7 +534,7 @@ def check_rows(parts: Mapping[int, Part], digest_of: Callable[[Part], str], wher
     for part in parts.values():
         if digest_of(part) != part.digest:
             some = f"some of {part.first}..{part.first + part.rows - 1}"
-            raise ConfigError(f"{where} of something else: it differs in rows, {some}; {remedy}")
+            raise ConfigError(f"{where} of other inputs, which differ in rows, {some}; {remedy}")
 
 
 def read_note(file: Path, advice: str) -> tuple[dict[str, Any], dict[int, Part], dict[str, Any], bool]:
@@ -557,4 +557,4 @@ def check_same(noted: Mapping[str, Any], fingerprint: Mapping[str, Any], where: 
     differing = [name for name, value in wanted.items() if noted.get(name) != value]
     differing += [name for name in noted if name not in wanted]
     if differing:
-        raise ConfigError(f"{where} of something else: it differs in {', '.join(differing)}; {remedy}")
+        raise ConfigError(f"{where} of other inputs, which differ in {', '.join(differing)}; {remedy}")

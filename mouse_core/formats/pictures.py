@@ -79,14 +79,14 @@ class PictureEncoding:
     def shown(self) -> str:
         """Return a description of the encoding that states whether it loses information."""
         if self.way == "video":
-            lost = "" if self.codec and self.codec.lossless else ", which loses some of what they were"
+            lost = "" if self.codec and self.codec.lossless else ", which change pixels"
             return f"frames of videos, {self.codec}{lost}"
-        return f"jpeg of quality {self.quality}, which loses some" if self.way == "jpeg" else self.way
+        return f"jpeg of quality {self.quality}, which changes pixels" if self.way == "jpeg" else self.way
 
 
 @dataclass(frozen=True)
 class Pictures:
-    """A column that holds images.
+    """A column of images.
 
     Args:
         name: Name of the column.
@@ -150,7 +150,7 @@ def pictures_of(stream: Any, wanted: Mapping[str, PictureEncoding]) -> dict[str,
             raise ConfigError(f"images: expected one of the image columns {there}, found {name!r}")
     chosen = {name: wanted.get(name, wanted.get("")) for name, kind in kinds.items() if kind}
     if not chosen:
-        raise ConfigError(f"images: expected columns of pictures in {stream.path}, found {list(kinds)}")
+        raise ConfigError(f"images: expected columns of images in {stream.path}, found {list(kinds)}")
     asked = {
         name: kinds[name]
         for name, kept in chosen.items()
@@ -240,7 +240,7 @@ def _picture(
 
 
 def said_after(metadata: DatasetMetadata, changed: Changed, *, frames_stay: bool) -> DatasetMetadata:
-    """Return the metadata of rows after their images were encoded anew, with a field for each column of images.
+    """Return the metadata of rows whose images have a new encoding, with a field for each column of images.
 
     Args:
         metadata: The metadata before the change.
@@ -248,7 +248,7 @@ def said_after(metadata: DatasetMetadata, changed: Changed, *, frames_stay: bool
         frames_stay: Whether other columns still refer to frames of the listed videos.
 
     Raises:
-        SchemaError: A field crops or resizes video frames, but its column has no video frames any more.
+        SchemaError: A field crops or resizes video frames, but the new encoding of its column is not "video".
     """
     fields = {one.name: one for one in metadata.fields}
     for name, (picture, kept) in changed.items():
@@ -267,7 +267,7 @@ def said_after(metadata: DatasetMetadata, changed: Changed, *, frames_stay: bool
 
 
 def _field_after(name: str, picture: Pictures, kept: PictureEncoding, read: Field | None) -> Field | None:
-    """Return the field that a column needs after its images were encoded anew; None if it needs no field."""
+    """Return the field that a column of images with a new encoding needs; None if it needs no field."""
     greys = None
     if kept.way == "video" and picture.shape[2] == 1:
         greys = picture.shape  # a video of greys may have colours
@@ -283,7 +283,7 @@ def _field_after(name: str, picture: Pictures, kept: PictureEncoding, read: Fiel
 def encoded_images(column: pa.Array) -> npt.NDArray[Any]:
     """Return the image files of a column, ``{bytes, path}`` or binary, as an array of bytes.
 
-    Paths in the column are ignored, because a dataset must not read files outside of its folder.
+    Paths in the column are ignored, because a dataset must not name files outside of its folder.
     """
     return np.asarray(_files(column).to_numpy(zero_copy_only=False))
 

@@ -125,7 +125,7 @@ def stacks(episodes: Iterable[Any], size: int, path: str) -> Iterator[Stack]:
 def stack(steps: list[Any], where: str, first: int) -> Any:
     """Stack steps, or nested values of steps, leaf by leaf.
 
-    The index of the first step, ``first``, is for error messages.
+    ``first`` is the index of the first step in error messages.
     """
     if isinstance(steps[0], Mapping):
         names = list(steps[0])
@@ -312,8 +312,9 @@ def read_rlds(
     Raises:
         ConfigError: ``episodes`` is not iterable, ``final`` or ``last_step`` is unknown, or ``last_step`` is
             "transition" without ``final``.
-        DataError: There are no steps, or values do not fit each other. Raised while iterating: EpisodeError if steps of
-            an episode contradict each other, and ConfigError if its last observation is missing.
+        DataError: There are no steps, or steps have values of different shapes or types. Raised while iterating:
+            EpisodeError if steps of an episode contradict each other, and ConfigError if its last observation is
+            missing.
         MissingFieldError: Steps lack required features.
     """
     check_last_step(last_step, final, where=path)
@@ -522,8 +523,8 @@ def write_rlds(rows: Any) -> Iterator[dict[str, Any]]:
 
     Yields:
         Episodes ``{"steps": [...]}``. A step is a mapping of NumPy values. Columns ``observation.<key>`` become a
-            mapping with the keys ``<key>``. ``metadata_<key>`` becomes ``<key>``, and
-        ``metadata_episode_<key>`` becomes ``<key>`` of the episode if all rows of the episode have the same value.
+            mapping with the keys ``<key>``. ``metadata_<key>`` becomes ``<key>``. If all rows of an episode have the
+            same value, ``metadata_episode_<key>`` becomes ``<key>`` of the episode.
 
     Raises:
         ConfigError, SchemaError, DataError: Reading ``rows`` failed, or rows are marked as having no observation.

@@ -146,7 +146,7 @@ def _chunk_records(chunk: Any) -> Iterator[Any]:
 
 
 def unpacked(packed: memoryview, compression: str, most: int) -> memoryview:
-    """Return decompressed bytes, at most ``most + 1`` bytes.
+    """Return decompressed bytes; decompression stops after ``most + 1`` bytes.
 
     Args:
         packed: Compressed bytes.
@@ -172,7 +172,7 @@ class Recording:
     """The files of a recording.
 
     Args:
-        path: The file or the folder, for error messages.
+        path: Path of the file or folder in error messages.
         files: The files in the order of recording.
     """
 
@@ -217,7 +217,9 @@ class Topic:
 
 
 def topics_in(path: str | os.PathLike[str]) -> list[Topic]:
-    """Return the topics of an MCAP file or a bag of ROS 2, by name. For a folder of recordings, read the first one.
+    """Return the topics of an MCAP file or a bag of ROS 2, sorted by name.
+
+    In a folder of recordings, only the first recording is read.
 
     Raises:
         ConfigError: The path has no recording.
@@ -242,7 +244,7 @@ def recordings_of(root: Path, files: str | None = None) -> list[Recording]:
 
     Raises:
         ConfigError: The path has no recordings.
-        DataError: A description is damaged, or a link points outside of the folder.
+        DataError: The metadata of a bag are damaged, or a link points outside of the folder.
     """
     if not root.exists():
         raise ConfigError(f"{root}: expected a file or folder, found none")
@@ -352,10 +354,10 @@ class TopicLayout(Aligned):
     """Selects the values of topics that become columns, and the times that become steps.
 
     A path is a topic and fields of its messages: ``/joint_states.position``, ``/tf.transforms[0].transform``,
-    ``/imu.orientation_covariance[0:3]``. ``/joint_states.position[shoulder, elbow]`` selects two values by the list
-    ``name`` in the message; messages that lack a name are skipped. The path of a message selects all numbers in it in
-    order, without the header. The path of an image selects its pixels. A text stays a text. Several paths are given as
-    a list, or as a mapping from names to paths.
+    ``/imu.orientation_covariance[0:3]``. ``/joint_states.position[shoulder, elbow]`` selects two values by their
+    names in the message's list ``name``; a message without one of these names is skipped. The path of a message selects
+    all numbers of the message in order, without the header. The path of an image selects the pixels. The path of a text
+    selects the text. Several paths are given as a list, or as a mapping from names to paths.
 
     Every recording is an episode with a step for each tick of a clock. At each tick, the message of a topic is either
     the nearest in time or the last before the tick (``match``), and at most ``tolerance`` seconds away. If a topic has
@@ -370,7 +372,7 @@ class TopicLayout(Aligned):
         truncated: A flag; its value in the last step states whether the episode was truncated.
         metadata: Values of additional columns, ``metadata_<name>``.
         rate: Ticks per second.
-        clock: A topic, given instead of ``rate``: the times of its messages are the ticks.
+        clock: Topic whose message times are the ticks; an alternative to ``rate``.
         tolerance: Largest distance in seconds between a message and a tick; or a mapping by role or topic, such as
             ``{"action": 0.1, "/task": inf}``.
         match: "nearest" for the nearest message, which may be later than the tick, or "hold" for the last message
@@ -379,8 +381,8 @@ class TopicLayout(Aligned):
             message's header, if any.
         gaps: What happens at a tick without a message within the tolerance: "refuse" raises an error; "cut" ends the
             episode and begins another episode after the gap.
-        trim: Used with ``gaps="refuse"``. Seconds that may be left out at each end of a recording, where a topic has no
-            messages yet or no messages any more. A longer gap raises an error.
+        trim: Largest number of seconds that are left out at each end of a recording, if a topic has no messages there.
+            A longer gap raises an error. ``trim`` applies only to ``gaps="refuse"``.
         episode: Path of a number or flag. While the value is 0, there is no episode; when the value changes, a new
             episode begins.
         alignment: Whether the action and reward at a tick belong to the transition after the tick's observation
@@ -573,7 +575,7 @@ def _from_json(data: Any) -> dict[str, Any]:
 
 
 def _decode(definitions: Definitions, name: str, is_ros1: bool, data: Any) -> dict[str, Any]:
-    """Decode a binary message; ROS 1 messages have no header and no alignment."""
+    """Decode a binary message; ROS 1 messages have no header, and their numbers are not aligned."""
     if is_ros1:
         return _MessageReader(definitions, memoryview(data), 0, "<", aligned=False).message(name)
     # The first two bytes state the encoding of the rest, the next two its options.
@@ -668,7 +670,7 @@ class Kind(NamedTuple):
 
     Args:
         name: "string", a number type such as "float64", or the type of a message.
-        many: Length of a list: None for a single value that is not in a list, -1 for a list of any length.
+        many: Length of a list, -1 for any length; None if the field is a single value.
     """
 
     name: str
@@ -715,7 +717,7 @@ def parse_definitions(name: str, text: str) -> Definitions:
 def _add_definition(
     name: str, texts: Mapping[str, str], definitions: dict[str, Fields], above: tuple[str, ...]
 ) -> None:
-    """Add the fields of a type, and of all types in it, to ``definitions``; ``above`` has the types that contain it."""
+    """Add the fields of a type, and of all types in it, to ``definitions``; ``above`` lists the outer types."""
     if name in above or len(above) > _MOST_DEPTH:
         raise DataError(
             f"{name}: expected message types nested at most {_MOST_DEPTH} deep and none that contains itself"
@@ -800,7 +802,7 @@ def is_of(message: Mapping[str, Any], names: tuple[str, ...], place: Place) -> b
 
 
 def names_beside(message: Any) -> list[str] | None:
-    """Return the names that a message has for the items of its lists of numbers; None without names."""
+    """Return a message's names for the items of its lists of numbers; None if the message has no names."""
     for key in _NAMES:
         names = message.get(key) if isinstance(message, Mapping) else None
         if isinstance(names, list) and all(isinstance(one, str) for one in names) and names:
@@ -809,7 +811,7 @@ def names_beside(message: Any) -> list[str] | None:
 
 
 def value_at(message: Mapping[str, Any], place: Place) -> tuple[Any, tuple[str, ...]]:
-    """Return the value at a path. If the path has no names, also return the names that the message has for the numbers.
+    """Return the value at a path, and the message's names for the numbers; no names if the path contains names.
 
     Raises:
         DataError: The path has no value, or its value cannot be a column.
@@ -945,7 +947,7 @@ def _compressed(message: Mapping[str, Any], place: Place) -> npt.NDArray[Any]:
 
 
 def stamp_of(message: Mapping[str, Any]) -> int | None:
-    """Return the time in a message's header, in nanoseconds; None without a header."""
+    """Return the time in a message's header, in nanoseconds; None if the message has no header."""
     stamp = message.get("header", {}).get("stamp") if isinstance(message.get("header"), Mapping) else None
     if not isinstance(stamp, Mapping):
         return None
@@ -953,7 +955,7 @@ def stamp_of(message: Mapping[str, Any]) -> int | None:
     if not isinstance(seconds, int | np.integer) or not isinstance(rest, int | np.integer) or seconds < 0:
         raise DataError(f"header.stamp: expected seconds and nanoseconds, found {stamp!r:.80}")
     if not seconds and not rest:
-        raise DataError("header.stamp: expected a time, found 0, which no writer set; take stamps='log'")
+        raise DataError("header.stamp: expected a time, found 0, which means that no writer set it; pass stamps='log'")
     return int(seconds) * 10**9 + int(rest)
 
 
@@ -1073,7 +1075,7 @@ class AlignedRecording:
             lacking = {column: self._indices[column] < 0 for column in self.columns}
             worst = max(self.columns, key=lambda column: int(lacking[column].sum()))
             fewest = np.where(lacking[worst], sum(lacking.values()), len(self.columns) + 1)
-            self._raise_missing(worst, ticks, int(np.argmin(fewest)), away, "at no step is every topic there")
+            self._raise_missing(worst, ticks, int(np.argmin(fewest)), away, "at no step do all topics have a message")
         if not runs:
             raise damaged(self.recording.path, f"expected an episode of two steps, found none in {len(ticks)} ticks")
         return ticks, runs
@@ -1095,17 +1097,15 @@ class AlignedRecording:
             inside = tick < first if what == "beginning" else tick > last
             if inside and seconds > self.layout.trim:
                 hint = (
-                    f"trim={seconds:.3g} leaves out so much of a recording's {what}, gaps='cut' whatever lacks a topic"
+                    f"trim={seconds:.3g} leaves out this part of a recording's {what}, gaps='cut' every tick without a "
+                    "message of each topic"
                 )
                 self._raise_missing(None, ticks, int(tick), away, hint)
 
     def _raise_missing(
         self, lacking: Column | None, ticks: Times, tick: int, away: Mapping[Column, Times], hint: str
     ) -> None:
-        """Raise DataError for the column ``lacking``.
-
-        By default, it is the first column without a message at the tick.
-        """
+        """Raise DataError for the column ``lacking``, by default the first column without a message at the tick."""
         column = lacking or next(one for one in self.columns if self._indices[one][tick] < 0)
         seconds, since = away[column][tick] / 1e9, (ticks[tick] - ticks[0]) / 1e9
         which = "last one before" if column.match == "hold" else "nearest"
@@ -1203,7 +1203,7 @@ def _number(value: Any, place: Place) -> float:
 def ticks_of(times: Sequence[Times], rate: float) -> Times:
     """Return ticks at a rate, from the first message to the last.
 
-    A tick is at the first message of the topic that starts last.
+    One tick is at the first message of the topic that starts last; all other ticks follow and precede it at the rate.
 
     Example with 20 ticks per second: a topic has messages at 0 and 90 ms, and another topic starts at 40 ms. The ticks
     are at 40 and 90 ms. There is no tick at -10 ms, before the first message.
@@ -1261,7 +1261,7 @@ def matched(times: Times, ticks: Times, match: str, tolerance: float) -> tuple[T
 
 
 def runs_of(whole: npt.NDArray[np.bool_], numbers: npt.NDArray[np.float64]) -> list[tuple[int, int]]:
-    """Return, for each episode, the first tick and the tick after the last tick; episodes have at least two ticks.
+    """Return the index of each episode's first tick, and the index after the last; an episode has two or more ticks.
 
     Args:
         whole: Whether all columns have a value at each tick.
@@ -1345,17 +1345,17 @@ def _notes(first: AlignedRecording, layout: TopicLayout) -> Iterator[str]:
         paths = [
             column.place.text for column in first.columns if (column.match, column.tolerance) == (match, tolerance)
         ]
-        which = "the nearest message" if match == "nearest" else "the last message before"
+        which = "the nearest message" if match == "nearest" else "the last message before the step"
         yield f"{', '.join(paths)}: {which}, at most {tolerance:g} s away."
     if first.left_out:
         yield (
-            f"{first.recording.path}: {first.left_out} of {len(first.ticks)} ticks are left out, at which a topic is "
-            "out of tolerance or no episode runs."
+            f"{first.recording.path}: {first.left_out} of {len(first.ticks)} ticks are left out, because a topic is "
+            "out of tolerance or no episode runs there."
         )
     if layout.reward is None:
         yield "There are no rewards: reward is 0."
     if layout.terminated is None and layout.truncated is None:
-        yield f"Nothing says how episodes ended: they are taken as {layout.ending}."
+        yield f"The layout states no ends of episodes: all episodes count as {layout.ending}."
 
 
 def _rows(recording: AlignedRecording, layout: TopicLayout, batch_rows: int) -> Iterator[Columns]:
@@ -1382,7 +1382,7 @@ def _rows(recording: AlignedRecording, layout: TopicLayout, batch_rows: int) -> 
 
 
 def _columns(piece: StepBlock, layout: TopicLayout) -> tuple[Columns, Columns, Columns]:
-    """Return the columns of observations, of actions and results after them, and of actions and results before them."""
+    """Return three groups of columns: observations, actions and results after them, actions and results before them."""
     by_role: dict[str, dict[str, npt.NDArray[Any]]] = {}
     for column, values in piece.values.items():
         by_role.setdefault(column.role, {})[column.name] = _stacked(column, values)

@@ -1,4 +1,4 @@
-"""Reads RLDS datasets in the form of TensorFlow Datasets (TFDS), without TensorFlow.
+"""Reads and writes RLDS datasets of TensorFlow Datasets (TFDS), without TensorFlow.
 
 A folder holds ``dataset_info.json``, ``features.json``, and files of records (TFRecord or ArrayRecord). A record is an
 episode: a tf.train.Example that contains the concatenated values of all steps. The parts of this module are, in order:
@@ -99,7 +99,7 @@ def array_records(path: str | os.PathLike[str]) -> NamedRecords:
 
     Raises:
         DataError: The file is damaged.
-        ImportError: The package is not installed.
+        ImportError: The package array_record is not installed.
     """
     try:
         from array_record.python.array_record_module import ArrayRecordReader
@@ -135,7 +135,7 @@ Feature = npt.NDArray[Any] | list[bytes]
 
 @cache
 def _example_class() -> Any:
-    """Return the protobuf class of tf.train.Example, which is defined here because TensorFlow is not needed."""
+    """Return the protobuf class of tf.train.Example; it is built here, so TensorFlow is not needed."""
     try:
         from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
     except ImportError as error:
@@ -555,9 +555,10 @@ def read_tfds(
         The rows; ``metadata`` is the content of ``dataset_info.json``.
 
     Raises:
-        ConfigError: The folder holds no RLDS dataset of TFDS, a split is unknown, or files have another format.
+        ConfigError: The folder holds no RLDS dataset of TFDS, a split is unknown, or the data files have an
+            unsupported format.
         DataError: A file is damaged; the message names file and record.
-        ImportError: The files are ArrayRecord files, and the package array_record is not installed.
+        ImportError: A package for the files is not installed: protobuf, and google-crc32c or array_record.
     """
     check_last_step(last_step, final, where=os.fspath(path))
     check_batch_rows(batch_rows)
@@ -721,7 +722,7 @@ def write_tfds(
 
 
 def _finish(folder: Path) -> None:
-    """Raise DataError unless the metadata that TFDS wrote name the files of episodes."""
+    """Raise DataError if the metadata that TFDS wrote list no files of episodes."""
     info = json.loads((folder / "dataset_info.json").read_text(encoding="utf-8"))
     if not any(split.get("shardLengths") for split in info.get("splits", ())):
         raise DataError(f"{folder}: expected files of episodes, found none")

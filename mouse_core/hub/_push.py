@@ -432,7 +432,7 @@ def push_named_stores_to_hub(
     ``push_to_hub``, except that there is no ``config``.
 
     Raises:
-        ConfigError: `stores` is empty, or a name is not a valid name of a configuration. For other errors see
+        ConfigError: ``stores`` is empty, or a name is not a valid name of a configuration. For other errors see
             ``push_to_hub``.
     """
     if not isinstance(stores, Mapping) or not stores:
@@ -464,11 +464,10 @@ def push_to_hub(
 
     The stores of a split are concatenated. If only some stores have a column, it is null in the rows of the other
     stores, so all splits have the same schema. If a column is null in all rows of a split, the split lacks the field
-    for this column. All shards are written to the system's temporary
-    folder first (``TMPDIR``), in bounded memory. The upload begins when all shards
-    are complete. Then a single commit adds the shards and the card, and removes stale files of the
-    previous push. If another client commits meanwhile, the push lists the repository again and repeats its commit, up
-    to five times.
+    for this column. All shards are written to the system's temporary folder first (``TMPDIR``), in bounded memory. The
+    upload begins when all shards are complete. Then a single commit adds the shards and the card, and removes stale
+    files of the previous push. If another client commits meanwhile, the push lists the repository again and repeats its
+    commit, up to five times.
 
     Args:
         splits: Stores by split. After the push, the configuration has exactly these splits.
@@ -502,7 +501,7 @@ def push_to_hub(
     metadata, parts = collect_parts(splits)
     if metadata.videos:
         raise ConfigError(
-            "push: expected rows with their pictures, found frames of videos, which are not copied; `mouse "
+            "push: expected rows with stored images, found frames of videos, which are not copied; `mouse "
             "convert --images png` stores images in the rows"
         )
     typed = [

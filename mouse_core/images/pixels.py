@@ -205,9 +205,8 @@ def decode_image(
     """Decode a stored image to pixels ``[H, W, C]``, where C is 1 to 4.
 
     Encoded images are PNG, JPEG, WebP, GIF, BMP or TIFF files with a single frame. Pixel values are not scaled. Bilevel
-    images become 0 and 255, and palette images become RGB or RGBA. Greys of 16 or 32 bits keep their
-    numbers if ``dtype`` can represent them. The EXIF orientation is applied. The header is
-    validated before the image is decoded.
+    images become 0 and 255, and palette images become RGB or RGBA. Greys of 16 or 32 bits keep their numbers if
+    ``dtype`` can represent them. The EXIF orientation is applied. The header is validated before the image is decoded.
 
     Args:
         value: A PIL image; a ``{bytes, path}`` mapping as in ``datasets`` (``path`` is opened if there are no bytes);
@@ -304,7 +303,7 @@ def check_image(
 
 
 def is_encoded(value: object) -> bool:
-    """Return whether Pillow can read a value: bytes, a path, a ``{bytes, path}`` mapping, or a PIL image."""
+    """Whether Pillow can read a value: bytes, a path, a ``{bytes, path}`` mapping, or a PIL image."""
     return isinstance(value, Mapping | bytes | bytearray | memoryview | str) or _is_pillow_image(value)
 
 
@@ -332,7 +331,7 @@ def _opened(value: Any, roots: Sequence[str]) -> Iterator[_Picture]:
 
 
 def _from_png(encoded: bytes | memoryview, shape: tuple[int, ...]) -> npt.NDArray[np.uint8] | None:
-    """Return the pixels of a PNG of ``shape`` that has only the chunks header, data and end; None for any other file.
+    """Return the pixels of a plain PNG of ``shape``; None for a PNG with chunks that affect pixels, or another file.
 
     The data are passed directly to Pillow's decoder. For small images, this takes half the time of Pillow's reader.
     """

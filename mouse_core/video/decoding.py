@@ -272,7 +272,7 @@ def _converted() -> str:
 
 
 class Decoder(Protocol):
-    """Interface of decoders of video frames: ``FrameDecoder``, or a class of the user, for example for a GPU.
+    """Interface of decoders of video frames: ``FrameDecoder``, or a user-defined class, for example for a GPU.
 
     ``Field(decoder=...)`` selects the decoder of a field. Several threads may call a decoder at once, and a decoder is
     pickled for other processes. A decoder must return the requested frame or raise an error. Different decoders, and
@@ -433,7 +433,7 @@ def _packets(task: _Task) -> int:
 def undecodable(index: VideoIndex) -> dict[int, str]:
     """Return the frames that cannot be decoded, with a reason for each.
 
-    All frames that depend on the same key frame as such a frame are returned too.
+    The result also contains all other frames that depend on the same key frame.
 
     Raises:
         ImportError: PyAV is not installed.

@@ -419,7 +419,7 @@ def _first_colours(file: Path, about: dict[str, Any]) -> list[int]:
 
 
 def _check_container(file: Path) -> None:
-    """Raise DataError for another kind of container. Damage of packets is found later."""
+    """Raise DataError for another kind of container."""
     with reading(file), file.open("rb") as stream:
         head = stream.read(_OTHERS[-1][1] + 1)
     for name, place, sign in _OTHERS:
@@ -599,7 +599,8 @@ class VideoIndex:
 def index_video(path: StrPath, *, sidecar: StrPath | None = None) -> VideoIndex:
     """Return the stored index of a video. If there is none, create it by reading the file once, and store it.
 
-    An index of another file, or a damaged index, is replaced. If the index cannot be written, it is only returned.
+    An index of another file, or a damaged index, is replaced. If the index cannot be written, it is returned
+    without being stored.
 
     Args:
         path: An MP4 file with H.264, HEVC, AV1, VP9 or Motion JPEG. Of several video streams, the first stream is used.

@@ -297,7 +297,7 @@ def test_pictures_may_lie_in_the_files_of_frames(rows: Rows, tmp_path: Path) -> 
     done = write_lerobot(rows.table(), tmp_path / "robot", images=["jpeg:90", f"{TOP}=png"])
     assert done.pictures[:2] == (
         "observation.images.top: png",
-        "observation.images.wrist: jpeg of quality 90, which loses some",
+        "observation.images.wrist: jpeg of quality 90, which changes pixels",
     )
     assert "30 frames a second are assumed" in done.pictures[2]
     found = tables(tmp_path / "robot").column("observation.images.top").to_pylist()
@@ -381,9 +381,9 @@ def called(name: str) -> Any:
         ({"frames_per_second": 0}, ConfigError, r"frames_per_second \(--fps\): expected a positive number"),
         ({"images": {"reward": "png"}}, ConfigError, "expected one of the image columns"),
         ({"shard_bytes": "many"}, ConfigError, r"shard_bytes \(--max-shard-size\): expected bytes"),
-        (uneven, DataError, r"\['sometimes'\]: expected the same value in all episodes"),
-        (missing, DataError, "expected all observations but the last, found rows marked as missing"),
-        (blind, DataError, f"column '{TOP}': expected a picture in every row, found 1 rows without"),
+        (uneven, DataError, r"\['sometimes'\]: expected the same features in all episodes"),
+        (missing, DataError, "expected every observation except the last, found rows that are marked"),
+        (blind, DataError, f"column '{TOP}': expected an image in every row, found 1 rows without an image"),
         (without_action, DataError, "expected a column 'action'"),
         (DatasetMetadata("outgoing"), SchemaError, "expected rows of alignment 'arrived'"),
         (DatasetMetadata("arrived", tasks={5: "x"}), DataError, "expected tasks .5."),
@@ -391,7 +391,7 @@ def called(name: str) -> Any:
             (called(f"metadata_{name}"), DataError, "expected the name of a feature")
             for name in ("../../out", "metadata/x", "")
         ),
-        (called("timestamp"), DataError, "expected different features"),
+        (called("timestamp"), DataError, "expected a feature name of no other column"),
     ],
 )
 def test_what_cannot_be_written_is_refused(
@@ -434,7 +434,7 @@ def test_the_command_writes_it(rows: Rows, tmp_path: Path, capsys: pytest.Captur
     command = ["convert", str(tmp_path / "recorded"), str(tmp_path / "robot"), "--to", "lerobot", "--fps", "10"]
     assert main(command) == 0
     said = capsys.readouterr().out
-    assert "images: observation.images.top: frames of videos, h264:gop=2, which loses some of what they were" in said
+    assert "images: observation.images.top: frames of videos, h264:gop=2, which change pixels" in said
     assert f"{len(rows.frames())} frames in 3 files" in said
     assert formats.open(tmp_path / "robot", final="drop").format == "lerobot"
     assert main([*command[:-4], "--fps", "10"]) == 2

@@ -209,7 +209,7 @@ def test_cameras_are_kept_each_in_its_own_way(tmp_path: Path) -> None:
     folder = tmp_path / "mixed"
     done = convert(source, folder, images=["jpeg:90", f"{TOP}=video:h264:gop=4", f"{DEPTH}=video:hevc:lossless"])
     assert [sentence.split(":")[0] for sentence in done.pictures[:3]] == [TOP, DEPTH, "observation_image"]
-    assert ["loses some" in sentence for sentence in done.pictures] == [True, False, True, False]
+    assert ["pixels" in sentence for sentence in done.pictures] == [True, False, True, False]
     mixed = formats.open(folder)
     assert [one.type.field(0).name for one in list(mixed.schema)[-3:]] == ["video", "video", "bytes"]
     # Of two that are in videos one becomes pixels: the other keeps its frames, and new ones get a folder of their own.
@@ -265,7 +265,7 @@ def test_pictures_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         ),
         ({TOP: odd}, "video:h264", ConfigError, "expected even sides, found 47x63; yuv444p accepts any"),
         ({TOP: ragged}, "png", DataError, "expected pixels of shape .* as in its first row, found"),
-        ({"metadata_place": np.zeros((4, 2))}, "png", ConfigError, "expected columns of pictures"),
+        ({"metadata_place": np.zeros((4, 2))}, "png", ConfigError, "expected columns of images"),
         ({TOP: np.zeros((4, 8, 8, 4), np.uint8)}, "video:h264", ConfigError, "expected frames of 1 or 3 channels"),
         (
             {TOP: pictures(4)[:, :14]},
@@ -346,7 +346,7 @@ def test_frames_are_not_sent_elsewhere(tmp_path: Path) -> None:
     from mouse_core.store.remote import upload
 
     convert(rows_of({TOP: colours()}), tmp_path / "video", images="video", to="store")
-    with pytest.raises(ConfigError, match="expected rows with their pictures, found frames of videos"):
+    with pytest.raises(ConfigError, match="expected rows with stored images, found frames of videos"):
         push_to_hub({"train": DatasetStore.open(tmp_path / "video")}, repo_id="a/b", dry_run=True)
     with pytest.raises(ConfigError, match="expected rows that contain their images, found rows that refer to videos"):
         upload(tmp_path / "video", (tmp_path / "there").as_uri())
@@ -379,10 +379,10 @@ def test_interrupted_encoding_goes_on(tmp_path: Path, monkeypatch: pytest.Monkey
         files = sorted((tmp_path / ".out.converting" / "encoded").rglob("*.mp4"))
         made.append(len(files))
     assert made[-1] > 1
-    with pytest.raises(ConfigError, match=r"unfinished work .* of something else: it differs in videos"):
+    with pytest.raises(ConfigError, match=r"unfinished work of other inputs, which differ in videos"):
         convert(source, target, images="video:h264:gop=5", shard_bytes=2500)
     other = rows_of({TOP: colours()[::-1]}, size=5)
-    with pytest.raises(ConfigError, match=r"unfinished work .* of something else: it differs in rows"):
+    with pytest.raises(ConfigError, match=r"unfinished work of other inputs, which differ in rows"):
         encode(other, target)
     before = {file: file.stat().st_ino for file in (tmp_path / ".out.converting").rglob("file-000.mp4")}
     encode(source, target)
@@ -513,7 +513,7 @@ def test_the_command_says_what_was_lost(tmp_path: Path, capsys: pytest.CaptureFi
     way = ["--images", "video:h264:gop=2", "--images", f"{DEPTH}=png"]
     assert main(["convert", str(source), str(tmp_path / "out"), *way]) == 0
     said = capsys.readouterr().out
-    assert f"images: {TOP}: frames of videos, h264:gop=2, which loses some of what they were" in said
+    assert f"images: {TOP}: frames of videos, h264:gop=2, which change pixels" in said
     assert f"images: {DEPTH}: png\n" in said
     assert "images: 1 videos in the result" in said
     assert main(["convert", str(source), str(tmp_path / "bad"), "--images", "video:h265"]) == 2

@@ -236,7 +236,7 @@ _Path = str | os.PathLike[str]
 
 
 class Frames:
-    """Converts frames to rows.
+    """Converts frames of a LeRobotDataset to rows.
 
     Args:
         where: Name of the dataset for error messages.
@@ -461,7 +461,7 @@ class Frames:
 
 
 def _example(feature: Feature, data_type: pa.DataType) -> pa.Array:
-    """Return an example value with the type and shape of a feature, in the form in which files store it."""
+    """Return an example value with the type and shape of a feature, as files store it."""
     shape = fixed_shape(data_type)
     while isinstance(data_type, pa.BaseExtensionType):  # features of several dimensions, written by datasets
         data_type = data_type.storage_type
@@ -775,7 +775,9 @@ def _ordered(
     names = [data[place] for place in order[there].tolist()]
     cuts = [place for place in range(len(names)) if not place or names[place] != names[place - 1]]
     if len({names[cut] for cut in cuts}) < len(cuts):
-        raise damaged(where, "expected the episodes of each file side by side, found other episodes between them")
+        raise damaged(
+            where, "expected consecutive numbers of the episodes in each file, found other episodes between them"
+        )
     firsts = there[cuts].tolist()
     stops = [*firsts[1:], len(counts)]
     files = [

@@ -38,8 +38,8 @@ from mouse_core.formats.rows import open_parquet, parquet_batches
 _MOST_SAID = 20
 
 
-class Looking:
-    """Checks all episodes before reading; the findings are sorted by episode.
+class EpisodeCheck:
+    """Checks all episodes before rows are read.
 
     Args:
         root: The dataset's folder.
@@ -78,7 +78,7 @@ class Looking:
             if self._skip and found.num_rows > len(rows):  # these rows belong to an unfinished episode
                 found = found.slice(0, len(rows))
             if found.num_rows != len(rows):
-                raise damaged(file, f"expected {len(rows)} frames, as meta/episodes has it, found {found.num_rows}")
+                raise damaged(file, f"expected {len(rows)} frames, as meta/episodes states, found {found.num_rows}")
             for place, why in self._frames.unlike(found, rows, file):
                 self._break(place, str(damaged(file, why)))
             times = self._frames.times(found, file)
@@ -153,7 +153,7 @@ class Looking:
 def _table(file: Path) -> pa.RecordBatch:
     """Read a file's columns of frame numbers and episode numbers, and the column of times if there is one."""
     if not file.is_file():
-        raise damaged(file, "expected a file of frames, as meta/episodes has it, found none")
+        raise damaged(file, "expected a file of frames, as meta/episodes states, found none")
     with reading(file), open_parquet(file) as opened:
         names = [*INDEX, *({TIME} & set(opened.schema_arrow.names))]
     batches = list(parquet_batches(file, 64 * BATCH_ROWS, columns=names))
@@ -181,8 +181,8 @@ def read_lerobot(
     ``next.reward``, ``reward`` is 0. Images in Parquet stay encoded.
 
     Rows refer to frames of the original videos by ``{video, frame}``; a batch decodes the frames that it needs
-    (``mouse_core.video``). This function searches the video frame at each row's "timestamp". A missing frame raises a
-    DataError.
+    (``mouse_core.video``). This function searches for the video frame at each row's "timestamp". A missing frame raises
+    a DataError.
 
     Depth images and grey images of more than 8 bits keep the recorded numbers, uint16, in a column with the name of the
     camera. Columns of the type "language" become JSON texts. The stream's ``metadata`` contain ``tasks`` (texts by the
@@ -216,12 +216,12 @@ def read_lerobot(
     recorded = [key for key in frames.pictures if described.features[key].dtype == "video"]
     metadata, notes = frames.metadata(), [*_notes(described)]
     found = Videos(root, described, recorded, decode=skip_broken, tolerance=tolerance)
-    looked = Looking(root, frames, found, recorded, skip_broken=skip_broken)
-    frames.skipped = frozenset(looked.broken)
+    checked = EpisodeCheck(root, frames, found, recorded, skip_broken=skip_broken)
+    frames.skipped = frozenset(checked.broken)
     found.settle(frames.skipped)
     episodes = described.episodes
     notes += described.lost
-    notes += (f"episode {episodes.index[place]} is left out: {why}" for place, why in sorted(looked.broken.items()))
+    notes += (f"episode {episodes.index[place]} is left out: {why}" for place, why in sorted(checked.broken.items()))
     lengths = np.delete(episodes.lengths, [*frames.skipped])
     kept = {*np.flatnonzero(episodes.lengths).tolist()} - frames.skipped
     files = [file for file in episodes.files if not kept.isdisjoint(range(file.first, file.stop))]
@@ -239,7 +239,7 @@ def read_lerobot(
         rows=int(lengths.sum() + np.count_nonzero(lengths) * (final == "mark")),
         notes=tuple(notes),
         format_metadata={name: dict(getattr(described, name)) for name in ("info", "tasks", "stats")},
-        faults=tuple(looked.faults()),
+        faults=tuple(checked.faults()),
         metadata=in_stored_layout(metadata, schema),
         image_roots=(os.path.realpath(base_of(root)),),
     )

@@ -54,7 +54,7 @@ _LARGE, _KEPT = 300, 150
 class EpisodeStats:
     """Computes statistics of an episode.
 
-    All its numbers are held in memory; of images, only how often each pixel value occurs.
+    Memory holds all numbers of the episode. For images, it holds only the number of occurrences of each pixel value.
 
     Args:
         pictures: The features that are images.
@@ -173,9 +173,9 @@ def write_lerobot(
 
     Columns whose names are LeRobot's feature names keep these names. ``observation`` becomes ``observation.state``,
     ``observation_images_top`` ``observation.images.top``, ``observation_<name>`` ``observation.<name>`` and
-    ``action_<name>`` ``action.<name>``; ``metadata_<name>`` becomes ``<name>``. Frames get
-    new numbers. Texts of tasks and names of dimensions come from the metadata. Statistics of each episode and of all
-    episodes are computed as in LeRobot, but from all images; LeRobot uses a sample.
+    ``action_<name>`` ``action.<name>``; ``metadata_<name>`` becomes ``<name>``. Frames and episodes are numbered from
+    0. Texts of tasks and names of dimensions come from the metadata. Statistics of each episode and of all episodes are
+    computed as in LeRobot, but from all images; LeRobot uses a sample of the images.
 
     The files are written to a temporary folder. It is renamed to ``path`` when all frames were read back and compared.
 
@@ -186,7 +186,7 @@ def write_lerobot(
         images: Encoding of images, as in ``formats.converting.convert``, except "raw".
         frames_per_second: Rate of the recording; by default the rate in the metadata of the rows, or 30 if the metadata
             have no rate.
-        robot_type: Name of the robot; by default from the metadata.
+        robot_type: Name of the robot; by default the robot in the metadata.
         task: Text of the task for rows without a task; by default the name of their environment.
         shard_bytes: Approximate largest size of a file of frames; videos may be twice as large.
         progress: Whether to show a progress bar.
@@ -197,7 +197,7 @@ def write_lerobot(
         SchemaError: The rows have the alignment "outgoing".
         DataError: A value is null, a row before the end of an episode is marked as missing, or only some rows have a
             column.
-        ImportError: PyAV is not installed, for videos.
+        ImportError: Images become videos, and PyAV is not installed.
     """
     target = Path(path)
     check_folder_name(target, wanted="the name of a folder to write")
@@ -240,7 +240,7 @@ def _stream(rows: Any) -> RowStream:
 
 
 def _with_pixels(stream: RowStream, images: Any) -> tuple[RowStream, dict[str, tuple[str, Pictures, PictureEncoding]]]:
-    """Return the rows with pixels; and for each feature of images: its column, shape, dtype and encoding."""
+    """Return the rows with pixels; and by feature: the column of images, their shape and dtype, and the encoding."""
     wanted = by_column(images)
     raw = [name for name, kept in wanted.items() if kept.way == "raw"]
     if raw:
@@ -265,7 +265,9 @@ def _check_pictures(columns: Sequence[str], batch: pa.RecordBatch) -> None:
     for name in columns:
         lost = pc.and_(batch.column(name).is_null(), seen)
         if pc.any(lost).as_py():
-            raise DataError(f"column {name!r}: expected a picture in every row, found {pc.sum(lost)} rows without")
+            raise DataError(
+                f"column {name!r}: expected an image in every row, found {pc.sum(lost)} rows without an image"
+            )
 
 
 class _Writer:
@@ -374,7 +376,7 @@ class _Writer:
                 continue
             if key in found or key in _NUMBERS:
                 raise DataError(
-                    f"write_lerobot: column {name!r}: expected different features for columns, found {key!r} twice"
+                    f"write_lerobot: column {name!r}: expected a feature name of no other column, found {key!r} twice"
                 )
             found[key], self.columns[key] = values, name
         found |= {"next.done": done != 0, "next.truncated": done == 2}
@@ -400,7 +402,9 @@ class _Writer:
         if found != self.features:
             differing = sorted(key for key in found.keys() | self.features if found.get(key) != self.features.get(key))
             shown = {key: found[key]["shape"] if key in found else "none" for key in differing}
-            raise DataError(f"write_lerobot: {differing}: expected the same value in all episodes, found {shown}")
+            raise DataError(
+                f"write_lerobot: {differing}: expected the same features in all episodes, found shapes {shown}"
+            )
 
     def _feature(self, key: str, values: npt.NDArray[Any]) -> dict[str, Any]:
         if key in self.cameras:
@@ -548,7 +552,7 @@ class _Writer:
             }
 
     def checked(self) -> str:
-        """Return the digest of all frames, after reading them back.
+        """Read all frames back, and return their digest.
 
         Raises:
             DataError: The files contain other frames than were written.
@@ -575,15 +579,17 @@ def _discard(writer: Any) -> None:
 
 
 def _frames_of(rows: RowStream) -> Iterator[tuple[bool, Columns]]:
-    """Yield whether an episode begins, and the next frames.
+    """Yield frames piece by piece, and whether an episode begins with the piece.
 
-    After only one row of an episode, the frames have no columns.
+    A piece without a complete frame has no columns.
 
     An episode with observations 0 1 2 and actions a b has the rows (0, -) (1, a) (2, b), and the frames (0, a) (1, b).
     """
     for begins, columns in overlapping_pieces(rows):
         if columns.get(MISSING, np.zeros(1))[:-1].any():
-            raise DataError("write_lerobot: expected all observations but the last, found rows marked as missing")
+            raise DataError(
+                "write_lerobot: expected every observation except the last, found rows that are marked as missing"
+            )
         frames = {name: values[1:] if _brought(name) else values[:-1] for name, values in columns.items()}
         frames.pop(MISSING, None)
         yield begins, frames if len(frames["done"]) else {}
@@ -598,5 +604,5 @@ def _key(column: str, *, picture: bool = False) -> str:
 
 
 def _brought(name: str) -> bool:
-    """Whether a column belongs to the transition before a row."""
+    """Whether a column belongs to the transition that led to its row."""
     return name in ("reward", "done", "action") or name.startswith(("action_", "action.", "metadata_next."))
