@@ -419,7 +419,7 @@ class GrpoBatchMaker:
     Args:
         environment_name: The only environment whose rollouts are accepted; None: all environments.
         rng_seed: The seed, in ``[0, 2**64)``; None: 0.
-        advantage: ``Rloo()`` (None), ``Grpo()``, ``DrGrpo()``, ``ReinforcePlusPlus()``, or a custom function; see
+        advantage: ``Rloo()`` (None), ``Grpo()``, ``DrGrpo()``, or a custom function; see
             ``Advantage``.
         filter_zero_variance: Whether to leave out groups in which all rewards are equal, up to rounding, because their
             advantages are zero. With a custom ``advantage`` function, no group is left out unless the function has an

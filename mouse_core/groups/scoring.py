@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.errors import ConfigError, DataError
-from mouse_core.groups.records import RolloutRecord
 from mouse_core.spec import check_count, check_number
 
 
@@ -308,47 +307,6 @@ class DrGrpo:
     def __call__(self, rewards: npt.ArrayLike, groups: npt.ArrayLike) -> npt.NDArray[np.float64]:
         """See ``Advantage``."""
         return _advantages(rewards, groups)
-
-
-@dataclass(frozen=True)
-class ReinforcePlusPlus:
-    """Advantages normalised over the tokens of the batch: ``(a_i - mean(a)) / (std(a) + eps)``.
-
-    Hu, "REINFORCE++" (2025). ``a_i`` is the reward, or with ``baseline=True``, REINFORCE++-baseline, the reward minus
-    its group's mean. Mean and standard deviation are computed over all tokens in the loss: a rollout counts once for
-    each of its tokens. The standard deviation divides by n, as in OpenRLHF (which limits the variance to at least 1e-8
-    instead of using ``eps``); veRL divides by n - 1.
-
-    Args:
-        baseline: Whether the group's mean is subtracted first.
-        eps: The number that is added to the standard deviation; above 0.
-
-    Raises:
-        ConfigError: ``eps`` is invalid.
-    """
-
-    baseline: bool = True
-    eps: float = 1e-8
-
-    def __post_init__(self) -> None:
-        check_number("eps", self.eps, above=True)
-
-    @property
-    def compares(self) -> str:
-        """See ``Advantage``: without a baseline, rollouts are compared only within the batch; no group is left out."""
-        return "rewards" if self.baseline else "nothing"
-
-    def __call__(self, rewards: npt.ArrayLike, groups: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """See ``Advantage``; without a baseline, the advantage is the reward."""
-        if self.baseline:
-            return _advantages(rewards, groups)
-        return np.asarray(rewards, np.float64)
-
-    def of_batch(self, rollouts: Sequence[RolloutRecord], worth: npt.NDArray[np.float64]) -> Sequence[npt.ArrayLike]:
-        """See ``Advantage``."""
-        tokens = [sum(len(turn.tokens) for turn in rollout.turns if turn.is_trained) for rollout in rollouts]
-        deviation = worth - np.average(worth, weights=tokens)
-        return list(deviation / (np.sqrt(np.average(deviation**2, weights=tokens)) + self.eps))
 
 
 def checked_worth(advantage: Advantage, rewards: Any, groups: Any) -> npt.NDArray[np.float64]:

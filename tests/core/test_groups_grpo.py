@@ -24,7 +24,6 @@ from mouse_core.groups import (
     DrGrpo,
     Grpo,
     GrpoBatchMaker,
-    ReinforcePlusPlus,
     RLExample,
     Rloo,
     RolloutBuffer,
@@ -309,7 +308,7 @@ def test_what_waits_is_read_back_where_memory_has_no_room(tmp_path: Path) -> Non
 
 def test_answers_without_tokens_are_not_drawn() -> None:
     answers = [Turn("4", "assistant", [], []), Turn("4", "assistant", [1], [-0.5])]
-    maker = GrpoBatchMaker(advantage=ReinforcePlusPlus(), filter_zero_variance=False)
+    maker = GrpoBatchMaker(advantage=DrGrpo(), filter_zero_variance=False)
     for number, answer in enumerate([answers[0], answers[0], answers[1]]):
         item = rollout(number)
         maker.add_rollout(replace(item, turns=(item.turns[0], answer)))

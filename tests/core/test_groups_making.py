@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from mouse_core import ConfigError, DataError, MissingFieldError
 from mouse_core.groups import (
+    DrGrpo,
     Grpo,
     GrpoBatchMaker,
-    ReinforcePlusPlus,
     RLExample,
     Rloo,
     RolloutBuffer,
@@ -44,45 +44,28 @@ def everything(maker: GrpoBatchMaker) -> dict[str, RLExample]:
     return {example.rollout_uid: example for example in batch}
 
 
-@pytest.mark.parametrize("baseline", [True, False])
-def test_reinforce_plus_plus_is_normalised_over_the_batch(baseline: bool) -> None:
-    rewards = {"a": [0.0, 1.0, 5.0], "b": [2.0, 2.0], "c": [4.0, 7.0]}
-    items = [
-        rollout(10 * place + number, example=name, reward=reward, tokens=3 + number)
-        for place, (name, many) in enumerate(rewards.items())
-        for number, reward in enumerate(many)
-    ]
-    found = everything(fed(items, advantage=ReinforcePlusPlus(baseline=baseline), filter_zero_variance=False))
-    values = [reward - (statistics.fmean(many) if baseline else 0.0) for many in rewards.values() for reward in many]
-    # Of every token that belongs into the loss.
-    each = [
-        value
-        for item, value in zip(items, values, strict=True)
-        for turn in item.turns
-        if turn.is_trained
-        for _ in turn.tokens
-    ]
-    assert len(each) > len(values)
-    expected = [(x - statistics.fmean(each)) / (statistics.pstdev(each) + 1e-8) for x in values]
-    order = [found[item.rollout_uid].advantage[-1] for item in items]
-    np.testing.assert_allclose(order, expected, rtol=1e-6, atol=1e-7)
-    assert all(not example.advantage[:3].any() for example in found.values()), "the prompt is worth nothing"
+def test_an_advantage_may_change_those_of_the_drawn_batch() -> None:
+    """Such as REINFORCE++, which normalises them over the tokens of the batch."""
+
+    class PlusPlus(DrGrpo):
+        def of_batch(self, rollouts: Any, worth: Any) -> Any:
+            each = np.repeat(worth, [len(one.turns[1].tokens) for one in rollouts])
+            return [np.full(8, one) if n % 2 else one for n, one in enumerate((worth - each.mean()) / each.std())]
+
+    items = [rollout(n, reward=float(n * n), tokens=5) for n in range(4)]
+    found = everything(fed(items, advantage=PlusPlus()))
+    worth = np.array([item.reward for item in items]) - 3.5
+    for item, one in zip(items, worth / worth.std(), strict=True):
+        assert not found[item.rollout_uid].advantage[:3].any(), "the prompt is worth nothing"
+        np.testing.assert_allclose(found[item.rollout_uid].advantage[3:], one, rtol=1e-6)
 
 
-def test_what_is_compared_beyond_groups_leaves_none_out() -> None:
-    items = [*group(0, 2, reward=0.0), *group(10, 2, example="b", reward=1.0), rollout(20, example="alone", reward=0.5)]
-    found = everything(fed(items, advantage=ReinforcePlusPlus(baseline=False)))
-    assert {uid: round(float(one.advantage[-1]), 3) for uid, one in found.items()} == {
-        "r0": -1.118,
-        "r1": -1.118,
-        "r10": 1.118,
-        "r11": 1.118,
-        "r20": 0.0,
-    }
-    assert fed(items, advantage=ReinforcePlusPlus()).available == 0
-
-    class Odd(ReinforcePlusPlus):
+def test_what_an_advantage_compares_is_known() -> None:
+    class Odd:
         compares = "tokens"
+
+        def __call__(self, rewards: Any, groups: Any) -> Any:
+            return rewards
 
     with pytest.raises(ConfigError, match=r"compares to be one of \['rewards', 'nothing'\], found 'tokens'"):
         GrpoBatchMaker(advantage=Odd())

@@ -14,7 +14,6 @@ from mouse_core.groups import (
     Grpo,
     GrpoBatchMaker,
     HeldRollouts,
-    ReinforcePlusPlus,
     Rloo,
     RolloutBuffer,
     RolloutColumn,
@@ -38,7 +37,7 @@ def options(rng: random.Random) -> dict[str, Any]:
     retention = rng.sample(functions, k=rng.randint(0, 2))
     return {
         "rng_seed": rng.randrange(9),
-        "advantage": rng.choice([Rloo(), Grpo(), DrGrpo(), ReinforcePlusPlus()]),
+        "advantage": rng.choice([Rloo(), Grpo(), DrGrpo()]),
         "retention": [*filters, *retention],
         "max_uses": rng.choice([1, 1, 2]),
         "filter_zero_variance": rng.random() < 0.7,
