@@ -245,7 +245,7 @@ def test_inspection_shows_it_and_finds_what_is_beyond(tmp_path: Path) -> None:
     found = [finding.message for finding in report.findings if finding.code == "beyond-spec"]
     assert len(found) == 1
     assert found[0].startswith(
-        "observation: expected a number from 0.0 to 1.0, found 1000000000.0 at [1], where the data say Bounded(low=0.0"
+        "observation: expected a number from 0.0 to 1.0, found 1000000000.0 at [1]; the spec of the dataset is Bounded"
     )
 
 
