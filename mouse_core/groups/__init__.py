@@ -1,6 +1,6 @@
 """Groups of language-model rollouts that are scored relative to each other, and batches of such rollouts."""
 
-from mouse_core.groups.buffer import BatchMaker, ResumableBatchMaker, RolloutBuffer
+from mouse_core.groups.buffer import BatchMaker, RolloutBuffer
 from mouse_core.groups.examples import concatenate, examples_digest, make_examples, pack, pad
 from mouse_core.groups.grpo import GrpoBatchMaker
 from mouse_core.groups.records import GroupKey, RLExample, RolloutColumn, RolloutRecord, Turn
@@ -27,7 +27,6 @@ __all__ = [
     "GrpoBatchMaker",
     "HeldRollouts",
     "RLExample",
-    "ResumableBatchMaker",
     "Retention",
     "Rloo",
     "RolloutBuffer",

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, Protocol, Self
 
 from mouse_core._base.checks import check_seconds
 from mouse_core._base.locks import ProcessLock
@@ -69,6 +69,10 @@ class BatchMaker(Protocol):
     If an example has no uid and the list is missing, the buffer raises DataError. A maker may have a method
     ``check_rollout(rollout)``: ``add_rollouts`` raises its errors before anything is stored. A maker may have a method
     ``set_policy_version(version)``, which receives the policy version of the buffer, also after a restart.
+
+    A maker with the methods ``add_group`` and ``resume``, such as ``GrpoBatchMaker``, receives ``StoredGroup`` objects
+    instead of rollouts, and reads only the rollouts that it draws. After a restart, the buffer calls ``resume`` with
+    all groups and with the uids of the rollouts of every stored batch.
     """
 
     def add_rollout(self, rollout: RolloutRecord) -> None:
@@ -81,26 +85,6 @@ class BatchMaker(Protocol):
         """Return metadata to store with a batch: numbers and text by name.
 
         If examples have no ``rollout_uid``, the metadata need the list "rollout_uids" of the batch's rollouts.
-        """
-
-
-@runtime_checkable
-class ResumableBatchMaker(BatchMaker, Protocol):
-    """A batch maker that receives stored groups instead of rollouts, and can restore its state after a restart.
-
-    The maker reads only the rollouts that it draws (``read_wanted``), so rollouts need not stay in memory. The buffer
-    does not call ``add_rollout``.
-    """
-
-    def add_group(self, group: StoredGroup) -> None:
-        """Receive a sealed group."""
-
-    def resume(self, groups: Sequence[StoredGroup], batches: Sequence[Sequence[str]]) -> None:
-        """Reset the maker to its state before a restart.
-
-        Args:
-            groups: All sealed groups, in order.
-            batches: For every stored batch, in order, the uids of its rollouts.
         """
 
 
@@ -121,8 +105,8 @@ class Making:
     """
 
     def __init__(self, maker: BatchMaker | None) -> None:
-        self.maker = maker
-        self.takes_groups = isinstance(maker, ResumableBatchMaker)
+        self.maker: Any = maker
+        self.takes_groups = hasattr(maker, "add_group")
         self._coming: deque[RolloutRecord] = deque()
         self._ready: deque[StoredGroup] = deque()
         self._batch: list[RLExample] | None = None
@@ -133,7 +117,7 @@ class Making:
         Raises:
             DataError: A file is damaged.
         """
-        if isinstance(self.maker, ResumableBatchMaker):
+        if self.takes_groups:
             self._batch = None
             self.maker.resume(groups, [batch.uids for batch in batches])
             return
@@ -146,7 +130,7 @@ class Making:
 
     def feed(self, groups: Sequence[StoredGroup]) -> None:
         """Pass sealed groups to the maker, each rollout once, even if the maker raises an error for a rollout."""
-        if isinstance(self.maker, ResumableBatchMaker):
+        if self.takes_groups:
             for group in groups:
                 self.maker.add_group(group)
         elif self.maker is not None:
@@ -179,7 +163,7 @@ class Making:
 
     def _feed_coming(self) -> None:
         while self._coming:
-            self.maker.add_rollout(self._coming.popleft())  # type: ignore[union-attr]
+            self.maker.add_rollout(self._coming.popleft())
 
     def ask(self, name: str, *given: Any) -> Any:
         """Call an optional method of the maker: ``check_rollout``, ``set_policy_version`` or ``summary``."""
@@ -523,7 +507,8 @@ class RolloutBuffer(BatchFiles):
     @property
     def batch_maker(self) -> BatchMaker | None:
         """The batch maker; None without one."""
-        return self._making.maker
+        maker: BatchMaker | None = self._making.maker
+        return maker
 
     @property
     def num_ahead(self) -> int:

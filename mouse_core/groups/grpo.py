@@ -549,11 +549,16 @@ class GrpoBatchMaker:
         self._come(piece)
 
     def add_group(self, group: StoredGroup) -> None:
-        """Add a stored group; see ``ResumableBatchMaker``."""
+        """Add a stored group."""
         self._come(_slice_of_group(group))
 
     def resume(self, groups: Sequence[StoredGroup], batches: Sequence[Sequence[str]]) -> None:
-        """Restore the state before a restart; see ``ResumableBatchMaker``."""
+        """Restore the state before a restart.
+
+        Args:
+            groups: All sealed groups, in order.
+            batches: For every stored batch, in order, the uids of its rollouts.
+        """
         self._begin()
         self._draws = len(batches)
         uses = Counter(uid for uids in batches for uid in uids)
