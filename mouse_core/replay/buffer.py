@@ -72,7 +72,7 @@ from mouse_core.replay.transforms.compose import Compose, delivered_alignment
 from mouse_core.replay.transforms.fields import TRUNCATED, check_keys, replaced
 from mouse_core.replay.transforms.transitions import HindsightRelabel, NStep, ReturnsToGo, Transitions
 from mouse_core.replay.writers import ImmutableWriter, MaxValueWriter, RoundRobinWriter, check_writer
-from mouse_core.sampling.plan import MASK, remembered
+from mouse_core.sampling.plan import remembered
 from mouse_core.spec import Alignment, check_count
 
 if TYPE_CHECKING:
@@ -607,10 +607,9 @@ class ReplayBuffer(BaseBuffer):
         for part in self._running_transforms.values():
             part.watch(storage)
         self._recorded_slices: RecordedSlices | None = None
-        # Slices of recorded rows depend only on the number of the sample, so they can be planned before it.
-        plans = type(sampler) is SliceSampler and sampler.gives_windows
-        if plans and isinstance(storage, DatasetStorage) and MASK not in storage.snapshot.readers:
-            self._recorded_slices = RecordedSlices(storage, sampler)  # type: ignore[arg-type]
+        if type(sampler) is SliceSampler and sampler.gives_windows and isinstance(storage, DatasetStorage):
+            # Slices of recorded rows depend only on the number of the sample, so they can be planned before it.
+            self._recorded_slices = RecordedSlices(storage, sampler)
         # Most buffers are rings of single rows in the memory of this process; ``append`` has a short path for them.
         self._is_plain_ring = type(writer) is RoundRobinWriter and storage.ndim == 1 and storage.lock() is None
         # One row less than the capacity, as rows must be reported before they are overwritten.
@@ -1146,7 +1145,7 @@ class ReplayBuffer(BaseBuffer):
         if not len(storage):
             raise ConfigError("sample: expected rows, found an empty buffer")
         collated, rows = self._collate is not None, None
-        if self._recorded_slices is not None and not collated:
+        if self._recorded_slices is not None and not collated and self._recorded_slices.is_for_rows():
             rows, draw = self._recorded_slices.draw(batch_size, key)
         else:
             draw = self._sampler.draw(storage, batch_size, key)

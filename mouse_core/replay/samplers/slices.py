@@ -5,6 +5,7 @@ first row.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, get_args
 
 import numpy as np
@@ -311,6 +312,12 @@ class SliceSampler(SliceSampling):
         rule = self._rule
         moved = self.dilation > 1 or self._burn_in
         return not moved and not (rule.left or rule.right) and (rule.strict or self._pad is not False)
+
+    def is_whole(self, storage: Storage) -> bool:
+        """Whether every slice has all its steps; reads all episodes if short episodes are padded."""
+        episodes = self.episodes.settled(storage)
+        rule = replace(self._rule, strict=True)
+        return self._rule == rule or episodes.view(rule).episode_count == episodes.view(self._rule).episode_count
 
 
 class SliceSamplerWithoutReplacement(SliceSampling, Epochs):

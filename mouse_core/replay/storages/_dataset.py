@@ -268,6 +268,22 @@ class RecordedSlices:
         self._sources: dict[tuple[Any, ...], BatchSource] = {}
         # Sources of an earlier snapshot, replaced when they are next used.
         self._before: dict[tuple[Any, ...], BatchSource] = {}
+        self._known_whole: bool | None = None
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether every slice has all its steps."""
+        if self._known_whole is None:
+            self._known_whole = self._sampler.is_whole(self._storage)
+        return self._known_whole
+
+    def is_for_rows(self) -> bool:
+        """Whether batches of a source can be used as samples; False for padded slices of rows with a field "mask".
+
+        Raises:
+            ConfigError, MissingFieldError, SchemaError: See the sampler's ``draw``.
+        """
+        return self._is_whole or MASK not in self._storage.snapshot.readers
 
     def draw(self, batch_size: int, key: Key) -> tuple[dict[str, npt.NDArray[Any]], Draw]:
         """Return the rows of sample ``key.index``, and the draw.
@@ -280,9 +296,12 @@ class RecordedSlices:
         try:
             rows = source[key.index]
         except DataError:
+            if self._is_whole:
+                raise
             draw = slices.draw(key)  # the damaged row may lie after the end of an episode
             return self._storage.get(draw.index), draw
-        del rows[MASK]  # which is in the draw
+        if not self._is_whole:
+            del rows[MASK]  # which is in the draw
         return rows, slices.draw(key)
 
     def _source(self, batch_size: int, key: Key) -> BatchSource:
@@ -292,34 +311,31 @@ class RecordedSlices:
         if source is None:
             if len(self._sources) >= _SOURCES_KEPT:
                 self._sources.clear()
-            source = self._before.pop(name, None)
-            if source is None:
-                windows = _Slices(self._storage, self._sampler, batch_size)
+            kind, before = _Slices if self._is_whole else _PaddedSlices, self._before.pop(name, None)
+            if before is None or type(before.sampler) is not kind:
+                windows = kind(self._storage, self._sampler, batch_size)
                 source = BatchSource(self._storage.snapshot, sampling=windows, seed=key.seed)
             else:
-                slices: Any = source.sampler
-                slices.forget()
-                source = source.with_snapshot(self._storage.snapshot, epoch_start=key.index)
+                before.sampler.forget()
+                source = before.with_snapshot(self._storage.snapshot, epoch_start=key.index)
             self._sources[name] = source
         return source
 
     def wrote(self, storage: Storage, write: Write) -> None:
         """Include new rows of the store in the next samples."""
         self._before |= self._sources
-        self._sources = {}
+        self._sources, self._known_whole = {}, None
 
     def reset(self, storage: Storage) -> None:
         """Plan all samples again."""
-        self._sources, self._before = {}, {}
+        self._sources, self._before, self._known_whole = {}, {}, None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_sources": {}, "_before": {}}
 
 
 class _Slices:
-    """A ``PaddedSampler`` whose windows are the slices of a buffer's samples."""
-
-    fill = None  # batches are padded when they are assembled
+    """A ``WindowSampler`` whose windows are the slices of a buffer's samples."""
 
     def __init__(self, storage: Storage, sampler: SliceSampler, batch_size: int) -> None:
         self.sequence_length, self.batch_size = sampler.sequence_length, batch_size
@@ -340,13 +356,6 @@ class _Slices:
     ) -> Int64s:
         """See ``ManyStarts.starts_of_many``."""
         return self._plan(seed, first, count)[1].start.reshape(count, -1)[:, rows]
-
-    def lengths(self, starts: Int64s, snapshot: Snapshot) -> Int64s:
-        """See ``PaddedSampler.lengths``."""
-        episodes = self._sampler.episodes.settled(self._storage)
-        _, ends, _ = episodes.episode_of(starts)
-        lengths: Int64s = np.minimum(ends - starts, self.sequence_length)
-        return lengths
 
     def _plan(self, seed: int, first: int, count: int) -> tuple[range, Windows]:
         """Draw the windows of ``count`` samples together."""
@@ -383,3 +392,16 @@ class _Slices:
 def _part(draw: Draw, windows: slice) -> Draw:
     mask = None if draw.mask is None else draw.mask[windows]
     return Draw(draw.index[windows], mask, pad=draw.pad, extra={"traj_id": draw.extra["traj_id"][windows]})
+
+
+class _PaddedSlices(_Slices):
+    """A ``PaddedSampler`` of slices that may extend beyond the end of their episode."""
+
+    fill = None  # batches are padded when they are assembled
+
+    def lengths(self, starts: Int64s, snapshot: Snapshot) -> Int64s:
+        """See ``PaddedSampler.lengths``."""
+        episodes = self._sampler.episodes.settled(self._storage)
+        _, ends, _ = episodes.episode_of(starts)
+        lengths: Int64s = np.minimum(ends - starts, self.sequence_length)
+        return lengths
