@@ -86,7 +86,8 @@ def receive(
     magic, said, nbytes = _HEAD.unpack(_exactly(source, _HEAD.size))
     if magic != _MAGIC or said > most_text or nbytes > most_bytes:
         raise DataError(
-            f"message: expected a message of up to {most_bytes} bytes, found {bytes(magic)!r} of {said} and {nbytes}"
+            f"message: expected a message of up to {most_bytes} bytes, found {bytes(magic)!r} with {said} bytes of "
+            f"JSON and {nbytes} bytes of values"
         )
     try:
         text = json.loads(bytes(_exactly(source, said)))
@@ -256,7 +257,7 @@ def read_batch(body: Buffer, schema: pa.Schema | None = None, *, most: int | Non
         raise DataError("expected a record batch of plain, uncompressed values, found a different record batch")
     values = float(head.levels[:, 0].sum(dtype=np.float64)) if len(head.levels) else 0
     if values > (_most_values(body) if most is None else most):
-        raise DataError(f"expected values for {len(body)} bytes, found {values:.0f}")
+        raise DataError(f"expected at most as many values as {len(body)} bytes can hold, found {values:.0f}")
     batch = pa.ipc.read_record_batch(pa.py_buffer(body[begin:]), schema)
     batch.validate(full=True)
     return batch

@@ -92,7 +92,7 @@ def _metadata(texts: pa.Array) -> list[dict[str, Any]]:
     try:
         return [json.loads(text, object_hook=_from_json) if text else {} for text in texts.to_pylist()]
     except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"metadata: expected it as it was written, found {error!r:.200}") from error
+        raise DataError(f"metadata: expected the JSON that was written, found {error!r:.200}") from error
 
 
 # ---------------------------------------------------------------------- schemas
@@ -467,8 +467,8 @@ def refuse_missing(root: Path, declared: Columns, indexed: Columns, count: int =
         known = ", ".join(missing) if missing else f"{count} columns"
         raise DataError(
             f"columns {root / STATE / _NOTE}: expected {known}, as they were declared for this folder, found "
-            f"{list(declared)}. Put the file back from a copy, or remove what is left of it and open the folder with a "
-            "RolloutBuffer whose columns= are those that were declared"
+            f"{list(declared)}. Restore the file from a copy; or delete the file, and open the folder with a "
+            "RolloutBuffer whose columns= are the declared columns"
         )
 
 
@@ -795,7 +795,9 @@ def find_parts(path: Path, declared: Columns = NO_COLUMNS) -> list[GroupFile]:
         numbers = (numbers or [0])[:1] * len(sizes)
     groups = [rollouts[begin:end] for begin, end in pairwise(accumulate(sizes, initial=0))]
     if any(len({rollout.key for rollout in group}) != 1 for group in groups):
-        raise DataError(f"part file {path}: expected rollouts group by group, {sizes} of each, found others")
+        raise DataError(
+            f"part file {path}: expected groups of {sizes} rollouts, found rollouts of several groups in one of them"
+        )
     return _parts_of(groups, path.name, numbers, int(metadata.get(_DECLARED, b"0")))
 
 

@@ -332,7 +332,7 @@ def _finite(advantage: Advantage, rewards: Any, groups: Any) -> npt.NDArray[np.f
     if worth.shape != rewards.shape or not fits:
         raise DataError(
             f"advantage: expected a finite float32 for each of {len(rewards)} rollouts, found shape {list(worth.shape)}"
-            + (" with others" if worth.shape == rewards.shape else "")
+            + (" with other values" if worth.shape == rewards.shape else "")
         )
     return worth
 

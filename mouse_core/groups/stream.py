@@ -410,7 +410,7 @@ class RolloutStream:
             if left <= 0:
                 raise TimedOutError(
                     f"batch {index}: expected within {self._timeout:g} s, found none in {self._batches!r}; the "
-                    "process with the buffer makes a batch as soon as enough rollouts can be drawn"
+                    "process with the buffer creates a batch as soon as enough rollouts can be drawn"
                 )
             time.sleep(min(pause, left))
             pause = min(2 * pause, _LONGEST_PAUSE)
@@ -491,7 +491,7 @@ def _feed(batches: Any, batch_size: int | None) -> tuple[StoredBatches, Callable
         return batches, partial(batches.batch_at, batch_size=size)
     if size is not None:
         raise ConfigError(
-            f"batch_size: expected None, since only the process with the buffer makes batches, found {size}"
+            f"batch_size: expected None, since only the process with the buffer creates batches, found {size}"
         )
     feed = FolderBatches(Path(batches)) if isinstance(batches, str | Path) else batches
     if not hasattr(feed, "batch_at"):

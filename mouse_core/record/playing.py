@@ -114,8 +114,8 @@ def _shown_to_readers(store: Any, advance: Callable[[int], None]) -> Callable[[i
 def _how_many(episodes: int | None, until: int | None, store: Any) -> int:
     if until is not None and not isinstance(store, DatasetStore | None):
         raise ConfigError(
-            f"record: expected episodes=, since until= counts the episodes of a store and this is "
-            f"no store, found until={until!r}"
+            "record: for a client, expected episodes=, since until= counts the episodes of a store, found "
+            f"until={until!r}"
         )
     if (episodes is None) == (until is None):
         raise ConfigError(f"record: expected either episodes or until, found {episodes!r} and {until!r}")
@@ -145,7 +145,7 @@ def _random(env: Any, seed: int | None) -> Callable[[Any], Any]:
         space = env.action_space
         space.seed(seed)
         return lambda observation: space.sample()
-    raise ConfigError("record: expected a policy, found none: dm_env's specs do not say how to draw actions")
+    raise ConfigError("record: expected a policy, found none: specs of dm_env cannot draw actions")
 
 
 def _play(env: Any, act: Callable[[Any], Any], episodes: int, seed: int | None, advance: Callable[[int], None]) -> None:
