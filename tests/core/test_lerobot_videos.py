@@ -19,7 +19,7 @@ from mouse_core.formats.lerobot.reading import read_lerobot
 from mouse_core.inspect import inspect
 from mouse_core.video import index_video
 from mouse_core.view.opening import open_data
-from tests.core.test_lerobot import SIDE, DepthRobot, Robot, depth_camera, encode, encode_depth
+from tests.core.test_lerobot import SIDE, Robot, encode
 
 TOP = "videos/observation.images.top/chunk-000"
 
@@ -267,16 +267,6 @@ def test_rows_that_say_no_time_are_refused_by_episode(tmp_path: Path) -> None:
     pq.write_table(pq.read_table(last).slice(0, 9), last)  # 2 rows of episode 3 are lost
     with pytest.raises(DataError, match=r"found none: .*-000.*found nan; .*-001\.parquet: expected 11 frames.*found 9"):
         formats.open(root, final="drop", skip_broken=True)
-
-
-def test_depth_in_place_has_all_of_its_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.core.test_lerobot.encode", encode_depth)
-    robot = DepthRobot((3, 2), cameras=["depth"])
-    root = robot.write(tmp_path / "d", files=[[0, 1]], change=depth_camera({"video.pix_fmt": "gray12le"}))
-    store = DatasetStore.open(root, final="drop")
-    found = everything(store)["observation.images.depth"]
-    assert found.dtype == np.uint16
-    assert found.tolist() == [robot.depth(place)[:, :, None].tolist() for place in range(5)]
 
 
 def test_what_cannot_be_opened_says_why(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
