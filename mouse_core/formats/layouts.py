@@ -135,7 +135,6 @@ class TreeLayout(Aligned):
         task: Path of the attribute with the task of an episode, for the column ``metadata_task``. The path consists of
             the path of a group, ``@``, the attribute's name and, if the attribute contains JSON, keys in the JSON, such
             as ``"data@problem_info/language_instruction"``. Of several paths, the first path with a text is used.
-        episodes: A regular expression that names of episodes (``*``) must match.
         nan_action: Whether the last action of an episode may be NaN. If the last action is NaN, the last row has the
             episode's final observation. If the last action is a number, the alignment of the episode is "outgoing"
             instead of ``alignment``.
@@ -171,7 +170,6 @@ class TreeLayout(Aligned):
     numbers: Mapping[str, str] | None = None
     leave_out: Sequence[str] = ()
     task: str | Sequence[str] | None = None
-    episodes: str | None = None
     nan_action: bool = False
     episode_ends: str | None = None
     is_last: Paths = None
@@ -209,8 +207,6 @@ class TreeLayout(Aligned):
         numbers: Any = self.numbers or {}
         if not isinstance(numbers, Mapping):
             yield f"numbers: expected a mapping of names, found {numbers!r:.80}"
-        if _groups_of(self.episodes or "") < 0:
-            yield f"episodes: expected a regular expression, found {self.episodes!r:.80}"
         for said in numbers.values():
             if said not in ("file", "*") and _groups_of(said) != 1:
                 yield f"numbers: expected 'file', '*' or a regular expression with a group, found {said!r:.80}"
@@ -232,8 +228,8 @@ class TreeLayout(Aligned):
                 "expected one of '*' in paths, one_a_file, episode_ends and is_last, found several: each of them "
                 "defines what an episode is"
             )
-        if not starred and (self.episodes is not None or self.nan_action or "*" in (self.numbers or {}).values()):
-            yield "with episodes, nan_action or the number of an episode, expected '*' in paths"
+        if not starred and (self.nan_action or "*" in (self.numbers or {}).values()):
+            yield "with nan_action or the number of an episode, expected '*' in paths"
         if starred and (unlike := [path for path in self.leads() if "*" not in path]):
             yield f"expected '*' in the paths of observation and action, found {unlike}"
         if not any(ways[:3]):
@@ -478,7 +474,6 @@ LAYOUTS: Mapping[str, TreeLayout] = MappingProxyType(
             other_metadata=True,
             action_metadata=["*/done", "*/env_infos"],
             numbers={"seed": "file", "episode": "*"},
-            episodes=r"(?:Trial|Rollout)\d{1,9}",
             nan_action=True,
             alignment={"reward": "arrived", "terminated": "arrived", "metadata": "arrived"},
             files="*.h5",
@@ -938,7 +933,7 @@ def _starred(file: Tree, layout: TreeLayout, lead: str, number: int) -> Iterator
     parts = lead.removesuffix("?").split("/")
     place = next(index for index, part in enumerate(parts) if "*" in part)
     before, _, after = parts[place].partition("*")
-    pattern = re.compile(f"{re.escape(before)}({layout.episodes or '.+'}){re.escape(after)}")
+    pattern = re.compile(f"{re.escape(before)}(.+){re.escape(after)}")
     matches = [pattern.fullmatch(name) for name in file.names("/" + "/".join(parts[:place]))]
     stars = sorted((match[1] for match in matches if match), key=natural_key)
     if not stars:
