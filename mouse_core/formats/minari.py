@@ -679,7 +679,7 @@ def read_minari(
         infos: Whether to read infos.
 
     Returns:
-        The rows; ``metadata`` is the content of ``metadata.json``, with spaces as nested mappings.
+        The rows; ``format_metadata`` is the content of ``metadata.json``, with spaces as nested mappings.
 
     Raises:
         ConfigError: The path has no dataset of Minari.
