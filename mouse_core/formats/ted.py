@@ -479,7 +479,7 @@ def _described(where: str, tree: Any) -> tuple[dict[Key, tuple[int, ...]], dict[
 
 
 _TRAJECTORIES = 256  # groups whose descriptions are requested at once
-_ITEMS = 4096  # arrays that are read at once
+_ITEMS = 1024  # arrays that are read with one request
 
 
 def _nested_entries(file: H5File, groups: Sequence[str], names: Sequence[str]) -> Entries:
