@@ -56,7 +56,7 @@ from mouse_core.groups.stored import (
     read_wanted,
     write_batch,
 )
-from mouse_core.groups.waiting import RolloutCache, SealingPlan, SealingRules, Waiting
+from mouse_core.groups.waiting import RolloutCache, SealingPlan, Waiting
 from mouse_core.spec import check_count
 
 
@@ -417,7 +417,11 @@ class RolloutBuffer(BatchFiles):
         memory_bytes: int = 2**30,
         sync: bool = True,
     ) -> None:
-        rules = SealingRules(group_size, min_group_size, seal_timeout)
+        sealing: dict[str, Any] = {
+            "group_size": check_count("group_size", group_size),
+            "min_group_size": check_count("min_group_size", min_group_size),
+            "seal_timeout": check_seconds("seal_timeout", seal_timeout),
+        }
         super().__init__(Path(root_path))
         self._making, self._sync, self._compression = Making(batch_maker), bool(sync), check_codec(compression)
         self._lock, self._requests = ProcessLock(), Requests()
@@ -435,14 +439,14 @@ class RolloutBuffer(BatchFiles):
         try:
             with self._owner.taking():
                 self._columns = declare(self._root, columns, sync=self._sync)
-                self._open(rules, check_count("memory_bytes", memory_bytes, 0))
+                self._open(sealing, check_count("memory_bytes", memory_bytes, 0))
         except BaseException:
             self._owner.close()
             raise
         self._alarm = Alarm(self, RolloutBuffer._seal_due, "rollout-buffer-timeout")
         self._alarm.set(self._waiting.next_due())
 
-    def _open(self, rules: SealingRules, memory_bytes: int) -> None:
+    def _open(self, sealing: dict[str, Any], memory_bytes: int) -> None:
         """Read the files and logs of the folder, which this process owns, and restore the batch maker."""
         index, self._index_log = open_index(self._root)
         self._parts = index.parts  # the sealed groups, in order
@@ -451,8 +455,8 @@ class RolloutBuffer(BatchFiles):
         self._uids = {uid: place for place, part in enumerate(self._parts) for uid in part.uids}
         self._number = max((part.number for part in self._parts), default=-1) + 1
         self._cache = RolloutCache(memory_bytes)
-        options: dict[str, Any] = {"compression": self._compression, "sync": self._sync}
-        self._waiting = Waiting(self._root, rules, self._cache, self._uids, self._columns, **options)
+        options: dict[str, Any] = {**sealing, "compression": self._compression, "sync": self._sync}
+        self._waiting = Waiting(self._root, self._cache, self._uids, self._columns, **options)
         self._uids.update(dict.fromkeys(self._waiting.by_uid, -1))
         # uids of groups of lost versions, from which the trainer went back to an older version
         self._lost: set[str] = set()

@@ -24,7 +24,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from mouse_core._base.checks import check_seconds
 from mouse_core._base.threads import THREADS, in_order
 from mouse_core.files.log import Log
 from mouse_core.files.writing import beside, storing, sync_files, write_partial
@@ -40,7 +39,6 @@ from mouse_core.groups.files import (
     writing_files,
 )
 from mouse_core.groups.records import NO_COLUMNS, Columns, GroupKey, RolloutRecord, Versions, nbytes_of
-from mouse_core.spec import check_count
 
 # A log with more bytes than the first number is rewritten when most of its rollouts are sealed; the second number is
 # the number of rollouts to rewrite at a time, because not all need to be in memory.
@@ -141,44 +139,17 @@ class SealingPlan:
         return [rollout for uid, rollout in self.new.items() if uid not in sealed]
 
 
-@dataclass(frozen=True)
-class SealingRules:
-    """The conditions under which a group is sealed.
-
-    Args:
-        group_size: Number of rollouts of a full group, which is sealed at once.
-        min_group_size: Least number of rollouts with which a group older than ``seal_timeout`` is sealed.
-        seal_timeout: Seconds after a group's first rollout until the group is sealed.
-
-    Raises:
-        ConfigError: An argument is invalid.
-    """
-
-    group_size: int
-    min_group_size: int
-    seal_timeout: float
-
-    def __post_init__(self) -> None:
-        for name in ("group_size", "min_group_size"):
-            check_count(name, getattr(self, name))
-        check_seconds("seal_timeout", self.seal_timeout)
-
-    def due(self, group: WaitingGroup) -> float:
-        """Return the time at which the group is sealed if no more rollouts arrive."""
-        if len(group.rollouts) >= self.group_size:
-            return -math.inf
-        return group.since + self.seal_timeout if len(group.rollouts) >= self.min_group_size else math.inf
-
-
 class Waiting:
     """The groups that are not sealed yet, and their log.
 
     Args:
         root: The buffer's folder.
-        rules: The conditions under which a group is sealed.
         cache: The cache of rollouts in memory.
         sealed: Uids of sealed rollouts, which may still be in the log.
         declared: The declared columns.
+        group_size: Number of rollouts of a full group, which is sealed at once.
+        min_group_size: Least number of rollouts with which a group older than ``seal_timeout`` is sealed.
+        seal_timeout: Seconds after a group's first rollout until the group is sealed.
         compression: The compression codec of pages.
         sync: Whether to wait until data are on disk.
 
@@ -194,15 +165,18 @@ class Waiting:
     def __init__(
         self,
         root: Path,
-        rules: SealingRules,
         cache: RolloutCache,
         sealed: Iterable[str] = (),
         declared: Columns = NO_COLUMNS,
         *,
+        group_size: int,
+        min_group_size: int,
+        seal_timeout: float,
         compression: str,
         sync: bool,
     ) -> None:
-        self._root, self._rules, self._cache, self._declared = root, rules, cache, declared
+        self._root, self._cache, self._declared = root, cache, declared
+        self._group_size, self._min_group_size, self._seal_timeout = group_size, min_group_size, seal_timeout
         self._compression, self._sync = compression, sync
         self.groups: dict[GroupKey, WaitingGroup] = {}
         self.by_uid: dict[str, Unsealed] = {}
@@ -242,11 +216,11 @@ class Waiting:
             elif not group.rollouts:
                 group.since = now
             group.rollouts.append(_unsealed(rollout))
-            if len(group.rollouts) >= self._rules.group_size:
+            if len(group.rollouts) >= self._group_size:
                 sealed.append((key, group.rollouts))
                 group.rollouts = []
         for key, group in groups.items():
-            if self._rules.due(group) <= now:
+            if self._due_at(group) <= now:
                 sealed.append((key, group.rollouts))
                 group.rollouts = []
         return SealingPlan(sealed, groups, {rollout.rollout_uid: rollout for rollout in rollouts})
@@ -261,14 +235,20 @@ class Waiting:
 
     def due(self, now: float) -> SealingPlan:
         """Return a plan that seals the groups that have waited long enough."""
-        return _sealing({key: group for key, group in self.groups.items() if self._rules.due(group) <= now})
+        return _sealing({key: group for key, group in self.groups.items() if self._due_at(group) <= now})
+
+    def _due_at(self, group: WaitingGroup) -> float:
+        """Return the time at which a group is sealed if no more rollouts arrive."""
+        if len(group.rollouts) >= self._group_size:
+            return -math.inf
+        return group.since + self._seal_timeout if len(group.rollouts) >= self._min_group_size else math.inf
 
     def next_due(self, keys: Iterable[GroupKey] | None = None) -> float:
         """Return the earliest time at which a group is sealed; only groups in ``keys`` count, if ``keys`` is given.
         Return infinity if there are no groups.
         """
         groups = self.groups.values() if keys is None else (self.groups[key] for key in keys if key in self.groups)
-        return min(map(self._rules.due, groups), default=math.inf)
+        return min(map(self._due_at, groups), default=math.inf)
 
     # ------------------------------------------------------------------ rollouts
 
