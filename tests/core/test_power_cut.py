@@ -230,7 +230,6 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> RowStream:
 
 WRITERS: dict[str, Callable[[RowStream, Path], Any]] = {
     "saved": lambda rows, path: rows.save(path),
-    "of-a-store": lambda rows, path: rows.to_store().save(path),
     "converted": lambda rows, path: convert(rows, path, shard_bytes=2000),
     "parts": lambda rows, path: convert(rows, path, to="parquet", shard_bytes=2000),
     "one.parquet": convert,
@@ -240,7 +239,7 @@ WRITERS: dict[str, Callable[[RowStream, Path], Any]] = {
 
 
 # HDF5 files are opened in a process of their own, which takes seconds.
-SLOW = ("of-a-store", "parts", "minari-v0")
+SLOW = ("parts", "minari-v0")
 EACH = [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in WRITERS]
 
 

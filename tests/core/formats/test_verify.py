@@ -3,6 +3,7 @@
 import json
 import random
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +28,10 @@ def stream(rows: int = ROWS) -> RowStream:
     return RowStream("made", "ted", table.schema, lambda: iter(table.to_batches(max_chunksize=40)), rows=rows)
 
 
-@pytest.fixture(params=["convert", "write"])
+@pytest.fixture(params=[partial(convert, shard_bytes=9000), RowStream.save], ids=["convert", "save"])
 def written(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("mouse_core.formats.columns._BLOCK_ROWS", 40)
-    if request.param == "convert":
-        convert(stream(), tmp_path / "out", shard_bytes=9000)
-    else:
-        stream().save(tmp_path / "out")
+    request.param(stream(), tmp_path / "out")
     return tmp_path / "out"
 
 
@@ -73,15 +71,10 @@ def test_any_flipped_bit_is_found_and_its_file_named(written: Path, capsys: pyte
     assert all(file.name in said for file in files[:2])
 
 
-@pytest.mark.parametrize("way", ["converted", "written", "saved"])
-def test_no_flipped_bit_of_a_schema_is_silent(way: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("write", [convert, RowStream.save])
+def test_no_flipped_bit_of_a_schema_is_silent(write: Any, tmp_path: Path) -> None:
     """Values under another schema are other values: a name, a type, a number of bits."""
-    if way == "converted":
-        convert(stream(), tmp_path / "rows")
-    elif way == "written":
-        stream().save(tmp_path / "rows")
-    else:
-        stream().to_store().save(tmp_path / "rows")
+    write(stream(), tmp_path / "rows")
     (file,) = (tmp_path / "rows").glob("*.arrow")
     whole = file.read_bytes()
     mapped = datasets.load_from_disk(str(tmp_path / "rows"))
@@ -97,8 +90,8 @@ def test_no_flipped_bit_of_a_schema_is_silent(way: str, tmp_path: Path) -> None:
     assert len(DatasetStore().from_dataset(mapped)) == ROWS
 
 
-@pytest.mark.parametrize("way", ["convert", "write"])
-def test_damaged_values_are_not_written_on(way: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("write", [convert, RowStream.save])
+def test_damaged_values_are_not_written_on(write: Any, tmp_path: Path) -> None:
     """With a digest that says that they are as they were."""
     stream().save(tmp_path / "rows")
     (file,) = (tmp_path / "rows").glob("*.arrow")
@@ -108,7 +101,7 @@ def test_damaged_values_are_not_written_on(way: str, tmp_path: Path) -> None:
     damaged = formats.open(tmp_path / "rows")
     for _ in range(2):
         with pytest.raises(DataError, match=r"expected rows with the digest .*, as written, found"):
-            convert(damaged, tmp_path / "new") if way == "convert" else damaged.save(tmp_path / "new")
+            write(damaged, tmp_path / "new")
         assert [one.name for one in tmp_path.iterdir()] == ["rows"]
 
 
