@@ -224,11 +224,17 @@ class Log(Descriptor):
         super().close()
 
     def _acknowledge(self, synced: int, written: int) -> None:
-        """Write the note, which has the number of synced bytes and the number of acknowledged bytes."""
-        self._synced = synced
+        """Write the note, which has the number of synced bytes and the number of acknowledged bytes.
+
+        A smaller number of synced bytes is synced itself: after a power cut, a larger number beside a shorter log would
+        look like missing records.
+        """
+        is_smaller, self._synced = synced < self._synced, synced
         if self._note.file >= 0:
             note = _NOTE.pack(synced, written, self._boot, 0)[:-4]
             write_at(self._note.file, note + _sum(note).to_bytes(4, "little"), 0)
+            if is_smaller:
+                os.fsync(self._note.file)
 
     def _sync_name(self) -> None:
         if not self._is_named:

@@ -29,7 +29,7 @@ from mouse_core.errors import (
     TimedOutError,
 )
 from mouse_core.files.locking import Descriptor, lock, this_process, unlock
-from mouse_core.files.writing import make_folder, storing
+from mouse_core.files.writing import make_folder, storing, write_at
 from mouse_core.groups.files import BATCHES, STATE, GroupFile, check_codec, declare, read_groups
 from mouse_core.groups.records import (
     Columns,
@@ -320,8 +320,7 @@ class Owner(Descriptor):
         try:
             with storing(f"file {self._path}"):
                 named = self._token + b"\n" + this_process().encode()
-                os.lseek(self._file, 0, os.SEEK_SET)
-                os.write(self._file, named)
+                write_at(self._file, named, 0)
                 os.ftruncate(self._file, len(named))
             yield
         finally:

@@ -55,14 +55,19 @@ def run(root: Path, tell: Callable[..., None]) -> None:
     """All steps of the script; ``tell`` is told what has been acknowledged."""
     with opened(root, sync=True) as buffer:
         for what, given in script():
-            if what == "add":
-                buffer.add_rollouts(map(rollout, given))
-            elif what == "flush":
-                buffer.flush()
-                given = sorted(buffer.rollouts().uids)
-            elif buffer.create_and_store_batch(given) is not None:
-                given = drawn(buffer)
-            tell(what, given)
+            tell(what, act(buffer, what, given))
+
+
+def act(buffer: RolloutBuffer, what: str, given: Any) -> Any:
+    """One step of the script; what can be told of it."""
+    if what == "add":
+        buffer.add_rollouts(map(rollout, given))
+    elif what == "flush":
+        buffer.flush()
+        return sorted(buffer.rollouts().uids)
+    elif buffer.create_and_store_batch(given) is not None:
+        return drawn(buffer)
+    return given
 
 
 def check(root: Path, told: list[Any]) -> None:

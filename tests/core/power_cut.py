@@ -57,9 +57,10 @@ class Disk:
         self._rng = random.Random(0)
         for folder, _, names in os.walk(root):
             for path in (folder, *(os.path.join(folder, name) for name in names)):
-                self._sync(path)
+                self.sync(path)
 
-    def _sync(self, path: str) -> None:
+    def sync(self, path: str) -> None:
+        """A file or folder reaches the disk as it is."""
         self._open.append(os.open(path, os.O_RDONLY))
         number = os.fstat(self._open[-1]).st_ino
         if not os.path.isdir(path):
@@ -87,6 +88,11 @@ class Disk:
         pages = range(0, len(content), _PAGE)
         return b"".join(self._rng.choice((content, synced))[at : at + _PAGE] for at in pages)
 
+    def left(self, rng: random.Random) -> Tree:
+        """What one of the three machines finds now."""
+        which = rng.randrange(3)
+        return self._named(self.root, by_page=which == 2) if which else self._synced(self.root.stat().st_ino)
+
     def promise(self, what: Any) -> None:
         """From now on the program may count on something."""
         self._promised.append(what)
@@ -109,7 +115,7 @@ class Disk:
                 with self._lock:
                     done = call(*arguments, **options)
                     if name in ("fsync", "fdatasync"):
-                        self._sync(os.readlink(f"/proc/self/fd/{arguments[0]}"))
+                        self.sync(os.readlink(f"/proc/self/fd/{arguments[0]}"))
                     self._keep(f"{name} {arguments[0]}")
                     return done
 
@@ -130,7 +136,7 @@ class Disk:
                 if key not in seen:
                     seen.add(key)
                     path = folder / str(len(seen))
-                    _write(path, tree)
+                    write_tree(path, tree)
                     yield moment, path
 
 
@@ -139,10 +145,11 @@ def _close(files: list[int]) -> None:
         os.close(file)
 
 
-def _write(path: Path, tree: Any) -> None:
+def write_tree(path: Path, tree: Any) -> None:
+    """Make a file or a folder."""
     if isinstance(tree, bytes):
         path.write_bytes(tree)
         return
     path.mkdir()
     for name, inner in tree.items():
-        _write(path / name, inner)
+        write_tree(path / name, inner)

@@ -162,47 +162,50 @@ class Program:
             self.following = int(self.store[-1]["number"]) + 1
 
     def _calls(self, calls: int) -> None:
-        life, rng, say, store = self.life, self.rng, self.say, self._open()
         for _ in range(calls):
-            what = rng.choices(
-                ("append", "extend", "flush", "reopen", "dataset", "clear", "save", "read"), (40, 30, 12, 5, 4, 1, 1, 3)
-            )[0]
-            if what == "append" and not store.columns:
-                what = "extend"  # a single row may have a null or nothing in it, which says nothing of types
-            if what == "append":
-                for _ in range(rng.randint(1, 20)):
-                    say("begins", self.following + 1)
-                    store.append(row_of(life.kind, self.following))
-                    self.following += 1
-                    say("acknowledged", self.following)
-            elif what in ("extend", "dataset"):
-                count = rng.choice((4, 10, 60, 300))
-                say("begins", self.following + count)
-                if what == "extend":
-                    store.extend(rows_of(life.kind, self.following, count))
-                else:
-                    store.from_dataset(table_of(life.kind, self.following, count))
-                self.following += count
-                say("acknowledged", self.following)
-            elif what == "flush":
-                store.flush()
-                say("flushed", self.following)
-            elif what == "reopen":
-                self._close()
-                store = self._open()
-            elif what == "clear":
-                say("clearing", self.following)
-                store.clear()
-                say("cleared", self.following)
-            elif what == "save" and len(store):
-                self.saved += 1
-                target = f"{self.folder}.saved-{os.getpid()}-{self.saved}"
-                say("saving", target)
-                store.save(target)
-                say("saved", [target, len(store)])
-            elif what == "read":
-                check_batches(store, seed=self.following)
+            self.call()
         self._close()
+
+    def call(self) -> None:
+        """Call one method of the store by chance; with an open store, if it was not opened yet."""
+        life, rng, say, store = self.life, self.rng, self.say, self._open()
+        what = rng.choices(
+            ("append", "extend", "flush", "reopen", "dataset", "clear", "save", "read"), (40, 30, 12, 5, 4, 1, 1, 3)
+        )[0]
+        if what == "append" and not store.columns:
+            what = "extend"  # a single row may have a null or nothing in it, which says nothing of types
+        if what == "append":
+            for _ in range(rng.randint(1, 20)):
+                say("begins", self.following + 1)
+                store.append(row_of(life.kind, self.following))
+                self.following += 1
+                say("acknowledged", self.following)
+        elif what in ("extend", "dataset"):
+            count = rng.choice((4, 10, 60, 300))
+            say("begins", self.following + count)
+            if what == "extend":
+                store.extend(rows_of(life.kind, self.following, count))
+            else:
+                store.from_dataset(table_of(life.kind, self.following, count))
+            self.following += count
+            say("acknowledged", self.following)
+        elif what == "flush":
+            store.flush()
+            say("flushed", self.following)
+        elif what == "reopen":
+            self._close()
+        elif what == "clear":
+            say("clearing", self.following)
+            store.clear()
+            say("cleared", self.following)
+        elif what == "save" and len(store):
+            self.saved += 1
+            target = f"{self.folder}.saved-{os.getpid()}-{self.saved}-{rng.getrandbits(32)}"
+            say("saving", target)
+            store.save(target)
+            say("saved", [target, len(store)])
+        elif what == "read":
+            check_batches(store, seed=self.following)
 
 
 def _terminated(*_: Any) -> None:
@@ -296,14 +299,14 @@ def _compare(found: range, life: Life, acknowledged: int, who: str) -> None:
     assert found.start >= life.lowest or who == "a reader" or life.clearing, f"repeated: {found} after a clear"
 
 
-def _next_life(folder: Path, life: Life) -> Life:
+def next_life(folder: Path, life: Life) -> Life:
     """What is known after recovery: what is there now was promised, and nothing else."""
     with DatasetStore.open(folder) as store:
         found = (store[0]["number"], store[-1]["number"] + 1) if len(store) else (life.begun, life.begun)
     return Life(life.kind, life.options, found[1], found[1], max(found[1], life.begun), found[0])
 
 
-def _options(rng: random.Random) -> dict[str, Any]:
+def options(rng: random.Random) -> dict[str, Any]:
     options: dict[str, Any] = {"sync": rng.choice(SYNC)}
     if rng.random() < 0.3:
         options["layout"] = rng.choice(("columns", "windows"))
@@ -333,7 +336,7 @@ def main(root: Path, kills: int, seed: int, *, keep: bool = False, show: bool = 
         number += 1
         folder = root / str(number) / "store"
         folder.parent.mkdir()
-        life = Life(rng.choice(KINDS), _options(rng))
+        life = Life(rng.choice(KINDS), options(rng))
         for at in range(LIVES):
             fault = _one(folder, life, rng, counts, at)
             if fault:
@@ -407,7 +410,7 @@ def _known(folder: Path, life: Life, file: Path) -> Life:
     """What is there for the next life, found by a process of its own."""
 
     def work() -> None:
-        known = _next_life(folder, life)
+        known = next_life(folder, life)
         file.write_text(json.dumps([known.acknowledged, known.begun, known.lowest]))
 
     os.waitpid(forked(work), 0)
