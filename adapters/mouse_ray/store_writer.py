@@ -23,7 +23,7 @@ class StoreWriterActor:
     Args:
         path: The folder. If the actor may restart on another node, the folder must be on a disk that all nodes can
             access.
-        sync, max_rows, options: The arguments of ``DatasetStore.open``.
+        sync, max_rows, max_bytes, options: The arguments of ``DatasetStore.open``.
     """
 
     def __init__(
@@ -32,9 +32,10 @@ class StoreWriterActor:
         *,
         sync: Literal["none", "flush", "append"] = "flush",
         max_rows: int | None = None,
+        max_bytes: int | None = None,
         **options: Any,
     ) -> None:
-        self._store = DatasetStore.open(path, "a", sync=sync, max_rows=max_rows, **options)
+        self._store = DatasetStore.open(path, "a", sync=sync, max_rows=max_rows, max_bytes=max_bytes, **options)
         self._shared = SharedStore(self._store)
 
     def answer(self, call: Mapping[str, Any], *parts: Any) -> dict[str, Any]:

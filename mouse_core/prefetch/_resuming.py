@@ -94,7 +94,7 @@ def dropped_of(store: Any) -> str:
     if not gone:
         return ""
     return (
-        f"; the store has dropped its {gone:,} oldest rows (max_rows or clear), so an earlier state "
+        f"; the store has dropped its {gone:,} oldest rows (max_rows, max_bytes or clear), so an earlier state "
         "cannot be loaded: keep a snapshot with these rows, or start again"
     )
 

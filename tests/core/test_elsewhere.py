@@ -480,7 +480,7 @@ def test_what_cannot_be_done_is_refused_by_name(server, options, tmp_path):
         with pytest.raises(ConfigError, match="verify=True: expected a store, whose manifest has checksums, found P"):
             DatasetStore.open(url, verify=True, **options)
         assert len(DatasetStore.open(url, verify=False, **options)) == len(DatasetStore.open(url, **options)) == 1
-    for name, value in {"sync": "append", "max_rows": 100, "layout": "windows"}.items():
+    for name, value in {"sync": "append", "max_rows": 100, "max_bytes": 1 << 20, "layout": "windows"}.items():
         with pytest.raises(ConfigError, match=rf"rows at an address are read-only, found \['r', '{name}='\]"):
             DatasetStore.open("s3://data/parquet", **{name: value}, **options)
 

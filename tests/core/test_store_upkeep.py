@@ -1,5 +1,6 @@
 """Old rows are dropped, small files are put together, and readers keep what they look at."""
 
+import json
 import os
 import pickle
 import threading
@@ -10,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -19,7 +21,7 @@ from mouse_core import ConfigError, DataError, DatasetStore, PrefetchBatchifier
 from mouse_core.errors import StateError
 from mouse_core.store.disk import rows as sealing_module
 from mouse_core.store.disk.folder import Lease, Sealed, Unneeded
-from mouse_core.store.disk.rows import small_run, too_many
+from mouse_core.store.disk.rows import ALL, Limits, small_run
 from mouse_core.store.disk.segments import SealedFile
 from tests.core.disk_cases import check_batches, leftovers, numbers_in, rows_of, table_of
 
@@ -35,11 +37,14 @@ def _at_once() -> Iterator[None]:
 
 @given(st.lists(st.integers(1, 50), max_size=30), st.integers(8, 200), st.integers(0, 30))
 def test_the_oldest_are_dropped_and_no_more_than_need_be(sizes: list[int], most: int, coming: int) -> None:
-    dropped = too_many(sizes, most, coming)
-    kept = sizes[dropped:]
-    assert sum(kept) + coming <= most or len(kept) <= 1
-    assert not dropped or sum(sizes[dropped - 1 :]) + coming > most
-    assert too_many(sizes, None, coming) == 0
+    files = [(size, 10_000 * size) for size in sizes]
+    by_rows = Limits(max_rows=most).too_many(files, rows=coming)
+    by_bytes = Limits(max_bytes=10_000 * most).too_many(files, size=10_000 * coming)
+    for dropped in (by_rows, by_bytes):
+        kept = sizes[dropped:]
+        assert sum(kept) + coming <= most or len(kept) <= 1
+        assert not dropped or sum(sizes[dropped - 1 :]) + coming > most
+    assert ALL.too_many(files, rows=coming) == 0
 
 
 def test_writing_small_files_writes_no_row_often() -> None:
@@ -159,44 +164,68 @@ def files(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "segments").iterdir())
 
 
-@pytest.mark.parametrize("at_once", [1, 37, 5000])
-def test_the_newest_rows_stay(at_once: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("limit", "at_once"),
+    [({"max_rows": 800}, 1), ({"max_bytes": 120_000}, 37), ({"max_rows": 800}, 5000), ({"max_bytes": 120_000}, 5000)],
+)
+def test_the_newest_rows_stay(limit: dict[str, int], at_once: int, tmp_path: Path) -> None:
     rows = 1500 if at_once == 1 else 5000
-    with DatasetStore.open(tmp_path / "store", "a", max_rows=800) as store:
+    with DatasetStore.open(tmp_path / "store", "a", **limit) as store:
         for first in range(0, rows, at_once):
             store.extend(rows_of("numbers", first, min(at_once, rows - first)))
-            assert len(store) <= 800
+            assert len(store) <= limit.get("max_rows", rows)
             if first % 100 == 0:
                 store.flush()
+        assert numbers_in(store).stop == rows
         check_batches(store)
-    found = numbers_in(DatasetStore.open(tmp_path / "store"))
-    assert found.stop == rows
-    assert 0.7 * 800 <= len(found) <= 800
+    with DatasetStore.open(tmp_path / "store") as store:
+        found = numbers_in(store)
+        assert found.stop == rows
+        assert len(found) < rows
+        if "max_rows" in limit:
+            assert 0.7 * 800 <= len(found) <= 800
+        else:
+            assert sum(path.stat().st_size for path in (tmp_path / "store").rglob("*.arrow")) <= limit["max_bytes"]
 
 
-@pytest.mark.parametrize(("closed", "begun"), [(True, 4000), (False, 20)])
-def test_a_smaller_limit_keeps_the_newest_rows_of_large_files(closed: bool, begun: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("limit", "closed", "begun"),
+    [
+        ({"max_rows": 300}, True, 4000),
+        ({"max_rows": 300}, False, 20),
+        ({"max_bytes": 1 << 17}, True, 20),
+        ({"max_bytes": 1 << 17}, False, 4000),
+    ],
+)
+def test_a_smaller_limit_keeps_the_newest_rows_of_large_files(
+    limit: dict[str, int], closed: bool, begun: int, tmp_path: Path
+) -> None:
     folder = tmp_path / "store"
     store = DatasetStore.open(folder, "a")
     store.extend(rows_of("numbers", 0, begun))
     if closed:
         store.close()
     del store
-    with DatasetStore.open(folder, "a", max_rows=300) as store:
-        if begun > 300:  # as soon as it is open
+    with DatasetStore.open(folder, "a", **limit) as store:
+        if "max_rows" in limit and begun > 300:  # as soon as it is open
             assert numbers_in(store) == range(begun - 300, begun)
         reader = DatasetStore.open(folder)
         first_row = numbers_in(reader)[:1]
         had = reader.snapshot()
         for first in range(begun, begun + 500, 20):
+            assert len(store) <= limit.get("max_rows", begun + 500)
             store.extend(rows_of("numbers", first, 20))
             assert numbers_in(store).stop == first + 20
-            assert min(first + 20, 300 * 3 // 4) <= len(store) <= 300
+            assert "max_rows" not in limit or len(store) >= min(first + 20, 300 * 3 // 4)
         check_batches(store)
         assert had.rows(range(len(first_row)))["number"] == list(first_row)
     found = numbers_in(DatasetStore.open(folder))
     assert found.stop == begun + 500
-    assert len(found) >= 300 * 3 // 4
+    assert len(found) >= (300 * 3 // 4 if "max_rows" in limit else 400)
+    if "max_bytes" in limit:
+        # Readers may keep others.
+        named = json.loads((folder / "manifest.json").read_text())["mouse_store"]["segments"]
+        assert sum(nbytes for _, _, nbytes, *_ in named) <= limit["max_bytes"]
 
 
 def test_a_state_from_before_rows_were_dropped_says_so(tmp_path: Path) -> None:
@@ -214,8 +243,17 @@ def test_a_state_from_before_rows_were_dropped_says_so(tmp_path: Path) -> None:
             loader.load_state_dict(state)
 
 
+def test_rows_of_datasets_are_dropped_too(tmp_path: Path) -> None:
+    with DatasetStore.open(tmp_path / "store", "a", max_rows=800) as store:
+        for first in range(0, 3000, 1000):
+            store.from_dataset(table_of("numbers", first, 1000))
+            assert 600 < len(store) <= 800
+        assert numbers_in(store).stop == 3000
+
+
+@pytest.mark.parametrize("limit", [{"max_rows": 8}, {"max_bytes": 2_000_000}])
 def test_rows_of_datasets_that_are_not_to_stay_are_not_kept_meanwhile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    limit: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write, most = sealing_module.write_segment, []
 
@@ -226,7 +264,7 @@ def test_rows_of_datasets_that_are_not_to_stay_are_not_kept_meanwhile(
 
     monkeypatch.setattr(sealing_module, "write_segment", measured)
     rows = {"action": list(range(40)), "reward": [0.0] * 40, "done": [0] * 40, "metadata_text": ["x" * 500_000] * 40}
-    with DatasetStore.open(tmp_path / "store", "a", max_rows=8) as store:
+    with DatasetStore.open(tmp_path / "store", "a", **limit) as store:
         store.from_dataset(pa.table({**rows, "action": [-1] * 40}).slice(0, 2))
         store.from_dataset(pa.table(rows))
         assert max(most) <= 2 * 8 * 500_000
@@ -244,6 +282,26 @@ def size_of(folder: Path) -> int:
         with suppress(OSError):  # removed meanwhile
             total += path.stat().st_size
     return total
+
+
+@pytest.mark.parametrize(("kind", "at_once"), [("text", 1), ("list", 40), ("array", 1), ("array", 40)])
+def test_bytes_of_large_rows_count(kind: str, at_once: int, tmp_path: Path) -> None:
+    values: dict[str, Any] = {"text": "x" * 500_000, "list": [["x" * 250_000] * 2], "array": np.full(62_500, 7)}
+    value = values[kind]
+    row = {"action": 0, "reward": 0.0, "done": 0, "metadata_value": value}
+    most, limit = 0, 2_000_000
+    with DatasetStore.open(tmp_path / "store", "a", max_bytes=limit, sync="none") as store:
+        for number in range(40 // at_once):
+            rows = [{**row, "action": number * at_once + k} for k in range(at_once)]
+            store.append(rows[0]) if at_once == 1 else store.extend(rows)
+            most = max(most, size_of(tmp_path))
+        assert (store[-1]["action"], list(store[-1]["metadata_value"])) == (39, list(value))
+        assert len(store) <= 4
+    # While files are sealed their rows lie in two; all rows have ten times as many bytes.
+    assert most <= 4 * limit
+    store = DatasetStore.open(tmp_path / "store")
+    assert 2 <= len(store) <= 4
+    assert [found["action"] for found in store[:]] == list(range(40))[-len(store) :]
 
 
 def test_who_has_rows_keeps_them(tmp_path: Path) -> None:
@@ -327,10 +385,11 @@ def test_the_next_writer_leaves_a_reader_its_files(tmp_path: Path) -> None:
         assert not files(folder)
 
 
-@pytest.mark.parametrize("limit", [0, 7, 2.5, True])
-def test_a_limit_is_a_number_for_a_writer(limit: Any, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=f"max_rows: expected an integer of at least 8, found {limit}"):
-        DatasetStore.open(tmp_path / "store", "a", max_rows=limit)
+@pytest.mark.parametrize("limit", [{"max_rows": 0}, {"max_rows": 7}, {"max_bytes": 10}, {"max_rows": 2.5}])
+def test_a_limit_is_a_number_for_a_writer(limit: dict[str, int], tmp_path: Path) -> None:
+    wanted = f"{next(iter(limit))}: expected an integer of at least (8|65536)"
+    with pytest.raises(ConfigError, match=wanted):
+        DatasetStore.open(tmp_path / "store", "a", **limit)
     with pytest.raises(ConfigError, match="expected mode 'a', found 'r'"):
         DatasetStore.open(tmp_path / "store", max_rows=100)
     assert not (tmp_path / "store").exists()

@@ -92,6 +92,7 @@ class DatasetStore(Store):
         sync: Literal["none", "flush", "append"] = "flush",
         verify: bool | None = None,
         max_rows: int | None = None,
+        max_bytes: int | None = None,
         layout: Literal["columns", "windows"] | None = None,
         **options: Any,
     ) -> DatasetStore:
@@ -120,6 +121,8 @@ class DatasetStore(Store):
                 pages are compared if checksums exist; with True, missing checksums also raise ConfigError.
             max_rows: Largest number of rows that a writer keeps, at least 8; None: all. The oldest rows are dropped,
                 about an eighth at a time; stores and snapshots that other processes have open keep the dropped rows.
+            max_bytes: Largest size in bytes of the files that a writer keeps, at least 65,536; the oldest rows are
+                dropped in the same way as for ``max_rows``.
             layout: Layout of sealed files: with "columns", each file has one record batch; with "windows", a record
                 batch for each 128 to 256 rows. None means the layout of the newest file.
             **options: Arguments of ``DatasetStore``; ``alignment`` defaults to the alignment of the stored rows. If
@@ -138,7 +141,7 @@ class DatasetStore(Store):
             StorageError: The folder cannot be read or written.
         """
         from mouse_core.remote.clients.options import Reaching, is_url, without_secrets
-        from mouse_core.store.disk.rows import open_rows
+        from mouse_core.store.disk.rows import Limits, open_rows
 
         reaching = {name: options.pop(name) for name in Reaching.__dataclass_fields__ if name in options}
         own = {name: options.pop(name) for name in inspect.signature(cls).parameters if name in options}
@@ -148,7 +151,7 @@ class DatasetStore(Store):
                 f"{' and '.join(f'{name}=' for name in reaching)}: expected an address, as s3://bucket/folder or "
                 f"file:///folder, found the path {str(path)!r:.200}, which is read in place"
             )
-        writing = {"sync=": sync != "flush", "max_rows=": max_rows, "layout=": layout}
+        writing = {"sync=": sync != "flush", "max_rows=": max_rows, "max_bytes=": max_bytes, "layout=": layout}
         found = [name for name, value in writing.items() if value is not None and value is not False]
         if mode == "r" and (options or (not is_remote and _is_recording(path))):
             from mouse_core import formats
@@ -166,7 +169,8 @@ class DatasetStore(Store):
             )
         store = cls(**own)
         if not is_remote:
-            store._rows = open_rows(path, mode, sync, verify is not False, store._rows, max_rows, layout)
+            limits = Limits(max_rows, max_bytes)
+            store._rows = open_rows(path, mode, sync, verify is not False, store._rows, limits, layout)
             store.format = store._rows.format
             return store
         from mouse_core.store.remote.rows import open_remote

@@ -26,7 +26,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -34,7 +34,6 @@ from typing import TYPE_CHECKING, Any, Self
 import pyarrow as pa
 
 from mouse_core._arrow.dense import DenseBudget
-from mouse_core._base.checks import check_count
 from mouse_core._base.identity import common_start
 from mouse_core._base.locks import uninterrupted
 from mouse_core.columns.appended import Extent, TailColumn
@@ -249,25 +248,70 @@ _MOST_TOGETHER = 1 << 30
 
 
 PARTS = 8
-"""Smallest number of files that hold the rows kept by ``max_rows``; rows are dropped one file at a time."""
+"""Smallest number of files that hold the rows kept by ``max_rows`` or ``max_bytes``; rows are dropped one file at a
+time.
+"""
+
+LEAST_BYTES = 1 << 16
+"""Smallest allowed ``max_bytes``, because even the smallest file of rows occupies several pages."""
 
 _FEWEST = 8
 
 
-def too_many(files: Sequence[int], most: int | None, coming: int = 0) -> int:
-    """Return how many of the oldest files to drop; the newest file stays.
+@dataclass(frozen=True)
+class Limits:
+    """The limit of rows or bytes of a folder; above the limit, only the newest rows are kept.
 
     Args:
-        files: The number of rows of each file, the oldest file first.
-        most: The largest number of rows to keep; None for no limit.
-        coming: The number of further rows, outside of ``files``.
+        max_rows: The largest number of rows; None for no limit.
+        max_bytes: The largest total size of the files in bytes; None for no limit.
+
+    Raises:
+        ConfigError: A limit is invalid.
     """
-    rows = coming + sum(files)
-    for number, of_file in enumerate(files[:-1]):
-        if most is None or rows <= most:
-            return number
-        rows -= of_file
-    return max(0, len(files) - 1)
+
+    max_rows: int | None = None
+    max_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, limit in vars(self).items():
+            least = PARTS if name == "max_rows" else LEAST_BYTES
+            if limit is not None and (type(limit) is not int or limit < least):
+                raise ConfigError(f"{name}: expected an integer of at least {least}, found {limit!r:.80}")
+
+    def of_a_file(self, most_bytes: int) -> tuple[int, int | None]:
+        """Return the largest allowed size of a file, in bytes and in rows, such that dropping one file drops only a
+        small part of the rows.
+        """
+        size = most_bytes if self.max_bytes is None else min(most_bytes, self.max_bytes // PARTS)
+        return size, None if self.max_rows is None else self.max_rows // PARTS
+
+    def too_many(self, files: Sequence[tuple[int, int]], rows: int = 0, size: int = 0) -> int:
+        """Return how many of the oldest files to drop; the newest file stays.
+
+        Args:
+            files: Rows and bytes of each file, the oldest first.
+            rows: Rows outside of `files` that count towards the limit.
+            size: Size in bytes of rows outside of `files` that counts towards the limit.
+        """
+        rows, size = rows + sum(one for one, _ in files), size + sum(one for _, one in files)
+        for number, (of_rows, of_bytes) in enumerate(files[:-1]):
+            if not self._is_above(rows, size):
+                return number
+            rows, size = rows - of_rows, size - of_bytes
+        return max(0, len(files) - 1)
+
+    def is_large(self, rows: int, size: int) -> bool:
+        """Whether a file exceeds the file size under these limits; sizes in bytes are approximate."""
+        return self._is_above(rows * PARTS, size // 3 * PARTS)
+
+    def _is_above(self, rows: int, size: int) -> bool:
+        too_long = self.max_rows is not None and rows > self.max_rows
+        return too_long or (self.max_bytes is not None and size > self.max_bytes)
+
+
+ALL = Limits()
+"""Limits that keep all rows."""
 
 
 def small_run(
@@ -336,7 +380,7 @@ class WrittenRows(FolderRows):
     Args:
         folder, told, budget, verify: See ``FolderRows``.
         sync: See ``DatasetStore.open``.
-        max_rows: The largest number of rows to keep; None for no limit.
+        limits: The limit of rows and bytes.
         layout: The layout of new sealed files; None: the layout of the newest sealed file.
     """
 
@@ -347,13 +391,11 @@ class WrittenRows(FolderRows):
         budget: DenseBudget,
         verify: bool,
         sync: str,
-        max_rows: int | None,
+        limits: Limits,
         layout: str | None,
     ) -> None:
         super().__init__(folder, told, budget, verify)
-        self.sync, self._max_rows = sync, max_rows
-        # The largest number of rows of a file, so that dropping one file drops only a small part of the rows.
-        self._file_rows = None if max_rows is None else max_rows // PARTS
+        self.sync, self.limits = sync, limits
         self._folder = WrittenFolder(folder)
         self._layout = layout or self._folder.manifest.layout
         self._process = os.getpid()
@@ -490,11 +532,13 @@ class WrittenRows(FolderRows):
     def drop(self) -> None:
         """Drop the oldest files above the limit, counting the open file with its full capacity."""
         before = self._folder.manifest
-        files = [one.rows for one in before.segments] + [tail.extent.count for tail, _ in self._waiting]
-        number = too_many(files, self._max_rows, 0 if self.tail is None else self.tail.extent.rows)
+        files = [(one.rows, one.bytes) for one in before.segments]
+        files += [(tail.extent.count, tail.nbytes) for tail, _ in self._waiting]
+        tail = self.tail
+        number = self.limits.too_many(files, *((0, 0) if tail is None else (tail.extent.rows, tail.nbytes)))
         if not number:
             return
-        gone, tails = sum(files[:number]), max(0, number - len(before.segments))
+        gone, tails = sum(rows for rows, _ in files[:number]), max(0, number - len(before.segments))
         after = replace(before, segments=before.segments[number:], tails=before.tails[tails:])
         closed = self._waiting[:tails]
         try:
@@ -514,7 +558,7 @@ class WrittenRows(FolderRows):
         """Return the range of neighbouring files to merge; see ``small_run``."""
         segments = self._folder.manifest.segments
         if segments is not self._looked_at[0]:  # every flush calls this method
-            self._looked_at = segments, small_run(segments, MOST_BYTES, self._file_rows, self._damaged)
+            self._looked_at = segments, small_run(segments, *self.limits.of_a_file(MOST_BYTES), self._damaged)
         return self._looked_at[1]
 
     def _merge_next(self) -> bool:
@@ -553,7 +597,7 @@ class WrittenRows(FolderRows):
     def _pieces_of(self, segments: Iterable[Segment], loads: Sequence[int]) -> Iterator[tuple[pa.Table, int]]:
         """Yield the rows of segments as one table for each file to write, with the file's ``load``."""
         for segment, load in zip(segments, loads, strict=True):
-            for piece in pieces_of(segment, MOST_BYTES, self._file_rows):
+            for piece in pieces_of(segment, *self.limits.of_a_file(MOST_BYTES)):
                 yield piece, load
 
     def _written(
@@ -572,8 +616,8 @@ class WrittenRows(FolderRows):
                     sealed, schema = write_segment(self.folder_path, self._folder.take_number(), table, self._layout)
                     manifest, which = manifest.with_schema(schema)
                     written.append(sealed._replace(schema=which, appended=appended, load=load))
-                    gone = too_many([one.rows for one in written], self._max_rows) if only_newest else 0
-                    for _ in range(gone):
+                    files = [(one.rows, one.bytes) for one in written]
+                    for _ in range(self.limits.too_many(files) if only_newest else 0):
                         self._remove(written[:1])
                         manifest = replace(manifest, dropped=manifest.dropped + written.pop(0).rows)
         except BaseException:
@@ -591,7 +635,7 @@ class WrittenRows(FolderRows):
         with self.lock, suppress(StorageError):  # the rows are dropped when the disk has room
             self.drop()
             for place, one in reversed(list(enumerate(self._folder.manifest.segments))):
-                if self._max_rows is not None and one.rows * PARTS > self._max_rows:
+                if one.rows > 1 and self.limits.is_large(one.rows, one.bytes):
                     self._cut(place, one)
             self.drop()
 
@@ -749,23 +793,25 @@ class WrittenRows(FolderRows):
             self._candidate.remove()
             self._candidate = None
         row_bytes = max(1, sum(column.row_bytes for column in columns.values()))
-        most = min(max(16, MOST_BYTES // row_bytes), self._file_rows or _MOST_TOGETHER)
+        keeps_all, (most_bytes, most_rows) = self.limits == ALL, self.limits.of_a_file(MOST_BYTES)
+        fewest = 16 if keeps_all else 1  # large rows are dropped one by one
+        most = min(max(fewest, most_bytes // row_bytes), most_rows or _MOST_TOGETHER)
         usual = min(max(_FIRST_ROWS, _FIRST_BYTES // row_bytes, 2 * before), most)
-        together = max(16, _MOST_TOGETHER // row_bytes) if self._max_rows is None else most
+        together = max(16, _MOST_TOGETHER // row_bytes) if keeps_all else most
         rows = max(usual, min(coming, together))
         self._number = self._folder.take_number()
         often = self.sync != "none" and row_bytes <= _FEW_BYTES
         path = self.folder_path / Tail(self._number, 0).name
         self._candidate = TailFile.create(path, columns, rows, waits=self.sync != "none", often=often)
         extent = self._candidate.extent
-        extent.most_bytes = MOST_BYTES
+        extent.most_bytes, extent.keeps_together = most_bytes, keeps_all
         return extent
 
     def _has_room(self, extent: Extent, coming: int) -> bool:
         # The rows of one call lie in one file, so that either all of them count or none. Exception: a limit drops old
         # rows one file at a time, and these rows are too many for one file.
         room = extent.rows - extent.count
-        return room >= max(coming, 1) or (room > 0 and self._max_rows is not None and coming > extent.rows // 2)
+        return room >= max(coming, 1) or (room > 0 and self.limits != ALL and coming > extent.rows // 2)
 
     def _open(self, extent: Extent) -> None:
         if extent is not self._extent:
@@ -870,7 +916,7 @@ def open_rows(
     sync: str,
     verify: bool,
     told: StoreBackend,
-    max_rows: int | None = None,
+    limits: Limits = ALL,
     layout: str | None = None,
 ) -> StoreBackend:
     """Return the rows of a folder, for an empty store with the schema ``told``."""
@@ -880,21 +926,19 @@ def open_rows(
         raise ConfigError(f"open: expected the mode 'r' or 'a', found {mode!r}")
     if sync not in _SYNC:
         raise ConfigError(f"open: expected sync among {list(_SYNC)}, found {sync!r}")
-    if max_rows is not None:
-        check_count("max_rows", max_rows, PARTS)
     if layout not in (None, *LAYOUTS):
         raise ConfigError(f"open: expected layout among {list(LAYOUTS)}, found {layout!r:.80}")
     # The absolute path: a change of the working directory must not move the store.
     folder = Path(os.path.abspath(os.fspath(path)))
     if mode == "r":
-        if max_rows is not None:
-            raise ConfigError("max_rows: expected mode 'a', found 'r'; only a writer removes rows")
+        if limits != ALL:
+            raise ConfigError("max_rows, max_bytes: expected mode 'a', found 'r'; only a writer removes rows")
         if layout is not None:
             raise ConfigError("layout: expected mode 'a', found 'r'; a reader cannot change the layout of files")
         return ReadRows(folder, told.schema, told.budget, verify)
     wait_for_sealing(folder)
     kind = SyncedRows if sync == "append" else WrittenRows
-    return kind(folder, told.schema, told.budget, verify, sync, max_rows, layout)
+    return kind(folder, told.schema, told.budget, verify, sync, limits, layout)
 
 
 # The function refers only to the path: a reference cycle with the store would keep files open until a garbage

@@ -781,6 +781,9 @@ class TailExtent(Extent):
     most_bytes: int | None = None
     """Size of the objects file in bytes at which the extent is full; None: no limit."""
 
+    keeps_together = True
+    """Whether the rows of one call are written to one file, even if the objects of the rows exceed ``most_bytes``."""
+
     def __init__(
         self,
         layout: TailLayout,
@@ -814,11 +817,16 @@ class TailExtent(Extent):
 
     def put_many(self, prepared: Mapping[str, Any], done: int, rows: int) -> int:
         """Append prepared rows, see ``Extent.put_many``; raises StorageError if objects cannot be written."""
-        Extent.put_many(self, prepared, done, rows)
-        if self._objects is not None:
-            self._write_objects(self._objects, self.count - rows)
+        taken, step = 0, rows if self._objects is None or self.keeps_together else 1
+        while taken < rows and self.count < self.rows:
+            # The bytes of objects are known only after writing, and may fill the file: write 1 row, 2 rows, 4 rows.
+            step = min(step, rows - taken)
+            Extent.put_many(self, prepared, done + taken, step)
+            if self._objects is not None:
+                self._write_objects(self._objects, self.count - step)
+            taken, step = taken + step, 2 * step
         self._shared_count[0] = self.count * UNIT
-        return rows
+        return taken
 
     def settle(self) -> None:
         """Complete a row whose append was interrupted: write its objects and count it. On a StorageError, remove the
