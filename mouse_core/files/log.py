@@ -26,7 +26,6 @@ import os
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -60,6 +59,14 @@ def _frame(record: bytes, seed: int = 0) -> bytes:
     return length_and_sum + _sum(length_and_sum).to_bytes(4, "little") + record
 
 
+def _has_record(content: bytes) -> bool:
+    """Whether a record may begin anywhere in ``content``; also True if too many bytes would have to be searched."""
+    content = content.rstrip(b"\0") + bytes(_HEADER.size)
+    starts = range(len(content) - _HEADER.size)
+    is_header = (_sum(content[at : at + 12]) == int.from_bytes(content[at + 12 : at + 16], "little") for at in starts)
+    return len(content) > _BLOCK or any(is_header)
+
+
 def _records(
     path: Path, file: BinaryIO, position: int = 0, *, seed: int = 0, is_mapped: bool = False
 ) -> Iterator[tuple[int, bytes]]:
@@ -82,8 +89,8 @@ def _records(
         if is_mapped and not length:
             return
         if _sum(header[:-4]) != header_sum:
-            if not any(header) and not any(map(any, iter(partial(file.read, _BLOCK), b""))):
-                return  # space that was reserved for a record and never written
+            if not any(header) and not _has_record(file.read()):
+                return  # space that was reserved for a record, of which a power cut left nothing or the last pages
             raise DataError(f"log {path}: expected a record at byte {position}, found damage")
         end = position + _HEADER.size + length
         if end > size:

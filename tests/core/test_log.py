@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from mouse_core import DataError
 from mouse_core.files.locking import Descriptor
-from mouse_core.files.log import Log, MappedLog, read_log, read_mapped_log
+from mouse_core.files.log import Log, MappedLog, note_path, read_log, read_mapped_log
 from mouse_core.files.writing import sync_folders
 from mouse_core.store.disk.tail import TailFile
 from tests.core.killing import forked
@@ -240,3 +240,25 @@ def test_descriptors_that_an_interrupt_kept_from_opening_close_in_silence() -> N
         kinds += kind.__subclasses__()
         kind.__new__(kind).__del__()
     assert {Log, MappedLog, TailFile} <= set(kinds)
+
+
+@pytest.mark.parametrize("follows", [False, True])
+def test_a_record_whose_first_page_a_power_cut_lost_is_torn(follows: bool, tmp_path: Path) -> None:
+    log = Log(tmp_path / "log")
+    log.append(b"a" * 3500, sync=True)
+    begin = log.size
+    log.append(b"b" * 1500, sync=False)
+    end = log.size
+    if follows:
+        log.append(b"c", sync=False)
+    log.close()
+    note_path(log.path).unlink()
+    content = bytearray(log.path.read_bytes())
+    content[begin:4096] = bytes(4096 - begin)  # of the record, only its second page reached the disk
+    assert any(content[4096:end])
+    log.path.write_bytes(content)
+    if follows:
+        with pytest.raises(DataError, match=f"expected a record at byte {begin}, found damage"):
+            read_log(log.path)
+    else:
+        assert read_log(log.path) == [b"a" * 3500]
