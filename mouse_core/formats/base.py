@@ -178,7 +178,7 @@ class RowStream:
         return with_metadata(pa.Table.from_batches(list(self.watched(first.add)), schema=self.schema), self.metadata)
 
     def to_store(self, make: Callable[..., DatasetStore] = DatasetStore, /, **options: Any) -> DatasetStore:
-        """Return all rows as a store, which reads Arrow files in place if there are any, else in memory.
+        """Return all rows as a store: Arrow files are read in place, and other rows are loaded into memory.
 
         For data larger than memory, call ``save`` first, and open the folder.
 
@@ -224,7 +224,7 @@ class RowStream:
         Raises:
             ConfigError: ``path`` exists, ends in a suffix of files, or is being written by another process.
             StorageError: The folder cannot be written; a partial folder is removed.
-            DataError: The source is damaged, or a row names a file that is no image or is outside of the allowed
+            DataError: The source is damaged, or a row names a file that is not an image or is outside of the allowed
                 folders.
         """
         target = Path(path)
@@ -576,7 +576,7 @@ class RowDigest:
     Args:
         schema: The schema of the rows; required only if there may be no batches. The default is the schema of the first
             batch.
-        hashed: Returns a new hash object, with ``update`` and ``digest``.
+        hashed: A function that returns a new hash object, with the methods ``update`` and ``digest``.
     """
 
     def __init__(self, schema: pa.Schema | None = None, hashed: Callable[[], Any] = hashlib.sha256) -> None:
@@ -724,7 +724,7 @@ def _canonical(data_type: pa.DataType) -> str:
 
 
 class DigestedRows:
-    """Reads any number of rows at a time, and computes digests of them.
+    """Reads any number of rows at a time, and computes digests of these rows.
 
     Args:
         batches: The rows.

@@ -445,7 +445,7 @@ class TransitionRows:
         following: Mapping[str, npt.NDArray[Any]] | None = None,
         beside: Mapping[str, npt.NDArray[Any]] | None = None,
     ) -> Columns:
-        """Return rows for some transitions; the last transitions are held back until their successors are known.
+        """Return rows for some transitions; the last transitions are held back until the next transitions are known.
 
         Args:
             observations: Columns of the observation before each transition, ``[T, ...]``.

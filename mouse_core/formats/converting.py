@@ -191,7 +191,7 @@ def convert(
             - ``images`` is set for rows without images, or for videos in one Parquet file
         ImportError: Videos need PyAV, which is not installed.
         StorageError: Files cannot be written; a repeated call resumes.
-        DataError: The source is damaged, a row refers to a file that is no image or is outside of the allowed
+        DataError: The source is damaged, a row refers to a file that is not an image or is outside of the allowed
             folders, or the result differs from the source.
         SchemaError: ``datasets`` has no type for a column.
     """

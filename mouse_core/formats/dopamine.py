@@ -224,7 +224,7 @@ class _Padding:
 
         Args:
             values: The next rows; None at the end.
-            gap: Whether the first of these rows does not follow the rows before.
+            gap: Whether rows are missing between the previous rows and these rows.
         """
         marks = self._marks
         if values is not None:

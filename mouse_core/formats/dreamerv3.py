@@ -63,7 +63,7 @@ def read_dreamerv3(
     """Read the replay of DreamerV3, one stream after another; streams are ordered by the times of their first steps.
 
     ``done`` is 1 at a step with ``is_last`` and ``is_terminal``. ``done`` is 2 at other steps with ``is_last``, at a
-    step before one with ``is_first``, and at the end of a stream. If the first chunks of a stream were deleted, its
+    step before a step with ``is_first``, and at the end of a stream. If the first chunks of a stream were deleted, its
     first episode is incomplete. Keys with a slash, which hold states of a model, become columns ``metadata_<key>``.
 
     Args:
@@ -73,7 +73,8 @@ def read_dreamerv3(
 
     Raises:
         ConfigError: No file of this kind is found, or a key is missing.
-        DataError: A file is damaged, its length differs from its name, or the links of chunks form a circle.
+        DataError: A file is damaged, its length differs from the length in its name, or the links of chunks form a
+            circle.
         SchemaError: Files have different arrays.
     """
     check_batch_rows(batch_rows)

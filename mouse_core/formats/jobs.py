@@ -68,7 +68,7 @@ def pickled(function: Callable[..., Any]) -> bytes:
     """Return the pickled function.
 
     Raises:
-        ConfigError: The value is no function, or cannot be pickled.
+        ConfigError: The value is not a function, or cannot be pickled.
     """
     if not callable(function):
         raise ConfigError(f"function: expected a function of a dict of arrays, found {function!r:.80}")
@@ -101,11 +101,12 @@ def digest_of(function: Callable[..., Any], version: str, called: str) -> str:
 
     Args:
         function: The function or callable object.
-        version: The user's version of the function. With a version, values that cannot be described are left out.
+        version: The user's version of the function. With a version, the digest leaves out values that ``in_words``
+            cannot describe.
         called: Name of the function in error messages.
 
     Raises:
-        ConfigError: The function uses a value that cannot be described, and ``version`` is empty.
+        ConfigError: The function uses a value that ``in_words`` cannot describe, and ``version`` is empty.
     """
     try:
         return _digest(in_words(function))
@@ -146,7 +147,7 @@ class _Words:
         self._known: dict[int, str] = {}
 
     def of(self, value: Any, within: tuple[Any, ...]) -> str:
-        """Describe a value; ``within`` has the values that contain it, outermost first."""
+        """Describe ``value``; ``within`` has the values that contain ``value``, outermost first."""
         kind = type(value)
         if value is None or kind in (bool, int, float, complex, str, bytes):
             return repr(value)

@@ -93,7 +93,7 @@ class Aligned:
                 )
 
     def arrived(self) -> frozenset[str]:
-        """Roles with the alignment "arrived": a value is stored in the row of the observation after it."""
+        """Roles with the alignment "arrived": each value is stored in the row of the next observation."""
         if isinstance(self.alignment, Mapping):
             return frozenset(role for role, value in self.alignment.items() if value == "arrived")
         return frozenset(self.moved if self.alignment == "arrived" else ())
@@ -105,13 +105,13 @@ class TreeLayout(Aligned):
 
     A path names an array or a group. A group stands for all arrays below it that no other path of the layout names.
     In all paths ``*`` stands for the name of an episode. A path that ends in ``?`` is optional. Several paths are given
-    as a list or a mapping. In a list, the last part of a path is the name of its array. A mapping maps names to paths;
-    one name may be empty; its array then gets the column name that a single path gives.
+    as a list or a mapping. In a list, the last part of a path is the name of its array. A mapping maps names to paths.
+    One name may be empty; the array at its path gets the column name that a single path would get.
 
     If paths contain ``*``, an episode consists of all arrays with the same name for ``*``. With ``one_a_file``, each
     file is an episode. Otherwise episodes end at the rows that ``episode_ends`` or ``is_last`` mark, or, without these,
-    where ``terminated`` or ``truncated`` is set. If an episode has one observation more than actions, the last one is
-    its final observation.
+    where ``terminated`` or ``truncated`` is set. If an episode has one observation more than actions, the last
+    observation is the final observation of the episode.
 
     Args:
         observation: Values ``[T, ...]`` or ``[T + 1, ...]``.
@@ -129,8 +129,8 @@ class TreeLayout(Aligned):
         action_metadata: Paths of metadata that belong to the action of their row. Metadata whose names begin with
             ``action``, ``policy`` or ``log_prob`` always belong to the action.
         numbers: Numeric metadata: a mapping from names to the source of the number. "file" is the index of the file;
-            "*" is the digits in the name of the episode; a regular expression finds a number in the name of the file by
-            its only group.
+            "*" is the number in the name of the episode; a regular expression with one group finds the number in the
+            name of the file.
         leave_out: Paths of arrays and groups that are not read.
         task: Path of the attribute with the task of an episode, for the column ``metadata_task``. The path consists of
             the path of a group, ``@``, the attribute's name and, if the attribute contains JSON, keys in the JSON, such
@@ -148,9 +148,9 @@ class TreeLayout(Aligned):
         one_a_file: Whether each file is an episode.
         files: A pattern of the files of a folder, such as ``"episode_*.hdf5"``. Files are read in the order of the
             numbers in their names; files in a tar archive are read in the order of the archive.
-        pictures: An array, or a group of arrays, of observations that may be encoded. PNG and JPEG files are decoded
-            from bytes ``[T, L]`` padded with zeros, and from strings of bytes ``[T]``. ``[T, H, W, C]`` are pixels; in
-            the form ``[T, C, H, W]``, whole numbers up to 255 of any type are pixels.
+        pictures: Path of observations that may be encoded images: an array or a group of arrays. PNG and JPEG files are
+            decoded from bytes ``[T, L]`` padded with zeros, and from strings of bytes ``[T]``. Arrays ``[T, H, W, C]``
+            are pixels. Arrays ``[T, C, H, W]`` are pixels if they have whole numbers up to 255, of any type.
         alignment: Whether a row's action, reward and flags belong to the transition after the row's observation
             ("outgoing") or before it ("arrived"). One value for all, or a mapping with the keys ``action``, ``reward``,
             ``terminated``, ``truncated`` and ``metadata``.
@@ -322,7 +322,7 @@ def load_layout(source: TreeLayout | Mapping[str, Any] | str | os.PathLike[str])
 
     Raises:
         ConfigError: An argument is unknown or has no effect, the file does not exist, or its version is newer.
-        DataError: The file is no valid YAML.
+        DataError: The file is not valid YAML.
         ImportError: PyYAML, a requirement of ``datasets``, is not installed.
     """
     return loaded(TreeLayout, source)
@@ -1173,7 +1173,7 @@ def _rows(
 
 
 def _rows_of(file: Tree, row_range: RowRange, size: int, types: Types, rows: TransitionRows) -> Iterator[Columns]:
-    """Yield the rows of a ``RowRange``, ``size`` at a time; ``rows`` may hold the last rows back."""
+    """Yield the rows of a ``RowRange``, ``size`` at a time; ``rows`` can keep the last rows for a later call."""
     if row_range.marked:
         yield from _marked_rows(file, row_range, size, types)
     else:

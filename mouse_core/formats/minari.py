@@ -343,7 +343,7 @@ def _leaves_of(space: Any, where: str) -> dict[Location, Any] | None:
 
 
 def _leaf(location: Location, spaces: Spaces) -> tuple[Location, Any]:
-    """Return the location of an array by the keys of its space, and the spec of the leaf, or None without a space.
+    """Return the location of an array by the keys of its space, and its spec. Without a space, the spec is None.
 
     An item of a tuple is stored under its index, or in HDF5 under ``_index_<index>``.
     """
@@ -435,7 +435,7 @@ def _spec_of_columns(spaces: Spaces, schema: pa.Schema) -> Any:
 
 
 def _flat(spec: Any, kind: pa.DataType) -> Any:
-    """Return a spec with the shape of a column's rows; None if the spec does not fit the column."""
+    """Return ``spec`` with the shape of a column's rows, or None if ``spec`` does not fit the column."""
     if isinstance(spec, NonTensor) or column_type(kind).kind not in ("scalar", "list"):
         return None
     shape = fixed_shape(kind) or (() if column_type(kind).kind == "scalar" else (math.prod(spec.shape),))
@@ -666,7 +666,7 @@ def read_minari(
 ) -> RowStream:
     """Read a dataset of Minari, stored as HDF5, Arrow or Parquet, as rows.
 
-    Columns are ``action``, ``reward``, ``done`` (1 where ``terminations`` is set, 2 where only ``truncations`` is),
+    Columns are ``action``, ``reward``, ``done`` (1 where ``terminations`` is set, 2 where only ``truncations`` is set),
     ``episode_step``, and ``observation``. Dict and Tuple spaces become ``observation.<key>`` and ``action.<key>``.
     Infos become ``info.<key>``, which is null in episodes without infos. The seed and the options of an episode become
     ``metadata_episode_seed`` and ``metadata_episode_options`` (as JSON).

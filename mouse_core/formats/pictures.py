@@ -323,7 +323,7 @@ def changed_stream(stream: Any, changed: Changed, *, fill: bool = False) -> Any:
 
     Args:
         stream: A ``RowStream``.
-        changed: New encodings by column. Columns with the encoding "video" are not changed here.
+        changed: New encodings by column. This function ignores columns with the encoding "video".
         fill: Whether missing images become zeros; otherwise they are null.
     """
     changed = {name: one for name, one in changed.items() if one[1].way != "video"}

@@ -513,8 +513,8 @@ def write_rlds(rows: Any) -> Iterator[dict[str, Any]]:
     """Yield rows as episodes of RLDS. One episode is in memory at a time.
 
     ``metadata_discount`` becomes ``discount``. Without this column, the discount is 0 at the action before a terminal
-    step, else 1. Rows have no action after the last step of an episode, so the action, the reward and all values of the
-    action are zeros in the last step. The discount of a last step is 0 if the step is terminal. If the step is
+    step, else 1. Rows have no action after the last step of an episode, so the action, the reward and all metadata of
+    the action are zeros in the last step. The discount of a last step is 0 if the step is terminal. If the step is
     truncated, its discount equals the discount of the step before, or 1 if there is no step before. RLDS has no
     unfinished episodes: an episode whose last row has ``done`` 0 is written as truncated.
 

@@ -454,7 +454,7 @@ class TopicLayout(Aligned):
         return columns
 
     def _of(self, name: str, role: str, place: Place) -> Any:
-        """Return ``tolerance`` or ``match`` for a path: the value for the topic, else the value for the role."""
+        """Return ``tolerance`` or ``match`` for a path: its topic's value or, if there is none, its role's value."""
         value = getattr(self, name)
         if not isinstance(value, Mapping):
             return value

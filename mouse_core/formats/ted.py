@@ -51,7 +51,7 @@ _GROUP = re.compile(r"traj_\d+")
 
 
 def _partial_without_data(change: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a conversion, which then returns a function with its options bound if it is called without data.
+    """Decorate a conversion: without data, the decorated conversion returns a function with the given options bound.
 
     TorchRL's hooks need such a function.
     """
@@ -870,7 +870,7 @@ def _count_steps(entries: Entries, done: Key = ("done",)) -> int:
 
 
 def _ring(entries: Entries, steps: int) -> tuple[int, int, int, bool]:
-    """Return a ring's positions per environment, number of environments, used positions, and whether all are used."""
+    """Return a ring's positions per environment, its environments, its used positions, and whether all are used."""
     numbers = entries.numbers
     shape = numbers.get("_storage_shape") or [steps]
     shape = [shape] if isinstance(shape, int) else list(shape)

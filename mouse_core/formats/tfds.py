@@ -746,7 +746,7 @@ def _features(library: Any, steps: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _encoded(steps: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert steps to the form that TFDS accepts without TensorFlow; images become encoded files."""
+    """Convert steps, without TensorFlow, to the form that TFDS accepts; each image becomes the bytes of a PNG file."""
     found: dict[str, Any] = {}
     for name, value in steps.items():
         if isinstance(value, Mapping):

@@ -50,8 +50,8 @@ class Remote:
     Args:
         oid: The commit; None if the repository does not exist.
         private: Whether the repository is private; None if the repository does not exist.
-        has_branch: Whether the branch exists. If not, the other attributes describe ``main``, from which the new branch
-            is created.
+        has_branch: Whether the branch exists. If the branch does not exist, the other attributes describe ``main``,
+            from which the branch is created.
         files: Size and hash of each file, by path. The hash is sha256 for large files and git's hash for small files.
         readme: The text of the card; None if the repository has no card.
     """
@@ -376,7 +376,7 @@ _CONFLICT = (409, 412)
 
 @dataclass(frozen=True)
 class PushResult:
-    """The result of a push. With ``dry_run=True``, it is the result that a real push would have.
+    """The result of a push. With ``dry_run=True``, it is the result that a real push would return.
 
     Args:
         repo_id: The name of the repository, with the namespace.
@@ -561,7 +561,7 @@ def _send(job: Job, repository: Repository, folder: str, *, private: bool | None
 def _wait_for_others(error: HfHubHTTPError, repository: Repository, attempt: int) -> None:
     """If another client committed meanwhile, wait before the next attempt.
 
-    Raise any other error, and any error after the last attempt.
+    If the error has another cause, or this was the last attempt, raise the error.
     """
     if error.response.status_code not in _CONFLICT:
         raise error

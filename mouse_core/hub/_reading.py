@@ -1,4 +1,4 @@
-"""Reads named stores from the Hub, which this package or MOUSE wrote."""
+"""Reads named stores that this package or MOUSE pushed to the Hub."""
 
 from __future__ import annotations
 

@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 
 def unify_features(parts: Iterable[tuple[str, Mapping[str, Any]]]) -> Features:
-    """Return the columns of all parts, in the order in which they first appear, with a common type for each column.
+    """Return the columns of all parts in order of first appearance, with a common type for each column.
 
     If parts store the same value type in different forms (lists of varying or fixed lengths, arrays or nested lists,
     labels or integers, images or binary), the plainer form is used. If a column is null in all rows of a part, its type
     comes from the other parts. Values are never converted.
 
     Args:
-        parts: For each part, its name for messages and its ``datasets`` features.
+        parts: For each part (rows of a store): the name of the part in error messages, and its ``datasets`` features.
 
     Raises:
         SchemaError: A column's value types differ; the message names the column, both parts and both types.

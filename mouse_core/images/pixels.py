@@ -118,7 +118,7 @@ class _Picture:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the header states 8 bits per channel and how many channels there are, without decoding pixels."""
+        """Whether the header alone shows that the image has 8 bits per channel, and how many channels it has."""
         return self._image.mode in PLAIN_MODES
 
     def check(self, shape: tuple[int, ...] | None, max_pixels: int) -> None:
@@ -205,7 +205,7 @@ def decode_image(
     """Decode a stored image to pixels ``[H, W, C]``, where C is 1 to 4.
 
     Encoded images are PNG, JPEG, WebP, GIF, BMP or TIFF files with a single frame. Pixel values are not scaled. Bilevel
-    images become 0 and 255, and palette images become RGB or RGBA. Greys of 16 or 32 bits keep their numbers if
+    images become 0 and 255, and palette images become RGB or RGBA. Grey values of 16 or 32 bits stay unchanged if
     ``dtype`` can represent them. The EXIF orientation is applied. The header is validated before the image is decoded.
 
     Args:

@@ -162,7 +162,7 @@ class ConstantKLController:
 
 @dataclass(frozen=True)
 class AdaptiveKLController:
-    """A coefficient that increases while the divergence is above a target, and decreases while the divergence is below.
+    """A coefficient that increases while the divergence is above a target, and decreases while it is below the target.
 
     coef' = coef (1 + clip(kl / target - 1, -0.2, 0.2) count / horizon), from Ziegler et al., "Fine-tuning language
     models from human preferences" (2019), section 2.2. To save a controller, use ``dataclasses.asdict``;
@@ -203,8 +203,8 @@ class AdaptiveKLController:
             count: The number of answers; by default the number of values in ``kl``.
 
         Raises:
-            ConfigError: ``kl`` is empty or has a number that is not finite; or ``count`` is below 1, or at least five
-                horizons, after which the coefficient could be 0.
+            ConfigError: ``kl`` is empty or has a number that is not finite; ``count`` is below 1; or ``count`` is so
+                large that the coefficient could become 0, at least five horizons.
         """
         found = np.asarray(host_array(widened(kl)), np.float64)
         if not found.size or not np.isfinite(found).all():

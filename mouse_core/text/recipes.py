@@ -302,7 +302,7 @@ def values_of(texts: pa.RecordBatch, column: str | None, *, may_be_none: bool = 
 
     Args:
         texts: The rows. A text in the column is parsed as JSON once more.
-        column: The column, if there is one.
+        column: Name of the column; None if there is no column.
         may_be_none: Whether rows may lack a value.
 
     Raises:
@@ -440,7 +440,7 @@ def _joined(ids: Sequence[Ids]) -> npt.NDArray[np.int64]:
 
 
 def ended(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int8]:
-    """Return, for concatenated texts, an array with 1 at the last token of each text, else 0."""
+    """Return, for concatenated texts, an array with 1 at the last token of each text, and 0 at all other tokens."""
     done = np.zeros(int(lengths.sum()), np.int8)
     done[lengths.cumsum()[lengths > 0] - 1] = 1
     return done

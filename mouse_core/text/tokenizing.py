@@ -127,9 +127,9 @@ def _stamp_of(paths: Iterable[Path]) -> list[Any]:
 
 
 def _of_lines(files: list[Path], name: str) -> list[Path]:
-    """Return the files with lines.
+    """Return the files of JSON lines, or of lines of text.
 
-    The result is empty if the folder has data of other formats; then text files are not read.
+    The result is empty if the folder has no JSON lines and not only text files.
 
     Raises:
         ConfigError: The folder has files of JSON lines and data of other formats.

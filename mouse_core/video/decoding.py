@@ -259,7 +259,7 @@ def decoder_version() -> str:
 
 
 def _converted() -> str:
-    """Return a digest of three conversions of a small test image: to RGB, to RGB at half the size, and to greys."""
+    """Return a digest of three separate conversions of small test images: to RGB, to RGB at half the size, to grey."""
     height, width = 16, 32
     decoders, found = Decoders(), hashlib.sha256()
     for form in ("yuv420p", "yuv422p"):
@@ -345,7 +345,7 @@ class FrameDecoder:
             video: For each row of ``out``, the index of its video in ``videos``, integers ``[n]``.
             frame: For each row of ``out``, the index of its frame, integers ``[n]``; -1 leaves the row unchanged.
             out: Array for the pixels: uint8 ``[n, H, W, 3]`` for colours (RGB), uint8 ``[n, H, W, 1]`` for greys, or
-                uint16 ``[n, H, W, 1]`` for the unchanged numbers of videos of greys.
+                uint16 ``[n, H, W, 1]`` for the unchanged pixel values of grey videos.
             crop: Part of a frame, ``(top, left, height, width)``; by default the complete frame.
             resize: Whether frames are resized (with swscale's defaults) if ``out`` has another H and W. If not, frames
                 of another size raise DataError. Frames of uint16 are never resized.
@@ -407,7 +407,7 @@ class FrameDecoder:
         failed: list[tuple[tuple[str, int], Exception]],
         task: _Task,
     ) -> None:
-        """Decode the frames of a task. Add an error, with the row of the task's first frame, to ``failed``."""
+        """Decode the frames of a task. An error is added to ``failed``, with the row of the task's first frame."""
         decoders = getattr(self._here, "decoders", None)
         if decoders is None or self._here.owner != os.getpid():
             decoders = self._here.decoders = Decoders()

@@ -215,7 +215,8 @@ def carry_videos(videos: Sequence[tuple[str, str]], roots: Sequence[str], folder
         The total size of the videos in bytes.
 
     Raises:
-        DataError: A video is missing, is outside of ``roots``, has another digest, or has no suffix of MP4 files.
+        DataError: A video is missing, is outside of ``roots``, has another digest, or does not end in a suffix of MP4
+            files.
         StorageError: The folder cannot be written.
     """
     files, total = VideoFiles(videos), 0

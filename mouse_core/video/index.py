@@ -33,7 +33,7 @@ _MOST_BYTES = 1024
 
 
 class _Bits:
-    """Reads the bits of a unit of H.264 or HEVC, without emulation prevention bytes."""
+    """Reads the bits of a NAL unit of H.264 or HEVC, without emulation prevention bytes."""
 
     def __init__(self, unit: bytes) -> None:
         content = unit[:_MOST_BYTES].replace(b"\0\0\3", b"\0\0")
@@ -116,7 +116,7 @@ class Picture(NamedTuple):
         sets: Parameter sets that are in the packet and not in the file header.
         shown: Whether the packet contains a picture that is shown.
         gap: Whether earlier pictures that this picture needs may be missing. The decoder replaces missing pictures by
-            others, which depend on all earlier packets.
+            pictures that depend on all earlier packets.
     """
 
     entry: bool
@@ -155,7 +155,7 @@ def picture_reader(codec: str, header: bytes) -> Callable[[memoryview], Picture]
 
 
 def _units(packet: memoryview, width: int) -> Iterator[memoryview]:
-    """Yield the units of a packet. In the packet, the length of each unit precedes the unit."""
+    """Yield the NAL units of a packet. In the packet, the length of each unit precedes the unit."""
     place = 0
     while place < len(packet):
         begin = place + width
@@ -394,8 +394,8 @@ def new_decoder(codec: str, header: bytes, colours: Sequence[int]) -> Any:
     Args:
         codec: FFmpeg's name of the codec.
         header: Data that the decoder takes before the first packet.
-        colours: FFmpeg's numbers of the colour matrix and the colour range that the container states; () if it states
-            none.
+        colours: FFmpeg's numbers of the colour matrix and the colour range that the container states; () if the
+            container states none.
     """
     # FFmpeg's own decoder of AV1 needs hardware.
     decoder = pyav().CodecContext.create("libdav1d" if codec == "av1" else codec, "r")
@@ -542,7 +542,7 @@ _END_BYTES = 64 << 10
 class VideoIndex:
     """The frames of a video file, numbered from 0 in the order of display.
 
-    ``index_video`` creates an index. Arrays have a value for each packet in decoding order, except ``packet``.
+    ``index_video`` creates an index. Each array except ``packet`` has a value for each packet, in decoding order.
 
     Args:
         path: The video.

@@ -41,14 +41,14 @@ class VideoCodec:
         codec: "h264", "hevc", "av1" or "vp9".
         gop: Number of frames from a key frame to the next key frame. To read a frame, all frames since its key frame
             are decoded. So a low value makes random reads fast, and a high value makes files small.
-        crf: The loss of quality: from 0, the least, to 51 for H.264 and HEVC, or to 63 for AV1 and VP9. The default is
-            23 for H.264, 28 for HEVC, 30 for AV1 and 31 for VP9.
+        crf: The loss of quality, from 0 (smallest loss) to 51 for H.264 and HEVC, or to 63 for AV1 and VP9. The default
+            is 23 for H.264, 28 for HEVC, 30 for AV1 and 31 for VP9.
         pix_fmt: FFmpeg's pixel format: "yuv420p", "yuv444p", "gray", "gray12le". The default is "yuv420p" for colours,
-            "gray" for greys if the codec supports it, and "gray12le" for greys of uint16. "gray12le" can represent
-            values up to 4,095.
+            "gray" for grey frames if the codec supports it, and "gray12le" for grey frames of uint16. "gray12le" can
+            represent values up to 4,095.
         preset: The encoder's preset; a slower preset gives smaller files.
-        lossless: Whether encoding preserves every bit of pixels in ``pix_fmt``. This keeps greys exactly in "gray" and
-            "gray12le", and colours exactly in "gbrp", which only HEVC supports.
+        lossless: Whether encoding preserves every bit of pixels in ``pix_fmt``. Grey pixels are then exact in "gray"
+            and "gray12le". Colours are exact only in "gbrp", which only HEVC supports.
 
     Raises:
         ConfigError: The codec, an option or a value is not supported; the message lists what is supported.
@@ -199,7 +199,7 @@ class VideoWriter:
         path: The file; an existing file is overwritten.
         codec: The encoding of frames.
         shape: ``(H, W, C)`` of every frame, where C is 1 or 3.
-        dtype: "uint8", or "uint16" for greys.
+        dtype: "uint8", or "uint16" for grey frames.
         frames_per_second: Number of frames that are shown in a second.
 
     Raises:

@@ -135,7 +135,7 @@ def _from_buffer(data: Any, dtype: Any, shape: Any, order: Any) -> _Array:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Loads a pickle of arrays; values of this module stand in for the four NumPy names that arrays need."""
+    """Loads a pickle of arrays; objects of this module replace the four NumPy names that arrays need."""
 
     def find_class(self, module: str, name: str) -> Any:
         # New functions for each pickle, so that attributes that a pickle sets do not stay.
@@ -245,7 +245,7 @@ class NpzTree:
 
     Raises:
         ConfigError: The file does not exist.
-        DataError: The file is damaged, or is no npz file.
+        DataError: The file is damaged, or is not an npz file.
     """
 
     def __init__(self, path: str | os.PathLike[str], content: BinaryIO | None = None) -> None:
@@ -264,7 +264,7 @@ class NpzTree:
         self._names = [name.removesuffix(_SUFFIX) for name in members]
 
     def finish(self, *, others: bool) -> None:
-        """Verify the CRC at the end of arrays: of the partly read arrays, and with ``others`` of all other arrays."""
+        """Verify the CRCs of all partly read arrays and, if ``others`` is set, of all other arrays."""
         for path, (rows, _) in self._begun.items():
             with reading(self.path, at=path):
                 rows.skip(len(rows) - rows.place)

@@ -1,4 +1,4 @@
-"""Selects the files of a folder that contain its rows; a data file that does not belong to them causes an error.
+"""Selects the files of a folder that contain its rows; any other data file in the folder causes an error.
 
 If a folder has other data besides the files of one dataset, an error is raised, because the reader cannot know which
 files are intended.

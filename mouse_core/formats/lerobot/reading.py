@@ -185,8 +185,8 @@ def read_lerobot(
     a DataError.
 
     Depth images and grey images of more than 8 bits keep the recorded numbers, uint16, in a column with the name of the
-    camera. Columns of the type "language" become JSON texts. The stream's ``metadata`` contain ``tasks`` (texts by the
-    numbers in ``metadata_task_index``), and the dataset's ``info`` and ``stats``.
+    camera. Columns of the type "language" become JSON texts. The stream's ``metadata`` contain ``tasks`` (a dict from
+    the numbers in ``metadata_task_index`` to texts), and the dataset's ``info`` and ``stats``.
 
     Args:
         path: The dataset's folder.

@@ -172,12 +172,14 @@ def write_lerobot(
     observation, so this observation is left out; ``read_lerobot(final="mark")`` returns zeros in its row.
 
     Columns whose names are LeRobot's feature names keep these names. ``observation`` becomes ``observation.state``,
-    ``observation_images_top`` ``observation.images.top``, ``observation_<name>`` ``observation.<name>`` and
-    ``action_<name>`` ``action.<name>``; ``metadata_<name>`` becomes ``<name>``. Frames and episodes are numbered from
-    0. Texts of tasks and names of dimensions come from the metadata. Statistics of each episode and of all episodes are
-    computed as in LeRobot, but from all images; LeRobot uses a sample of the images.
+    ``observation_images_top`` becomes ``observation.images.top``, ``observation_<name>`` becomes
+    ``observation.<name>``, ``action_<name>`` becomes ``action.<name>``, and ``metadata_<name>`` becomes ``<name>``.
+    Frames and episodes are numbered from 0. Texts of tasks and names of dimensions come from the metadata. Statistics
+    of each episode and of all episodes are computed as in LeRobot, but from all images; LeRobot uses a sample of the
+    images.
 
-    The files are written to a temporary folder. It is renamed to ``path`` when all frames were read back and compared.
+    The files are written to a temporary folder. When all frames were read back and compared, this folder is renamed to
+    ``path``.
 
     Args:
         rows: A ``RowStream``, a ``DatasetStore``, a ``datasets.Dataset`` or a ``pyarrow.Table``, of alignment
@@ -240,7 +242,7 @@ def _stream(rows: Any) -> RowStream:
 
 
 def _with_pixels(stream: RowStream, images: Any) -> tuple[RowStream, dict[str, tuple[str, Pictures, PictureEncoding]]]:
-    """Return the rows with pixels; and by feature: the column of images, their shape and dtype, and the encoding."""
+    """Return the rows with pixels; and for each camera's feature: its column, image shape, dtype and encoding."""
     wanted = by_column(images)
     raw = [name for name, kept in wanted.items() if kept.way == "raw"]
     if raw:

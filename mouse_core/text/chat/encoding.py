@@ -61,8 +61,8 @@ def render_chat(
 
     If the template has ``{% generation %}``, the text inside of this statement is generated. Otherwise two renderings
     are compared for each answer: the chat that ends with the answer, and the chat before the answer with the generation
-    prompt. The text that only the first rendering has is the answer, up to the end of turn if the template writes one.
-    For this, the second rendering must be the beginning of the first; this is checked for every answer.
+    prompt. The answer is the text that only the first rendering contains, up to the end of turn if the template writes
+    it. For this, the second rendering must be the beginning of the first; this is checked for every answer.
 
     An answer with ``weight`` 0 (a key of OpenAI's fine-tuning data) does not count as generated.
 
@@ -199,9 +199,9 @@ def encode_chat(
     """Convert a chat to tokens, with the mask of the tokens that an assistant generated.
 
     The complete text is tokenised at once. A token counts as generated if one of its characters (by the tokenizer's
-    offsets) is generated. Both rules are the rules of ``apply_chat_template`` of ``transformers``. So all tokens of a
-    generated multi-byte character are generated. Tokens without characters, such as special tokens of the tokenizer,
-    are not generated. Both ids and mask are truncated.
+    offsets) is generated. ``apply_chat_template`` of ``transformers`` uses the same two rules. So all tokens of a
+    generated multi-byte character are generated. Tokens without characters, such as special tokens of the tokenizer, do
+    not count as generated. Both ids and mask are truncated.
 
     Args:
         template: The template.
@@ -477,7 +477,7 @@ class Chats(_OfChats, PaddedRecipe):
         max_length: Number of tokens in a row, L; both ids and masks of longer chats are truncated.
         messages: The column of the chats.
         tools: The column of the tools that may be called, with a list of JSON schemas (or null) in each row. With None,
-            there is no such column. A column that no row has raises a DataError.
+            there is no such column. If no row has this column, a DataError is raised.
         end_of_turn, truncation_side: As in ``encode_chat``.
         pad_id: The token id for padding; by default the tokenizer's id for padding, or its end-of-text id if there is
             no id for padding.
@@ -571,9 +571,9 @@ class Preferences(PaddedRecipe):
     Args:
         template: The template. If the template writes the time, its argument ``now`` is required.
         max_length: Number of tokens in a row, L; longer texts are truncated.
-        prompt: The column of the prompts. If None, ``chosen`` and ``rejected`` have complete chats, and the prompt is
-            their common beginning. If one chat is the beginning of the other, the last common message belongs to the
-            answer.
+        prompt: The column of the prompts. If None, ``chosen`` and ``rejected`` contain complete chats, and the prompt
+            is the common beginning of both chats. If one chat is the beginning of the other, the last common message
+            belongs to the answer.
         chosen: The column of the preferred answers.
         rejected: The column of the other answers.
         tools, truncation_side, pad_id, padding_side, keep: As in ``Chats``.

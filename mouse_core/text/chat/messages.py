@@ -158,7 +158,7 @@ class ChatTemplate:
 
 
 def _fixed(now: datetime) -> datetime:
-    """Return a time of the same values whose timezone another process can load: a fixed offset with a name."""
+    """Return the same time with a fixed offset and a name as its timezone, which another process can unpickle."""
     offset = now.utcoffset()
     zone = None if offset is None else timezone(offset, now.tzname() or "")
     return datetime.combine(now.date(), now.time(), zone)
@@ -182,7 +182,7 @@ class Renderings:
         return self._template._rendered(messages, self._tools, add_generation_prompt, self._now, ("", ""))
 
     def marked(self, text: str) -> tuple[str, str, str]:
-        """Return the rendered text with marks around generated text, and the begin mark and the end mark."""
+        """Return three texts: the rendered text with marks around generated text, the begin mark, and the end mark."""
         free = [mark for mark in _MARKS if mark not in text][:2]
         if len(free) < 2:
             raise DataError(
@@ -321,7 +321,7 @@ ARGUMENTS = ("given", "dict", "json")
 
 
 def _with_arguments(message: Message, form: str) -> Message:
-    """Return a message whose tool calls have arguments of a form, one of ``ARGUMENTS``."""
+    """Return a message; the arguments of its tool calls are converted to ``form``, one of ``ARGUMENTS``."""
     calls = message.get("tool_calls", ())
     return {**message, "tool_calls": [_call(call, form) for call in calls]} if calls and form != "given" else message
 

@@ -101,7 +101,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _alarm(seconds: int) -> None:
-    """End this process after some seconds, in case the process that would kill it has died; 0: do not end it."""
+    """End this process after ``seconds``, in case the parent process died before it could do so; 0 means no limit."""
     if hasattr(signal, "alarm"):
         signal.alarm(seconds)
 
