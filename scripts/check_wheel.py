@@ -284,18 +284,25 @@ def check_extra(extra: str, wheel: Path, folder: Path) -> None:
         print("the lines of the README run with the wheel alone", flush=True)
 
 
+def as_script(cell: str) -> str:
+    """Return a cell as plain Python: one with `%%writefile NAME` writes a file, or with `-a` more of it."""
+    written = re.match(r"%%writefile (-a )?(.*)\n", cell)
+    if written is None:
+        return cell
+    return f"open({written[2]!r}, {'a' if written[1] else 'w'!r}).write({cell[written.end() :]!r})"
+
+
 def check_notebook(notebook: Path, wheel: Path, folder: Path) -> None:
     """Run the code of a notebook with the wheel and the extras that the notebook names."""
     cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
     texts = ["".join(cell["source"]) for cell in cells]
     (extras,) = re.findall(r"pip install 'mouse-data\[(.*?)\]'", "".join(texts))
-    code = "\n".join(text for text, cell in zip(texts, cells, strict=True) if cell["cell_type"] == "code")
+    code = [text for text, cell in zip(texts, cells, strict=True) if cell["cell_type"] == "code"]
     asked = f"mouse-data[{extras}] @ {wheel.as_uri()}"
     python = environment(folder / f"notebook-{notebook.stem}", "-c", ROOT / "constraints.txt", asked)
     (folder / f"run-{notebook.stem}").mkdir()
-    (folder / f"run-{notebook.stem}" / "cells.py").write_text(code, encoding="utf-8")
-    # A file, as notebooks start processes; the folder of the file is on the path, and the checkout is not.
-    run(python, "cells.py", cwd=folder / f"run-{notebook.stem}")
+    # Processes that the notebook starts do not run its cells again, as the cells are no module.
+    run(python, "-c", "\n".join(map(as_script, code)), cwd=folder / f"run-{notebook.stem}")
     print(f"{notebook.name} runs with the wheel and [{extras}] alone", flush=True)
 
 

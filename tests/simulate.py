@@ -316,7 +316,9 @@ class OfClients(World):
 
         def hello(client: str) -> None:
             tokens[client] = str(rng.random())
-            counts[client] = shared.answer({"call": "hello", "client": client, "token": tokens[client]}, b"")["count"]
+            counts[client] = shared.answer(
+                {"call": "hello", "client": client, "token": tokens[client]}, memoryview(b"")
+            )["count"]
 
         for client in ("one", "two"):
             hello(client)
@@ -417,8 +419,7 @@ class OfMemmap(World):
                 storage.append(self.rows(written, count))
                 say("written", storage.written)
             elif what == "put" and written:
-                slots = [rng.randrange(len(storage)) for _ in range(3)]
-                slots = np.unique(slots)
+                slots = np.unique([rng.randrange(len(storage)) for _ in range(3)])
                 numbers = storage.read("a", slots)
                 rows = [self.rows(int(number), 1) for number in numbers]
                 storage.put(slots, {name: [*map(lambda row: row[name][0], rows)] for name in ("a", "b", "text")})  # noqa: C417
@@ -623,7 +624,7 @@ def warm() -> None:
         steps = kind.drawn(rng).steps(base / "it", rng, lambda *values: None)
         for _ in range(40):
             next(steps)
-        steps.close()
+        del steps
         shutil.rmtree(base, ignore_errors=True)
     deadline = time.monotonic() + 20
     while threading.active_count() > 1 and time.monotonic() < deadline:
