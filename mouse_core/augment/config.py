@@ -351,13 +351,13 @@ class Change(NamedTuple):
     streams: Mapping[str, int] | None = None
 
     def draw(self, key: Key, call: int, shape: tuple[int, int], there: There, image_shape: ImageShapes) -> Drawn:
-        """Return the draws for a batch, by part of ``Draws`` and field.
+        """Return the draws for a batch: for each attribute of ``Draws``, the draws by field.
 
         Args:
             key: The key of the random numbers.
             call: The index of the call, for masks; otherwise 0.
             shape: ``(B, S)`` of the whole batch.
-            there: Function that returns those of the given fields that the batch has.
+            there: Function that returns the given fields, without the fields that the batch lacks.
             image_shape: See ``draw``.
         """
         return self.what.draw(partial(self._stream, key, call), shape, there, image_shape)

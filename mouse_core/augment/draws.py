@@ -108,7 +108,9 @@ def _drawn(
     *,
     masks: bool,
 ) -> dict[str, Any]:
-    """Return the draws of all masks, or of all other augmentations, by part of ``Draws`` and field."""
+    """Return the draws of all masks, or of all other augmentations: for each attribute of ``Draws``, the draws by
+    field.
+    """
 
     def there(names: tuple[str, ...]) -> list[str]:
         return [name for name in names if fields is None or name in fields]

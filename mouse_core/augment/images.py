@@ -288,7 +288,7 @@ def _copy_parts(images: npt.NDArray[Any], crop: Crop, empty: Empty) -> npt.NDArr
 
 
 def _first(places: npt.NDArray[np.int64]) -> list[int]:
-    """Return the begin that each range had before it was clipped at 0."""
+    """Return the start that each range had before it was clipped at 0."""
     places = places.reshape(-1, places.shape[-1])
     before = np.maximum((places == 0).sum(axis=1) - 1, 0)
     first: list[int] = (places[np.arange(len(places)), before] - before).tolist()

@@ -148,8 +148,8 @@ class OffsetPipeline:
 
     Args:
         anchors: The pipeline of the fields without offsets.
-        groups: For each group of fields with equal offsets, the pipeline of the fields and their masks, and its blocks
-            of rows.
+        groups: For each group of fields with equal offsets: the pipeline that reads the fields and their masks, and the
+            blocks of rows that it reads.
         readers: The readers of all fields.
         form: The dtypes and shapes of all fields.
         windows: The offsets.
@@ -255,7 +255,8 @@ class OffsetPipeline:
     def _batch(self, block: Block, number: int, read: Callable[[Pipeline, Block, int], Batch]) -> Batch:
         """Return the batch with index ``number`` in a block of anchors; ``read`` returns the fields.
 
-        If a row that is not delivered raises DataError, the rows are read individually instead of in runs.
+        A run can include rows that are not delivered. If such a row raises DataError, the rows are read individually
+        instead of in runs.
         """
         batch = read(self._anchors, block, number)
         for group, blocks in self._groups:
@@ -352,7 +353,7 @@ def readers_around(readers: Readers, windows: FieldWindows, snapshot: Snapshot) 
     Args:
         readers: The readers of all delivered fields.
         windows: The offsets.
-        snapshot: The snapshot, whose columns error messages suggest.
+        snapshot: The snapshot; error messages suggest the names of its columns.
 
     Raises:
         MissingFieldError: A field with offsets is not delivered.
@@ -365,7 +366,9 @@ def readers_around(readers: Readers, windows: FieldWindows, snapshot: Snapshot) 
                 f"{meant_by(name, readers, snapshot.config.types)}"
             )
         if mask_of(name) in readers:
-            raise ConfigError(f"windows: expected a store without a field {mask_of(name)!r}, the name of a mask")
+            raise ConfigError(
+                f"windows: expected a store without a field {mask_of(name)!r}, since batches get a mask of this name"
+            )
     by_name: dict[str, Any] = {}
     for name, reader in readers.items():
         if name in windows.offsets and isinstance(reader, FieldReader):
@@ -404,7 +407,7 @@ def transition_readers(
 
     Raises:
         MissingFieldError: A named field does not exist.
-        SchemaError: The store has flags of agents under the name of a field of transitions.
+        SchemaError: A flag, such as ``terminated``, has one value per agent instead of one value per step.
     """
     made = (*_FLAGS, MASK)
     own = None
@@ -431,7 +434,7 @@ def _with_offsets(readers: Mapping[str, Any], windows: FieldWindows) -> dict[str
 
 
 def also_next(options: Any, fields: Container[str]) -> Any:
-    """Return options by field; the option of an observation is repeated for its next observation."""
+    """Return options by field; a field ``next_<name>`` gets the option of the observation ``<name>``."""
     from mouse_core.statistics.normalizer import Normalizer  # loaded on demand
 
     names = {name: f"next_{name}" for name in options}

@@ -138,7 +138,7 @@ class PackedWindows(Windows):
 
     @memo
     def rows(self) -> npt.NDArray[np.int64]:
-        """The snapshot's row of each step, int64 ``[steps]``."""
+        """The index of the snapshot's row for each step, int64 ``[steps]``."""
         before = np.cumsum(self.each) - self.each
         rows: npt.NDArray[np.int64] = np.arange(len(self)) + np.repeat(self.whole.rows - before, self.each)
         return rows
@@ -201,7 +201,7 @@ class Packing:
         return self.replaced.get(dtype, dtype)
 
     def rows(self, lengths: npt.NDArray[np.int64]) -> int:
-        """Return the number of rows for windows of the given lengths."""
+        """Return the number of rows of a packed batch, for windows of the given lengths."""
         return int(lengths.sum()) if self.capacity is None else self.capacity
 
     def __call__(self, batch: Any, lengths: npt.NDArray[np.int64], out: Any) -> Any:

@@ -128,7 +128,7 @@ class Pipeline:
 
         Raises:
             IndexError: The index lies before the first batch.
-            DataError: A field does not allow a value.
+            DataError: A value is outside the bounds of its field.
             TypeError: The index is not an integer.
             Exception: The error that the sampler raises for this batch.
         """
@@ -223,8 +223,8 @@ class Pipeline:
     def _copy(self, block: Block, number: int) -> tuple[Batch, bool]:
         """Copy the fields of a batch, ``[n, S, *shape]``; return them, and whether all values are valid.
 
-        Small batches in memory that are requested in order are copied together. The further batches are cached until
-        they are requested, unless much of their shared memory is still in use.
+        Small batches are copied together if their rows are in memory and the batches are requested in order. Batches
+        that are not requested yet are cached, unless much of their shared memory is still in use.
         """
         index = block.first + number * block.step
         byte_views = self._byte_views(block)

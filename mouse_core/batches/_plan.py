@@ -53,7 +53,7 @@ class MaskReader:
 
     @property
     def identity(self) -> list[Any]:
-        """Return the field's name; the sampler's identity determines the values."""
+        """Return the field's name; the identity of the sampler already determines the values."""
         return [self.spec.name]
 
     def check_fills(self, dtype: np.dtype[Any]) -> None:
@@ -409,9 +409,9 @@ def planned_windows(readers: Readers, length: int, around: int = 0) -> int:
     """Return the number of windows to locate together. Locating fewer windows would take nearly as long, because about
     a hundred array operations are needed for any number of windows.
 
-    A window needs 32 bytes, plus 24 bytes for each field, or 8 bytes for a field of single numbers. ``around`` windows
-    are read around the steps of each window; each of them needs another 56 bytes. Example: with 6 fields, the result is
-    2,883,584 // (32 + 24 * 6) = 16,384 windows.
+    A window needs 32 bytes, plus 24 bytes for each field, or 8 bytes for a field of single numbers. If fields have
+    offsets, ``around`` runs of rows are read around the steps of each window, and each run needs 56 more bytes.
+    Example: with 6 fields, the result is 2,883,584 // (32 + 24 * 6) = 16,384 windows.
     """
     numbers = sum(length == 1 and not reader.spec.shape for reader in readers.values())
     most = _PLANNED_BYTES // (32 + 24 * len(readers) - 16 * numbers + 56 * around)

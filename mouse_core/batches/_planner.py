@@ -63,8 +63,8 @@ class Block:
 
     Args:
         first, end, step: Indices of the batches.
-        kind: The index at which a series of consecutive requests began; negative for single batches and runs. Only the
-            latest blocks of the same kind are cached.
+        kind: The index at which a series of consecutive requests began; negative for single batches, and for blocks of
+            rows around anchors. Only the latest blocks of the same kind are cached.
         windows: The windows of all batches, batch by batch.
         sizes: Number of windows of each batch over all shards.
         planner: The planner that created the block.
@@ -223,7 +223,7 @@ class Planner:
         """Return the blocks whose rows readahead reads for each batch of a block.
 
         If the sampler reads stretches of rows, the first returned block has the stretches that the batches open. If
-        stretches may be evicted, ``block`` is also returned.
+        stretches can be evicted from memory before all their windows are delivered, ``block`` is also returned.
         """
         draw = getattr(self.sampler, "starts_to_read", None)
         if draw is None or block.kind < 0 or block.stretches is not None:

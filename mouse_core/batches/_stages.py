@@ -138,7 +138,7 @@ class Map:
         where = f"map: {self.version!r}: {name!r}"
         if isinstance(one, FieldSpec):
             if one.name != name:
-                raise ConfigError(f"{where}: expected a FieldSpec of that name, found {one.name!r}")
+                raise ConfigError(f"{where}: expected a FieldSpec with the name {name!r}, found {one.name!r}")
             return one.replace(dtype=check_dtype(one.dtype, where=where))
         if not isinstance(one, tuple | list) or len(one) != 2 or not isinstance(one[1], tuple | list):
             raise ConfigError(f"{where}: expected (dtype, shape of a step) or a FieldSpec, found {one!r:.80}")
@@ -176,8 +176,8 @@ def check_map(chosen: Any, shard: tuple[int, int]) -> None:
         raise ConfigError(f"map: expected a mouse_core.Map, found {chosen!r:.80}")
     if shard[1] > 1 and chosen.per == "batch":
         raise ConfigError(
-            f"map: {chosen.version!r}: expected per='window' or per='rows' with a shard, which has some rows of each "
-            f"batch, found per='batch' with shard {shard}"
+            f"map: {chosen.version!r}: with a shard, expected per='window' or per='rows', because a shard has only "
+            f"some rows of each batch, found per='batch' and shard {shard}"
         )
 
 

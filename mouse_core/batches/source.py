@@ -76,8 +76,8 @@ class BatchSource:
             applies to rows beyond the ends of an episode; False leaves out anchors with such rows.
         uneven: What happens if the shards do not divide a batch evenly. "refuse": raise ConfigError. "pad": every shard
             gets ``ceil(b / count)`` of ``b`` windows; a shard with fewer windows also gets the first window of the next
-            shard. Batches then have a field ``mask``, bool ``[b, S]``, which is False in the additional window; pass it
-            to ``global_mean`` of the framework's package. ``uneven`` is not part of the fingerprint.
+            shard. Batches then have a field ``mask``, bool ``[b, S]``, which is False in the additional window; pass
+            the mask to ``global_mean`` of the framework's package. ``uneven`` is not part of the fingerprint.
         windows: By field, the rows around an anchor to deliver: offsets in rows, or ``Seconds``. Every step of a window
             is an anchor. A field with K offsets has the shape ``[B, S, K, ...]``, or ``[B, K, ...]``. A second field
             ``<field>_mask``, bool, ``[B, S, K]`` or ``[B, K]``, marks present rows. Rows beyond the ends of the

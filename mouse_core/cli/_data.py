@@ -176,9 +176,9 @@ def run_convert(chosen: argparse.Namespace) -> int:
       mouse convert transitions.parquet rows --alignment outgoing   rows with the action that follows the observation
       mouse convert pick.mcap rows --format layout.yaml      topics of a robot as columns, on one clock
       mouse convert recordings store --layout windows        a folder for DatasetStore.open, larger than memory
-      mouse convert recordings small --images video:h264:gop=2   pictures as videos, with some loss
-      mouse convert robot pixels --final drop --images png   every pixel of the videos
-      mouse convert recordings robot --to lerobot --fps 10   version 3 of LeRobot, pictures as videos
+      mouse convert recordings small --images video:h264:gop=2   images as lossy videos
+      mouse convert robot pixels --final drop --images png   frames of videos as lossless images
+      mouse convert recordings robot --to lerobot --fps 10   LeRobot version 3, images as videos
       mouse convert robot rows --final drop --skip-broken    the readable episodes of a LeRobotDataset
 
     After an interruption the same command resumes. The result is read back and compared with the source.

@@ -170,7 +170,7 @@ def run_view(chosen: argparse.Namespace) -> int:
       mouse view recordings                             a folder of save_to_disk, Minari, RLDS, LeRobot, TED, ...
       mouse view runs/expert runs/beginner              two datasets side by side
       mouse view runs/collect                           a store that is being written: new rows are shown
-      mouse view recordings --at 'd=recordings&e=12&s=40'   a place from the address of a page
+      mouse view recordings --at 'd=recordings&e=12&s=40'   a place copied from the page's address
       mouse view recordings --inspect                   with the findings of mouse inspect, each a link to its step
       mouse view recordings --no-browser --port 8000    for a connection by ssh -L 8000:127.0.0.1:8000
 

@@ -152,7 +152,7 @@ class SharedStore:
         except MouseError as error:
             return self._refusal(client, type(error).__name__, str(error))
         except Exception as error:  # the client must get an answer
-            return self._refusal(client, "WorkerError", f"writer: expected to write the rows, found {error!r}")
+            return self._refusal(client, "WorkerError", f"writer: the rows could not be written: {error!r}")
 
     def _look(self) -> dict[str, str]:
         """Return the store's columns and alignment as plain values, for a recorder."""

@@ -244,7 +244,8 @@ def read_batch(body: Buffer, schema: pa.Schema | None = None, *, most: int | Non
 
     Raises:
         DataError: The message is not a record batch, is compressed, refers to values more than once, or has too many
-            values. pyarrow.ArrowException, OSError, ValueError: The message is damaged.
+            values.
+        pyarrow.ArrowException, OSError, ValueError: The message is damaged.
     """
     begin = 0
     if schema is None:
@@ -257,7 +258,7 @@ def read_batch(body: Buffer, schema: pa.Schema | None = None, *, most: int | Non
         raise DataError("expected a record batch of plain, uncompressed values, found a different record batch")
     values = float(head.levels[:, 0].sum(dtype=np.float64)) if len(head.levels) else 0
     if values > (_most_values(body) if most is None else most):
-        raise DataError(f"expected at most as many values as {len(body)} bytes can hold, found {values:.0f}")
+        raise DataError(f"expected fewer values in a message of {len(body)} bytes, found {values:.0f}")
     batch = pa.ipc.read_record_batch(pa.py_buffer(body[begin:]), schema)
     batch.validate(full=True)
     return batch

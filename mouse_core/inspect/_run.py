@@ -444,7 +444,7 @@ def _about_statistics(
 
 
 def _counted(places: Mapping[str, Mapping[str, Any] | None]) -> dict[str, dict[str, Any]]:
-    """Return the mean, deviation and range of vector columns whose dimensions all have numbers."""
+    """Return the mean, deviation and range of the vector columns in which every dimension has a finite number."""
     numbers = ("mean", "deviation", "low", "high")
     return {
         name: {key: np.asarray(one[key], np.float64) for key in numbers}

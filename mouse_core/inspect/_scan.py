@@ -742,7 +742,7 @@ class Scan:
         return replace(finding, dimension=place, episode=episode, step=step, episodes=(episode,))
 
     def findings(self, names: Mapping[str, Sequence[str]], splits: Mapping[str, int]) -> Iterator[Finding]:
-        """Yield the findings from the checks of rows; for each code and column, only a few findings.
+        """Yield the findings from the checks of rows, at most a few findings for each code and column.
 
         Args:
             names: Names of dimensions, by column.

@@ -288,7 +288,9 @@ class _Parts:
         return np.asarray(np.isin(self.part, parts))
 
     def episodes(self, parts: Int64s) -> tuple[Int64s, Int64s]:
-        """Return indices into ``begins`` of two groups: long episodes mostly in these segments, other long episodes."""
+        """Return the indices into ``begins`` of two groups of long episodes: episodes mostly in these segments, and all
+        others.
+        """
         share = np.add.reduceat(self.rows(parts).astype(np.float64), self.begins) / self.length
         enough = self.length >= _FEWEST_IN_EPISODE
         return np.flatnonzero(enough & (share >= 0.5)), np.flatnonzero(enough & (share < 0.5))
@@ -410,7 +412,9 @@ def _gap(ordered: Floats, inside: slice, factor: float, least: float) -> int | N
 
 
 def _reach(ordered: Floats) -> float:
-    """Return the ratio of the highest to the lowest number. Of many numbers, the outer tenths are ignored."""
+    """Return the ratio of the highest to the lowest number. If there are many numbers, the lowest and the highest tenth
+    are ignored.
+    """
     cut = len(ordered) // 10
     return float(ordered[len(ordered) - 1 - cut] / max(ordered[cut], 1e-300))
 
@@ -463,7 +467,9 @@ def _spans(column: SampledColumn, place: int, parts: _Parts, episodes: Int64s) -
 
 
 def _inner(ordered: Floats) -> tuple[float, float]:
-    """Return the lowest and the highest number, NaN without numbers. Of many numbers, the outer tenths are ignored."""
+    """Return the lowest and the highest number, or NaN without numbers. If there are many numbers, the lowest and the
+    highest tenth are ignored.
+    """
     if not len(ordered):
         return np.nan, np.nan
     cut = len(ordered) // 10
@@ -471,7 +477,9 @@ def _inner(ordered: Floats) -> tuple[float, float]:
 
 
 def _said(parts: Int64s, count: int) -> str:
-    """Name parts of the data in a text: a range of rows in percent, or how many of the equal parts they are."""
+    """Describe some segments as a text: a range of rows in percent if they are adjacent, otherwise the number of
+    segments.
+    """
     first, last = int(parts.min()), int(parts.max())
     if last - first + 1 == len(parts):
         return f"the rows from {first / count:.0%} to {(last + 1) / count:.0%} of the data"

@@ -214,7 +214,9 @@ def _contradiction(said: Mapping[str, float], numbers: Mapping[str, Floats], pla
 
 
 BLOCKS = ("earlier", "stated", "later")
-"""Names of blocks of actions. They hold the stated action, and the actions of the row before and the row after it."""
+"""Names of blocks of actions. The blocks contain the stated action, the action of the row before it, and the action of
+the row after it.
+"""
 _RIDGE = 1e-4
 
 
@@ -539,8 +541,8 @@ def _unlike_the_rest(rows: Floats) -> int:
 def _obeyed(rest: Steps, there: Steps, other: str) -> float:
     """Return how much better ``other`` actions explain changes than the stated actions do, in held-out episodes.
 
-    The machine is the same in all episodes, so the gain is equally large in every episode with shifted rows. In
-    episodes that are only unusual, for example because a wall blocks an arm, the gain is smaller.
+    The robot is the same in all episodes, so the gain is equally large in every episode with shifted rows. In episodes
+    that are only unusual, for example because a wall blocks an arm, the gain is smaller.
     """
     table = np.concatenate([np.ones((len(rest), 1)), rest.seen, rest.actions["stated"]], axis=1)
     weights = solved(table.T @ table, table.T @ rest.changes)

@@ -150,7 +150,7 @@ def _checked(weights: Any, names: Sequence[str]) -> tuple[int, ...]:
 
 
 def _evened(share: Fraction, temperature: float) -> Fraction:
-    """Return a share of at most 1 after a temperature was applied; a share above 0 stays above 0."""
+    """Apply a temperature to a share of at most 1; a share above 0 stays above 0."""
     return Fraction(max(float(share) ** (1 / temperature), sys.float_info.min)) if share else share
 
 
@@ -187,7 +187,9 @@ class MixedWindows(ManyStarts):
         return self.each.batch_size
 
     def batches_per_epoch(self, snapshot: Snapshot) -> int:
-        """Return the number of batches in which every member with a share completes an epoch; 1 for "last"."""
+        """Return the number of batches in which every member with a share completes an epoch; 1 for the sampling
+        "last".
+        """
         mixture, windows = _members(snapshot), 0
         shares = mixture.shares_of(0)
         counts = shares.counts(self.batch_size)
@@ -557,7 +559,7 @@ def _types(members: Mapping[str, Snapshot]) -> dict[str, ColumnType]:
             elif known != kind:
                 raise SchemaError(
                     f"column {column!r}: expected {known} as in the members before, found {kind} in member {name!r}; "
-                    "cast one of them first, e.g. with Dataset.cast_column"
+                    "cast one of the two columns first, e.g. with Dataset.cast_column"
                 )
     return types
 
@@ -641,7 +643,7 @@ class Mixture(Store):
         field: str | None = "member",
     ) -> None:
         if isinstance(stores, Store | Snapshot):
-            raise ConfigError(f"stores: expected several, by name or in a list, found {stores!r:.80}")
+            raise ConfigError(f"stores: expected a dict or a list of stores, found {stores!r:.80}")
         if not isinstance(stores, Mapping):
             stores = {str(number): store for number, store in enumerate(listed("stores", stores))}
         if not stores:

@@ -33,8 +33,8 @@ class MixtureSource:
 
     Use ``MixtureSource`` for user-defined sources, and for stores with different sampling. For stores with the same
     sampling, ``Mixture`` copies each window once less. A member's windows are used in the order of its batches, without
-    gaps, and shares are as exact as in ``Mixture``. Replay buffers change when they are sampled;
-    ``ReplayBufferEnsemble`` mixes them.
+    gaps, and shares are as exact as in ``Mixture``. A replay buffer cannot be a member, because sampling changes the
+    buffer; ``ReplayBufferEnsemble`` mixes replay buffers.
 
     Args:
         sources: The members by name, or a sequence of members, which are named "0", "1" and so on. All batches must be

@@ -97,7 +97,9 @@ class Agreement:
         self._refreshes, self._is_pending = refreshes, False
 
     def _meets(self) -> bool:
-        """Return whether other ranks and a board for notes exist; the program may create both after the loader."""
+        """Return whether other ranks, and a board on which ranks exchange notes, exist. The program may create both
+        after the loader.
+        """
         if self._board is not None:
             return True
         if self.ranks.process != os.getpid() or _in_data_loader():

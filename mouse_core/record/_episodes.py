@@ -231,8 +231,8 @@ class Running:
             self._files[0].sync()
 
     def goes_to(self, number: int, begin: int, count: int) -> None:
-        """Record that ``count`` rows of the file, from ``begin`` on, are being written to the store, the first of them
-        as row ``number`` of the store. The store already has the rows before ``begin``.
+        """Record that ``count`` rows of the file, from ``begin`` on, are being written to the store, where the first of
+        these rows gets the index ``number``. The store already has the rows before ``begin``.
         """
         if self._process == os.getpid() and self._files:
             self._write(_GOES + _GOING.pack(number, begin, count))
@@ -282,8 +282,8 @@ class LeftOver:
         return self.waited[self._there(store) :] if self.waited else []
 
     def goes_to(self, number: int, count: int) -> None:
-        """Record that the last ``count`` rows are being written to the store, the first of them as row ``number`` of
-        the store. With this record, recovery can continue after a crash.
+        """Record that the last ``count`` rows are being written to the store, where the first of these rows gets the
+        index ``number``. With this record, recovery can continue after a crash.
         """
         remove(self.note)
         note = MappedLog(self.note)
@@ -465,7 +465,7 @@ class EpisodeWriter:
             codes = agent_codes(flags[0], flags[1], self._gone)[0]
         except ValueError as error:
             raise DataError(
-                "terminated, truncated: expected a flag, or a flag for each agent [A], the same in each step, found "
+                "terminated, truncated: expected one flag, or a flag for each agent [A], as in earlier steps, found "
                 f"{given!r:.80}: {error}"
             ) from error
         self._gone, self._is_cut = codes != 0, self._is_cut or bool((codes == TRUNCATED).any())
@@ -489,7 +489,7 @@ class EpisodeWriter:
             self._file()
 
     def _file(self) -> None:
-        """Write the rows to the file that the file does not have yet."""
+        """Append to the file the rows that it does not contain yet."""
         while self._running is not None and self._unfiled:
             self._running.add(self._unfiled[0])
             self._unfiled.pop(0)

@@ -145,7 +145,7 @@ def _random(env: Any, seed: int | None) -> Callable[[Any], Any]:
         space = env.action_space
         space.seed(seed)
         return lambda observation: space.sample()
-    raise ConfigError("record: expected a policy, found none: specs of dm_env cannot draw actions")
+    raise ConfigError("record: expected a policy, found none; random actions cannot be drawn from a spec of dm_env")
 
 
 def _play(env: Any, act: Callable[[Any], Any], episodes: int, seed: int | None, advance: Callable[[int], None]) -> None:

@@ -56,7 +56,9 @@ class Seconds:
     def __post_init__(self) -> None:
         numbers, tolerance = _listed("Seconds", self.offsets), self.tolerance
         if not all(_is_number(number) and math.isfinite(number) for number in (*numbers, tolerance)):
-            raise ConfigError(f"Seconds: expected numbers of seconds, found {numbers!r} within {tolerance!r}")
+            raise ConfigError(
+                f"Seconds: expected finite numbers of seconds, found offsets {numbers!r} and tolerance {tolerance!r}"
+            )
         if tolerance < 0:
             raise ConfigError(f"Seconds: expected a tolerance of 0 or more, found {tolerance!r}")
         if self.holes not in get_args(Holes):
@@ -411,7 +413,7 @@ def rows_at(anchors: Anchors, seconds: Seconds, shift: int, clock: Clock) -> Off
                     f"{seconds.clock}: expected a row within {tolerance[anchor, offset]:g} s of "
                     f"{float(wanted[anchor, offset]):.6f} s, {seconds.offsets[offset]:+g} s from row "
                     f"{int(anchors.row[anchor])}, found the nearest at {found:.6f} s (row {int(row[anchor, offset])}); "
-                    "a wider tolerance accepts it, and holes='mask' pads",
+                    "a larger tolerance accepts this row, and holes='mask' masks it",
                 )
             )
     delivered = np.minimum(row + shift, end - 1)
@@ -424,7 +426,7 @@ def clock_of(snapshot: Snapshot, seconds: Seconds) -> FieldReader:
 
     Raises:
         MissingFieldError: The field ``clock`` does not exist.
-        ConfigError: The field has several numbers in a row.
+        ConfigError: Each row of the field has several numbers.
     """
     reader = snapshot.readers.get(seconds.clock)
     if reader is None:

@@ -256,8 +256,8 @@ def cut_at_epochs(begin: int, count: int, length: int) -> Iterator[tuple[int, in
 
 
 def numbers_of_rows(first: int, count: int, size: int, rows: slice) -> Int64s:
-    """Return, for ``count`` batches of ``size`` windows, the indices over all batches of the windows at the positions
-    ``rows``, int64 ``[count, n]``.
+    """Return the indices, counted over all batches, of the windows at the positions ``rows`` of ``count`` batches,
+    int64 ``[count, n]``; each batch has ``size`` windows.
 
     Example: with batches of 4 windows, the windows at positions 1 and 2 of batch 5 have the indices 21 and 22, and of
     batch 6 the indices 25 and 26.

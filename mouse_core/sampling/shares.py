@@ -96,7 +96,8 @@ class Shares:
         """Return counts and members of the windows that are due in a round before window ``last``.
 
         The first result, int64 ``[M]``, counts the windows of each member up to a time at which window ``first`` is not
-        yet due. The second result, int64 ``[n]``, lists the members of the following windows in order.
+        yet due. The second result, int64 ``[n]``, lists the members of the windows that are due after this time, in
+        order.
 
         Example: members with 3 and 1 windows have a round of 4 windows. By time 2, ``floor(2 * 3/4 + 1/2) = 2`` windows
         of member 0 and ``floor(2 * 1/4 + 1/2) = 1`` window of member 1 are due, 3 in total. The total never differs

@@ -366,7 +366,7 @@ class EpisodeWindows:
     ) -> Int64s:
         """Return the first row of each of the windows ``ranks``, int64 ``[n]``, for batches of equal size.
 
-        ``ranks`` are the indices of the windows at the positions from ``begin`` on of each batch.
+        ``ranks`` contains the windows of several batches; of each batch, the windows from position ``begin`` on.
         """
         view = self._windows(snapshot, tiled=self.sampling != "random")
         if self.weighting == "step":
@@ -482,7 +482,7 @@ def _transitions(snapshot: Snapshot) -> tuple[EpisodeIndex, Int64s]:
             without = without[~np.isin(snapshot.stored("done", without), terminal_codes(snapshot.config))]
         count = snapshot.num_rows - len(without)
         if not count:
-            raise ConfigError(f"transitions: expected at least one in {snapshot.num_rows} rows, found none")
+            raise ConfigError(f"transitions: expected at least one transition in {snapshot.num_rows} rows, found none")
         numbers = np.unique(begins - np.searchsorted(without, begins))
         return EpisodeIndex.of_begins(numbers[numbers < count], count), without
 

@@ -332,7 +332,9 @@ class Spec(Mapping[str, FieldSpec]):
             raise ConfigError(f"spec: expected batch_dims of 1 or 2, found {self.batch_dims!r}")
         for name, one in self.fields.items():
             if not isinstance(one, FieldSpec) or one.name != name:
-                raise ConfigError(f"spec: field {name!r}: expected a FieldSpec of that name, found {one!r:.80}")
+                raise ConfigError(
+                    f"spec: field {name!r}: expected a FieldSpec with the name {name!r}, found {one!r:.80}"
+                )
         object.__setattr__(self, "fields", MappingProxyType(dict(self.fields)))
 
     @property

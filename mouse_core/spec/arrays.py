@@ -269,7 +269,9 @@ def spread(values: Any, shape: Shape, *, where: str) -> Array:
     try:
         result: Array = np.broadcast_to(array, compact(shape))
     except ValueError as error:
-        raise ConfigError(f"{where}: expected values for the shape {shape}, found {array.shape}") from error
+        raise ConfigError(
+            f"{where}: expected values that broadcast to the shape {shape}, found {array.shape}"
+        ) from error
     return result
 
 
@@ -293,12 +295,12 @@ def as_array(values: Any) -> Array:
 
 
 def leaf_shape(shape: Any, *, where: str, most_common: Shape = ()) -> Shape:
-    """Return the checked shape of a leaf; ``most_common`` for None."""
+    """Check and return the shape of a leaf; if the shape is None, return ``most_common``."""
     return most_common if shape is None else check_shape(shape, where=where)
 
 
 def value_at(array: Array, place: tuple[int, ...]) -> Any:
-    """Return the value for an element of a step, from an array of ``spread``."""
+    """Return the value for an element of a step, from an array that ``spread`` returned."""
     value = array[tuple(min(number, size - 1) for number, size in zip(place, array.shape, strict=False))]
     return value.item() if isinstance(value, np.generic) else value
 
@@ -1275,7 +1277,7 @@ class Choice(Leaf):
         return projected
 
     def _picked(self, numbers: Array, alternatives: list[Array]) -> Array:
-        """Return, for each row with the index ``number``, the row of ``alternatives[number]``."""
+        """Return an array with row r of ``alternatives[numbers[r]]`` as its row r."""
         picked = np.zeros_like(alternatives[0])
         for number, values in enumerate(alternatives):
             chosen = (numbers == number).reshape(numbers.shape + (1,) * (picked.ndim - numbers.ndim))

@@ -179,7 +179,9 @@ class Composite(Domain, Mapping[str, Any]):
         return {name: _rows(one.enumerate(most=most), rows) for (name, one), rows in entries}
 
     def to(self, device: object) -> Self:
-        """Return the spec and all entries with another device, a label for adapters; None removes it."""
+        """Return a copy in which the spec and all entries have another device. The device is only a label for adapters;
+        None removes the label.
+        """
         label = None if device is None else str(device)
         return replace(self, entries={name: one.to(label) for name, one in self.entries.items()}, device=label)
 
@@ -510,7 +512,7 @@ class Stacked(Domain):
         n = len(self.specs)
         if not self.is_dense:
             if not isinstance(values, tuple | list) or len(values) != n:
-                raise DataError(f"expected a tuple of the values of {n} specs, found {values!r:.80}")
+                raise DataError(f"expected a tuple with the values for each of {n} specs, found {values!r:.80}")
             return list(values)
         layout = _layout(self.specs[0])
         return [_part(layout, values, self.axis, number, n) for number in range(n)]
@@ -532,7 +534,7 @@ class Stacked(Domain):
         for number, (one, part) in enumerate(zip(self.specs, parts, strict=True)):
             reason, batch = one._problem(part)
             if reason is None and batch is not None and first is not None and batch != first:
-                reason = f"expected the same batch shape as before, {first}, found {batch}"
+                reason = f"expected the batch shape of the earlier specs, {first}, found {batch}"
             if reason is not None:
                 return f"spec {number} of the stack: {reason}", None
             first = batch if first is None else first
@@ -585,7 +587,7 @@ def contains_lazy(spec: Domain) -> bool:
 
 
 def check_no_exclusive_keys(spec: Domain) -> bool:
-    """Whether the specs of every ``Stacked`` in a spec have the same fields."""
+    """Whether in each ``Stacked`` inside a spec, all stacked specs have the same fields."""
     if isinstance(spec, Composite):
         return all(check_no_exclusive_keys(one) for one in spec.entries.values())
     if not isinstance(spec, Stacked):

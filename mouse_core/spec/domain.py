@@ -110,7 +110,7 @@ def _inferred(sizes: Shape, target: Shape) -> Shape:
         return target
     others = math.prod(size for size in target if size != -1)
     if not others or math.prod(sizes) % others:
-        raise ValueError(f"expected sizes that divide {math.prod(sizes)} values, found {target}")
+        raise ValueError(f"expected {math.prod(sizes)} values, found {target}, whose sizes do not divide this number")
     return tuple(math.prod(sizes) // others if size == -1 else size for size in target)
 
 
@@ -151,7 +151,7 @@ def expanded(shape: Shape, to: Any) -> Change:
 
 
 def check_axis(axis: Any, ndim: int, *, where: str) -> int:
-    """Return an axis as a number from 0; raise ConfigError for an axis out of range."""
+    """Return an axis as an index from 0; raise ConfigError for an axis out of range."""
     if not is_whole(axis) or not -ndim <= axis < ndim:
         raise ConfigError(f"{where}: expected an axis from {-ndim} to {ndim - 1}, found {axis!r}")
     return int(axis) % ndim

@@ -131,7 +131,7 @@ def _numbers_of(file: Path, key: str, entry: Any) -> tuple[dict[str, Floats], di
     shape = values["mean"].shape
     is_count = count is None or (isinstance(count, int | float) and 0 <= count < 2**53)
     if any(one.shape != shape for one in (*values.values(), *said.values())) or not is_count:
-        raise damaged(file, f"{key}: expected numbers of one shape, and a count, found {shape} and {count!r:.40}")
+        raise damaged(file, f"{key}: expected numbers of equal shape, and a count, found {shape} and {count!r:.40}")
     return values, said, count
 
 

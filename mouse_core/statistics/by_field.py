@@ -44,7 +44,7 @@ class Block(NamedTuple):
 
 
 def count_block(snapshot: Snapshot, memory: ArrayMemory, block: Block) -> Counted:
-    """Count the rows of a block, in place or in reused memory."""
+    """Return the counts of a block's rows; if rows cannot be read in place, they are copied to reused memory."""
     reader = snapshot.readers[block.name]
     windows = snapshot.locate(np.array([block.begin]), block.end - block.begin).part(0)
     dtype = dtype_of(reader)
@@ -118,10 +118,10 @@ class MissingRows:
 
 
 def weighed(parts: Sequence[PartialMoments], weights: Sequence[float], shares: Sequence[float]) -> PartialMoments:
-    """Join the moments and quantiles of several parts of one field.
+    """Join the moments and quantiles of a field over several parts of the rows, such as the members of a mixture.
 
     Args:
-        parts: The counts of each part.
+        parts: The counts of the field in each part of the rows.
         weights: The weight of a row of each part, above 0.
         shares: The shares of the quantiles.
 
@@ -268,7 +268,7 @@ class Statistics(Mapping[str, FieldStatistics]):
         return {name: _statistics_of(part, self.shares) for name, part in self.parts.items()}
 
     def update(self, store: Store | Snapshot, *, progress: bool = False) -> Statistics:
-        """Return the statistics of a store whose first rows are the counted rows; the bits equal the bits of
+        """Return the statistics of a store whose first rows are the counted rows; the result is bit-identical to
         ``statistics(store)``.
 
         Only the later rows are read, and before them the rows of at most one incomplete block (about a million
@@ -348,7 +348,7 @@ def statistics(
     Raises:
         ConfigError: The store has no rows, a share is out of range, or the shares of a mixture change.
         MissingFieldError: A field does not exist.
-        DataError: A field has values that it does not allow.
+        DataError: A value is outside the bounds of its field.
     """
     snapshot = _snapshot_of(store)
     names = list(snapshot.readers) if fields is None else [fields] if isinstance(fields, str) else list(fields)

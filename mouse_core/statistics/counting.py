@@ -78,11 +78,11 @@ class Moments:
         self._take(other.count, other.mean, other.squares, other.low, other.high)
 
     def _take(self, count: npt.NDArray[np.int64], mean: Floats, squares: Floats, low: Floats, high: Floats) -> None:
-        """Add the moments of a part.
+        """Add the moments of other rows.
 
         Example: 3 numbers with mean 2 and 1 number with mean 6 have the mean 2 + (6 - 2) * 1/4 = 3. The squares of the
-        part, and (6 - 2)^2 * 3 * 1/4 = 12, are added to the squares. If the minimum equals the maximum, the mean is set
-        to this value, so that rounding errors do not give equal numbers a deviation.
+        other rows, and (6 - 2)^2 * 3 * 1/4 = 12, are added to the squares. If the minimum equals the maximum, the mean
+        is set to this value, so that rounding errors do not give equal numbers a deviation.
         """
         total = self.count + count
         share = count / np.maximum(total, 1)

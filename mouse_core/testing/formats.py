@@ -72,15 +72,15 @@ class SourceConformance:
         for view in _views(source[0]) if source.spec.is_packed else ():
             bounds, rows = view["cu_seqlens"], len(view["position"])
             assert bounds[0] == 0, f"cu_seqlens: expected the first window at row 0, found {bounds[0]}"
-            assert (np.diff(bounds) >= 0).all(), f"cu_seqlens: expected it to ascend, found {bounds.tolist()}"
+            assert (np.diff(bounds) >= 0).all(), f"cu_seqlens: expected ascending values, found {bounds.tolist()}"
             assert bounds[-1] <= rows, f"cu_seqlens: expected at most {rows} rows, found {bounds[-1]}"
             missing = [rows - int(bounds[-1])]
             windows = len(bounds) - 1
             expected = np.repeat(np.arange(windows + 1), [*np.diff(bounds), *missing])
-            assert np.array_equal(view["sequence_id"], expected), "sequence_id: expected that of the row's window"
+            assert np.array_equal(view["sequence_id"], expected), "sequence_id: expected the index of each row's window"
             steps = np.arange(rows) - np.repeat([*bounds[:-1], 0], [*np.diff(bounds), *missing])
             steps[bounds[-1] :] = 0
-            assert np.array_equal(view["position"], steps), "position: expected the place of a row in its window"
+            assert np.array_equal(view["position"], steps), "position: expected the index of each row in its window"
 
     def test_a_batch_is_a_function_of_its_number(self) -> None:
         """Batches do not depend on order, repetition, the instance of the source, or the end of an epoch."""
@@ -128,7 +128,7 @@ class SourceConformance:
             with PrefetchBatchifier(self.make(), num_workers=workers) as loader:
                 loader.load_state_dict(state)
                 assert _digest(loader.next_batch()) == _digest(source[len(found)]), (
-                    "expected the batch behind the last delivered"
+                    "expected the batch after the last delivered batch"
                 )
                 refused(StateError, partial(loader.load_state_dict, {**state, "fingerprint": "another"}))
 
@@ -219,7 +219,7 @@ class FormatConformance:
             assert stream.schema.field(name).type == pa.int64(), f"{name}: expected int64, found {stream.columns[name]}"
         known = ("action", "reward", "done", "episode_step", "observation", "metadata_", "info.")
         others = [name for name in names if not name.startswith(known)]
-        assert not others, f"expected metadata_<name> for what is no action and no observation, found {others}"
+        assert not others, f"expected metadata_<name> for columns without actions or observations, found {others}"
         for batch in stream:
             assert batch.schema.equals(stream.schema), f"expected batches of {stream.schema}, found {batch.schema}"
             batch.validate(full=True)
@@ -233,14 +233,14 @@ class FormatConformance:
         assert table.num_rows > 10, f"expected at least ten transitions, found {table.num_rows} rows"
         step, done, reward = (_numbers(table, name) for name in ("episode_step", "done", "reward"))
         starts = np.flatnonzero(step == 0)
-        assert starts[0] == 0, f"expected an episode to begin with the first row, found step {step[0]}"
+        assert starts[0] == 0, f"expected step 0 in the first row, found step {step[0]}"
         lengths = np.diff(np.append(starts, len(step)))
         np.testing.assert_array_equal(step, np.concatenate([np.arange(length) for length in lengths]))
         assert np.isin(done, (0, 1, 2)).all(), f"done: expected 0, 1 or 2, found {np.unique(done)}"
         last = np.append(starts[1:], len(step)) - 1
-        assert not np.delete(done, last).any(), "done: expected 0 where an episode goes on"
+        assert not np.delete(done, last).any(), "done: expected 0 before the last row of an episode"
         if stream.alignment == "arrived":
-            assert not reward[starts].any(), "reward: expected 0 in the first row of an episode, to which nothing led"
+            assert not reward[starts].any(), "reward: expected 0 in the first row of an episode"
         found = tuple(zip(lengths.tolist(), done[last].tolist(), strict=True))
         assert found == tuple(self.episodes), f"expected (rows, last done) {self.episodes}, found {found}"
         assert stream.rows in (None, table.num_rows), f"rows: expected {table.num_rows}, found {stream.rows}"
@@ -288,7 +288,7 @@ class FormatConformance:
 
         If the reader cannot detect a missing end, it may return rows instead, but must not raise any other error.
         """
-        assert self._digest(tmp_path / "nothing" / "there") is None, "expected an error where there is nothing"
+        assert self._digest(tmp_path / "nothing" / "there") is None, "expected an error for a file that does not exist"
         path = self.write(tmp_path)
         expected = self._digest(path)
         files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
@@ -322,7 +322,7 @@ class FormatConformance:
                 reader = threading.Thread(target=self._digest, args=(path,), daemon=True)
                 reader.start()
                 reader.join(_PATIENCE)
-                assert not reader.is_alive(), f"{file.name}, a pipe: expected an error, found that it is waited for"
+                assert not reader.is_alive(), f"{file.name}, a pipe: expected an error, found a reader that waits"
                 file.unlink()
             outside.rename(file)
 

@@ -111,7 +111,9 @@ class WindowSamplerConformance:
                 many = draw(3, first, count, _snapshot(rows), 0, slice(0, sampler.batch_size))
                 if many is not None:
                     single = [self._starts(sampler, rows, 3, index) for index in range(first, first + count)]
-                    assert np.array_equal(many, np.stack(single)), f"expected what starts gives for {first}.. {count}"
+                    assert np.array_equal(many, np.stack(single)), (
+                        f"expected the results of starts(), first {first}, {count} batches"
+                    )
                     self._check_some_windows(sampler, first, _snapshot(rows), many)
 
     def _check_some_windows(self, sampler: Any, first: int, snapshot: Any, many: npt.NDArray[np.int64]) -> None:
@@ -235,7 +237,7 @@ class ReplaySamplerConformance:
             buffer.extend(self.rows(500, 5))
             self._draw(buffer)
             for name, value in kept.items():
-                assert np.array_equal(value, state[name]), f"state: {name}: expected it to stay as it was"
+                assert np.array_equal(value, state[name]), f"state: {name}: expected an unchanged value"
 
     def test_what_is_wrong_changes_nothing(self) -> None:
         """Too few rows raise MouseError, another object's state raises StateError, and later draws stay the same."""
@@ -247,7 +249,7 @@ class ReplaySamplerConformance:
         self._draw(buffer)
         self._draw(other)
         refused(StateError, lambda: buffer.sampler.load_state_dict({"something": "else"}))
-        _assert_same_draw(self._draw(buffer), self._draw(other), "expected what was refused to change nothing")
+        _assert_same_draw(self._draw(buffer), self._draw(other), "expected a rejected call to change nothing")
 
     def test_priorities_that_cannot_be_are_refused(self) -> None:
         """A sampler with priorities rejects invalid priorities and stays unchanged."""
@@ -266,7 +268,7 @@ class ReplaySamplerConformance:
             update = partial(buffer.update_priority, np.array(index), np.array(priority))
             refused(error, update)
         for _ in range(3):
-            _assert_same_draw(self._draw(buffer), self._draw(other), "expected what was refused to change nothing")
+            _assert_same_draw(self._draw(buffer), self._draw(other), "expected a rejected call to change nothing")
 
     # ------------------------------------------------------------------ helpers
 
@@ -283,7 +285,9 @@ class ReplaySamplerConformance:
         weight = draw.priority_weight
         if weight is not None:
             assert weight.dtype == np.float32, f"priority_weight: expected float32, found {weight.dtype}"
-            assert weight.shape in (index.shape, index.shape[:1]), "priority_weight: expected one a step or slice"
+            assert weight.shape in (index.shape, index.shape[:1]), (
+                "priority_weight: expected one number per step or slice"
+            )
         for name, values in draw.extra.items():
             assert values.shape[: index.ndim] == index.shape, f"{name}: expected the axes of the index in front"
 

@@ -299,7 +299,7 @@ class Answers:
     # ------------------------------------------------------------------ what is wrong
 
     def findings(self, asked: Asked) -> Any:
-        """Return the progress and findings of a source's inspection; the query ``start`` starts the inspection."""
+        """Return progress and findings of a source's inspection. If the query has ``start``, start the inspection."""
         one = self._at(asked)
         found = one.inspection
         if found is None:
@@ -409,7 +409,7 @@ class Answers:
         width = max(int(known[name]["width"]), 1)
         dims = [whole({"dim": text}, "dim", 0, 0, 1 << 20) for text in asked.get("dims", "0").split(",")]
         if len(dims) > _MOST_DIMENSIONS:
-            raise ConfigError(f"dims: expected at most {_MOST_DIMENSIONS}, found {len(dims)}")
+            raise ConfigError(f"dims: expected at most {_MOST_DIMENSIONS} dimensions, found {len(dims)}")
         low = whole(asked, "from", 0, 0, end - begin - 1)
         high = whole(asked, "to", end - begin, low + 1, end - begin)
         read = partial(read_dimensions, one.snapshot, name, dims, begin)

@@ -136,7 +136,10 @@ def _warm(data: Path, size: Size, batch_size: int) -> Table:
     of = contenders(calls, first="floor", multiple=max(1, 32_768 // batch_size))
     timings = interleave(of, rounds=_ROUNDS, budget_seconds=4.0)
     key = size.key if batch_size == 32 else f"{size.key}-{batch_size}"
-    notes = ["All pages are in the page cache. New windows also look up record batches that no batch has used before."]
+    notes = [
+        "All pages are in the page cache. The times of new windows include the lookup of record batches that were not "
+        "read before."
+    ]
     return table_of(key, f"{size.title}, B={batch_size}, S=64", timings, nbytes=copied[0].nbytes, notes=notes)
 
 

@@ -75,7 +75,7 @@ class TestWholeBatches(SourceConformance):
     def test_other_numbers_of_processes_go_on_with_it(self) -> None:
         with pytest.raises(ConfigError, match="found per='batch' with shard"):
             PrefetchBatchifier(self.make(), shard=(0, 3), uneven="pad")
-        with pytest.raises(ConfigError, match=r"'noisy/1': expected per='window' or per='rows' with a shard"):
+        with pytest.raises(ConfigError, match=r"'noisy/1': with a shard, expected per='window' or per='rows'"):
             mapped(shard=(0, 2))
         with pytest.raises(ConfigError, match="per='batch' with shard"):
             mapped().with_options(shard=(1, 3))
@@ -337,7 +337,7 @@ def test_what_it_returns_may_be_no_array_of_its_own() -> None:
         ((parity, "a/1", {"odd": ("text", ())}), "expected a NumPy dtype"),
         ((parity, "a/1", {"odd": ("U8", ())}), "expected a boolean, integer or floating dtype"),
         ((parity, "a/1", {"odd": (bool, (0,))}), "expected a shape of positive sizes"),
-        ((parity, "a/1", {"odd": FieldSpec("even", np.dtype(bool), ())}), "expected a FieldSpec of that name"),
+        ((parity, "a/1", {"odd": FieldSpec("even", np.dtype(bool), ())}), "expected a FieldSpec with the name 'odd'"),
         ((parity, "a/1", ODD, "row"), "expected per as one of"),
         ((parity, "a/1", ODD, "rows", ["odd"]), "expected different fields in drop"),
         ((parity, "a/1", ODD, "rows", "done"), "expected a list of names"),

@@ -248,7 +248,7 @@ def test_flags_that_change_their_kind_are_refused(flags: Any) -> None:
         team.flags = any if flags is any else np.array
         env.step(np.zeros(2, int))
         team.flags = np.array if flags is any else flags
-        with pytest.raises(DataError, match="terminated, truncated: expected a flag, or a flag for each agent"):
+        with pytest.raises(DataError, match="terminated, truncated: expected one flag, or a flag for each agent"):
             env.step(np.zeros(2, int))
 
 

@@ -106,7 +106,9 @@ def test_fields(options: dict[str, Any], expected: tuple[Any, ...]) -> None:
 
 @pytest.mark.parametrize("given", [FieldSpec("y", np.dtype("float32"), ()), "float32"])
 def test_a_field_is_under_its_name(given: Any) -> None:
-    with pytest.raises(ConfigError, match=r"spec: field 'x': expected a FieldSpec of that name, found .*(y|float32)"):
+    with pytest.raises(
+        ConfigError, match=r"spec: field 'x': expected a FieldSpec with the name 'x', found .*(y|float32)"
+    ):
         Spec({"x": given})
 
 

@@ -192,8 +192,8 @@ def test_one_hot_vectors_are_drawn_as_the_codes_are() -> None:
         (Composite({"a": Binary()}), 3, "field 'a': expected this field, found 3"),
         (stack_specs([Binary(), Binary()]), [0], "expected a shape that ends in (2,), found (1,)"),
         (stack_specs([Categorical(2), Categorical(3)]), [[1, 2], [2, 2]], "spec 0 of the stack: row 1: expected"),
-        (stack_specs([Binary((1,)), Binary((2,))]), ([[0]], [[0, 1]] * 2), "the same batch shape as before, (1,)"),
-        (stack_specs([Binary((2,)), Binary((3,))]), [0], "expected a tuple of the values of 2 specs, found [0]"),
+        (stack_specs([Binary((1,)), Binary((2,))]), ([[0]], [[0, 1]] * 2), "shape of the earlier specs, (1,)"),
+        (stack_specs([Binary((2,)), Binary((3,))]), [0], "expected a tuple with the values for each of 2 specs"),
     ],
 )  # fmt: skip
 def test_what_is_not_in_a_domain_is_told(spec: Domain, values: Any, reason: str) -> None:
@@ -293,7 +293,9 @@ def test_a_mask_can_be_changed() -> None:
     assert one.with_mask(~MASK) != one
     with pytest.raises(ConfigError, match="expected a mask that allows a choice at every position"):
         one.with_mask(np.zeros(3, bool))
-    with pytest.raises(ConfigError, match=r"Categorical: mask: expected values for the shape \(2, 3\), found \(4,\)"):
+    with pytest.raises(
+        ConfigError, match=r"Categorical: mask: expected values that broadcast to the shape \(2, 3\), found \(4,\)"
+    ):
         one.with_mask(np.ones(4, bool))
     with pytest.raises(ConfigError, match="expected a mask of booleans"):
         one.with_mask([0, 1, 1])
@@ -418,7 +420,7 @@ def test_specs_are_never_changed() -> None:
         (lambda: Bounded("a", 0), "expected bounds as numbers, found 'a'"),
         (lambda: Bounded(0, 300, dtype="uint8"), "expected bounds that uint8 can represent, found 300"),
         (lambda: Bounded(0.5, 3, dtype="uint8"), "expected whole numbers as bounds of uint8, found 0.5"),
-        (lambda: Bounded([0, 0], [1, 1], (3,)), r"expected values for the shape \(3,\), found \(2,\)"),
+        (lambda: Bounded([0, 0], [1, 1], (3,)), r"expected values that broadcast to the shape \(3,\), found \(2,\)"),
         (lambda: Bounded([0, 0], [1, 1, 1]), r"expected bounds of the same shape, found \(2,\) and \(3,\)"),
         (lambda: Bounded(0, 1, dtype="complex64"), "expected a boolean or integer or floating dtype, found complex64"),
         (lambda: Unbounded((-2,)), "expected a shape of sizes of at least 0, or -1 for a dynamic dimension"),

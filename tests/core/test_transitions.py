@@ -104,7 +104,7 @@ def case(request: pytest.FixtureRequest) -> Case:
 def test_each_transition_there_is_comes_once_and_as_it_was(alignment: str, seed: int) -> None:
     case = case_of(alignment, seed)
     if not case.flat:
-        with pytest.raises(ConfigError, match="transitions: expected at least one in"):
+        with pytest.raises(ConfigError, match="transitions: expected at least one transition in"):
             BatchSource(case.store, batch_size=1, transitions=True)
         return
     source = BatchSource(case.store, None, len(case.flat), "last", transitions=True)

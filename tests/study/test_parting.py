@@ -261,7 +261,7 @@ def test_models_and_settings_stay_as_they_were() -> None:
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(ConfigError, match="expected one of each framework"):
+    with pytest.raises(ConfigError, match="expected an optimizer of each framework"):
         compare(FlaxModel(), torch_optimizer=lambda p: torch.optim.SGD(p, 0.1))
     with pytest.raises(ConfigError, match="flax_loss: expected a scalar, found"):
         compare(FlaxModel(), flax_loss=lambda m, b: m(b["x"]))

@@ -107,7 +107,7 @@ def test_what_cannot_come_back_is_refused_by_name(tmp_path: Path) -> None:
     for parts, message in (
         ({"f": SimpleNamespace()}, r"state\['f'\]\S*: expected numbers, texts and arrays, found SimpleNamespace"),
         (({}, 3), r"state\[1\]: expected an object that can be restored in place, found int"),
-        (3, "state: expected something with state_dict"),
+        (3, "state: expected an object with state_dict"),
     ):
         with pytest.raises(ConfigError, match=message):
             states.taken(parts)

@@ -252,7 +252,7 @@ def _taken(part: Any, where: str, begun: InitialState | None, numbers: dict[int,
             }
         }
     raise ConfigError(
-        f"{where}: expected something with state_dict and load_state_dict, an object of flax.nnx, a generator of "
+        f"{where}: expected an object with state_dict and load_state_dict, an object of flax.nnx, a generator of "
         f"random numbers, or a dict, list or tuple of these, found {type(part).__name__}"
     )
 

@@ -75,7 +75,7 @@ def where_they_part(
     if updates < 1:
         raise ConfigError(f"updates: expected 1 or more, found {updates}")
     if (torch_optimizer is None) != (flax_optimizer is None):
-        raise ConfigError("optimizers: expected one of each framework or none at all, found one")
+        raise ConfigError("optimizers: expected an optimizer of each framework, or none, found only one")
     # Copies of the Flax model have their layers in another order, so pairs are determined on the original models.
     names = {pair.torch.path: pair.flax.path for pair in twins(torch_module, flax_module, names=names)}
     with jax.enable_x64(True):

@@ -250,7 +250,7 @@ def _renamed(layers: Mapping[str, Layer], names: Mapping[str, str]) -> tuple[dic
         else:
             found[path] = path
     if unused := [name for name in names if name not in used]:
-        raise ConfigError(f"names: expected paths of PyTorch's layers, of {list(layers)}, found {unused}")
+        raise ConfigError(f"names: expected paths of PyTorch layers among {list(layers)}, found {unused}")
     return found, fixed
 
 
@@ -270,9 +270,9 @@ def _without_twins(ours: list[Layer], theirs: list[Layer], in_order: Mapping[str
     for there, layers in (("Flax", ours), ("PyTorch", theirs)):
         if layers:
             said.append(f"without a twin in {there}: {'; '.join(map(str, layers[:6]))}{' ...' * (len(layers) > 6)}")
-    hint = f"; if it is their order that says which are the same: names={in_order}" if in_order else ""
-    hint = hint or "; say which are the same in names={path in PyTorch: path in Flax}"
-    return f"layers: expected each to have a twin, found {', and '.join(said)}{hint:.600}"
+    hint = f"; to pair the layers in order, pass names={in_order}" if in_order else ""
+    hint = hint or "; pair layers with names={path in PyTorch: path in Flax}"
+    return f"layers: expected a twin for each layer, found layers {', and '.join(said)}{hint:.600}"
 
 
 # ---------------------------------------------------------------------- copying

@@ -470,11 +470,11 @@ class DeviceReplayConformance(InArrays):
         """Rows of another form, masked values, unexpected priorities and empty batches raise errors and change
         nothing."""
         state, oracle, rows = self._init(_PLAIN, 5), ReplayOracle(_PLAIN, 5), Rows().next(20)
-        assert not bool(self.can_sample(state)), "expected nothing to draw"
+        assert not bool(self.can_sample(state)), "expected can_sample to be False"
         refused(MouseError, lambda: self.sample(state, 0))
         state = self.add(state, _arrays(rows, None))
         oracle.write(rows)
-        assert bool(self.can_sample(state)), "expected something to draw"
+        assert bool(self.can_sample(state)), "expected can_sample to be True"
         good = _arrays(Rows().next(3), None)
         for bad in (
             {name: values for name, values in good.items() if name != "reward"},

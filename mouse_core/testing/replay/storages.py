@@ -63,7 +63,7 @@ class StorageConformance:
     def test_it_has_what_the_protocol_names(self, tmp_path: Path) -> None:
         """An empty storage has the members and sizes of the protocol."""
         storage = self._new(12, 1, tmp_path)
-        assert isinstance(storage, Storage), f"expected what mouse_core.replay.Storage names: {storage!r}"
+        assert isinstance(storage, Storage), f"expected the members of mouse_core.replay.Storage, found {storage!r}"
         assert (len(storage), storage.capacity, storage.written, storage.num_envs) == (0, 12, 0, 1)
         assert storage.writable is True
 

@@ -71,7 +71,7 @@ class TransformConformance:
             before = buffer.batch_of(drawn)
             buffer.extend(self.rows(700, 13))
             buffer.draw()
-            _same(before, buffer.batch_of(drawn), "expected writes to change no batch that was drawn")
+            _same(before, buffer.batch_of(drawn), "expected drawn batches to stay the same after writes")
 
     def test_threads_change_nothing(self) -> None:
         """Batches and their order are the same with and without threads."""
@@ -100,7 +100,7 @@ class TransformConformance:
         with PrefetchBatchifier(again, prefetch=2) as loader:
             loader.load_state_dict(saved[1])
             for batch in wanted:
-                _same(batch, loader.next_batch(), "expected the batches that followed the state")
+                _same(batch, loader.next_batch(), "expected the batches after the saved state")
 
     def test_it_goes_on_from_its_state(self) -> None:
         """A new buffer that loads a saved state draws the same batches as the original buffer, also after more
@@ -109,7 +109,7 @@ class TransformConformance:
             again = self._buffer(seed=99)
             again.load_state_dict(copy.deepcopy(buffer.state_dict()))
             for _ in range(2):
-                _same(buffer.sample(), again.sample(), "expected the samples that followed the state")
+                _same(buffer.sample(), again.sample(), "expected the samples after the saved state")
                 for one in (buffer, again):
                     one.extend(self.rows(900, 5))
 
@@ -120,7 +120,7 @@ class TransformConformance:
                 again = pickle.loads(pickle.dumps(buffer))
             except (AttributeError, pickle.PicklingError):  # a function outside of a module belongs to the user
                 return
-            _same(buffer.sample(), again.sample(), "expected a pickle to sample what its original does")
+            _same(buffer.sample(), again.sample(), "expected a pickled buffer to draw the original's batches")
 
     def test_rows_are_stored_alike_one_by_one_and_together(self) -> None:
         """A transform with an inverse stores equal rows, whether they are written singly or together."""
@@ -156,7 +156,7 @@ class TransformConformance:
         if np.ndim(batches[0].get("mask", index)) == 1 and "mask" in batches[0]:
             same &= np.asarray(batches[0]["mask"])  # an incomplete transition is ignored
         kept = [{str(key): leaf[same] for key, leaf in batch.items() if len(leaf) == len(same)} for batch in batches]
-        _same(kept[0], kept[1], "expected rows of an episode whatever the others hold")
+        _same(kept[0], kept[1], "expected rows that do not depend on other episodes")
 
     def test_states_of_something_else_are_refused(self) -> None:
         """The state consists of plain values; a foreign state is rejected and changes nothing."""
@@ -168,7 +168,7 @@ class TransformConformance:
                 plain = isinstance(value, str | bool | int | float | np.ndarray)
                 assert plain, f"state: {name}: expected a value or an array, found {type(value).__name__}"
             refused(StateError, partial(part.load_state_dict, {"something": "else"}))
-            _same(state, part.state_dict(), "expected what was refused to change nothing")
+            _same(state, part.state_dict(), "expected a rejected state to change nothing")
 
     # ------------------------------------------------------------------ helpers
 
