@@ -23,7 +23,7 @@ from mouse_core.errors import DataError, StateError
 
 
 def canonical(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Convert values to the narrowest of the digest's dtypes, little-endian, with one NaN.
+    """Convert values to the narrowest dtype of the digest, little-endian, with the same bit pattern for every NaN.
 
     Integers become int32 if all values of the array fit, else int64, else uint64. Floats become float32 if no value
     changes, else float64.
@@ -109,7 +109,7 @@ class _Layout:
     float64, int64 and uint64 from byte 24; then float32; then booleans; then zeros up to a multiple of 8 bytes.
 
     Args:
-        seed: A hash of names, kinds and shapes.
+        seed: A hash of the fields' names, dtypes and shapes.
         places: For each row, the index of the batch, the index of the row in the whole batch, and the index of the
             view, int64 ``[B, 3]``.
         fields: Views of the fields, ``[B, ...]`` each, in the order of ``kinds``.
@@ -210,8 +210,8 @@ def _sum_of_alike(
 
 
 def _layout(kinds: _Kinds, rows: int) -> tuple[_Layout | None, int]:
-    """Return this thread's layout for ``rows`` rows, and ``rows``; or None and the number of rows that fit, if the rows
-    are too many."""
+    """Return this thread's layout for ``rows`` rows, and ``rows``. If no layout has room for this many rows, return
+    None and the number of rows that fit."""
     kept: dict[tuple[_Kinds, int], _Layout] | None = getattr(_kept, "layouts", None)
     if kept is None:
         kept = _kept.layouts = {}
@@ -295,12 +295,12 @@ class StreamDigest:
 
     The digest is the sum modulo 2**128 of one XXH3 hash for each window. The hash of a window covers the index of the
     batch, the row of the window in the whole batch, and the names, kinds, shapes and values of the window's fields. Two
-    digests of the same number of windows are equal if the same windows have the same index and row; other streams have
+    digests are equal if they cover the same windows, each with the same batch index and row. Two different streams have
     equal digests with a probability below 2**-64. The order in which batches were requested does not matter. The digest
     detects mistakes, not deliberate forgery.
 
-    Values are compared as in ``mouse_core.testing.stream_digest``, window by window: equal numbers of different widths
-    are equal, all NaNs are equal, and -0.0 differs from 0.0.
+    Values are compared as in ``mouse_core.testing.stream_digest``, window by window: two equal numbers count as equal
+    even if their dtypes have different widths, all NaNs are equal, and -0.0 differs from 0.0.
 
     Args:
         total: The sum, in ``[0, 2**128)``.
@@ -329,7 +329,7 @@ class StreamDigest:
                 a negative index, and rows behind the end of the array, are left out.
 
         Raises:
-            DataError: The arrays have different numbers of rows, or two names have equal texts, such as 1 and "1".
+            DataError: The arrays have different numbers of rows, or two names are equal as text, such as 1 and "1".
             TypeError: A value is not an array of numbers or texts. Pass ``vars(object)`` for the fields of an object.
         """
         total, windows = 0, 0

@@ -51,7 +51,8 @@ def kind_of(dtype: Any) -> str:
 
 
 def namespace(values: Any) -> Any:
-    """Return the array API namespace of an array; NumPy arrays take a fast path, as every batch needs it."""
+    """Return the array API namespace of an array. NumPy arrays take a fast path, because this function is called for
+    every batch."""
     if type(values) is np.ndarray:
         return _numpy_namespace()
     if is_tensor(values):
@@ -80,7 +81,7 @@ def is_tensor(values: Any) -> bool:
 
 
 def may_look(values: Any) -> bool:
-    """Whether the values of an array can be read without waiting for a device or breaking ``torch.compile``."""
+    """Whether reading the values of an array neither waits for a device nor breaks ``torch.compile``."""
     if not is_tensor(values):
         return isinstance(values, np.ndarray | np.generic)
     torch: Any = sys.modules["torch"]
@@ -98,7 +99,8 @@ def _numpy_namespace() -> Any:
 
 
 def widest(xp: Any, name: str) -> Any:
-    """Return an array API's dtype ``"float64"`` or ``"int64"``; its 32-bit form if it has none, as JAX without x64."""
+    """Return the dtype ``"float64"`` or ``"int64"`` of an array API. If the API lacks this dtype, as JAX without x64,
+    return the 32-bit dtype."""
     if name not in xp.__array_namespace_info__().dtypes():
         name = name.replace("64", "32")
     return getattr(xp, name)
@@ -131,7 +133,7 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
 
 
 def widened(value: Any) -> Any:
-    """Return bfloat16 and 8-bit floats as float32, which loses nothing; any other value unchanged."""
+    """Convert bfloat16 and 8-bit floats to float32, without loss; return any other value unchanged."""
     dtype = getattr(value, "dtype", None)
     if isinstance(dtype, np.dtype):
         return value.astype(np.float32) if is_ml_float(dtype) else value
@@ -250,7 +252,8 @@ def to_numpy(value: Any) -> npt.NDArray[Any]:
 
 
 class RowError(DataError):
-    """A value that its field does not allow; ``row`` is its position along the first axis of the checked array."""
+    """Error for a value that its field does not allow; ``row`` is the position of the value along the first axis of the
+    checked array."""
 
     def __init__(self, row: int, message: str) -> None:
         super().__init__(message)
@@ -281,11 +284,12 @@ def check_exact(array: npt.NDArray[Any]) -> None:
 
 
 _EXACT = 1 << 53
-_EXACT_NUMBERS = "whole numbers that float64 represents exactly (an integer dtype can represent others)"
+_EXACT_NUMBERS = "whole numbers that float64 represents exactly (an integer dtype can represent other whole numbers)"
 
 
 def check_exact_items(items: Any) -> None:
-    """Raise RowError if float64 cannot represent an integer exactly in nested lists of integers and floats."""
+    """Raise RowError if nested lists of integers and floats contain an integer that float64 cannot represent
+    exactly."""
     for row, item in enumerate(items):
         for value in np.asarray(item, object).flat:
             if isinstance(value, int | np.integer) and int(float(value)) != int(value):

@@ -1,8 +1,8 @@
 """Episode index: where episodes begin and end in streams of time steps, and which windows lie in them.
 
-A store has one stream, which never changes. A replay buffer has one stream for each environment; its ring overwrites
-the oldest steps when new steps are added. Both use the same ``EpisodeIndex``, which records the episodes while rows are
-added, and never searches the rows.
+A store has one stream, whose steps are never overwritten. A replay buffer has one stream for each environment, and its
+ring overwrites the oldest steps when new steps are added. Both use the same ``EpisodeIndex``, which records the
+episodes while rows are added, and never searches the rows.
 
 A ``WindowRule`` determines the windows of an episode from its number of steps. A ``WindowView`` gives every window of
 all episodes an index, its rank: a sampler draws a rank from ``0 .. count - 1``, and a binary search finds the window
@@ -39,7 +39,8 @@ def step_begins(
     times: npt.NDArray[Any] | None = None,
     time_before: Any = -1,
 ) -> Bools:
-    """Return whether each step begins an episode: the step before it ends one or has another id, or its time restarts.
+    """Return whether each step begins an episode: True if the previous step ends an episode or has another id, or if
+    the time restarts.
 
     Three examples: for ``ends`` False, True, False, the result is False, False, True (or True, False, True if
     ``end_before`` is True); for ``ids`` 4, 4, 7, the result is False, False, True; and for ``times`` 3, 0, 1, the
@@ -74,7 +75,7 @@ def step_begins(
 def sums_by_episode(
     begins: Bools, values: npt.NDArray[Any], open_sum: Any, open_steps: int
 ) -> tuple[npt.NDArray[Any], Int64s]:
-    """Add up the steps of each episode in a block of steps that follows other blocks.
+    """Sum the values of each episode in a block of steps, which follows earlier blocks.
 
     Example: an open episode has 2 steps with the sum 10. The next values are 1, 2, 3, and the last begins an episode.
     The sums are 13 (of 4 steps) and 3 (of 1 step).
@@ -85,8 +86,8 @@ def sums_by_episode(
         open_sum, open_steps: Sum and number of steps so far of the episode that the previous block left open.
 
     Returns:
-        Sum and number of steps of the open episode, if it has steps, and of each episode that begins. The last episode
-        may continue in the next block.
+        Sum and number of steps of the open episode, if it has steps, and of each episode that begins in the block. The
+        last episode may continue in the next block.
     """
     starts = np.flatnonzero(begins)
     is_new = len(starts) > 0 and starts[0] == 0
@@ -116,16 +117,17 @@ class WindowRule:
 
     Args:
         length: Steps in a window, L.
-        left: Number of steps of a window that may lie before the episode.
-        right: Number of steps of a window that may lie behind the episode.
-        strict: Whether episodes of fewer than L steps have no windows; otherwise they have windows as long as
-            themselves.
+        left: Largest number of steps of a window that lie before the episode.
+        right: Largest number of steps of a window that lie behind the episode.
+        strict: Whether episodes of fewer than L steps have no windows. Otherwise, the windows of such an episode are as
+            long as the episode.
         tiled: Whether windows lie side by side from the episode's first step on; otherwise they begin at every step.
         before, behind: Number of steps at an episode's beginning and end that are in no window. With ``before=1``, the
             episode of 5 steps has windows of 3 steps that begin at steps 1 and 2.
         every: Use only each ``every``-th window, starting with the first: with 2, the windows that begin at steps 0 and
-            2. If the first steps of an episode were overwritten, its other windows stay. If fewer than L steps are left
-            and ``strict`` is False, the window at the first selected step that still exists stays.
+            2. If the first steps of an episode were overwritten, the selection among its other windows is unchanged. If
+            fewer than L steps are left and ``strict`` is False, the episode has one window, at the first selected step
+            that still exists.
     """
 
     length: int
@@ -156,7 +158,7 @@ class WindowRule:
         return np.maximum(counts, skipped - self._lead(steps) < steps)
 
     def _places(self, steps: Int64s) -> Int64s:
-        """Return the number of steps at which windows may begin if ``every`` is 1."""
+        """Return the number of steps at which windows can begin if ``every`` is 1."""
         size = np.minimum(steps, self.length)
         counts = steps - size + 1
         if self.left or self.right:
@@ -207,7 +209,7 @@ class Windows(NamedTuple):
     Attributes:
         env: The environment of each window, int64 ``[n]``.
         start: The window's first step, which may lie before the episode.
-        begin, end: The episode's first step that still exists, and the step behind the episode's last step.
+        begin, end: The first step of the episode that still exists, and the step after the episode's last step.
         traj_id: The episode's id.
     """
 
@@ -222,8 +224,8 @@ class EpisodeIndex:
     """The episodes in the streams of time steps of several environments.
 
     Every environment is a stream of steps ``0, 1, 2, ...``, and its newest ``steps`` steps exist. An episode is a run
-    of steps from its begin up to the next begin. A table ``[environments, columns]`` contains the begins of the
-    existing episodes; each row of the table is sorted. ``extend`` adds the episodes that begin in new steps;
+    of steps from its start up to the start of the next episode. A table ``[environments, columns]`` contains the starts
+    of the existing episodes; each row of the table is sorted. ``extend`` adds the episodes that begin in new steps;
     overwritten episodes are removed when the table needs room.
 
     Step t of environment e lies in slot ``t % steps * num_envs + e`` of a storage: in a ring of 100 steps and 2
@@ -295,14 +297,15 @@ class EpisodeIndex:
         return view
 
     def longest(self) -> int:
-        """Return the number of steps of the longest episode; looks at all episodes."""
+        """Return the number of steps of the longest episode; the call takes time proportional to the number of
+        episodes."""
         first = self._oldest()
         envs, columns = ragged(self._counts - first)
         begin, end, _ = self._there(envs, columns + first[envs])
         return int((end - begin).max(initial=0))
 
     def episode_of(self, step: Int64s, env: Int64s | int = 0) -> tuple[Int64s, Int64s, Int64s]:
-        """Return the begin (even if overwritten), the end and the id of each step's episode, in the shape of
+        """Return the start (even if overwritten), the end and the id of each step's episode, in the shape of
         ``step``."""
         column = self._search.find(step) if self._search is not None else self._column(step, env)
         return *self._bounds(env, column), self._ids[env, column]
@@ -383,7 +386,7 @@ class EpisodeIndex:
         self.end += n
 
     def begin_earlier(self, begins: Int64s) -> None:
-        """Set the begin of each environment's oldest episode to a step that is already overwritten, ``[E]``."""
+        """Set the start of each environment's oldest episode to a step that is already overwritten, ``[E]``."""
         self._begins[self._envs, self._oldest()] = begins + self._spans
         self._base = min(self._base, int(begins.min()))
 
@@ -423,8 +426,8 @@ class EpisodeIndex:
         self._views.clear()
 
     def ends(self, step: Int64s, env: Int64s) -> Bools:
-        """Whether steps are known to be the last of their episodes; the newest step only if ``extend`` marked its
-        end.
+        """Whether each step is known to be the last of its episode. For the newest step, the result is True only if
+        ``extend`` marked the step as an end.
         """
         _, end, _ = self.episode_of(step, env)
         found: Bools = (end == step + 1) & ((end < self.end) | self._ended[env])
@@ -527,11 +530,11 @@ class WindowView:
 
 
 class _RunningCounts:
-    """Counts of the windows (or of the episodes with windows) before each episode; the episode of the window with a
-    given rank is found with these counts.
+    """Counts of the windows (or of the episodes with windows) before each episode. A search in these counts finds the
+    episode of the window with a given rank.
 
     The windows of an episode are counted once, when the episode has ended. The windows of the oldest and of the newest
-    episode are counted again whenever steps were added, because steps of the oldest episode may be overwritten, and the
+    episode are counted again after steps were added, because steps of the oldest episode may be overwritten, and the
     newest episode grows.
 
     Example: episodes of 5, 4 and 3 steps have 3, 2 and 1 windows of 3 steps, so 0, 3 and 5 windows lie before them. Two
@@ -631,8 +634,8 @@ def ragged(counts: Int64s) -> tuple[Int64s, Int64s]:
 
 
 class SortedSearch:
-    """Finds, for each of many values, the last of some sorted numbers that is not larger than the value; several times
-    as fast as a binary search.
+    """For each of many values, finds the last number of a sorted array that is not larger than the value. The search is
+    several times as fast as a binary search.
 
     Example: the numbers 0, 3, 5 with ``end`` 12 have buckets of 2. The last number not larger than 0, 2, 4, 6, 8, 10
     has the position 0, 0, 1, 2, 2, 2. The value 5 lies in the bucket of 4, so its position is at least 1; the number at

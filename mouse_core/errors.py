@@ -14,8 +14,8 @@ import sys as _sys
 _package = _sys.modules.get("mouse_core")
 if getattr(_package, "__distribution__", None) != "mouse-data":
     raise ImportError(
-        f"mouse_core: expected the package of mouse-data, found another at {getattr(_package, '__file__', None)}: the "
-        "distribution mouse-core, which has a package of this name, was installed over it or removed; run "
+        f"mouse_core: expected the package of mouse-data, found another at {getattr(_package, '__file__', None)}. The "
+        "distribution mouse-core also contains a package of this name, and was installed or removed later; run "
         "pip uninstall mouse-core mouse-data, then install mouse-data again"
     )
 

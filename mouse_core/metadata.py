@@ -107,16 +107,16 @@ class DatasetMetadata(_Described):
     Args:
         alignment: The transition that a row's action, reward and done belong to: "arrived" or "outgoing".
         environments: Names of the environments that the steps were recorded in.
-        tasks: Texts of the tasks, by the task number that rows contain.
+        tasks: A dict from the task index that rows contain to the text of the task.
         fields: Additional fields, and fields that replace standard fields.
         max_action_dim: Number of actions A, or the width of action vectors.
         max_obs_continuous_dim: Width C of observations.
         recordings: How recorders recorded the steps; duplicates are removed.
-        spec: Allowed values of columns: a ``mouse_core.spec.Composite`` or a dict with the spec of an array by column.
-        videos: The video files, to which frames refer by index: for each, the path below the dataset's folder, and the
-            digest of the file's index (``mouse_core.video.VideoIndex``).
+        spec: Allowed values of columns: a ``mouse_core.spec.Composite``, or a dict from column to array spec.
+        videos: The video files, to which frames refer by position in this list. Each item is a pair: the path below the
+            dataset's folder, and the digest of the file's index (``mouse_core.video.VideoIndex``).
         dimensions: Names of a column's dimensions, by column: ``{"action": ["elbow", "wrist"]}``.
-        frames_per_second: Steps recorded per second; several numbers if parts of the dataset differ.
+        frames_per_second: Steps recorded per second; several numbers if parts of the dataset have different rates.
         robots: Names of the robots that the steps were recorded with.
         layout: How columns are delivered by default: "stored", or None for "mouse"; see ``mouse_core.BatchSource``.
 
@@ -201,13 +201,14 @@ class DatasetMetadata(_Described):
 def joined(parts: Iterable[tuple[str, DatasetMetadata]], *, have_rows: bool = False) -> DatasetMetadata:
     """Return the metadata of a dataset from the metadata of its parts.
 
-    An attribute that only some parts have applies to the joined dataset. Different specs of a column, as from two
-    environments, join to a spec with only dtype and shape.
+    If only some parts have an attribute, the joined dataset has it too. If parts have different specs of a column, for
+    example from two environments, the joined spec has only dtype and shape.
 
     Args:
         parts: The name of each part, for messages, and its metadata.
         have_rows: Whether each part has rows. The rows of a part without alignment are assumed to be "arrived". If such
-            a part has rows, parts with "outgoing" contradict it, and the joined dataset has no alignment either.
+            a part has rows and another part has "outgoing", SchemaError is raised; otherwise, the joined dataset has no
+            alignment.
 
     Raises:
         SchemaError: Two parts contradict each other.
@@ -238,7 +239,8 @@ def joined(parts: Iterable[tuple[str, DatasetMetadata]], *, have_rows: bool = Fa
     if silent and first.pop("alignment", ("", ""))[1] == "outgoing":
         stated = next(label for label, part in parts if part.alignment is not None)
         raise SchemaError(
-            f"alignment: expected one value, found 'outgoing' in {stated} and none ('arrived') in {silent[0]}"
+            f"alignment: expected one value, found 'outgoing' in {stated} and none, which means "
+            f"'arrived', in {silent[0]}"
         )
     values = {key: value for key, (_, value) in first.items()}
     of_all = ("environments", "robots", "frames_per_second", "recordings")
@@ -287,7 +289,8 @@ def read_metadata(part: Any, *, label: str = "dataset") -> DatasetMetadata:
         label: Name of the dataset in messages.
 
     Raises:
-        SchemaError: Places contradict each other, as after joining datasets with different metadata.
+        SchemaError: Two places have contradicting metadata, for example after datasets with different metadata were
+            joined.
         DataError: The metadata cannot be read, or have a newer version.
     """
     return joined(_places(part, label))
@@ -505,7 +508,9 @@ def _check_values(metadata: DatasetMetadata) -> None:
     if not listed or not all(isinstance(one, int | float) and 0 < one < math.inf for one in rates):
         raise ConfigError(f"frames_per_second: expected a list of positive numbers, found {rates!r:.200}")
     if not all(is_whole(number) and is_text(text) for number, text in dict(metadata.tasks).items()):
-        raise ConfigError(f"tasks: expected texts by integers, found {metadata.tasks!r:.200}")
+        raise ConfigError(
+            f"tasks: expected a dict from integer to text, such as {{0: 'pick'}}, found {metadata.tasks!r:.200}"
+        )
     for name, kind, called in (("fields", Field, "mouse_core.Field"), ("recordings", Recording, "Recording")):
         for item in getattr(metadata, name):
             if not isinstance(item, kind):
@@ -533,8 +538,8 @@ def _check_spec(given: Any) -> Any:
 def _joined_specs(specs: Sequence[Any]) -> Any:
     """Return the joined specs of the columns of several parts.
 
-    A column with different specs gets a wider spec: all numbers of the common dtype and shape, or any objects. Without
-    a spec, a later join would apply one part's spec to all rows.
+    A column with different specs gets a wider spec: all numbers of the common dtype and shape, or any objects. If the
+    joined column had no spec, a later join would apply one part's spec to all rows.
     """
     columns: dict[str, list[Any]] = {}
     for spec in specs:
@@ -566,7 +571,7 @@ def _check_dimensions(given: Any) -> Mapping[str, tuple[str, ...]]:
     for column, names in dict(given if isinstance(given, Mapping) else {0: 0}).items():
         is_list = isinstance(names, Sequence) and not isinstance(names, str)
         if not is_text(column) or not is_list or not all(map(is_text, names)):
-            raise ConfigError(f"dimensions: expected lists of names by column, found {given!r:.200}")
+            raise ConfigError(f"dimensions: expected a dict from column to a list of names, found {given!r:.200}")
         dimensions[column] = tuple(names)
     return MappingProxyType(dimensions)
 

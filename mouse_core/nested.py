@@ -276,7 +276,7 @@ def opened(rows: Any, lead: int, ragged: Collection[FieldKey] = (), lists: Colle
 
     Args:
         rows: A tree of rows.
-        lead: Number of leading axes that count rows.
+        lead: Number of leading axes that index rows.
         ragged: The fields whose rows have different lengths.
         lists: Paths of the nodes that are lists in rows written earlier, see ``lists_of``. At these paths, a list of
             numbers is a node too.
@@ -369,7 +369,8 @@ def _is_value(value: Any) -> bool:
 
 
 def _rows_of(items: list[Any], lead: int) -> Any:
-    """Convert values of rows in lists nested ``lead`` levels deep to an array of objects; keep a single row."""
+    """Convert values of rows in lists nested ``lead`` levels deep to an array of objects. The value of a single row
+    (``lead`` 0) is not converted to objects."""
     if not lead or not is_node(items):
         arrays = all(map(_is_value, items)) and len({np.shape(item) for item in items}) == 1
         return np.stack([as_array(item, where="rows") for item in items]) if is_node(items) and arrays else items
@@ -543,7 +544,7 @@ def _check_alike(key: FieldKey, leaves: list[Any]) -> None:
 
 
 def is_weak(leaf: Any) -> bool:
-    """Whether a leaf is a Python number or list; these have no dtype, and get the dtype of their field."""
+    """Whether a leaf is a Python number or list. Such a leaf has no dtype, and gets the dtype of its field."""
     return isinstance(leaf, bool | int | float | list) and not isinstance(leaf, np.generic)
 
 

@@ -116,7 +116,8 @@ class Key:
         return np.random.Generator(np.random.Philox(cast("Any", _KeyWords(self.seed, int(self.purpose))), counter))
 
     def uniform(self, n: int, first: int = 0) -> npt.NDArray[np.float64]:
-        """Return ``n`` numbers uniform on ``[0, 1)`` with 53 random bits, float64 ``[n]``, from number ``first`` on."""
+        """Return the numbers ``first .. first + n - 1`` of the key, uniform on ``[0, 1)`` with 53 random bits, float64
+        ``[n]``."""
         drawn = (self.bits(n, first) >> _ELEVEN).astype(np.float64)
         drawn *= _U53
         return drawn
@@ -147,7 +148,7 @@ class _KeyWords:
         self._words = np.array(words, np.uint64)
 
     def generate_state(self, n_words: int, dtype: Any = np.uint32) -> npt.NDArray[Any]:
-        """Return the words of the key; NumPy requests exactly this number."""
+        """Return the words of the key; NumPy requests exactly as many words as the key has."""
         return self._words
 
 
@@ -171,7 +172,7 @@ def as_exponential(uniform: Any, *, xp: Any = np) -> Any:
         xp: ``numpy``, or ``math`` for a float.
 
     Returns:
-        Numbers from 0, in the same shape, with a relative error up to ``4e-16``.
+        Numbers of at least 0, in the same shape, with a relative error up to ``4e-16``.
     """
     mantissa, exponent = xp.frexp(1.0 - uniform)
     # Mantissas lie between sqrt(1/2) and sqrt(2), so that logarithms of numbers near 1 are exact to the last bits.
@@ -276,7 +277,7 @@ class Order:
 
 
 class Orders:
-    """Many seeded permutations, computed element by element: permutation k is one of ``range(sizes[k])``.
+    """Many seeded permutations, computed element by element; permutation k reorders ``range(sizes[k])``.
 
     Each permutation is the Feistel network of ``Order`` on a small grid, and k is a further input of the hash. Over
     many permutations of a few elements, the frequencies of all orders are equal to about 2%.

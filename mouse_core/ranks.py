@@ -58,7 +58,7 @@ class Ranks:
         count: Number of processes.
         found_in: Source of these numbers, for messages.
         board: The board on which loaders check that the processes agree; None: no check.
-        process: Id of the process that has this rank; its worker processes leave no notes.
+        process: Id of the process that has this rank; worker processes of this process store no notes.
 
     Raises:
         ConfigError: ``rank`` is not in ``[0, count)``.
@@ -130,7 +130,8 @@ def check_shard(shard: Any, batch_size: int, uneven: Uneven) -> tuple[int, int]:
         raise ConfigError(f"shard: expected 0 <= rank < count, found {(rank, count)}")
     if batch_size % count and uneven == "refuse":
         raise ConfigError(
-            f"shard: expected a count that divides batch_size {batch_size}, found {count}; uneven='pad' accepts any"
+            f"shard: expected a count that divides batch_size {batch_size}, found {count}; "
+            "uneven='pad' accepts any count"
         )
     return rank, count
 
@@ -142,7 +143,7 @@ def check_even(shard: tuple[int, int], uneven: Uneven, index: int, size: int) ->
         raise ConfigError(
             f"shard: expected batches that {count} shards divide evenly, found batch {index} with {size} windows; "
             "leave the rest of an epoch out with drop_last=True, choose a batch_size and a count that divide it, "
-            "or mask what is missing with uneven='pad'"
+            "or pass uneven='pad', which adds masked windows"
         )
 
 
@@ -152,7 +153,7 @@ def check_sharded_once(shard: tuple[int, int]) -> None:
     Fabric replaces the sampler of a DataLoader by a sampler that gives each process every ``count``-th index.
     Accelerate does the same, or distributes the batches that the first process reads. If the source is a shard already,
     a part of the data is then never read. The requested indices do not show this error. But such samplers request the
-    length of the source first, and then this function searches the stack for their classes.
+    length of the source first; at this request, this function searches the call stack for the classes of such samplers.
 
     Raises:
         ConfigError: A class on the stack divides the shard again.
@@ -164,8 +165,8 @@ def check_sharded_once(shard: tuple[int, int]) -> None:
         if kind in names:
             raise ConfigError(
                 f"shard: expected a source that is sharded once, found shard {shard} inside a {kind}, which gives each "
-                "process only a part of the shard, so that most data would never be used; leave shard out, or keep the "
-                "other from sharding: trainers do not shard a mouse_torch.DataLoader again (else Fabric: "
+                "process only a part of the shard, so that most data would never be used; leave shard out, or turn "
+                "off the other sharding: trainers do not shard a mouse_torch.DataLoader again (else Fabric: "
                 "setup_dataloaders(..., use_distributed_sampler=False), Lightning: "
                 "Trainer(use_distributed_sampler=False))"
             )

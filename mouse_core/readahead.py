@@ -347,8 +347,8 @@ def _mapped_files(segment: Any) -> list[tuple[int, int]]:
 
 
 def in_parts(begins: Int64s, nbytes: int, later: Sequence[tuple[Int64s, int]] = ()) -> Iterator[slice]:
-    """Yield slices of ``begins``; before it requests the next slice, the caller reads ``nbytes`` bytes at each address
-    of the slice.
+    """Yield slices of ``begins``. The caller reads ``nbytes`` bytes at each address of a slice, and only then requests
+    the next slice.
 
     Once reading has waited for a disk, all remaining ranges are requested together with the ranges ``later``: pairs of
     addresses and the number of bytes at each address.
@@ -416,7 +416,7 @@ class ReadAhead:
     """Requests the bytes of a pipeline's batches ahead of the copies, and waits for remote bytes.
 
     Args:
-        backings: Remote memory that may contain the bytes.
+        backings: Remote memory that can contain the bytes.
         files: Mapped local files, for all addresses outside of ``backings``; copies do not wait for these files. None:
             no files.
         blocks: Plans blocks of batches, as ``batches._planner.PlannedBlocks`` does.
@@ -659,8 +659,8 @@ def _rows(block: Block, first: int, count: int) -> tuple[range, Int64s]:
 
 
 def weakly(method: Callable[..., Any], gone: Any) -> Callable[..., Any]:
-    """Return ``method`` as a function that does not keep its object alive; the function returns ``gone`` once the
-    object is deleted."""
+    """Return ``method`` as a function that does not keep its object alive; the returned function returns ``gone`` once
+    the object is deleted."""
     reference = WeakMethod(method)
 
     def call(*given: Any) -> Any:

@@ -166,7 +166,8 @@ def locate_values(array: pa.Array) -> tuple[int, tuple[int, ...]] | None:
         array = array.values
         if first < 0 or first + n > len(array):
             raise ValueError(
-                f"expected lists of {len(array)} values, found some that end at {first + n}; it is damaged"
+                f"expected lists within {len(array)} values, found a list that ends at {first + n}; the "
+                "column is damaged"
             )
         if array.null_count and array.slice(first, n).null_count:
             return None
@@ -304,14 +305,16 @@ def _values_of(array: pa.Array, begin: int, count: int) -> tuple[pa.Array, int, 
     try:
         low, high = _offsets(array, begin, count + 1)[[0, count]].tolist()
     except ValueError as error:
-        raise DataError(f"expected offsets of {begin + count} rows, found fewer: {error}; they are damaged") from error
+        raise DataError(
+            f"expected offsets of {begin + count} rows, found fewer: {error}; the offsets are damaged"
+        ) from error
     if is_list(array.type):
         values = array.values
     else:
         memory = pa.py_buffer(b"") if buffers[2] is None else buffers[2]
         values = pa.Array.from_buffers(pa.uint8(), memory.size, [None, memory])
     if not 0 <= low <= high <= len(values):
-        raise DataError(f"expected rows among {len(values)} values, found rows at {low}..{high}; it is damaged")
+        raise DataError(f"expected rows among {len(values)} values, found rows at {low}..{high}; the column is damaged")
     return values, low, high - low
 
 
@@ -335,7 +338,9 @@ def _first_value(array: pa.Array, first: int, n: int, shape: tuple[int, ...]) ->
     buffer = array.buffers()[-1]
     bits = 1 if name == "bool" else 8 * np.dtype(name).itemsize
     if (first + n) * bits > 8 * buffer.size:
-        raise ValueError(f"expected {(first + n) * bits // 8} bytes of values, found {buffer.size}; damaged")
+        raise ValueError(
+            f"expected {(first + n) * bits // 8} bytes of values, found {buffer.size}; the column is damaged"
+        )
     address = buffer.address
     if name == "bool":
         return address * 8 + first, shape

@@ -435,7 +435,7 @@ class FieldChunks:
         Args:
             pieces: The pieces.
             longest: Number of steps of the longest piece.
-            look: Whether values of chunks may be read.
+            look: Whether reading values of chunks is allowed.
         """
         chunk = pieces.chunk
         found = self.table.words.take(chunk, axis=0)

@@ -230,7 +230,7 @@ class Reading:
 
     @memo
     def is_plain(self) -> bool:
-        """Whether values may be stored in NumPy's layout."""
+        """Whether values can be stored in NumPy's layout."""
         return self.kind.kind in ("scalar", "list")
 
     @memo

@@ -127,7 +127,7 @@ def _declared(name: str, given: Any) -> pa.Field:
                 data_type = pa.list_(data_type, size)
             declared = pa.field(name, data_type)
         if column_type(declared.type).kind == "null":
-            raise ValueError("a type of nulls alone")
+            raise ValueError("the type null, which has no values")
     except (TypeError, ValueError, pa.ArrowException) as error:
         raise ConfigError(
             f"columns: expected an Arrow type, a dtype, or (dtype, shape) for column {name!r}, found {given!r:.80} "

@@ -154,7 +154,8 @@ def plain(array: pa.Array) -> pa.Array:
 
 
 def without_nulls(array: pa.Array) -> pa.Array:
-    """Return the values that are not null; pyarrow 26 returns wrong values for sliced nested fixed-size lists."""
+    """Return the values that are not null. This function exists because pyarrow 26 returns wrong values for sliced
+    nested fixed-size lists."""
     if array.offset and pa.types.is_fixed_size_list(array.type):
         array = pa.concat_arrays([array, array.slice(0, 0)])
     return array.drop_null()
@@ -194,7 +195,7 @@ def dense_rows(
     elif is_list(array.type):
         _fill_lists(array, nulls, out, fill, pad)
     elif width > 1 and pad is None:
-        raise RowError(0, f"expected {width} values, found a single one")
+        raise RowError(0, f"expected {width} values, found a single value")
     else:
         out[:, :1] = convert(_numbers(array, nulls), dtype)[:, None]
         out[:, 1:] = 0 if pad is None else pad

@@ -237,7 +237,8 @@ def check_choice(where: str, value: Any, choices: Iterable[Any]) -> None:
 
 
 def check_number(where: str, value: Any, *, above: bool = False) -> float:
-    """Return ``value`` as a float if it is a finite number from 0, or above 0; raise ConfigError otherwise."""
+    """Return ``value`` as a float if it is a finite number of at least 0 (if ``above`` is set: larger than 0); raise
+    ConfigError otherwise."""
     is_one = not isinstance(value, bool) and isinstance(value, int | float | np.number)
     if not is_one or not 0 <= value < math.inf or (above and not value):
         raise ConfigError(f"{where}: expected a number {'above 0' if above else 'of 0 or more'}, found {value!r:.80}")
@@ -256,7 +257,7 @@ def check_unit(where: str, value: Any) -> float:
 
 
 def check_seconds(where: str, value: Any) -> float:
-    """Return ``value`` as a float if it is a number from 0; raise ConfigError otherwise."""
+    """Return ``value`` as a float if it is a number of at least 0; raise ConfigError otherwise."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
         raise ConfigError(f"{where}: expected a number of seconds, 0 or more, found {value!r:.80}")
     return float(value)

@@ -124,7 +124,7 @@ class ArrayMemory:
     """Memory for new arrays; large blocks are kept for reuse.
 
     Args:
-        least: Number of bytes from which memory is reused; for smaller arrays, new memory is as fast.
+        least: Smallest size in bytes of arrays that reuse memory; for smaller arrays, new memory is as fast.
     """
 
     def __init__(self, least: int = 1 << 17) -> None:

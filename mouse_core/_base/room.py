@@ -12,9 +12,9 @@ _KILOBYTE = 1 << 10
 def room_for_files(proc: Path = Path("/proc"), groups: Path = _GROUPS) -> int | None:
     """Return the approximate number of bytes of files that fit in memory; None if the system does not report it.
 
-    The result is the smallest of several numbers. One is the machine's available memory, which includes pages of files.
-    For each control group of this process, another is the group's limit minus the memory that does not consist of pages
-    of files, because pages of files count towards the limit.
+    The result is the minimum of several numbers: the machine's available memory, which includes pages of files, and one
+    number for each control group of this process. The number of a group is its limit minus the group's memory that does
+    not consist of pages of files, because pages of files count towards the limit.
 
     Args:
         proc: Folder of the kernel's process information.

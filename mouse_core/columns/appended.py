@@ -1,7 +1,8 @@
 """Columns of appended rows: the storage form of each column, the check of values, and the memory of rows.
 
-An extent is never moved or resized. Counted rows never change, so an Arrow array over these rows is immutable although
-further rows are added to the extent. Therefore a snapshot can share memory with a store while rows are appended.
+An extent, the memory for a fixed number of rows, is never moved or resized. Rows that were added completely never
+change, so an Arrow array over these rows is immutable although further rows are added to the extent. Therefore a
+snapshot can share memory with a store while rows are appended.
 """
 
 from __future__ import annotations
@@ -254,7 +255,7 @@ def _checked_numbers(array: npt.NDArray[Any], column: TailColumn) -> npt.NDArray
     dtype = column.dtype
     if array.dtype.kind == "f" and dtype.kind != "f":
         if not column.whole_floats or not (array == np.floor(array)).all():
-            raise TypeError(f"expected {dtype}, the dtype of the first value or of columns=, found {array.dtype}")
+            raise TypeError(f"expected {dtype}, as in the first value or in columns=, found {array.dtype}")
     elif array.dtype.kind not in "biuf":
         raise TypeError(f"expected {dtype}, found {array.dtype}")
     low, high = column.bounds or (-inf, inf)
@@ -461,7 +462,7 @@ def tail_column(
         value: The first value; None does not determine the type.
         field: The field that reads the column, if any. Nulls are allowed only if the field replaces nulls.
         known: The column's Arrow type in the datasets of the store, if any.
-        shape: The field's shape of a row, if known.
+        shape: The shape of a row according to the field, if known.
         image_roots: Allowed folders of images that rows name by path.
         declared: The declared column, if the store declares it.
 
@@ -856,8 +857,8 @@ class Extent:
         self._sort()
 
     def put_many(self, prepared: Mapping[str, Any], done: int, rows: int) -> int:
-        """Add ``rows`` rows, from row ``done`` on, of the results of ``checked_rows``; return the number of added
-        rows.
+        """Add ``rows`` rows of the results of ``checked_rows``, beginning with row ``done`` of these results; return
+        the number of added rows.
         """
         for name, extent in self.extents.items():
             values = prepared[name]

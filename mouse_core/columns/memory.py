@@ -55,7 +55,7 @@ def field_kind(leaf: Any, lead: int) -> str:
 
     Args:
         leaf: The field's values.
-        lead: Number of leading axes that count rows.
+        lead: Number of leading axes that index rows.
     """
     if isinstance(leaf, np.ndarray) and leaf.dtype.kind not in "OSU":
         return ""
@@ -72,7 +72,7 @@ def field_kind(leaf: Any, lead: int) -> str:
 
 
 def row_values(leaf: Any, lead: int) -> tuple[list[Any], tuple[int, ...]]:
-    """Return the values of a field row by row, and the sizes of the axes that count rows.
+    """Return the values of a field row by row, and the sizes of the axes that index rows.
 
     The result has fewer than ``lead`` sizes if the leaf has fewer axes.
     """
@@ -178,8 +178,8 @@ class RowSchema:
 
         Args:
             rows: The rows.
-            lead: Number of leading axes that count rows.
-            ndim: The number of axes that count rows in the storage.
+            lead: Number of leading axes that index rows.
+            ndim: The number of axes that index rows in the storage.
             ragged: Names of fields that are declared as ragged.
 
         Raises:
@@ -302,14 +302,14 @@ class RowSchema:
     def from_json(cls, value: Mapping[str, Any]) -> RowSchema:
         """Restore the schema from ``to_json``; raise one of ``UNREADABLE`` for other values."""
         if value["format"] != _FORMAT:
-            found = f"found {value['format']}; a newer mouse-data wrote them"
+            found = f"found {value['format']}; a newer mouse-data wrote the rows"
             raise ValueError(f"expected rows of format {_FORMAT}, {found}")
         fields = {
             (name if isinstance(name, str) else tuple(name)): _field_type(*kind) for name, *kind in value["fields"]
         }
         structure, num_envs = structure_from_json(value["structure"]), index(value["num_envs"])
         if not fields or set(keys_of(structure)) != fields.keys():
-            raise ValueError(f"fields {list(fields)} that are not those of the structure {structure!r:.80}")
+            raise ValueError(f"fields {list(fields)} that differ from the fields of the structure {structure!r:.80}")
         if num_envs < 1:
             raise ValueError(f"{num_envs} environments")
         made = cls(structure, fields, num_envs)

@@ -238,7 +238,7 @@ def _nothing_more(source: Any, known: int) -> None:
         pass  # files of old writers end with the footer, which is not a record batch
     if found > known or place != footer:
         raise DataError(
-            f"expected the footer after the {known} record batches that it lists, found other bytes before it; "
+            f"expected the footer directly after its {known} record batches, found other bytes between; "
             "rows are "
             "missing, or files were joined"
         )

@@ -56,11 +56,13 @@ class Flat:
 
     def _number(self, kind: str, at: int) -> int:
         if at < 0:
-            raise DataError(f"expected metadata of Arrow, found a reference outside of it, to byte {at}")
+            raise DataError(f"expected metadata of Arrow, found a reference to byte {at}, outside of the metadata")
         try:
             return int(struct.unpack_from(kind, self.memory, at)[0])
         except struct.error as error:
-            raise DataError(f"expected metadata of Arrow, found a reference beyond its end ({error})") from error
+            raise DataError(
+                f"expected metadata of Arrow, found a reference beyond the end of the metadata ({error})"
+            ) from error
 
     def _place(self, number: int) -> int:
         """Return the position of a field; 0 if the field is missing."""

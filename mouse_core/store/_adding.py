@@ -193,14 +193,16 @@ def _array(label: str, value: Any, declared: pa.Field | None) -> npt.NDArray[Any
         array = object_array(value, (len(value),)) if as_they_are else _of_any_framework(value)
     except (ValueError, TypeError, RuntimeError, BufferError) as error:
         if declared is None or not is_list:
-            raise DataError(f"{label}: expected an array of numbers or texts with a row a step: {error}") from error
+            raise DataError(
+                f"{label}: expected an array of numbers or texts with one row for each step: {error}"
+            ) from error
         array = object_array([None if is_hidden(one) else as_array(one) for one in value], (len(value),))
     if array.ndim and array.dtype.kind not in "biufO":
         array = object_array(list(array), (len(array),))
     is_text = array.dtype == object and array.ndim == 1 and all(isinstance(one, str | bytes) for one in array)
     if not array.ndim or not (is_text or declared is not None or array.dtype.kind in "biuf"):
         found = f"{array.dtype} {list(array.shape)}"
-        raise DataError(f"{label}: expected an array of numbers or texts with a row a step, found {found}")
+        raise DataError(f"{label}: expected an array of numbers or texts with one row for each step, found {found}")
     return array
 
 
@@ -276,15 +278,13 @@ def _check_last(name: str, ended: npt.NDArray[np.bool_]) -> None:
 def _repeated(name: str, value: Any, count: int, declared: pa.Field | None) -> Any:
     """Repeat a value of the whole episode for each of its rows."""
     if name.split(".")[0] in _RESERVED:
-        raise SchemaError(
-            f"add_episode: expected parts {list(PARTS)} and columns that the store does not create, found {name!r}"
-        )
+        raise SchemaError(f"add_episode: expected parts {list(PARTS)}, or columns with other names, found {name!r}")
     if value is None or isinstance(value, str | bytes) or declared is not None:
         return [value] * count
     array = np.asarray(value)
     if array.ndim or array.dtype.kind not in "biuf":
         raise DataError(
             f"{name}: expected one number or text for the episode, found {type(value).__name__} {list(array.shape)}; "
-            "values by step are observations or infos"
+            "pass values for each step as observations or infos"
         )
     return np.full(count, array)

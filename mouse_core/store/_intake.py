@@ -239,7 +239,9 @@ class StoreSchema:
             )
         meant = [] if known or self.told.spec is None else [name for name in self.told.spec if name not in found]
         if meant:
-            raise SchemaError(f"spec: expected specs only for the columns of rows, {found}, found specs for {meant}")
+            raise SchemaError(
+                f"spec: expected specs only for the columns of the rows ({found}), found specs for {meant}"
+            )
         unknown = [name for name in found if known and name not in known]
         if unknown:
             raise SchemaError(f"append: expected only the columns {known}, found also {unknown}")
@@ -353,7 +355,7 @@ def _common_bounds(column: str, fields: Sequence[Field]) -> tuple[int, int] | No
     low, high = max(low for low, _ in given), min(high for _, high in given)
     if low > high:
         raise ConfigError(
-            f"fields: expected bounds that some value of column {column!r} meets, found "
+            f"fields: expected fields of column {column!r} whose bounds have a value in common, found "
             f"{ {field.name: field.bounds for field in fields} }"
         )
     return low, high

@@ -945,9 +945,9 @@ class DerivedColumns:
         is_there[numbers] = True
         if np.count_nonzero(is_there) < there:
             raise DataError(
-                f"expected each row of a dataset at most once in the store, found some of rows {begin}.."
-                f"{begin + there - 1} twice, for which {name!r} would have two values; flatten_indices() of the "
-                "dataset copies repeated rows"
+                f"expected each row of a dataset at most once in the store, found a row among rows {begin}.."
+                f"{begin + there - 1} twice, so {name!r} would have two values for one row; call flatten_indices() on "
+                "the dataset first, which copies repeated rows"
             )
         return placed
 

@@ -66,9 +66,8 @@ def _warn(rows: pa.Table, columns: Mapping[str, str], label: str, *, in_order: b
     if rewarded:
         warnings.warn(
             f"{label}: the rewards of first rows contradict the alignment 'arrived': reward is not 0 in "
-            f"{rewarded:,} of the {begins:,} rows that begin an episode among the first {rows.num_rows:,}; rows that "
-            "hold the transition that leaves their observation have the alignment 'outgoing', which their metadata "
-            "should state",
+            f"{rewarded:,} of the {begins:,} rows that begin an episode among the first {rows.num_rows:,}; if each "
+            "row holds the transition that leaves its observation, set alignment='outgoing' in their metadata",
             AlignmentWarning,
             stacklevel + 1,
         )

@@ -381,7 +381,9 @@ def _shape(
                 return known
     shape = np.array(first).shape
     if len(shape) != kind.depth or 0 in shape:
-        raise SchemaError(f"{field.name}: expected a first row of regular lists, found {first!r:.80} {where}")
+        raise SchemaError(
+            f"{field.name}: expected a first row whose lists have equal length, found {first!r:.80} {where}"
+        )
     return shape
 
 

@@ -65,7 +65,7 @@ def test_an_object_that_changed_is_refused(server, data, can_condition):
     server.can_condition = can_condition  # a server that looks at no condition still says what it has
     try:
         server.put("data/runs/a", b"x" * 100_000)
-        with pytest.raises(ChangedError, match="s3://data/runs/a: expected the object that was there when"):
+        with pytest.raises(ChangedError, match="s3://data/runs/a: expected the version of the object that was opened"):
             got(client, "a", [5, 70], [9, 90], version)
         with pytest.raises(ChangedError):
             got(client, "a", [5, 70, 90, 200], [9, 80, 95, 250], version)

@@ -283,7 +283,7 @@ def test_rows_may_lie_anywhere(make: Callable[[Path], DatasetStore], tmp_path: P
 def test_a_row_that_is_there_twice_is_refused() -> None:
     store = DatasetStore().from_dataset(part(0, 30).select([0, 1, 2, 1, 2]))
     derived = DerivedStore(store, {"to_go": Return()})
-    with pytest.raises(DataError, match=r"at most once in the store, found some of rows 0\.\.4 twice"):
+    with pytest.raises(DataError, match=r"at most once in the store, found a row among rows 0\.\.4 twice"):
         all_values(derived)
 
 

@@ -290,7 +290,7 @@ def test_what_is_no_store_is_refused(folder: Path, tmp_path: Path) -> None:
         DatasetStore.open(folder, "a", final="drop")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes.txt").write_text("mine")
-    with pytest.raises(ConfigError, match=r"or an empty one, found \['notes.txt'\]"):
+    with pytest.raises(ConfigError, match=r"or an empty folder, found \['notes.txt'\]"):
         DatasetStore.open(tmp_path / "other", "a")
     assert os.listdir(tmp_path / "other") == ["notes.txt"]
     for wrong in ({"mode": "w"}, {"mode": "a", "sync": "always"}):

@@ -184,7 +184,7 @@ def test_options_that_cannot_be_meant(options: dict[str, Any], said: str) -> Non
 
 
 def test_fields_of_one_column_whose_bounds_no_value_meets() -> None:
-    with pytest.raises(ConfigError, match="expected bounds that some value of column 'value' meets"):
+    with pytest.raises(ConfigError, match="expected fields of column 'value' whose bounds have a value in common"):
         DatasetStore(fields=[Field("low", column="value", bounds=(0, 1)), Field("high", column="value", bounds=(2, 3))])
     DatasetStore(fields=[Field("low", column="value", fill=-1), Field("high", column="value", fill=3, bounds=(2, 3))])
 

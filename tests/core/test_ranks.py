@@ -234,7 +234,7 @@ def test_padded_shards_are_augmented_as_the_whole_batch_is() -> None:
 
 def test_uneven_shards_are_refused_unless_somebody_says_how() -> None:
     store = example_store()
-    with pytest.raises(ConfigError, match="divides batch_size 32, found 3; uneven='pad' accepts any"):
+    with pytest.raises(ConfigError, match="divides batch_size 32, found 3; uneven='pad' accepts any count"):
         BatchSource(store, 8, 32, shard=(0, 3))
     with pytest.raises(ConfigError, match="uneven: expected 'refuse' or 'pad', found 'split'"):
         BatchSource(store, 8, 32, uneven="split")  # type: ignore[arg-type]

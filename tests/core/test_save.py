@@ -76,7 +76,7 @@ def test_what_was_saved_is_opened_as_a_store(tmp_path: Path) -> None:
     for options in ({"max_rows": 10}, {"layout": "windows"}, {"skip_broken": True}, {"cache": tmp_path}):
         with pytest.raises(ConfigError, match="expected"):
             DatasetStore.open(saved, **options)
-    with pytest.raises(ConfigError, match=r"expected a folder with a store, or an empty one, found"):
+    with pytest.raises(ConfigError, match=r"expected a folder with a store, or an empty folder, found"):
         DatasetStore.open(saved, "a")
     assert main(["convert", str(saved), str(tmp_path / "store"), "--to", "store"]) == 0
     with DatasetStore.open(tmp_path / "store", "a") as store:

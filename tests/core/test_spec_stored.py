@@ -276,7 +276,8 @@ def test_a_spec_of_a_column_that_rows_have_not_is_refused() -> None:
     store = DatasetStore(spec={"acton": Bounded(0, 1, (2,))})
     for take in (lambda: store.append(row()), lambda: store.extend(columns(3))):
         with pytest.raises(
-            SchemaError, match=r"spec: expected specs only for the columns of rows, .* found specs for \['acton'\]"
+            SchemaError,
+            match=r"spec: expected specs only for the columns of the rows \(.*\), found specs for \['acton'\]",
         ):
             take()
     assert not len(store)

@@ -104,7 +104,7 @@ def test_an_episode_that_lost_its_beginning_is_dropped(folder: Path) -> None:
     flip(sealed(folder)[0])
     done = repair(folder)
     assert (done.rows, done.dropped_rows) == (58, 42)
-    assert any("its first 2 rows, the rest of a broken episode" in line for line in done.said)
+    assert any("its first 2 rows, the rest of an incomplete episode" in line for line in done.said)
     with DatasetStore.open(folder) as store:
         assert numbers_in(store) == range(42, 100)
         check_batches(store)

@@ -303,7 +303,7 @@ class Asking:
         with self._lock:
             if is_forked():
                 raise ForkError(
-                    f"{self._name}: expected a process that was forked before any request, found a later fork"
+                    f"{self._name}: expected a process that was forked before any request, found a fork after a request"
                 )
             if self._loop is None:
                 self._loop, self._forks = _counted(asyncio.new_event_loop(), self._telling), forks()
@@ -713,8 +713,8 @@ class FolderClient:
     def _check_whole(self, path: str, content: memoryview, begin: int, end: int) -> None:
         if len(content) != end - begin:
             raise DataError(
-                f"{self.shown(path)}: expected the bytes {begin}..{end - 1}, found {len(content)} of them; it ends "
-                "before"
+                f"{self.shown(path)}: expected the bytes {begin}..{end - 1}, found {len(content)} bytes; "
+                "the object ends earlier"
             )
 
     async def _get_some(self, path: str, ranges: Sequence[tuple[int, int]], version: str) -> list[memoryview]:
@@ -767,8 +767,8 @@ class FolderClient:
 
     def _is_another(self, path: str) -> str:
         return (
-            f"{self.shown(path)}: expected the object that was there when it was opened, found another: it was "
-            "written since"
+            f"{self.shown(path)}: expected the version of the object that was opened, found another version; the "
+            "object was replaced after it was opened"
         )
 
     def _helped(self, method: str, *arguments: Any) -> Any:

@@ -599,7 +599,7 @@ class Fetcher:
         if len(short):
             one = int(short[0])
             path, begin, end = paths[int(wanted.whose[one])], begins[one], ends[one]
-            raise StorageError(f"{path}: expected the bytes {begin}..{end - 1}, found {sizes[one]} of them")
+            raise StorageError(f"{path}: expected the bytes {begin}..{end - 1}, found {sizes[one]} bytes")
         self._counters.add(requests=len(contents), fetched=int(sizes.sum()))
         return contents
 

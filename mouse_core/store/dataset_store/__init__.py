@@ -492,7 +492,7 @@ class DatasetStore(Store):
         """
         if isinstance(episodes, Mapping):
             raise ConfigError(
-                f"add_episodes: expected a list of episodes, found one episode {list(episodes)}: add_episode"
+                f"add_episodes: expected a list of episodes, found one episode {list(episodes)}; call add_episode"
             )
         for number, episode in enumerate(episodes):
             try:

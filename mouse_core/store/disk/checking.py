@@ -280,7 +280,7 @@ class _Repair:
             at = there.stop
         self._drop_of(tail, first + at, None if known is None else known - at)
         if len(self.said) == said:
-            self.said.append(f"{self.wrong[tail.name]}: all of its {at:,} rows are whole")
+            self.said.append(f"{self.wrong[tail.name]}: all of its {at:,} rows are undamaged")
         # The tail file may have held more rows.
         self.after_gap = True
         return known or 0
@@ -299,7 +299,7 @@ class _Repair:
         """Add the rows of a file. After a gap, the rows before the first start of an episode are left out."""
         first = _first_episode(table, self.before) if self.after_gap else 0
         if first:
-            self.said.append(f"{path}: its first {first:,} rows, the rest of a broken episode, are dropped")
+            self.said.append(f"{path}: its first {first:,} rows, the rest of an incomplete episode, are dropped")
             self.dropped += first
         if first == table.num_rows:
             return

@@ -582,7 +582,9 @@ class WrittenFolder:
             if not file.exists():
                 make_folder(path)
                 if any(not _is_ours(name) for name in os.listdir(path)):
-                    raise ConfigError(f"{path}: expected a folder with a store, or an empty one, found {_shown(path)}")
+                    raise ConfigError(
+                        f"{path}: expected a folder with a store, or an empty folder, found {_shown(path)}"
+                    )
             self._lock = Held(path / LOCK, f"store {path}")
             make_folder(path / _SEGMENTS, sync=False)  # the manifest waits for its final name
         try:

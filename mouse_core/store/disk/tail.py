@@ -252,7 +252,7 @@ def read_layout(path: str, read: Callable[[int, int], bytes]) -> TailLayout:
         raise damaged(path, f"expected format {FORMAT} or older, found {version}: a newer release wrote it")
     described = read(_HEAD.size, min(size, MOST_JSON))
     if len(described) < size or checksum(described) != expected:
-        raise damaged(path, "expected the written head, found a damaged head")
+        raise damaged(path, "expected the file header that was written, found a damaged header")
     said = json.loads(described)
     columns = {str(name): _column(column) for name, column in said["columns"].items()}
     rows, identity = int(said["rows"]), str(said["identity"])
@@ -261,7 +261,7 @@ def read_layout(path: str, read: Callable[[int, int], bytes]) -> TailLayout:
     check_rows(columns, rows)
     block_rows = said["block_rows"]
     if type(block_rows) is not int or not 0 < block_rows <= _MOST_IN_A_BLOCK:
-        raise damaged(path, f"expected 1..{_MOST_IN_A_BLOCK} rows with one checksum, found {block_rows!r:.40}")
+        raise damaged(path, f"expected 1..{_MOST_IN_A_BLOCK} rows for each checksum, found {block_rows!r:.40}")
     layout = TailLayout(columns, rows, identity, block_rows, bool(said["waits"]))
     if layout.description != described or not columns:
         raise damaged(path, "expected a description of columns, found other content")
@@ -947,7 +947,10 @@ class _TailMemory:
                 if is_same or commit.rows <= promised:
                     raise
         if sums.rows < promised:
-            raise damaged(self.path, f"expected a commit of {promised} rows, found one of {sums.rows}; it is damaged")
+            raise damaged(
+                self.path,
+                f"expected a commit of {promised} rows, found a commit of {sums.rows} rows; the file is damaged",
+            )
         return newest, sums
 
 

@@ -206,7 +206,7 @@ def test_batches_that_the_footer_leaves_out_are_missed(tmp_path: Path) -> None:
         footer = int.from_bytes(data[-10:-6], "little") + 10
         parts.append((data[:-footer], data[-footer:]))
     file.write_bytes(parts[0][0] + parts[1][1])
-    with pytest.raises(DataError, match="expected the footer after the 2 record batches that it lists"):
+    with pytest.raises(DataError, match="expected the footer directly after its 2 record batches"):
         formats.open(file)
     file.write_bytes(b"".join(parts[0]))
     assert formats.open(file).rows == 600
