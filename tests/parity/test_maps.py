@@ -39,7 +39,7 @@ def test_the_same_rows_have_the_same_indices_and_values(package):
     found = table.get(own(rows([1, 9, 50])), 0)
     assert np.asarray(found["b"]["c"]).tolist() == [[1, -1], [9, -9], [0, 0]]
     assert found["a"].dtype in (np.uint8, torch.uint8)
-    with pytest.raises(MissingRowError, match="row 1"):
+    with pytest.raises(MissingRowError, match="the first at index 1"):
         table[own(rows([9, 50]))]
     reference = maps.RowMap(["a", ("b", "c")], capacity=7)
     reference.load_state_dict(table.state_dict())
