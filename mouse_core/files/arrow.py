@@ -129,7 +129,8 @@ def check_mapped(data: Any) -> None:
         data: A ``datasets.table.Table``.
 
     Raises:
-        DataError: A file is truncated, has another schema than the written schema, or has more rows than the table.
+        DataError: A file is truncated, has another schema than the schema that was written, or has more rows than the
+            table.
     """
     blocks = [block for row in getattr(data, "blocks", [[data]]) for block in row]
     found = {path: block for block in reversed(blocks) if (path := getattr(block, "path", None)) is not None}

@@ -165,7 +165,7 @@ def _array(
 
 
 def _check(source: Path, unit: str, expected: int, found: int) -> None:
-    """Raise StateError unless a part of the file has the written checksum."""
+    """Raise StateError unless a part of the file has the checksum that was written."""
     try:
         check(f"checkpoint {source}", unit, expected, found)
     except DataError as error:

@@ -42,7 +42,8 @@ from mouse_core.files.reading import damaged
 
 
 class Flat:
-    """A table in a FlatBuffer. The table begins with the distance to the list of the positions of its fields.
+    """A table in a FlatBuffer. The first bytes of the table give the distance to a list with the positions of the
+    table's fields.
 
     Args:
         memory: The buffer.

@@ -60,7 +60,8 @@ def _frame(record: bytes, seed: int = 0) -> bytes:
 
 
 def _has_record(content: bytes) -> bool:
-    """Whether a record may begin anywhere in ``content``; also True if too many bytes would have to be searched."""
+    """Whether a record possibly begins anywhere in ``content``; also True if too many bytes would have to be
+    searched."""
     content = content.rstrip(b"\0") + bytes(_HEADER.size)
     starts = range(len(content) - _HEADER.size)
     is_header = (_sum(content[at : at + 12]) == int.from_bytes(content[at + 12 : at + 16], "little") for at in starts)

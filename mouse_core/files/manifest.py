@@ -242,7 +242,8 @@ def check_parquet_checksum(file: Path, advance: Callable[[int], None] | None = N
 
 
 def _footer_begins(file: Path) -> int | None:
-    """Return the offset of a Parquet footer, from the last bytes of the file; None if these bytes are invalid."""
+    """Return the offset of a Parquet footer, computed from the last bytes of the file; None if these bytes are
+    invalid."""
     with file.open("rb") as stream:
         size = stream.seek(0, os.SEEK_END)
         if size < 3 * len(_MAGIC):

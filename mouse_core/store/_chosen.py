@@ -55,7 +55,7 @@ class Episodes:
     Args:
         table: One row for each episode; see ``Store.episodes``.
         rows: The snapshot.
-        looked_at: Names of all inspected columns, including columns that are not in the table.
+        looked_at: Names of all columns that were inspected, including columns that are not in the table.
         origin: A token that two tables share if one table extends the other. If a token is shared, two episodes with
             equal index and length are equal in both tables.
     """
@@ -195,7 +195,8 @@ def _chunked(values: Any) -> pa.ChunkedArray:
 
 
 def _behind(known: pa.ChunkedArray, values: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Append a column of later episodes to the column of earlier episodes; both are converted to a common type."""
+    """Append a column of later episodes to the column of earlier episodes; both columns are converted to a common
+    type."""
     wanted = known.type if pa.types.is_null(values.type) else values.type
     return pa.chunked_array([*known.cast(wanted).chunks, *values.cast(wanted).chunks], wanted)
 
@@ -209,7 +210,7 @@ _ENOUGH = 1e-9
 
 
 class Where:
-    """The rule that selects the episodes that meet all conditions; see ``Store.where``.
+    """A rule that selects the episodes that meet all conditions; see ``Store.where``.
 
     Args:
         conditions: Functions of an episode, and dicts with a condition for each column; see ``Store.where``.
@@ -436,10 +437,10 @@ _LOOKED_AT = 64
 
 
 class ChosenSegment(SegmentView):
-    """A selection of ranges of another segment's rows, in the order of that segment, without a copy.
+    """A segment that consists of ranges of another segment's rows, in the order of that segment, without a copy.
 
     Args:
-        whole: The other segment, whose rows are selected.
+        whole: The other segment, from which rows are selected.
         firsts, sizes: The first row of each range in the other segment, and the size of each range in rows, at least 1:
             int64 ``[n]``.
     """

@@ -395,7 +395,7 @@ def _in_words(found: Iterable[object], columns: Iterable[str] | None = None) -> 
 
 class StoreBackend:
     """The rows of a store: segments, and the open extent for appended rows. This class keeps rows in memory; subclasses
-    have rows in files or at a remote address.
+    keep rows in files or at a remote address.
 
     Args:
         schema: The store's schema; the first row adds its columns.
@@ -442,7 +442,8 @@ class StoreBackend:
         return self._cleared + self.count
 
     def seen(self) -> Self:
-        """Return the backend, updated with the rows that another process has written since the last call."""
+        """Update the backend with the rows that another process has written since the last call, and return the
+        backend."""
         return self
 
     def shown(self) -> list[Segment]:

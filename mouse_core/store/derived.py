@@ -159,10 +159,10 @@ class Derivation(Protocol):
     """The computation of a derived field from other fields; it must be a pure function of whole episodes.
 
     Fingerprints contain the derivation's ``repr``, such as the ``repr`` of a frozen dataclass. If the class defines no
-    ``repr``, or if the ``repr`` abbreviates arrays, fingerprints contain the class and its attributes. The values of an
-    episode must not depend on other episodes: ``compute`` gets a few episodes at a time. When a store grows, only
-    episodes that may have changed are computed again. If the field belongs to transitions, like ``done``, the attribute
-    ``transition`` is True; sources use this attribute for their argument ``windows``.
+    ``repr``, or if the ``repr`` abbreviates arrays, fingerprints contain the class and the values of its attributes.
+    The values of an episode must not depend on other episodes: ``compute`` gets a few episodes at a time. When a store
+    grows, only episodes that may have changed are computed again. If the field belongs to transitions, like ``done``,
+    the attribute ``transition`` is True; sources use this attribute for their argument ``windows``.
     """
 
     def spec(self, name: str, rows: Spec) -> FieldSpec:
@@ -884,7 +884,8 @@ class DerivedColumns:
             return self._computed[name][segment]
 
     def taken_over(self, base: Snapshot) -> DerivedColumns:
-        """Return the derived columns of a later snapshot of the same store; values of common rows are reused.
+        """Return the derived columns of a later snapshot of the same store. Values of the rows that both snapshots have
+        are reused.
 
         Episodes that are complete in both snapshots are not computed again. The episode at the end of the common rows
         is computed again, because it may continue in the later snapshot.
@@ -924,7 +925,8 @@ class DerivedColumns:
         return found
 
     def _placed(self, name: str, number: int, begin: int, values: Array, known: Array | None) -> Array:
-        """Return a segment's array in the order of its table: ``known`` values, then ``values`` for the last rows."""
+        """Return a segment's array in the order of the segment's table: ``known`` values, then ``values`` for the last
+        rows."""
         segment = self.base.segments[number]
         rows = int(segment.chunk_starts[-1])
         if not segment.has_indices and len(values) == rows:

@@ -202,7 +202,7 @@ class FieldReader:
                 )
 
     def stored_dtype(self, dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
-        """Return the dtype for transferring values that are converted to ``dtype`` later: the column's dtype if the
+        """Return the dtype in which to transfer values that are converted to ``dtype`` later: the column's dtype if the
         later conversion is lossless, else ``dtype``.
         """
         stored = self.column.kind.dtype

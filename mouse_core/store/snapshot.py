@@ -276,7 +276,7 @@ class Snapshot:
         return grown
 
     def begins_as(self, before: Snapshot) -> bool:
-        """Return whether the first rows are certain to equal the rows of an earlier snapshot."""
+        """Return whether the first rows certainly equal the rows of an earlier snapshot; False if this is unknown."""
         plain = type(self) is type(before) is Snapshot  # in other classes rows are inserted between others
         return plain and self.num_rows >= before.num_rows and continues(before.segments, self.segments)
 
@@ -316,8 +316,8 @@ class Snapshot:
 
     @property
     def metadata(self) -> DatasetMetadata:
-        """The metadata of a snapshot. If the alignment is "arrived", the metadata contain None, because "arrived" may
-        only be assumed.
+        """The metadata of a snapshot. If the alignment is "arrived", the metadata contain None, because "arrived" is
+        possibly only an assumption.
         """
         from mouse_core.metadata import DatasetMetadata
 
@@ -558,7 +558,7 @@ def _stretches(
 
 def shows_no_join(before: Segment, after: Segment, config: SnapshotConfig) -> bool:
     """Return whether an episode begins where one recording follows another, although no value of a row marks this
-    begin.
+    start.
     """
     starts = []
     try:

@@ -148,8 +148,8 @@ class Store(ABC):
 
         - ``episode``, the episode's index in the store; a view of the store has the same indices;
         - ``start``, the episode's first row, and ``length``, its number of rows;
-        - ``return``, the sum of the episode's rewards in float64, without the first row's reward if the alignment is
-          "arrived"; a list if rewards are vectors;
+        - ``return``, the sum of the episode's rewards in float64 (a list of sums if rewards are vectors); with
+          alignment "arrived", the reward of the first row is not included;
         - ``done``, the code of the episode's last row, 0 if the episode was interrupted or is unfinished;
         - every column of single numbers or texts whose value is constant within each episode, such as a task's name;
         - ``task``, the text of the episode's task, if rows have the index of a task and the store's ``metadata.tasks``

@@ -58,7 +58,7 @@ def error_of(error: Exception, shown: str, changed: str, asked: Callable[[], str
     Args:
         error: The error.
         shown: The address of the object.
-        changed: The message for an object whose version has changed.
+        changed: The error message if the version of the object has changed.
         asked: Returns a description of the server and the source of keys, for denied access.
     """
     if isinstance(error, MouseError):
@@ -217,7 +217,7 @@ def _profile_name() -> str:
 
 
 def _file(which: str) -> Path:
-    """Return the path of a file of profiles, found in the same way as by AWS's tools."""
+    """Return the path of the user's AWS file of profiles; the path is determined as in AWS's tools."""
     variable = {"credentials": "AWS_SHARED_CREDENTIALS_FILE", "config": "AWS_CONFIG_FILE"}[which]
     return Path(os.environ.get(variable) or Path("~/.aws") / which).expanduser()
 

@@ -122,7 +122,7 @@ def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_open(value: Any) -> bool:
-    """Whether a value is a number, or a text without a user or a query part."""
+    """Whether a value is a number, or a text in which no address has a user or a query part."""
     return isinstance(value, bool | int | float) or (isinstance(value, str) and not set("@?") & set(value))
 
 

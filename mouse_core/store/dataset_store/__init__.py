@@ -35,9 +35,9 @@ class DatasetStore(Store):
         max_action_dim: Number of discrete actions, or width of action vectors; by default determined from the data.
         max_obs_continuous_dim: Width C of observations; by default determined from the data.
         fields: Fields that replace standard fields of the same name, or are added after the standard fields.
-        alignment: The transition that a row's action, reward and done belong to: "arrived" (it led to the row's
-            observation) or "outgoing" (it leaves the observation). With None, the alignment is "arrived", unless added
-            rows in the layout "stored" have another alignment.
+        alignment: The transition that a row's action, reward and done belong to: "arrived" (the transition led to the
+            row's observation) or "outgoing" (the transition leaves the observation). With None, the alignment is
+            "arrived", unless added rows in the layout "stored" have another alignment.
         dense_bytes: Memory that the store's readers may use, in total and in each process, for dense copies of columns.
             A dense copy is needed for columns of booleans, columns with nulls, and columns whose rows differ in length
             or are shorter than declared. When the limit is reached, further columns are read without a dense copy: this
@@ -99,8 +99,8 @@ class DatasetStore(Store):
         """Open recorded data of any format as a store, or open the store in a folder for writing.
 
         The attributes ``format`` and ``notes`` of the store, and the store's ``repr``, describe the data that were
-        found. A store on disk, a saved dataset and videos are read from their present files; other formats are read
-        into memory.
+        found. A store on disk, a saved dataset and videos are not copied: their rows are read from the present files.
+        Other formats are read into memory.
 
         A folder has one writer at a time (``mode="a"``) and any number of readers in any process, also during writing;
         readers see the flushed rows. When the writing process ends, for any reason, every row whose ``append`` or
@@ -134,8 +134,9 @@ class DatasetStore(Store):
             The store. Close a writer with ``close()`` or a ``with`` block.
 
         Raises:
-            ConfigError: No data exist at ``path``, the format is not recognised, another process writes to it (the
-                message names the process), the file system has no locks, or an option does not apply to the format.
+            ConfigError: No data exist at ``path``, the format is not recognised, another process writes to the store
+                (the message names the process), the file system has no locks, or an option does not apply to the
+                format.
             DataError: The store is damaged, or a newer release wrote it.
             SchemaError: Options contradict the metadata of the rows.
             StorageError: The folder cannot be read or written.
@@ -289,10 +290,10 @@ class DatasetStore(Store):
     ) -> DatasetStore:
         """Add recorded steps after the existing rows, by reference, in constant time.
 
-        The metadata of a dataset (see ``mouse_core.metadata``) are checked, and set the options that were not passed to
-        the store: fields, ``max_action_dim`` and ``max_obs_continuous_dim``. A field of the store overrides the
-        dataset's field of the same name; both must read the same column in the same shape. The store's dimensions may
-        exceed the dimensions in the metadata.
+        The metadata of a dataset (see ``mouse_core.metadata``) are checked. The store takes the options that were not
+        passed to it from the metadata: fields, ``max_action_dim`` and ``max_obs_continuous_dim``. A field of the store
+        overrides the dataset's field of the same name; both must read the same column in the same shape. The store's
+        dimensions may exceed the dimensions in the metadata.
 
         A reward in the first row of an episode contradicts the alignment "arrived": if the first rows of the dataset
         have such rewards, an ``AlignmentWarning`` is issued. Appended rows are inspected in the same way when a
@@ -338,8 +339,8 @@ class DatasetStore(Store):
     def describe(self, metadata: DatasetMetadata) -> None:
         """Add metadata of the appended rows, such as their environment and their fields.
 
-        The metadata are checked, and set options that were not passed to the store, like a dataset's metadata in
-        ``from_dataset``. Recorders (``mouse_core.record``) call this method.
+        The metadata are used like a dataset's metadata in ``from_dataset``: they are checked, and the store takes the
+        options that were not passed to it from them. Recorders (``mouse_core.record``) call this method.
 
         Raises:
             ConfigError: ``metadata`` is not a ``mouse_core.metadata.DatasetMetadata``.

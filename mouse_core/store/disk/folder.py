@@ -1,8 +1,8 @@
 """A store's folder: its manifest, the readers' locks on states of the folder, and the lock and files of its one writer.
 
-The manifest lists the files of rows, in order, with their metadata. The manifest is one JSON file that is replaced and
-never edited, so a reader sees one state of the store. The file begins with the digest of the manifest's text, as
-``files.checksum.json_with_digest`` writes it::
+The manifest lists the files of rows, in order, with their metadata. The manifest is one JSON file. A writer always
+replaces the complete file, so a reader sees one state of the store. The file begins with the digest of the manifest's
+text, as ``files.checksum.json_with_digest`` writes it::
 
     {"digest": "5f0c...", "mouse_store": {"format": 1, "metadata": {...}, "schemas": [...], "segments": [...], ...}}
 
@@ -10,7 +10,7 @@ Each segment is a list of the values of ``Sealed``::
 
     "segments": [[3, 65536, 4194304, "9a1e...", 0, true, 0, 0, 0, []], [4, 65536, ...], ...]
 
-A reader may open a file long after reading the manifest that names the file: when a batch needs the file's rows. So a
+A reader opens a file only when a batch needs rows of the file, possibly long after the reader read the manifest. So a
 writer that drops old rows or merges files removes a file only when no reader has locked a state that names the file.
 The number of a state is ``next_number`` of the state's manifest; this number grows whenever a file is dropped::
 
@@ -83,8 +83,8 @@ class Sealed(NamedTuple):
         appended: Whether the rows were appended to the store, not taken from a dataset.
         batch_rows: Number of rows of each record batch; the last record batch may have fewer rows. 0: all rows are in
             one record batch.
-        stride: Distance in bytes between the starts of consecutive full record batches, if all distances, and the
-            offsets of values in all full record batches, are equal; else 0.
+        stride: Distance in bytes between the starts of consecutive full record batches. The distance is 0 unless all
+            distances are equal, and the offsets of values in all full record batches are equal.
         load: Identifier of the dataset that the rows were taken from; an episode never continues in rows with another
             identifier. Datasets whose rows mark the ends of episodes share an identifier. 0 for appended rows.
         body: Size in bytes of the file's body: the bytes before the trailer.
@@ -643,7 +643,7 @@ class WrittenFolder:
                 self._unneeded.add(self.path / name, number, before.next_number)
 
     def _put_back(self, before: Manifest) -> None:
-        """Write the previous manifest again, after the new manifest was renamed but its sync failed."""
+        """Write the previous manifest again, after the new manifest was renamed but could not be synced."""
         self._is_doubted = True
         with suppress(OSError, StorageError):
             if (self.path / NAME).read_bytes() != before.to_bytes():
@@ -709,7 +709,8 @@ class WrittenFolder:
         self._unneeded.remove_free()
 
     def note_opened(self, rows: int) -> None:
-        """Record in the log of clients how many rows had ever been written when the folder was opened.
+        """Record in the log of clients how many rows, including dropped rows, had been written when the folder was
+        opened.
 
         Example: a crash preserved only 60 of a client's 100 rows, and the owner appends a 61st row before the client
         reconnects; the record shows that the 61st row does not come from the client.

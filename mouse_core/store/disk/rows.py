@@ -6,8 +6,8 @@ replace the manifest; no sealed file changes. Rows are dropped one file at a tim
     max_rows=1000, files of 120 rows each: 8 files have 960 rows; with a ninth file, 1,080 rows would exceed max_rows
     -> the oldest file is dropped first, 840 rows stay, and at most 960 rows exist when the next file is full
 
-A writer without a limit may have left a file that is much larger than an eighth of the limit. When the folder is
-opened, such a file is rewritten as smaller files::
+An earlier writer, which had no limit, may have written a file that is much larger than an eighth of the limit. When the
+folder is opened, such a file is rewritten as smaller files::
 
     max_rows=300, one file of 400 rows   ten files of 37 rows and one of 30; the oldest three are dropped
 
@@ -131,7 +131,8 @@ class FolderRows(StoreBackend):
         self._end, self._kept = first, None
 
     def _have(self, lease: Lease, before: Manifest, now: Manifest) -> None:
-        """Hold the lease of a state; segments whose files only the previous state names keep the previous lease."""
+        """Hold the lease of a state. Segments with files that only the previous state names keep the lease of the
+        previous state."""
         if now.segments[: len(before.segments)] != before.segments:
             shared, named = Shared(self._shared.lease), now.file_numbers()
             for file in (file for segment in self.segments for file in segment.sealed_files):
@@ -291,7 +292,7 @@ class Limits:
 
         Args:
             files: Rows and bytes of each file, the oldest first.
-            rows: Rows outside of `files` that count towards the limit.
+            rows: Number of rows outside of `files` that count towards the limit.
             size: Size in bytes of rows outside of `files` that counts towards the limit.
         """
         rows, size = rows + sum(one for one, _ in files), size + sum(one for _, one in files)
@@ -530,7 +531,7 @@ class WrittenRows(FolderRows):
         self._folder.clean()
 
     def drop(self) -> None:
-        """Drop the oldest files above the limit, counting the open file with its full capacity."""
+        """Drop the oldest files until the limit holds; the open file counts with its full capacity."""
         before = self._folder.manifest
         files = [(one.rows, one.bytes) for one in before.segments]
         files += [(tail.extent.count, tail.nbytes) for tail, _ in self._waiting]
@@ -640,7 +641,7 @@ class WrittenRows(FolderRows):
             self.drop()
 
     def _cut(self, place: int, one: Sealed) -> None:
-        """Write the rows of a sealed file again, as several smaller files."""
+        """Rewrite the rows of a sealed file as several smaller files."""
         table = self._whole(self.segments[place].sealed_files[0])
         if table is None:
             return  # the file is dropped once all its rows exceed the limit

@@ -282,8 +282,8 @@ def rows_of(folder: Path, first: int, count: int, identity: str = "", *, but: in
 FEWEST = 64
 """Smallest number of sealed files that are joined to one segment.
 
-If there are fewer files, each file is a segment. Exception: files with many record batches are joined if there are at
-least two, so that the chunks of both files are recorded once.
+If there are fewer files, each file is a segment. Exception: two files are enough if they have many record batches, so
+that the chunks of both files are recorded once.
 """
 
 

@@ -316,8 +316,8 @@ def _column(said: Mapping[str, Any]) -> TailColumn:
 # commit that a crash cut off from a commit that is lost.
 
 UNIT = 4294967291
-"""A number in the live page is stored as its product with this prime, so damage can be detected. Products with numbers
-below 2**31 fit int64.
+"""A number in the live page is multiplied by this prime before it is stored, so damage can be detected. The products of
+numbers below 2**31 fit in int64.
 """
 
 
@@ -348,7 +348,8 @@ class Commit:
 
     Args:
         rows: Number of rows that count.
-        since: For each column, the first row whose length differs from the rows before it; see ``NumbersExtent``.
+        since: For each column, the first row whose length differs from the length of the earlier rows; see
+            ``NumbersExtent``.
         sums: The current checksums of the block in progress.
     """
 
@@ -782,7 +783,8 @@ class TailExtent(Extent):
     """Size of the objects file in bytes at which the extent is full; None: no limit."""
 
     keeps_together = True
-    """Whether the rows of one call are written to one file, even if the objects of the rows exceed ``most_bytes``."""
+    """Whether all rows of one call are written to the same file, even if the objects of the rows exceed
+    ``most_bytes``."""
 
     def __init__(
         self,
@@ -919,7 +921,7 @@ class _TailMemory:
         return Sums(self.layout, self._memory, None if self._objects is None else self._objects.read)
 
     def _promised(self, origin: int) -> tuple[bool, int]:
-        """Return whether no written row can have been lost, and how many rows must be present.
+        """Return whether it is certain that no written row is lost, and how many rows must be present.
 
         Args:
             origin: The origin of the file. If ``origin`` differs from the stored origin, the file is a copy or the
@@ -1071,7 +1073,8 @@ class TailFile(_TailMemory, Descriptor):
         self._failed = False
 
     def _write_again(self) -> None:
-        """Write all bytes again, because after a failed write the operating system marks the bytes as written."""
+        """Write all bytes again; this is necessary because the operating system marks bytes as written even after a
+        failed write."""
         pages = np.frombuffer(self._memory, np.uint8)[::PAGE]
         pages[:] = pages.copy()
         if self._objects is not None:
@@ -1166,7 +1169,8 @@ class TailReader(_TailMemory):
     def left(self) -> int:
         """Return how many rows remain after the writer has ended; ``extent`` returns these rows.
 
-        All counted rows remain. In a copy, or after a restart of the machine, the rows of the last valid commit remain.
+        Normally, all rows that the writer counted remain. In a copy of the file, or after a restart of the machine,
+        only the rows of the last valid commit remain.
 
         Raises:
             DataError: Committed rows are damaged.

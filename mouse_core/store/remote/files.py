@@ -344,7 +344,8 @@ def rows_of(place: ColumnPlace, number: int, row: int, count: int) -> Asking[pa.
 
 
 def lying(place: ColumnPlace, number: int) -> Asking[tuple[int, tuple[int, ...]] | None]:
-    """Find the offset of a column's values in the object, and the shape of a row, like ``addresses.locate_values``.
+    """Return the offset of a column's values in the object, and the shape of a row, as ``addresses.locate_values`` does
+    for memory.
 
     For lists, all list offsets of the column are read. For types without contiguous values, no byte is read.
 
@@ -559,8 +560,8 @@ class Files:
         return places.get(name)
 
     def template(self, chunk: int) -> tuple[int, int]:
-        """Return a record batch with the same layout as ``chunk``, and the distance in bytes from that batch to
-        ``chunk``.
+        """Return the index of a record batch with the same layout as ``chunk``, and the distance in bytes from that
+        batch to ``chunk``.
         """
         number, batch = self.of(chunk)
         like = self.files[number].template(batch)
