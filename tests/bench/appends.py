@@ -90,7 +90,13 @@ def rates(settings: Settings) -> list[Figure]:
         ),
         Figure("extend-share", "extend, share of that copy's bandwidth", share[1], "", (share[0], share[2])),
         Figure("server", "extend through a StoreServer by 1,000 rows, rows a second", _ROWS / sent.median, "rows/s"),
-        Figure("server-share", "that beside extend in place", of_extend[1], "", (of_extend[0], of_extend[2])),
+        Figure(
+            "server-share",
+            "StoreServer, share of the rate of extend in place",
+            of_extend[1],
+            "",
+            (of_extend[0], of_extend[2]),
+        ),
     ]
 
 
@@ -117,7 +123,7 @@ def while_sampling(settings: Settings) -> list[Table]:
         ),
     ]
     notes = [f"Times include appending {_APPENDS_A_BATCH} rows of six columns before each batch."]
-    name = f"{title}, and rows appended by the same thread"
+    name = f"{title}, alternating with appends by the same thread"
     first = compare(settings, "appends", name, alternating, rounds=rounds, notes=notes)
     with _process() as process, _thread(store(), rows) as thread:
         beside = [
@@ -129,7 +135,7 @@ def while_sampling(settings: Settings) -> list[Table]:
             "Times are wall-clock times while another thread or process appends without pauses.",
             "A thread of the same interpreter holds the interpreter lock (GIL), so sampling waits for the thread.",
         ]
-        name = f"{title}, while others append"
+        name = f"{title}, while another thread or process appends"
         return [first, compare(settings, "appends-beside", name, beside, rounds=rounds, notes=notes)]
 
 
@@ -299,7 +305,7 @@ def _recovery(folder: Path, settings: Settings) -> Figure:
         _, once, whole = (_ended(partial(work, at)) for work in (left, read, opened))
         times.append(whole / once)
         shutil.rmtree(at)  # opening wrote the rows of the log to segments
-    return _figure("disk-recover", "a log of 100 MB recovered, beside reading it once", times, " times")
+    return _figure("disk-recover", "a log of 100 MB recovered, relative to reading it once", times, " times")
 
 
 def _ended(work: Callable[[], float]) -> float:

@@ -160,7 +160,7 @@ def _replay_goals() -> Iterator[Goal]:
 def _device_goals() -> Iterator[Goal]:
     """What replay on a device is to reach, beside flashbax and TorchRL, and with ten times the rows."""
     ours, in_torch, larger = "mouse_jax.device", "mouse_torch.device", "at most 1.2 times the time at 1M"
-    by_priority = "256 by priority, and new ones"
+    by_priority = "256 by priority, and new priorities"
 
     def ten_times(key: str, name: str) -> Value:
         return _compared(key, f"{name}, 10,000,000 rows", f"{name}, 1,000,000 rows")
@@ -171,7 +171,7 @@ def _device_goals() -> Iterator[Goal]:
             ("slices", "slices [32, 64], jitted", f"{ours}, within episodes", "flashbax, across episodes", 1.2),
             ("priority", f"{by_priority}, jitted", ours, "flashbax", 0.5),
             ("add", "1,024 rows added, donated", ours, "flashbax", 1.0),
-            ("loop", "a whole DQN loop over 8 seeds", ours, "flashbax", 1.05),
+            ("loop", "a complete DQN loop over 8 seeds", ours, "flashbax", 1.05),
         ):
             value = _compared(f"{place}-{name}", mine, theirs)
             yield _times(f"{where}, {work}", f"at most {limit} times flashbax's time", value, limit)

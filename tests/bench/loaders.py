@@ -58,7 +58,7 @@ def _overhead(settings: Settings, framework: str) -> list[Table | Figure]:
     key, of = framework.lower(), dict(zip(loaders, timings[1:], strict=True))
     name = f"{framework} loader"
     return [
-        table_of(f"loader-{key}", f"The {name} beside source[i], B=32, S=64", timings),
+        table_of(f"loader-{key}", f"The {name} compared with source[i], B=32, S=64", timings),
         *(
             _added(f"{key}-loader-{workers}", f"{name}, num_workers={workers}, adds", of[workers, False], timings[0])
             for workers in (0, 1)

@@ -28,14 +28,16 @@ def tables(settings: Settings) -> list[Table]:
         *_table(settings, "uniform", f"{_BATCH} of {count:,} rows", _uniform(count)),
         *_table(settings, "scan", f"{_SCANNED} times {_BATCH} of {count:,} rows, in one scan", _scanned(count)),
         *_table(settings, "slices", f"{_SLICES} slices of {_LENGTH} steps of {count:,} rows", _slices(count)),
-        *_table(settings, "priority", f"{_BATCH} of {count:,} rows by priority, and new ones", _by_priority(count)),
+        *_table(
+            settings, "priority", f"{_BATCH} of {count:,} rows by priority, and new priorities", _by_priority(count)
+        ),
         *_table(settings, "add", f"1,024 rows into {count:,}, donated", _adding(count)),
         *_table(settings, "sizes", f"{_BATCH} rows from replays of different sizes", drawn),
     ]
     by_weight = [Contender(f"{OURS}, {n:,} rows", _updater(n), "ours") for n in sizes]
-    title = f"{_BATCH} rows from replays of different sizes by priority, and new ones"
+    title = f"{_BATCH} rows from replays of different sizes by priority, and new priorities"
     found += _table(settings, "priority-sizes", title, by_weight)
-    whole = f"whole DQN loop, {_TURNS} turns of 10 environments, over 8 seeds"
+    whole = f"complete DQN loop, {_TURNS} turns of 10 environments, over 8 seeds"
     return found + _table(settings, "loop", whole, _whole_loop())
 
 

@@ -28,7 +28,9 @@ def tables(settings: Settings) -> list[Table]:
     found = [
         *_table(settings, "uniform", f"{_BATCH} of {count:,} rows", _uniform(count)),
         *_table(settings, "slices", f"{_SLICES} slices of {_LENGTH} steps of {count:,} rows", _slices(count)),
-        *_table(settings, "priority", f"{_BATCH} of {count:,} rows by priority, and new ones", _by_priority(count)),
+        *_table(
+            settings, "priority", f"{_BATCH} of {count:,} rows by priority, and new priorities", _by_priority(count)
+        ),
     ]
     # Made here: rows that nobody reads for long are read more slowly for a while in a virtual machine.
     sizes = [Contender(f"{OURS}, {n:,} rows", _sampler(n), "ours") for n in (count, 10 * count)]

@@ -143,5 +143,5 @@ def _large(settings: Settings) -> Table:
         for _ in range(rows // _CHUNK):
             buffer.extend(chunk)
         calls[f"{rows:,} rows"] = lambda number, buffer=buffer: buffer.sample()
-    title = f"Replay: {SLICES} slices of {LENGTH} steps of few and of many rows"
+    title = f"Replay: {SLICES} slices of {LENGTH} steps from few and from many rows"
     return compare(settings, "replay-large", title, contenders(calls, kind="ours"))

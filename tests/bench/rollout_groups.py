@@ -89,7 +89,11 @@ def figures(settings: Settings) -> list[Figure]:
         assert made.num_ahead >= 9 * room // (8 * TOKENS), "all of them wait"
     tracemalloc.stop()
     shutil.rmtree(folder)
-    return [Figure("groups-memory", "memory with ten times memory_bytes waiting, of these", most / room, "")]
+    return [
+        Figure(
+            "groups-memory", "memory, as a multiple of memory_bytes, while ten times memory_bytes wait", most / room, ""
+        )
+    ]
 
 
 def _writing(settings: Settings) -> Table:
@@ -223,5 +227,5 @@ def _packing(settings: Settings) -> Table:
         "mouse pad, rows of the longest": lambda number: pad(examples),
         "mouse concatenate": lambda number: concatenate(examples),
     }
-    title = f"Rollout groups: 512 examples of 100 to 900 tokens, {sum(sizes):,} in all"
+    title = f"Rollout groups: 512 examples of 100 to 900 tokens, {sum(sizes):,} tokens in total"
     return compare(settings, "groups-pack", title, contenders(calls, first="floor"))

@@ -131,7 +131,7 @@ def _warm(data: Path, size: Size, batch_size: int) -> Table:
         floor_name(): floor(copied),
         # The same batches again and again, as the floor has them: other windows would be in other states of cache.
         "mouse source[i]": lambda number: source[number % count],
-        "mouse source[i], new windows all the time": source.__getitem__,
+        "mouse source[i], new windows in every batch": source.__getitem__,
     }
     of = contenders(calls, first="floor", multiple=max(1, 32_768 // batch_size))
     timings = interleave(of, rounds=_ROUNDS, budget_seconds=4.0)

@@ -257,13 +257,13 @@ def parts(settings: Settings, batch_size: int) -> Table:
     source, pieces = _floor_of(task)
     calls = {
         floor_name(): floor(pieces),
-        "Arrow's cast of views that are there": _casting(task.source()),
-        "planning: draws, places and views": _planning(task.source()),
+        "Arrow's cast of existing views": _casting(task.source()),
+        "planning: draws, locations and views": _planning(task.source()),
         "mouse source[i]": source.__getitem__,
     }
     notes = [
-        "The cast repeats one block of windows, with as many batches at a time as source[i].",
-        "The rest of the time of source[i] is Python: each batch creates a dict and six arrays.",
+        "The row with Arrow's cast converts the same windows repeatedly, and as many batches together as source[i].",
+        "The remaining time of source[i] is spent in Python, which creates a dict and six arrays for each batch.",
     ]
     title = f"Where the time of a batch goes, B={batch_size}, S=64, six columns"
     of = contenders(calls, first="floor", kind="ours", multiple=task.multiple)
@@ -312,5 +312,5 @@ def mixtures(settings: Settings, batch_size: int) -> Table:
     calls = {name: BatchSource(store, 64, batch_size, dtypes=NARROW).__getitem__ for name, store in stores}
     of = contenders(calls, first="floor", kind="ours", multiple=max(1, _PLANNED // batch_size))
     title = f"A mixture of {_MEMBERS} stores, B={batch_size}, S=64"
-    notes = ["Rows marked `and which` also deliver the field with the member of each window."]
+    notes = ["In rows marked `and which`, batches also have a field with the member of each window."]
     return compare(settings, f"mixtures-{batch_size}", title, of, notes=notes)
