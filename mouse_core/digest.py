@@ -371,7 +371,9 @@ class StreamDigest:
             total = int(state["total"], 16)
             windows = state_number("windows", state["windows"])
         except (KeyError, TypeError, ValueError) as error:
-            raise StateError(f"state: expected a digest with total and windows, found {state!r:.100}") from error
+            raise StateError(
+                f"state: expected a dict with 'total' and 'windows' of a digest, found {state!r:.100}"
+            ) from error
         if not 0 <= total < _MODULUS:
             raise StateError(f"state: expected a digest of 32 hexadecimal digits, found {state['total']!r:.100}")
         return cls(total, windows)
@@ -419,7 +421,7 @@ def _collect(tree: Any, path: str, found: dict[str, npt.NDArray[Any]], ones: set
             _collect(child, f"{path}/{number}", found, ones)
     elif tree is not None:
         if path in found:
-            raise DataError(f"digest: expected names that differ as texts, found {path[1:]!r} twice")
+            raise DataError(f"digest: expected field names that are different as text, found {path[1:]!r} twice")
         found[path] = _leaf(tree, path)
         if not isinstance(tree, list) and not getattr(tree, "ndim", 0):
             ones.add(path)

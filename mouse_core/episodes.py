@@ -459,12 +459,15 @@ class EpisodeIndex:
         num_envs, steps, base, end = state["steps"].tolist()
         counts, begins = state["counts"], state["begins"]
         if not (num_envs >= 1 and steps >= 1 and 0 <= base <= end < SPAN):
-            raise ValueError(f"expected num_envs, steps, base <= end, found {state['steps'].tolist()}")
+            raise ValueError(
+                f"expected [num_envs, steps, base, end] with num_envs and steps >= 1 and base <= end, found "
+                f"{state['steps'].tolist()}"
+            )
         if any(len(state[name]) != num_envs for name in ("counts", "ended", "next_ids")) or counts.min() < 0:
-            raise ValueError(f"expected numbers for {num_envs} environments")
+            raise ValueError(f"expected counts, ended and next_ids with one number for each of {num_envs} environments")
         if not len(begins) == len(state["ids"]) == counts.sum():
             raise ValueError(
-                f"expected {counts.sum()} episodes, found {len(begins)} begins and {len(state['ids'])} ids"
+                f"expected {counts.sum()} episodes, found {len(begins)} starts and {len(state['ids'])} ids"
             )
         made = EpisodeIndex(num_envs, steps, first=base, next_ids=state["next_ids"].astype(np.int64))
         envs, columns = ragged(counts)

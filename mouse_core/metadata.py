@@ -1,4 +1,4 @@
-"""Metadata of datasets, and how Arrow and Parquet files and ``datasets`` keep it.
+"""Metadata of datasets, and how Arrow files, Parquet files and ``datasets`` store the metadata.
 
 The metadata is a text, ``mouse_data: {"version": 1, ...}``. The text is stored in several places, because each place
 survives different operations:
@@ -234,7 +234,7 @@ def joined(parts: Iterable[tuple[str, DatasetMetadata]], *, have_rows: bool = Fa
             agree(("fields", item.name), f"fields: expected one field {item.name!r}", _content(item), label)
         if part.videos:  # rows refer to files by their position in the list
             hint = "; create a store of each part, and mix the stores with mouse_core.mixtures.Mixture"
-            agree("videos", "videos: expected one list of files", part.videos, label, hint)
+            agree("videos", "videos: expected the same list of files in all parts", part.videos, label, hint)
     silent = [label for label, part in parts if part.alignment is None] if have_rows else []
     if silent and first.pop("alignment", ("", ""))[1] == "outgoing":
         stated = next(label for label, part in parts if part.alignment is not None)
@@ -281,7 +281,7 @@ def joined_schemas(files: Iterable[tuple[str, pa.Schema, DatasetMetadata]]) -> t
 
 
 def read_metadata(part: Any, *, label: str = "dataset") -> DatasetMetadata:
-    """Return the metadata of a dataset, from all places that keep it.
+    """Return the metadata of a dataset, from all places in which metadata are stored.
 
     Args:
         part: A ``datasets.Dataset``, ``IterableDataset`` or ``Features``, a ``pyarrow`` table, record batch or schema,
@@ -428,7 +428,7 @@ def _with_text(before: Any, text: str | None) -> str | None:
 def _content(item: Any) -> dict[str, Any]:
     """Return the attributes of metadata, a recording or a field that differ from their defaults, as JSON values.
 
-    A field's decoder is not included, because each reader chooses it.
+    A field's decoder is not included, because each reader chooses a decoder.
     """
     values = {attribute.name: getattr(item, attribute.name) for attribute in dataclasses.fields(item)}
     # Defaults that are mappings are not attributes of the class.
@@ -502,7 +502,7 @@ def _check_values(metadata: DatasetMetadata) -> None:
     for name in ("environments", "robots"):
         names = getattr(metadata, name)
         if isinstance(names, str) or not all(is_text(one) for one in names):
-            raise ConfigError(f"{name}: expected names of {name}, found {names!r:.200}")
+            raise ConfigError(f"{name}: expected a list of names of {name}, found {names!r:.200}")
     rates = metadata.frames_per_second
     listed = isinstance(rates, Iterable) and not isinstance(rates, str)
     if not listed or not all(isinstance(one, int | float) and 0 < one < math.inf for one in rates):

@@ -481,8 +481,8 @@ def stack(items: Sequence[Any], join: Callable[[FieldKey, list[Any]], Any] | Non
 
     Args:
         items: The trees, at least one.
-        join: Called with a field's name and its leaves in all items; returns the stacked leaf. By default
-            ``stack_leaves``.
+        join: Function that is called with a field's name and its leaves in all items; returns the stacked leaf. By
+            default ``stack_leaves``.
 
     Raises:
         SchemaError: The items are nested differently, or leaves differ in shape.

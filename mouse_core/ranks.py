@@ -125,7 +125,7 @@ def check_shard(shard: Any, batch_size: int, uneven: Uneven) -> tuple[int, int]:
     try:
         rank, count = (operator.index(part) for part in shard)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"shard: expected (rank, count), found {shard!r}; 'auto' finds it") from error
+        raise ConfigError(f"shard: expected (rank, count), found {shard!r}; shard='auto' determines both") from error
     if not 0 <= rank < count:
         raise ConfigError(f"shard: expected 0 <= rank < count, found {(rank, count)}")
     if batch_size % count and uneven == "refuse":

@@ -419,8 +419,8 @@ class ReadAhead:
         backings: Remote memory that can contain the bytes.
         files: Mapped local files, for all addresses outside of ``backings``; copies do not wait for these files. None:
             no files.
-        blocks: Plans blocks of batches, as ``batches._planner.PlannedBlocks`` does.
-        views: Returns the views by which a block is copied; None for a block that is not copied.
+        blocks: Object that plans blocks of batches, as ``batches._planner.PlannedBlocks`` does.
+        views: Function that returns the views by which a block is copied; None for a block that is not copied.
         gathered: Function that yields the ranges of a batch that are read but not copied: first the known ranges, then
             the ranges that reading the known ranges reveals.
         read: Function that returns the blocks that are read for a block. If batches are drawn from stretches (runs of

@@ -298,7 +298,7 @@ class FieldChunks:
         chunks: Number of existing chunks in the table.
         row_bytes: Bytes of a step of each field, int64 ``[fields]``.
         spans: The spans of memory, numbered in this order; the columns keep the memory alive.
-        memory: Allocates the views.
+        memory: The memory in which the views are allocated.
     """
 
     fields: Sequence[CopiedField]

@@ -258,8 +258,8 @@ class ColumnPart:
     """One column of one segment, and the addresses of its chunks, which are located on demand and shared by snapshots.
 
     Args:
-        column: Returns the values of the column; returns None if the segment lacks the column, which is then read as
-            nulls.
+        column: Function that returns the values of the column; returns None if the segment lacks the column, which is
+            then read as nulls.
         starts: The first row of every chunk of the segment, and the number of rows, int64 ``[chunks + 1]``.
         same_chunks: Whether the column's chunks begin at ``starts``; otherwise each range of ``starts`` lies within one
             chunk.

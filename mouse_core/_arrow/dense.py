@@ -105,8 +105,8 @@ class DenseCopies:
             rows: Number of further rows that may be made dense. The numbers of several calls are added until the sum
                 suffices for a chunk.
             budget: The limit for dense copies.
-            values: Returns the values of a chunk.
-            dense: Converts values to rows ``[n, width]`` of a dtype; raises RowError for invalid values.
+            values: Function that returns the values of a chunk.
+            dense: Function that converts values to rows ``[n, width]`` of a dtype; raises RowError for invalid values.
         """
         with self.lock:
             missing = chunks[self.begin[chunks] == UNKNOWN]

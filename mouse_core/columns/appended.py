@@ -176,7 +176,7 @@ def checked(value: Any, column: TailColumn) -> Any:
 
 def checked_rows(values: Any, column: TailColumn) -> npt.NDArray[Any] | list[Any]:
     """Check the values of many rows and return their stored form: an array, or a list with an item for each row if rows
-    differ.
+    differ in length or are objects.
 
     Raises:
         RowError: The column does not accept a value.

@@ -563,7 +563,7 @@ class Values:
         Args:
             schema: The schema of the rows.
             arrays: The arrays that ``RowSchema.check`` returned.
-            refs: Returns the references of the rows in use as views, which packing changes in place.
+            refs: Function that returns the references of the rows in use as views, which packing changes in place.
         """
         if not schema.varying:
             return arrays

@@ -71,7 +71,7 @@ def file_digest(
         stream: The file.
         end: Offset of the end of the digested bytes; None: the end of the file.
         more: Further bytes, which are digested after the file's bytes.
-        advance: Called after each read with the number of bytes that were read.
+        advance: Function that is called after each read with the number of bytes that were read.
     """
     running, rest = RunningDigest(), os.fstat(stream.fileno()).st_size if end is None else end
     stream.seek(0)

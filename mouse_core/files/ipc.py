@@ -137,8 +137,8 @@ class ColumnPlace:
         """Read all buffers of the column, and return the column as an array.
 
         Args:
-            read: Returns the bytes ``begin .. end`` of the file as a ``pyarrow.Buffer``; the array is a view of these
-                buffers.
+            read: Function that returns the bytes ``begin .. end`` of the file as a ``pyarrow.Buffer``; the array is a
+                view of these buffers.
 
         Raises:
             DataError: The column is damaged.
@@ -171,7 +171,7 @@ class Head(NamedTuple):
         pair = np.dtype(("<i8", (2,)))
         rows, levels, memory = table.number(0, "<q"), table.rows(1, pair), table.rows(2, pair)
         if version < _V5 - 1 or rows < 0 or (levels < 0).any() or (memory < 0).any():
-            raise DataError(f"expected a record batch, found a record batch of {rows} rows; the file is damaged")
+            raise DataError(f"expected a record batch of 0 or more rows, found {rows} rows; the file is damaged")
         if len(memory) and (memory[:, 0] > size - np.minimum(memory[:, 1], size + 1)).any():
             raise DataError(f"expected the buffers of columns in a body of {size} bytes, found a buffer beyond its end")
         return cls(rows, levels, memory, table.table(3) is not None)
@@ -311,7 +311,7 @@ def read_footer(read: Read, size: int) -> Footer:
     """Read the footer of a file from its end: first the last 10 bytes, then the footer.
 
     Args:
-        read: Reads the file.
+        read: Function that reads bytes of the file.
         size: The size of the file in bytes.
 
     Raises:
@@ -365,7 +365,7 @@ def read_message(read: Read, begin: int, size: int) -> Message | None:
     """Read the message that begins at byte ``begin``; return None at the end mark.
 
     Args:
-        read: Reads the file or the stream.
+        read: Function that reads bytes of the file or the stream.
         begin: The first byte of the message.
         size: The size of the file or stream in bytes.
 

@@ -113,7 +113,8 @@ class Log(Descriptor):
 
     Args:
         path: The file; created if it is missing.
-        visit: Called with the start of each record, and the record; None: all records are stored in ``records``.
+        visit: Function that is called with the start of each record, and the record; None: all records are stored in
+            ``records``.
 
     Raises:
         DataError: A record is damaged, or acknowledged records are missing.

@@ -169,7 +169,7 @@ def check_bytes(folder: Path, manifest: FilesManifest, advance: Callable[[int], 
     Args:
         folder: The folder.
         manifest: The manifest of the folder.
-        advance: Called with the number of bytes read.
+        advance: Function that is called with the number of bytes read.
 
     Returns:
         One message for each file that differs.
@@ -215,8 +215,8 @@ def check_parquet_checksum(file: Path, advance: Callable[[int], None] | None = N
 
     Args:
         file: The file.
-        advance: Called with the number of read bytes, while the complete file is compared; None: only the footer is
-            compared.
+        advance: Function that is called with the number of read bytes, while the complete file is compared; None: only
+            the footer is compared.
 
     Returns:
         Whether the file contains digests.

@@ -400,7 +400,7 @@ class StoreBackend:
     Args:
         schema: The store's schema; the first row adds its columns.
         budget: The limit of memory for dense copies.
-        error: Returns the error that every append to a read-only store raises; None: appends are allowed.
+        error: Function that returns the error that every append to a read-only store raises; None: appends are allowed.
         path: The folder or address of the rows; None: the rows are in memory.
     """
 

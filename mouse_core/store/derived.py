@@ -642,7 +642,8 @@ class DerivedSegment(SegmentView):
         segment: The underlying segment.
         number: The index of the segment in the snapshot.
         derived: The Arrow types of the derived columns, by name.
-        values: Returns the values of a derived column for the rows of a segment's table, ``[rows, *shape]``.
+        values: Function that returns the values of a derived column for the rows of a segment's table, ``[rows,
+            *shape]``.
     """
 
     def __init__(
@@ -714,7 +715,7 @@ class _DerivedPart(ColumnPart):
     """A derived column of one segment: one array for all chunks of the segment.
 
     Args:
-        values: Returns the array, ``[rows, *shape]``.
+        values: Function that returns the array, ``[rows, *shape]``.
         starts: The first row of every chunk, and the number of rows.
     """
 

@@ -151,7 +151,7 @@ def check_flags(columns: Mapping[str, Any] | pa.RecordBatch, done: str, label: C
     Args:
         columns: The columns of the done codes and the flags; columns that do not hold numbers are ignored.
         done: The column of done codes.
-        label: Returns the name of a row in the message, by its position.
+        label: Function that returns the name of a row in the message, by its position.
     """
     names = columns.schema.names if isinstance(columns, pa.RecordBatch) else columns
     flags = flags_in(names)

@@ -72,7 +72,8 @@ def episode_starts(
         segments: The segments that hold the rows.
         rows: Number of leading rows to use.
         fields: Names of the existing fields; only ``done`` and ``time`` are used.
-        read: Returns the values of a field in windows of a given length that begin at given rows, concatenated.
+        read: Function that returns the values of a field in windows of a given length that begin at given rows,
+            concatenated.
         alive: The codes of ``done`` that do not end an episode.
 
     Raises:

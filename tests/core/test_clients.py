@@ -81,9 +81,9 @@ def test_what_fails_is_said_and_what_may_pass_is_tried_again(server, data):
     with pytest.raises(DataError, match="s3://data/runs/nothing: expected an object, found none"):
         client.head("nothing")
     for fault, said in (
-        (Fault("runs/a", status=503), "not reached: 503"),
-        (Fault("runs/a", status=500), "not reached: 500"),
-        (Fault("runs/a", "stall", seconds=1), "not reached"),
+        (Fault("runs/a", status=503), "could not be reached: 503"),
+        (Fault("runs/a", status=500), "could not be reached: 500"),
+        (Fault("runs/a", "stall", seconds=1), "could not be reached"),
     ):
         server.faults.append(fault)
         with pytest.raises(StorageError, match=said):

@@ -243,7 +243,7 @@ def test_contradictions_name_both() -> None:
         ('{"version": 1, "dimensions": [1]}', "dimensions: expected a dict from column to a list of names"),
         ('{"version": 1, "frames_per_second": [0]}', "frames_per_second: expected a list of positive numbers"),
         ('{"version": 1, "frames_per_second": 30}', "frames_per_second: expected a list of positive numbers"),
-        ('{"version": 1, "robots": "arm"}', "robots: expected names of robots"),
+        ('{"version": 1, "robots": "arm"}', "robots: expected a list of names of robots"),
         ('{"version": 1, "fields": [{"name": "x", "column": [1]}]}', "'x': expected the name of a column"),
     ],
 )

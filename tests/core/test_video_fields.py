@@ -139,7 +139,8 @@ def test_datasets_of_their_own_videos_are_mixed(rows: pa.Table, folder: Path, tm
     other = video_rows(tmp_path, {TOP: np.arange(COUNT), WRIST: np.arange(COUNT)}, videos=1)
     stores = {"a": store_of(rows, folder), "b": store_of(other, tmp_path)}
     with pytest.raises(
-        SchemaError, match=r"videos: expected one list of files, found .* in .* and .* in dataset; .* mix the stores"
+        SchemaError,
+        match=r"videos: expected the same list of files in all parts, found .* in dataset; .* mix the stores",
     ):
         DatasetStore(image_roots=[folder]).from_dataset(rows).from_dataset(other)
     mixed = BatchSource(Mixture(stores), 2, 12, seed=0)

@@ -59,7 +59,8 @@ def error_of(error: Exception, shown: str, changed: str, asked: Callable[[], str
         error: The error.
         shown: The address of the object.
         changed: The error message if the version of the object has changed.
-        asked: Returns a description of the server and the source of keys, for denied access.
+        asked: Function that returns a description of the server and of the source of keys, for messages about denied
+            access.
     """
     if isinstance(error, MouseError):
         return error
@@ -77,10 +78,10 @@ def error_of(error: Exception, shown: str, changed: str, asked: Callable[[], str
     if "416" in said:
         return DataError(f"{shown}: expected more bytes, found an object that ends earlier ({said})")
     if re.match(r"4\d\d(?<!408)(?<!429)", said):  # another attempt would get the same answer
-        return DataError(f"{shown}: expected an answer, found a refusal ({said})")
+        return DataError(f"{shown}: the server refused the request: {said}")
     # Without keys, obstore requests the role of the machine, which most machines lack.
     more = f"; {asked()}" if _ROLES in str(error) else ""
-    return StorageError(f"{shown}: not reached: {said}{more}")
+    return StorageError(f"{shown}: could not be reached: {said}{more}")
 
 
 def _said(error: Exception) -> str:
@@ -138,8 +139,8 @@ _PROFILE = {
 
 
 def config_of(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration of obstore's store in addition to the environment: the options, and for S3 the values of
-    the profile if neither options nor environment contain credentials.
+    """Return the part of the configuration of obstore's store that is not in the environment: the options; and for S3
+    the values of the profile, if neither options nor environment contain credentials.
     """
     config = {name: value for name, value in options.items() if name not in _OURS and not _HTTP.match(name)}
     if _kind(url) == "s3" and _source(url, options) == "profile":

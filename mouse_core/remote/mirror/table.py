@@ -436,7 +436,7 @@ class Table(Descriptor):
 
         Args:
             blocks: The new number of assigned blocks.
-            lengthen: Extends the sparse file to a number of blocks.
+            lengthen: Function that extends the sparse file to a number of blocks.
         """
         if blocks > self.room:
             room = max(_SMALLEST, 1 << (blocks - 1).bit_length())
@@ -474,7 +474,7 @@ class Table(Descriptor):
             me: The number of the calling process.
             blocks: The blocks, ascending, int64 ``[n]``.
             masks: The requested pages of each block, int64 ``[n]``.
-            lives: Returns whether a process is running, so that its claim is valid.
+            lives: Function that returns whether a process is running, so that its claim is valid.
             steal: Whether to take over blocks that running processes have claimed.
 
         Returns:
@@ -564,7 +564,7 @@ class Table(Descriptor):
             me: The number of the calling process.
             pages: The number of pages.
             before: Pages whose next use is at this time or earlier are not evicted.
-            lives: Returns whether a process is running, so that its claim is valid.
+            lives: Function that returns whether a process is running, so that its claim is valid.
 
         Returns:
             The blocks of the pages, ascending, int64 ``[n]``, and their masks.

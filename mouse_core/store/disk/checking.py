@@ -114,9 +114,9 @@ def check_sealed(
 
     Args:
         manifest: The manifest of the store.
-        check: Reads a file, given its number and its manifest entry; raises an error if the content differs from the
-            written content.
-        label: Returns the path or address of a file, for messages.
+        check: Function that reads a file, given its number and its manifest entry, and raises an error if the content
+            differs from the content that was written.
+        label: Function that returns the path or address of a file, for messages.
         progress: Whether to show a progress bar.
 
     Raises:
@@ -193,7 +193,7 @@ def _manifest_again(folder: Path, dry_run: bool) -> tuple[str, ...]:
         return ()
     copy = folder / COPY
     if not copy.is_file():
-        raise damaged(copy, f"expected a copy of the manifest, found none; the manifest: {wrong}")
+        raise damaged(copy, f"expected a copy of the manifest, found none; error of the manifest: {wrong}")
     content = copy.read_bytes()
     known = parse_manifest(copy, content)
     said = [

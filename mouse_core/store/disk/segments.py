@@ -313,7 +313,7 @@ class TailSegment(Segment):
             place: See ``Segment``.
             source: The folder, the file's name, the number of the folder's rows before the file, and the identities of
                 file and store.
-            show: Makes the rows visible to other processes.
+            show: Function that makes the rows visible to other processes.
             lease: The lease on a state of the folder that names the file.
         """
         segment = cls.of_extent(extent, image_roots)

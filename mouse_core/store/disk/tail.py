@@ -239,7 +239,8 @@ def read_layout(path: str, read: Callable[[int, int], bytes]) -> TailLayout:
 
     Args:
         path: The file, for messages.
-        read: Returns ``count`` bytes of the file from an offset on, or fewer bytes at the end of the file.
+        read: Function that returns ``count`` bytes of the file from an offset on, or fewer bytes at the end of the
+            file.
 
     Raises:
         DataError: The file is not a tail file, is damaged, or was written by a newer version.
@@ -389,7 +390,7 @@ class Sums:
     Args:
         layout: The layout of the file.
         memory: The memory of the file.
-        objects: Returns the bytes of the objects file between two offsets.
+        objects: Function that returns the bytes of the objects file between two offsets.
 
     Attributes:
         rows: Number of rows that the checksums cover.
@@ -442,8 +443,8 @@ class Sums:
         Args:
             rows: Number of rows that the checksums cover afterwards.
             since: See ``Commit``.
-            full: Called with the index of the first full block, and the checksums of full blocks, uint64
-                ``[blocks, sums]``.
+            full: Function that is called with the index of the first full block, and the checksums of full blocks,
+                uint64 ``[blocks, sums]``.
         """
         size = self._layout.block_rows
         while self.rows < rows:
@@ -686,7 +687,7 @@ def _decode_objects(
     if not table.size:
         return [pa.array([], column.arrow_type) for column in columns]
     if table.min() < -1:
-        raise DataError(f"{file.path}: expected sizes, found {table.min()}")
+        raise DataError(f"{file.path}: expected sizes of objects, -1 or more, found {table.min()}")
     ends = np.cumsum(np.maximum(table, 0)).reshape(table.shape)
     content = memoryview(file.read(at, at + int(ends[-1, -1])))
     begins = ends - np.maximum(table, 0)
@@ -760,7 +761,7 @@ def _image_from_bytes(value: memoryview) -> dict[str, Any]:
     length = int.from_bytes(value[:4], "little")
     end = 4 + max(length - 1, 0)
     if not 4 < end + 1 <= len(value):
-        raise DataError(f"expected an image, found a path of {length - 1} bytes among {len(value)}")
+        raise DataError(f"expected an image, found a path of {length - 1} bytes in a value of {len(value)} bytes")
     path = bytes(value[4:end]).decode() if length else None
     return {"bytes": bytes(value[end + 1 :]) if value[end] else None, "path": path}
 

@@ -274,7 +274,7 @@ def run(reader: Asking[T], read: Callable[[list[Range]], Sequence[Any]]) -> T:
 
     Args:
         reader: The reader.
-        read: Returns the bytes of several ranges at once; empty and repeated ranges are not requested.
+        read: Function that returns the bytes of several ranges at once; empty and repeated ranges are not requested.
     """
     try:
         ranges = next(reader)
