@@ -128,7 +128,7 @@ class Results:
             name: The name, for example "loss".
 
         Returns:
-            By run: the steps, int64 ``[n]``, ascending, and the values, float64 ``[n]``.
+            For each run: the steps, int64 ``[n]``, ascending, and the values, float64 ``[n]``.
         """
         found = self.table.filter(pc.equal(self.table["name"], name)).combine_chunks()
         steps, values = found["step"].to_numpy(), found["value"].to_numpy()

@@ -30,7 +30,7 @@ def check_names(where: str, names: Iterable[object]) -> None:
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise ConfigError(f"{where}: expected names of letters, digits and any of ._+=-, found {name!r}")
     if not names:
-        raise ConfigError(f"{where}: expected one or more, found none")
+        raise ConfigError(f"{where}: expected at least one name, found none")
 
 
 def reference(function: Callable[..., Any] | str, where: str) -> dict[str, str | None]:
@@ -185,7 +185,7 @@ class Context:
             ConfigError: The study has no store.
         """
         if self.opened is None:
-            raise ConfigError("store: expected a study with a store, found one without")
+            raise ConfigError("store: expected a study with a store, found a study without a store")
         return self.opened()
 
     def loader(self, **options: Any) -> Any:

@@ -159,7 +159,7 @@ class Augmenter(Generic[T]):
                 axes = "[B, S, ...]" if self._batch_dims == 2 else "[B, ...]"
                 raise SchemaError(f"augment: {name}: expected {axes}, found shape {tuple(values.shape)}")
             return int(values.shape[0]), int(values.shape[1]) if self._batch_dims == 2 else 1
-        raise SchemaError("augment: expected a batch with fields, found an empty one")
+        raise SchemaError("augment: expected a batch with fields, found an empty batch")
 
     def _key(self, update: int, call: int) -> Key:
         return Key(self._seed, Purpose.AUGMENT, update, call)

@@ -127,7 +127,7 @@ class ImageDraws(NamedTuple):
 
     Args:
         crop: The rows and columns to take; None: all.
-        pixels: The new value for each pixel value, uint8 ``[256]``; None keeps values.
+        pixels: The new value for each pixel value, uint8 ``[256]``; None: pixels stay unchanged.
     """
 
     crop: Crop | None

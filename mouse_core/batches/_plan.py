@@ -270,8 +270,9 @@ class BatchPlan:
 
     @property
     def _padded(self) -> PaddedSampler | None:
-        """The sampler, if its windows may have missing steps that are gathered too; None if no step is missing, or only
-        present steps are read."""
+        """The sampler, if missing steps of its windows are gathered; None if no step is missing, or only present steps
+        are read.
+        """
         return None if self.planner.packed else self.planner.padded
 
     @property

@@ -120,7 +120,7 @@ class Planner:
         shard: ``(rank, count)``.
         epoch_start: The index of the first batch drawn from the snapshot.
         windows: Approximate number of windows that are located together.
-        padded: The sampler, if its windows may have missing steps.
+        padded: The sampler, if its windows can have missing steps.
         uneven: See ``BatchSource``.
         packed: Whether only present steps are located.
     """

@@ -209,7 +209,7 @@ def decoded(described: Any, body: Buffer) -> dict[str, Any]:
         begin = 0
         for name, kind, dtype, shape, nbytes in described:
             if not 0 <= nbytes <= len(body) - begin:
-                raise ValueError(f"{nbytes} bytes of {len(body) - begin}")
+                raise ValueError(f"expected a column of at most {len(body) - begin} bytes, found {nbytes}")
             part = body[begin : begin + nbytes]
             if kind == "array":
                 columns[str(name)] = _array(dtype, shape, part, most)
@@ -220,7 +220,7 @@ def decoded(described: Any, body: Buffer) -> dict[str, Any]:
                 columns[str(name)] = column if kind == "column" else column.to_pylist()
             begin += nbytes
         if begin != len(body):
-            raise ValueError(f"{len(body)} bytes for {begin}")
+            raise ValueError(f"expected columns of {len(body)} bytes together, found {begin}")
     except (*UNREADABLE, pa.ArrowException, OSError) as error:
         raise DataError(f"rows: cannot decode the columns that a client sent: {error!r:.200}") from error
     return columns
@@ -278,11 +278,11 @@ def _array(dtype: str, shape: Sequence[int], part: Buffer, most: int) -> np.ndar
     fits = min(shape, default=0) >= 0 and _count(shape) * kind.itemsize == len(part)
     # A shape such as [10**12, 0] has no bytes, and 10**12 rows.
     if kind.kind not in _PLAIN or not fits or prod(max(one, 1) for one in shape) > most:
-        raise ValueError(f"{dtype} {shape} of {len(part)} bytes")
+        raise ValueError(f"expected an array {dtype} {shape}, found {len(part)} bytes")
     return np.frombuffer(part, kind).reshape(shape)
 
 
 def _count(shape: Sequence[int]) -> int:
     if len(shape) > _MOST_DIMENSIONS:
-        raise ValueError(f"{len(shape)} dimensions")
+        raise ValueError(f"expected at most {_MOST_DIMENSIONS} dimensions, found {len(shape)}")
     return prod(shape)

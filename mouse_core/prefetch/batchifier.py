@@ -218,9 +218,7 @@ def _source_of(
     cut = dict[str, Any]()
     if shard not in (None, _WHOLE) or asked["uneven"] != "refuse":
         if sharding is not None:
-            raise ConfigError(
-                f"shard, uneven: with sharding= and a source, expected neither of the two, found {shard!r}"
-            )
+            raise ConfigError(f"shard, uneven: cannot be passed together with sharding= and a source, found {shard!r}")
         cut = {"shard": _WHOLE if shard is None else shard}
         cut |= {} if asked["uneven"] == "refuse" else {"uneven": asked["uneven"]}
     if isinstance(store, BatchSource):

@@ -266,7 +266,7 @@ class LeftOver:
 
     Attributes:
         files: The file, and the file for notes if it exists.
-        waited: The rows.
+        waited: All rows in the file.
         going: The rows that were being written to the store: the number of the first of these rows in the store, its
             position in ``waited``, and how many rows there are. The store has the rows before this position.
         note: The path of the file for notes.
@@ -500,7 +500,7 @@ class EpisodeWriter:
         self._settle()
 
     def _settle(self) -> None:
-        """Write the rows of ended episodes that still wait after an error of the store or the file."""
+        """Write the rows of ended episodes that are still in memory after an error of the store or the file."""
         self._file()
         while self._ended:
             rows = len(self._ended[0]["done"])

@@ -169,7 +169,7 @@ class Scaling:
         alone = self.centre.shape == () and math.prod(expected) == 1  # shape [1] in files
         if self.centre.shape != expected and not alone:
             raise SchemaError(
-                f"normalize: {spec.name}: expected a normaliser of shape {list(expected)}, as of the field, "
+                f"normalize: {spec.name}: expected a normaliser for the field's shape {list(expected)}, "
                 f"found shape {list(self.centre.shape)}"
             )
 

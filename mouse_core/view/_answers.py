@@ -392,7 +392,9 @@ class Answers:
     def _rows(self, asked: Asked) -> tuple[Shown, int, int]:
         one = self._at(asked)
         if whole(asked, "generation", one.generation, 0, 1 << 60) != one.generation:
-            raise ChangedError(f"{one.name}: expected the rows of the page, found different rows: some were dropped")
+            raise ChangedError(
+                f"{one.name}: expected the rows of the page, found different rows, because some rows were dropped"
+            )
         rows = one.snapshot.num_rows
         begin = whole(asked, "begin", 0, 0, max(rows - 1, 0))
         return one, begin, whole(asked, "end", begin + 1, begin + 1, rows)

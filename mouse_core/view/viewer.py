@@ -158,7 +158,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             asked = urlsplit(self.path)
         except ValueError:
-            self._say(HTTPStatus.BAD_REQUEST, "expected a valid path, found an invalid one")
+            self._say(HTTPStatus.BAD_REQUEST, "expected a valid path, found an invalid path")
             return
         _, token, *rest = [*asked.path.split("/"), ""]
         if not hmac.compare_digest(token.encode(), self.token.encode()):

@@ -85,10 +85,8 @@ def rates(settings: Settings) -> list[Figure]:
         Figure("append", "append, rows a second", 20_000 / one.median, "rows/s"),
         Figure("extend", "extend, rows a second", _ROWS / many.median, "rows/s"),
         Figure("extend-bytes", "extend, bandwidth", nbytes / many.median / 1e9, "GB/s"),
-        Figure(
-            "copy-bytes", "NumPy copying the same arrays to memory that is there", nbytes / plain.median / 1e9, "GB/s"
-        ),
-        Figure("extend-share", "extend, share of that copy's bandwidth", share[1], "", (share[0], share[2])),
+        Figure("copy-bytes", "NumPy copying the same arrays to allocated memory", nbytes / plain.median / 1e9, "GB/s"),
+        Figure("extend-share", "extend, share of NumPy's copy bandwidth", share[1], "", (share[0], share[2])),
         Figure("server", "extend through a StoreServer by 1,000 rows, rows a second", _ROWS / sent.median, "rows/s"),
         Figure(
             "server-share",

@@ -134,7 +134,7 @@ def test_mistakes() -> None:
         shell(make_batch(batch=2))
     with pytest.raises(SchemaError, match=r"reward: expected \[B, S, ...\]"):
         shell.update_augmentations({"reward": np.zeros(3, np.float32)})
-    with pytest.raises(SchemaError, match="found an empty one"):
+    with pytest.raises(SchemaError, match="found an empty batch"):
         shell.update_augmentations({})
 
 

@@ -115,7 +115,7 @@ def test_what_cannot_come_back_is_refused_by_name(tmp_path: Path) -> None:
     message = r"state\['a'\]: expected a part of the same type as the saved part, found NoneType"
     with pytest.raises(StateError, match=message):
         states.give({"b": random.Random(0)}, random_saved)
-    with pytest.raises(StateError, match=r"state: expected \[0, 1\], found \[0\] in the saved state"):
+    with pytest.raises(StateError, match=r"state: expected the entries \[0, 1\], found \[0\] in the saved state"):
         states.give(({}, {}), states.taken(({},)))
     linear = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
     with pytest.raises(StateError, match="expected a tree with the saved structure"):

@@ -321,7 +321,7 @@ def _give_children(part: Any, saved: Plain, where: str, made: dict[int, Any]) ->
     elif isinstance(part, MutableSequence):
         part[:] = list(after.values())
     elif list(before) != list(after):
-        raise StateError(f"{where}: expected {list(before)}, found {list(after)} in the saved state")
+        raise StateError(f"{where}: expected the entries {list(before)}, found {list(after)} in the saved state")
 
 
 def _child(before: Any, entry: Plain, where: str, made: dict[int, Any]) -> Any:

@@ -144,7 +144,8 @@ class Kind:
         name: The name in messages.
         torch: The PyTorch classes.
         flax: The Flax classes.
-        to_flax: Function that converts PyTorch arrays of the role ``What`` to Flax arrays of the requested shapes.
+        to_flax: Function that converts PyTorch arrays (weights, gradients or updates, see ``What``) to Flax arrays of
+            the requested shapes.
         to_torch: Function that converts Flax weights to PyTorch arrays of the requested shapes.
     """
 

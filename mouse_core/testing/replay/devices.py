@@ -86,7 +86,7 @@ class Setup:
 
 @cache
 def setup_of(kind: str, variant: int) -> Setup:
-    """Return option set number ``variant`` for a kind of draws; the name of the kind describes the draws."""
+    """Return the option set with index ``variant`` for a kind of draws, such as "slices by priority"."""
     choose = random.Random(f"{kind} {variant}")
     steps = choose.choice([7, 8, 13, 20])
     given: dict[str, Any] = {"several": choose.randint(2, steps), "batch_size": choose.choice([3, 5, 7])}
@@ -418,7 +418,9 @@ class DeviceReplayConformance(InArrays):
             self._programs("queue", tmp_path)
 
     def test_nodes_of_rows_come_back(self, tmp_path: Path) -> None:
-        """Named tuples, tuples, lists of arrays and None are restored, also with as many children as rows or steps."""
+        """Named tuples, tuples, lists of arrays and None are restored, even if the number of children equals the number
+        of rows or steps.
+        """
         for envs in (None, 2):
             lead = (2,) if envs is None else (2, envs)
             number = np.arange(np.prod(lead), dtype=np.float32).reshape(*lead, 1)

@@ -163,7 +163,9 @@ class StorageConformance:
                 np.testing.assert_array_equal(self.to_numpy(given), self.to_numpy(expected), ".".join(path))
 
     def test_nodes_of_rows_come_back(self, tmp_path: Path) -> None:
-        """Dicts, named tuples, tuples, lists of arrays and None are restored, also with as many children as rows."""
+        """Dicts, named tuples, tuples, lists of arrays and None are restored, even if the number of children equals the
+        number of rows.
+        """
         storage = self._new(6, 1, _folder(tmp_path, "from"))
         numbers = np.arange(2.0)[:, None]
         storage.append(Nodes([numbers, numbers + 10], (numbers + 20, {"memory": None, "x": numbers + 30})))
@@ -257,7 +259,7 @@ class StorageConformance:
             assert storage.written == 7
 
     def test_a_refused_first_write_says_nothing(self, tmp_path: Path) -> None:
-        """After a rejected first write, or a rejected write into unused slots, the form of rows is still open."""
+        """After a rejected first write, or a rejected write into unused slots, the form of rows is still undefined."""
         storage = self._new(5, 1, tmp_path)
         refused(IndexError, lambda: storage.put(np.array([0, 1]), rows_from(0, 2)))
         other = {**rows_from(0, 2), "obs": np.zeros((2, 7)), "reward": np.zeros(2, np.int64)}
