@@ -231,7 +231,7 @@ def test_contradictions_name_both() -> None:
         ('{"version": 1, "alignment": "sideways"}', "alignment: expected one of"),
         ('{"version": 1, "tasks": {"one": "x"}}', "mouse_data: invalid literal"),
         ('{"version": 1, "tasks": [1]}', "mouse_data: "),
-        ('{"version": 1, "environments": "Hopper"}', "environments: expected names"),
+        ('{"version": 1, "environments": "Hopper"}', "environments: expected a list of names"),
         ('{"version": 1, "fields": [{"name": "x", "colour": 1}]}', "fields: expected attributes among"),
         ('{"version": 1, "fields": [{"name": "x", "dtype": "rainbow"}]}', "expected a NumPy dtype"),
         ('{"version": 1, "max_action_dim": 0}', "max_action_dim: expected a positive integer or None, found 0"),
