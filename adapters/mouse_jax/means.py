@@ -16,7 +16,7 @@ def global_mean(values: Any, mask: Any = None, *, count: Any = None, axis_name: 
 
     The mean is exact even if parts have different numbers of windows or steps, or none. A mean over the means of the
     parts would not be exact, because a step in a part with few steps would have more weight. With usual episodes, a
-    mean of means would change the gradient by 1 to 3%, and by up to 12%.
+    mean of means would change the gradient by typically 1 to 3%, and at most 12%.
 
     In ``jax.jit``, arrays that are sharded over devices or processes (from a loader with ``sharding=``, or from
     ``jax.make_array_from_process_local_data``) are a single batch: without ``axis_name``, loss and gradient equal the
@@ -30,9 +30,9 @@ def global_mean(values: Any, mask: Any = None, *, count: Any = None, axis_name: 
         mask: Mask of the values that count, bool, or weights of the values. The mask's shape is a prefix of the shape
             of ``values``: ``[b]`` or ``[b, S]``. All other values are ignored, even NaN. None: all values count.
         count: The divisor in place of the sum of this call's mask: the sum of the masks of all micro-batches of a step,
-            over all parts. Each call then returns its part of the mean, and the gradients of the micro-batches must be
-            summed. If there is no mask, ``count`` is the number of elements of ``values`` in all micro-batches and
-            parts.
+            over all devices and processes. Each call then returns its part of the mean, and the gradients of the
+            micro-batches must be summed. If there is no mask, ``count`` is the number of elements of ``values`` in all
+            micro-batches, over all devices and processes.
         axis_name: The mapped axis, or several, over which the batch is split; None: ``values`` are the whole batch.
 
     Returns:

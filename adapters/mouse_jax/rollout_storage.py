@@ -2,7 +2,7 @@
 
 Fields, formulas and, for the same seed, the order of rows equal those of ``mouse_core.rollouts.RolloutStorage``. Checks
 of values (whether the rollout is full, whether rewards are finite) run only outside of ``jax.jit``, where values are
-known. Inside ``jax.jit``, rows beyond the last one are dropped.
+known. Inside ``jax.jit``, steps after the first T steps are dropped.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class JaxArrays(HostArrays):
         return value if isinstance(value, jax.Array) else super().array(value)
 
     def may_look(self, array: Any) -> bool:
-        """Whether values are known, and can be read without waiting for a device."""
+        """Whether values are not traced, and can be read without waiting for a device."""
         return are_known(array)
 
 
@@ -123,7 +123,7 @@ def checked_hidden(rollout: Rollout, given: Any, step: int | None) -> Any:
     pair = isinstance(given, tuple | list) and len(given) == 2
     if held is None or not pair:
         if held is not None or not policy_states.is_empty(given):
-            raise SchemaError("hidden_states: expected states in every row and in init, or in neither")
+            raise SchemaError("hidden_states: expected states both in init and in every row, or in neither")
         return None
 
     def check(path: str, array: jax.Array, leaf: Any) -> jax.Array:
@@ -149,14 +149,14 @@ def checked_hidden(rollout: Rollout, given: Any, step: int | None) -> Any:
 
 
 def check_full(rollout: Rollout, caller: str) -> None:
-    """Raise RolloutError if values are known and the rollout lacks rows."""
+    """Raise RolloutError if the rollout lacks rows; do nothing if values are traced."""
     step = known(rollout.step)
     if step is not None and step != rollout.layout.num_transitions_per_env:
         raise RolloutError(f"{caller}: expected {rollout.layout.num_transitions_per_env} rows, found {step}")
 
 
 def check_readable(rollout: Rollout, caller: str) -> None:
-    """Raise RolloutError if values are known and the rollout lacks rows or returns."""
+    """Raise RolloutError if the rollout lacks rows or returns; do nothing if values are traced."""
     check_full(rollout, caller)
     if "values" in rollout.arrays and known(rollout.computed) == 0:
         raise RolloutError(f"{caller}: expected returns, found none for these rows; call compute_returns first")
@@ -213,7 +213,8 @@ def _put_rows(arrays: Any, rows: Any, step: jax.Array) -> Any:
 
 
 put_rows: Callable[..., Any] = jax.jit(_put_rows)
-"""Return fields and hidden states after writing the rows of one step; a step beyond the last one changes nothing."""
+"""Return fields and hidden states after writing the rows of one step; a step after the first T steps changes nothing.
+"""
 
 
 Batches = Iterator[MiniBatch] | tuple[MiniBatch, ...]
@@ -303,7 +304,7 @@ def append(rollout: Rollout, transition: Transition | Mapping[str, Any]) -> Roll
     Raises:
         RolloutFullError: No row is left; under ``jax.jit`` the step is dropped instead.
         SchemaError, MissingFieldError, DataError: An error of ``RolloutStorage.add_transitions``; values are checked
-            only if they are known and on the CPU.
+            only if they are on the CPU and not traced.
     """
     layout = rollout.layout
     step = known(rollout.step)
@@ -358,7 +359,7 @@ def compute_returns(
 
     Raises:
         RolloutError, ConfigError, SchemaError, DataError, MissingFieldError: An error of
-            ``RolloutStorage.compute_returns``, if values are known.
+            ``RolloutStorage.compute_returns``, if the values are not traced.
     """
     layout = rollout.layout
     check_full(rollout, "compute_returns")
@@ -435,7 +436,7 @@ def mini_batches(
         tuple of the mini-batches instead of the iterator.
 
     Raises:
-        RolloutError: Values are known, and the rollout lacks rows or returns.
+        RolloutError: The rollout lacks rows or returns (checked only for values that are not traced).
         ConfigError: A number is out of range, or ``histories`` names an unknown field.
     """
     check_count("num_epochs", num_epochs)

@@ -65,7 +65,8 @@ class ActorBatches:
 
     Args:
         buffer: The handle of the actor.
-        batch_size: The number of examples in new batches, which any rank may request; None: no batches are created.
+        batch_size: The number of examples in a new batch; any rank can request a new batch. None: no batches are
+            created.
 
     Example:
         stream = RolloutStream(ActorBatches(buffer, batch_size=512), max_tokens=8192, shard="auto")

@@ -30,14 +30,14 @@ _TAKES_AHEAD = "ray.train.torch.train_loop_utils"
 # Arguments of torch's DataLoader that this class does not accept, and their replacements.
 _OF_TORCH = {
     "shuffle": "sampling='sequential', every window once an epoch in a new order, or 'random'",
-    "sampler": "sampling, the name of one or a WindowSampler",
-    "batch_sampler": "sampling, the name of one or a WindowSampler",
-    "collate_fn": "map, a function of a whole batch",
+    "sampler": "sampling, the name of a kind of sampling or a WindowSampler",
+    "batch_sampler": "sampling, the name of a kind of sampling or a WindowSampler",
+    "collate_fn": "map, a function that receives a complete batch",
     "generator": "seed",
     "prefetch_factor": "prefetch",
     **dict.fromkeys(
         ("timeout", "worker_init_fn", "multiprocessing_context", "persistent_workers", "pin_memory_device", "in_order"),
-        "num_workers, the number of threads, which need no more",
+        "num_workers, the number of threads; threads have no further options",
     ),
 }
 
@@ -159,7 +159,8 @@ class DataLoader(PrefetchBatchifier, torch.utils.data.DataLoader[Any]):
         for name in options:
             if name in _OF_TORCH:
                 raise ConfigError(
-                    f"DataLoader: expected no argument {name} as in torch, found {name}; use {_OF_TORCH[name]}"
+                    f"DataLoader: expected no argument {name} of torch's DataLoader, "
+                    f"found {name}; use {_OF_TORCH[name]}"
                 )
         whole = isinstance(store, BatchSource) and store.shard == (0, 1)
         unsettled = shard == "auto" and (whole or isinstance(store, Store | Snapshot | MixtureSource))
@@ -321,7 +322,7 @@ class EpochSampler(DistributedSampler[Any], BatchSampler):
         self.epoch, self._current = epoch, max(0, epoch - self._first_epoch)
 
     def move_to(self, index: int) -> None:
-        """Set the epoch to the epoch of batch ``index``; the source may have a new snapshot."""
+        """Set the epoch to the epoch of batch ``index``, also after ``refresh`` has given the source a new snapshot."""
         first = getattr(self.dataset.source, "epoch_start", 0)
         self._current = (index - first) // len(self.dataset)
         self._first_epoch = None if first else 0

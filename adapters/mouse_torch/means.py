@@ -49,7 +49,7 @@ def global_mean(
 
     The mean is exact even if processes have different numbers of windows or steps, or none. A mean over the means of
     the processes would not be exact, because a step in a process with few steps would have more weight. With usual
-    episodes, a mean of means would change the gradient by 1 to 3%, and by up to 12%.
+    episodes, a mean of means would change the gradient by typically 1 to 3%, and at most 12%.
 
     The loss is the same in all processes. The loss's gradient, averaged over the processes as
     ``DistributedDataParallel`` and FSDP do, equals the gradient of the whole batch. For example, the losses of 10 steps

@@ -183,7 +183,7 @@ class ReplayBufferEnsemble(_InTorch, ensemble.ReplayBufferEnsemble):
 def _placed(storage: Any, target: torch.device) -> Any:
     """Return the storage; an ``ArrayStorage`` becomes a storage with the same rows on the device."""
     if isinstance(storage, TensorStorage) and storage.device != target:
-        raise ConfigError(f"device: expected {storage.device}, where the storage is, found {target}")
+        raise ConfigError(f"device: expected {storage.device}, the device of the storage, found {target}")
     if target.type == "cpu" or type(storage) is not ArrayStorage:
         return storage
     moved = TensorStorage(storage.capacity, storage.ndim, device=target, alignment=storage.alignment)

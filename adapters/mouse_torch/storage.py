@@ -51,7 +51,8 @@ class TensorStorage(RingStorage):
             to complete time steps.
         ndim: Number of leading axes: 1, or 2 for ``[time, env]``, where every environment is a separate stream.
         device: The device of the rows.
-        alignment: The transition that the action, reward and done of a row belong to; None: "outgoing".
+        alignment: "outgoing" (None) if the action, reward and done of a row follow its observation, "arrived" if they
+            led to it.
         ragged: Fields whose rows are arrays of different lengths; see ``ArrayStorage``. Ragged fields and texts are
             kept on the host.
 

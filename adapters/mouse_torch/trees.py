@@ -87,8 +87,8 @@ def _field(rows: Any, name: str) -> Any:
         if not isinstance(rows, LazyStackedTensorDict):
             raise
         raise SchemaError(
-            f"rows: field {name!r}: expected tensors that differ in shape from row to row, as in a lazy stack along "
-            f"axis 0, found them to differ along axis {rows.stack_dim}"
+            f"rows: field {name!r}: when shapes differ, expected a lazy stack along axis 0, the axis of rows, found a "
+            f"lazy stack along axis {rows.stack_dim}"
         ) from error
     # For all of its rows, a tensorclass returns one plain string.
     return NonTensorData(value, batch_size=rows.batch_size) if isinstance(value, str | bytes) else value

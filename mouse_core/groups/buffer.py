@@ -143,7 +143,7 @@ class Making:
         return sum(len(group.uids) for group in self._ready)
 
     def lose(self, group_uids: Container[str]) -> None:
-        """Drop groups, by uid, that the maker has not received and whose policy version is lost."""
+        """Drop the groups with the given uids, which the maker has not received and whose policy version is lost."""
         self._ready = deque(group for group in self._ready if group.group_uid not in group_uids)
 
     def _feed_ready(self) -> None:
@@ -340,7 +340,8 @@ class Owner(Descriptor):
             )
         if os.getpid() != self._process:
             raise ForkError(
-                f"rollout buffer: expected to be used in process {self._process}, found the forked child {os.getpid()}"
+                f"rollout buffer: expected a call in process {self._process}, found a call in "
+                f"the forked child process {os.getpid()}"
             )
         lock(self._file, wait=True)
         try:
@@ -349,8 +350,8 @@ class Owner(Descriptor):
             if token != self._token:
                 by = f", by {owner.decode(errors='replace')}" if owner else ""
                 raise ClosedError(
-                    f"rollout buffer: expected to be the writer of {str(self._path.parent.parent)!r}, found that "
-                    f"another buffer opened it{by}"
+                    f"rollout buffer: expected this buffer to own {str(self._path.parent.parent)!r}, found that "
+                    f"another buffer opened the folder{by}"
                 )
             yield
         finally:

@@ -645,7 +645,7 @@ def _promised(path: Path) -> uuid.UUID | None:
 
 
 def _damaged(path: Path, error: object) -> DataError:
-    return DataError(f"part file {path}: expected it as it was written, found damage: {error}")
+    return DataError(f"part file {path}: expected the content that was written, found damage: {error}")
 
 
 def read_part(
@@ -669,7 +669,7 @@ def read_part(
     with storing(f"part file {path}"):
         content = path.read_bytes()
     if _promised(path) not in (None, _digest_of(content)):
-        raise _damaged(path, "its digest is another")
+        raise _damaged(path, "the digest differs from the digest in the name")
     try:
         with pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True) as file:
             table, metadata = file.read(columns, use_threads=False), dict(file.metadata.metadata or {})

@@ -323,7 +323,7 @@ def _candidates(pieces: Sequence[GroupSlice], advantage: Advantage) -> Candidate
 
 
 class NumbersOfRows(Mapping[str, npt.NDArray[Any]]):
-    """The columns of several slices that have one number per example, by name. The array of a column is created on
+    """The columns with one number per example, of several slices, by name. The array of a column is created on
     first access.
     """
 
@@ -426,7 +426,7 @@ class GrpoBatchMaker:
             attribute ``compares``. Rollouts of other groups fill the batch, so its size does not change.
         retention: The rule that determines which rollouts are kept, and with which weight each rollout is drawn: a
             function, ``TopK(...)``, or a list of several rules, whose weights are multiplied; see ``Retention``.
-        older_groups: What happens to a problem's group of an older version when rollouts of a newer version arrive.
+        older_groups: The rule for a problem's older groups, when rollouts of a newer policy version arrive.
             "drop": the first newer rollout removes the older group. "keep": both may be drawn, each group is scored
             separately, and rollouts of older versions are accepted even after newer rollouts. None: "keep" if
             ``retention`` or ``max_staleness`` is given, else "drop". Versions that are numbers are compared as numbers.

@@ -377,7 +377,7 @@ def version_name(version: Any) -> str:
     if isinstance(version, int | np.integer) and not isinstance(version, bool):
         return str(int(version))
     if not isinstance(version, str) or not version:
-        raise DataError(f"set_policy_version: expected a str, not empty, or an int, found {version!r:.80}")
+        raise DataError(f"set_policy_version: expected a non-empty str or an int, found {version!r:.80}")
     return version
 
 
@@ -690,7 +690,7 @@ class RolloutRecord(ByValue):
         for name in ("environment", "example_id", "policy_version", "rollout_uid", "replica_id", "group_uid"):
             value = getattr(self, name)
             if not isinstance(value, str) or not (value or name in ("replica_id", "group_uid")):
-                raise DataError(f"rollout {self.rollout_uid!r}: expected {name} as a str, not empty, found {value!r}")
+                raise DataError(f"rollout {self.rollout_uid!r}: expected {name} as a non-empty str, found {value!r}")
 
     @property
     def key(self) -> GroupKey:

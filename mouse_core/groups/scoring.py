@@ -209,7 +209,7 @@ def _arrays(rewards: Any, groups: Any) -> tuple[npt.NDArray[np.float64], npt.NDA
         raise DataError(f"rewards: expected numbers [n], found {rewards!r:.80}") from None
     if reward.ndim != 1 or group.shape != reward.shape or (group.size and group.dtype.kind not in "biu"):
         raise DataError(
-            f"rewards: expected numbers [n], and an integer for each as its group, found {list(reward.shape)}, and "
+            f"rewards: expected numbers [n] with integers [n] as their groups, found {list(reward.shape)}, and "
             f"{group.dtype} {list(group.shape)}"
         )
     if not np.isfinite(reward).all():
@@ -233,9 +233,9 @@ from 0. It returns finite advantages ``[n]``. The advantage of a rollout must de
 group, because the other groups in a call change when batches are drawn. So a plain function is called for one group at
 a time, with all rollouts of the group, including drawn rollouts.
 
-An object with an attribute ``compares`` is called for many groups at once, and must keep the groups apart. "rewards"
-leaves out groups whose rollouts have equal rewards, because their advantages are zero; "nothing", the default of plain
-functions, leaves out no group.
+An object with an attribute ``compares`` is called for many groups at once, and must compute each group separately.
+"rewards" leaves out groups whose rollouts have equal rewards, because their advantages are zero; "nothing", the default
+of plain functions, leaves out no group.
 
 An object with a method ``of_batch(rollouts, worth)`` changes the advantages of a batch after the draw. The method
 receives the B rollouts of the batch and the advantage of each rollout, float64 ``[B]``, and returns the advantage of

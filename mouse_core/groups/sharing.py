@@ -202,7 +202,7 @@ class SharedBuffer:
         except ConnectionError:
             raise
         except Exception as error:  # the client needs an answer
-            return {"error": "WorkerError", "message": f"buffer: expected to answer, found {error!r}"}
+            return {"error": "WorkerError", "message": f"buffer: cannot answer the call: {error!r}"}
 
     def _look(self, call: Mapping[str, Any], body: memoryview) -> Answer:
         columns = self.buffer.columns.to_json()

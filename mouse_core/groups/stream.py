@@ -271,8 +271,8 @@ class BatchShare:
 
     @property
     def digest(self) -> StreamDigest:
-        """The digest of the share. The sum of all ranks' digests is ``examples_digest(index, batch)`` of the complete
-        batch, unless an example was skipped.
+        """The digest of this rank's examples. The sum of all ranks' digests is ``examples_digest(index, batch)`` of the
+        complete batch, unless an example was skipped.
         """
         each = zip(self.places.tolist(), self.examples, strict=True)
         return sum((examples_digest(self.index, [example], place) for place, example in each), StreamDigest())
@@ -444,7 +444,10 @@ class RolloutStream:
             done = check_count("micro_batches", micro_batches, 0)
             if self._last is None or done > self._last[2]:
                 there = 0 if self._last is None else self._last[2]
-                raise ConfigError(f"micro_batches: expected at most the {there} of the last batch, found {done}")
+                raise ConfigError(
+                    f"micro_batches: expected at most {there}, the number of "
+                    f"micro-batches in the last batch, found {done}"
+                )
             if done < self._last[2]:
                 index, after, within = *self._last[:2], done
         state: dict[str, Any] = {"format": _FORMAT, "batch": index, "after": after, "within": within}

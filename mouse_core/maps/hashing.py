@@ -79,7 +79,7 @@ class KeyRows:
         ]
         for key, kind in schema.fields.items():
             if kind.dtype.char in "gG":
-                raise SchemaError(f"rows: field {key!r}: expected a dtype without unused bytes, found {kind.dtype}")
+                raise SchemaError(f"rows: field {key!r}: expected a dtype without padding bytes, found {kind.dtype}")
         return cls(schema, leaves, arrays, found)
 
     def take(self, rows: npt.NDArray[np.int64] | None) -> Any:

@@ -104,9 +104,9 @@ _MOST = (1 << 31) - 2
 class RowTable:
     """A hash table from hashes of rows to the indices (numbers) of the rows.
 
-    An entry is 64 bits: 31 bits of the hash and a 1, and the index of a row plus 1. An empty entry is 0. 32 other bits
-    of the hash determine the first slot to probe; these bits are stored in a second array, so that the table can be
-    enlarged without reading rows. At most half of the entries are used.
+    An entry has 64 bits: 31 bits of the hash, one bit that is 1, and the index of a row plus 1. An empty entry is 0. 32
+    other bits of the hash determine the first slot to probe; these bits are stored in a second array, so that the table
+    can be enlarged without reading rows. At most half of the entries are used.
     """
 
     def __init__(self) -> None:
@@ -657,7 +657,10 @@ class RowMap:
         with self._held():
             given = self._as_values(values, picked.n)
             if given.schema.varying:
-                raise SchemaError(f"accumulate: expected numbers, found {list(given.schema.varying)}")
+                raise SchemaError(
+                    "accumulate: expected only numeric fields, found fields of text or "
+                    f"ragged rows, {list(given.schema.varying)}"
+                )
             which, first = self._rows.distinct(picked, None)
             slots = self._rows.find(picked, first)
             known = np.flatnonzero(slots >= 0)

@@ -37,7 +37,7 @@ field.
 """
 
 REDUCTIONS = ("max", "mean", "min", "median", "sum")
-"""Functions by name that reduce several priorities, or ranks, of a row to one."""
+"""Names of the functions that reduce several priorities (or ranks) of a row to one."""
 
 _STACKABLE = (Mapping, tuple, np.ndarray, np.generic, bool, int, float)
 
@@ -273,18 +273,21 @@ def _with_fields(rows: Any, changes: Mapping[FieldKey, Any]) -> Any:
 
 
 def _join_priorities(found: list[npt.NDArray[np.float64] | None], key: FieldKey) -> npt.NDArray[np.float64] | None:
-    """Join the priorities of single rows. None if no row has a priority; DataError if only some rows have a
-    priority.
+    """Join the priorities of single rows. Return None if no row has a priority; raise DataError if only some rows have
+    one.
     """
     present = [priority for priority in found if priority is not None]
     if present and len(present) < len(found):
         lacking = next(number for number, priority in enumerate(found) if priority is None)
-        raise DataError(f"rows: field {key!r}: expected a priority in every row or none, found none in {lacking}")
+        raise DataError(
+            f"rows: field {key!r}: expected a priority either in all rows or in no "
+            f"row, found no priority in row {lacking}"
+        )
     return np.concatenate(present) if present else None
 
 
 def _numeric_field(rows: Any, key: FieldKey) -> npt.NDArray[Any] | None:
-    """Return a field of a tree as numbers. None if the field is missing; DataError if its values are not numbers."""
+    """Return a field of a tree as a numeric array, or None if it is missing; raise DataError for other values."""
     if not is_node(rows) or path_of(key)[0] not in dict(children_of(rows)):
         return None
     try:
@@ -385,7 +388,8 @@ def slots_of(index: Any, size: int) -> Slots:
     if outside.any():
         first = int(slots[outside].reshape(-1)[0])
         hint = (
-            "; -1 is given for a row that was not kept (leave it out, as in index[index >= 0]), and the last slot is "
+            "; append and extend return -1 for a row that was not kept: leave it out, as "
+            "in index[index >= 0]; the last slot is "
             "buffer[len(buffer) - 1]"
         )
         raise RowIndexError(

@@ -197,12 +197,11 @@ def query(
     storage, writer = getattr(buffer, "storage", None), getattr(buffer, "writer", None)
     if storage is None or writer is None:
         raise ConfigError(
-            f"query: expected a replay buffer, found {buffer!r:.80}; query each of an ensemble's `buffers`"
+            f"query: expected a replay buffer, found {buffer!r:.80}; for an ensemble, "
+            "query each buffer in its attribute `buffers`"
         )
     if not writer.ordered:
-        raise ConfigError(
-            f"query: expected rows in the order in which they were written, found the rows of {writer!r:.80}"
-        )
+        raise ConfigError(f"query: expected a writer that keeps rows in the order of writing, found {writer!r:.80}")
     if predicate is not None and not callable(predicate):
         raise ConfigError(f"query: predicate: expected a function, found {predicate!r:.80}")
     keys = None if fields is None else check_keys(fields, where="query: fields")
@@ -386,7 +385,7 @@ class BaseBuffer:
 
     @property
     def _grows(self) -> bool:
-        """Whether the storage is a store, which may get new rows."""
+        """Whether the storage reads a store, which can get new rows."""
         return bool(getattr(getattr(self, "storage", None), "grows", False))
 
     def _refresh(self) -> None:
@@ -436,13 +435,14 @@ class BaseBuffer:
         if batch_size is not None:
             return check_count("batch_size", batch_size)
         if self.batch_size is None:
-            raise ConfigError("batch_size: expected a batch size of the buffer or of this call, found none")
+            raise ConfigError("batch_size: expected a batch size as argument of this call or of the buffer, found none")
         return self.batch_size
 
     # ------------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state: rows, priorities, cursors and the number of the next sample. It is as large as the data.
+        """Return the state: rows, priorities, cursors and the number of the next sample. The state is as large as the
+        data.
 
         The state is nested dicts of plain values and copied NumPy arrays: later writes do not change it.
         """
@@ -529,9 +529,9 @@ class ReplayBuffer(BaseBuffer):
             value is the initial priority of the row.
         priority_reduction: Reduces several priorities of a row to one, for example if a row is a trajectory with a
             priority for each step: "max", "mean", "min", "median" or "sum". None: several priorities raise an error.
-        generations: Whether batches have a field ``generation``, which counts the earlier rows that were in the slot of
-            each row. ``update_priority(batch)`` then skips rows that were overwritten since the draw; see
-            ``generation_of`` and ``update_if_present``.
+        generations: Whether batches have a field ``generation``: for each row, how many earlier rows were in its slot.
+            ``update_priority(batch)`` then skips rows that were overwritten since the draw; see ``generation_of`` and
+            ``update_if_present``.
         transitions: Whether batches contain transitions, for rows of either alignment; True adds ``Transitions`` as the
             first transform.
         device: "cpu" or None; adapters support more devices.
@@ -622,11 +622,12 @@ class ReplayBuffer(BaseBuffer):
         self.__dict__.update({**state, "_forks": forks()})
 
     def with_parts(self, *, storage: Any = ..., sampler: Any = ..., writer: Any = ..., transform: Any = ...) -> Self:
-        """Return a buffer with other parts. Seed, options and the next sample's number are the same as in this buffer.
+        """Return a buffer in which some parts are replaced. The seed, the options and the next sample's number stay the
+        same.
 
-        If the storage is kept, both buffers share its rows and one lock. A kept sampler and a kept writer are copied,
-        priorities included. Afterwards write through only one of the two buffers, because the other buffer does not
-        receive the initial priorities of written rows. To add a transform, pass
+        If the storage is kept, both buffers share its rows and one lock. If the sampler or the writer is kept, the new
+        buffer gets a copy of it, including priorities. Afterwards write through only one of the two buffers, because
+        the other buffer does not receive the initial priorities of written rows. To add a transform, pass
         ``transform=[*buffer.transform.transforms, mine]``.
 
         Args:
@@ -834,8 +835,8 @@ class ReplayBuffer(BaseBuffer):
         return rows, priorities_in(rows, self.priority_key, one=one, ndim=storage.ndim, reduction=reduction)
 
     def _open_lists(self, rows: Any, *, one: bool) -> Any:
-        """Convert lists in rows to nodes or values; see ``mouse_core.nested.opened``. Storages of objects keep
-        lists.
+        """Convert lists in rows to nodes or values; see ``mouse_core.nested.opened``. For a storage of objects
+        (``ListStorage``), rows are returned unchanged.
         """
         storage = self._storage
         if hasattr(storage, "batch"):  # a storage of any objects
@@ -989,7 +990,9 @@ class ReplayBuffer(BaseBuffer):
             codes = [key for key, values in ends.items() if key not in cut and path_of(key)[-1] != "terminated"]
             codes = [key for key in codes if cut or ends[key].dtype.kind != "b"]
             if not cut and not codes:
-                raise MissingFieldError(f"end_episodes: expected codes {done!r} or 'truncated', found {[*ends]}")
+                raise MissingFieldError(
+                    f"end_episodes: expected a field of codes {done!r} or a field 'truncated', found {[*ends]}"
+                )
             places = np.flatnonzero(~np.any([values.reshape(-1) != 0 for values in ends.values()], axis=0))
             if len(places):
                 changes = {key: np.full_like(ends[key], 1 if key in cut else TRUNCATED) for key in (*cut, *codes)}
@@ -1229,9 +1232,7 @@ class ReplayBuffer(BaseBuffer):
             self._check_priorities(*self._not_overwritten(index, priority, generation))
 
     def _not_overwritten(self, index: Any, priority: Any, generation: Any) -> tuple[Slots, npt.NDArray[Any]]:
-        """Return the slots and priorities of the rows that still have ``generation``; of all rows if ``generation`` is
-        None.
-        """
+        """Return the slots and priorities of the rows whose generation is still ``generation``; if None, all rows."""
         priority = reduce_priorities(priority, np.ndim(index), self.priority_reduction)
         self._check_process()
         self._sync()
@@ -1358,9 +1359,11 @@ class ReplayBuffer(BaseBuffer):
             rows = self._rows_at(slots) if len(slots) else []
             if self._hides_begins() and EPISODE_FIELD in self.storage.snapshot.readers:
                 raise DataError(
-                    "extend: expected rows that show where their episodes begin, found episodes that only the store "
-                    f"knows, and another field {EPISODE_FIELD!r}: as copies they would be one episode. Rename that "
-                    "field, or draw from the store itself, in an ensemble"
+                    "extend: expected rows with fields that mark the start of each "
+                    "episode, found rows of a store without "
+                    f"such fields and with another field {EPISODE_FIELD!r}: the copied "
+                    "rows would be one episode. Rename "
+                    f"{EPISODE_FIELD!r}, or sample the store itself, as a member of a ReplayBufferEnsemble"
                 )
             return rows
 

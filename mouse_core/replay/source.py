@@ -62,7 +62,9 @@ class BufferSource:
 
     def __init__(self, buffer: BaseBuffer, batch_size: int | None, ahead: int) -> None:
         if batch_size is None and buffer.batch_size is None:
-            raise ConfigError("batch_size: expected a batch size of the buffer or of the loader, found none")
+            raise ConfigError(
+                "batch_size: expected a batch size as argument of the loader or of the buffer, found none"
+            )
         self.buffer = buffer
         self._batch_size = batch_size
         self._count = ahead

@@ -49,7 +49,7 @@ class ImmutableWriter:
 
     def write(self, storage: Storage, rows: Any, *, one: bool = False) -> tuple[Slots, Slots, int | None]:
         """Raise ConfigError: the buffer is read-only."""
-        raise ConfigError("write: expected a buffer that may be written to, found an ImmutableWriter")
+        raise ConfigError("write: expected a writable buffer, found a read-only buffer (ImmutableWriter)")
 
     def reset(self, storage: Storage) -> None:
         """Do nothing, because the writer has no state."""

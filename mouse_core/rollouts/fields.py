@@ -115,7 +115,7 @@ def complete_fields(fields: Mapping[str, Any]) -> dict[str, RolloutField]:
         if not is_text(name) or not name or name.startswith("_"):
             raise ConfigError(f"fields: expected names that do not begin with _, found {name!r}")
         if name in (*COMPUTED, "hidden_states", *ALIASES):
-            meaning = f"it is another name of {ALIASES[name]}" if name in ALIASES else "it is made by the storage"
+            meaning = f"it is another name of {ALIASES[name]}" if name in ALIASES else "the storage computes it"
             raise ConfigError(f"fields: {name} cannot be requested; {meaning}")
         made[name] = _as_field(name, given)
     for name, made_field in made.items():
@@ -366,7 +366,9 @@ class StepChecks:
                 del given[privileged]
         for name in given:
             if name not in self._given and name != "hidden_states":
-                raise SchemaError(f"add_transitions: expected fields {self._given}, found also {name!r}")
+                raise SchemaError(
+                    f"add_transitions: expected fields {self._given}, found also the unknown field {name!r}"
+                )
         missing = [name for name in self._required if name not in given]
         if missing:
             raise MissingFieldError(

@@ -50,7 +50,7 @@ class MiniBatch(Mapping[str, Array]):
     """A mini-batch of a rollout's rows: a mapping by the storage's field names, ``batch["observations"]``, with
     attributes for the names that training code uses, ``batch.obs``.
 
-    As in rsl_rl, a mini-batch unpacks into 18 parts; ``batch.keys()`` has the names of the fields:
+    ``batch.keys()`` has the names of the fields. As in rsl_rl, a mini-batch unpacks into 18 parts:
 
         obs, (ref_obs, ref_mask) or None, critic_obs, (critic_ref_obs, critic_ref_mask) or None, actions,
         target_values, advantages, returns, old_actions_log_prob, old_mu, old_sigma, dagger_actions, hidden_states,

@@ -165,8 +165,8 @@ def check_codes(unknown: Array, time_outs: Array | None, *, where: str) -> None:
     place = f"environment {others[0] if len(others) == 1 else others}, row {row}" if others else f"row {row}"
     wanted = "time_outs and final_values" if time_outs is None else "time_outs to be true"
     raise ConfigError(
-        f"{where}: expected {wanted}, as dones are 2 (truncated) at {place}; use 1 for ends that are to count as "
-        "terminations"
+        f"{where}: expected {wanted}, because dones are 2 (truncated) at {place}; to count an end as a "
+        "termination, set its code to 1"
     )
 
 
@@ -211,7 +211,7 @@ def check_rows(name: str, values: Array, expected: tuple[int, ...], *, shared: b
     # With two axes, [T, 1] beside [T, N] would be one environment's values for all environments.
     if found != wanted and not (shared and len(wanted) > 2 and found == (*wanted[:-1], 1)):
         also = f" or {(*wanted[:-1], 1)}" if shared and len(wanted) > 2 and wanted[-1] != 1 else ""
-        raise SchemaError(f"{name}: expected shape {wanted}{also} as rewards say, found {found}")
+        raise SchemaError(f"{name}: expected shape {wanted}{also} as for the rewards, found {found}")
 
 
 def _is_known(values: Array) -> bool:

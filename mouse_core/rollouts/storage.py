@@ -63,9 +63,9 @@ class RolloutStorage:
             field ``values`` adds ``returns`` and ``advantages``. A field with one number for each row is stored as
             ``[T, N, 1]``. Rewards and values of the shape ``(K,)`` give returns and advantages ``[T, N, K]``.
         seed: Seed of the order of rows in mini-batches, in ``[0, 2**64)``.
-        amp_cfg: A dict with two functions, for previous states in mini-batches: ``amp_obs_extractor(obs)`` and
-            ``amp_ref_obs_extractor((ref_obs, mask))``, which returns a state or ``(state, mask)``. Both functions are
-            called with all rows, ``[T * N, ...]``.
+        amp_cfg: A dict of two functions; mini-batches contain the outputs of both for the previous observation of each
+            row: ``amp_obs_extractor(obs)`` and ``amp_ref_obs_extractor((ref_obs, mask))``, which returns a state or
+            ``(state, mask)``. Both functions are called with all rows, ``[T * N, ...]``.
         device: "cpu" or None; adapters support other devices.
         hidden_axis: The axis of the environments in the hidden states of one step. None: axis 1 if a state has three or
             more dimensions, ``[layers, N, ...]``; else axis 0, ``[N, ...]``.
@@ -529,7 +529,7 @@ class RolloutStorage:
             )
         self._check_full(caller)
         if "values" in self._arrays and not self._has_returns():
-            raise RolloutError(f"{caller}: expected returns, found none for these rows; compute_returns() first")
+            raise RolloutError(f"{caller}: expected returns, found none for these rows; call compute_returns() first")
 
     def _check_returns(self) -> None:
         self._check_full("compute_returns")

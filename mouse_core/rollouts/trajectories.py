@@ -113,7 +113,7 @@ def split_and_pad_trajectories(
     """
     if tuple(values.shape[:2]) != tuple(dones.shape[:2]):
         raise SchemaError(
-            f"values: expected the axes [T, N] of dones {tuple(dones.shape)} in front, found {tuple(values.shape)}"
+            f"values: expected the first axes [T, N] of dones {tuple(dones.shape)}, found shape {tuple(values.shape)}"
         )
     rows, masks = trajectory_rows(dones, num_trajectories=num_trajectories)
     return take_rows(values, rows, masks), masks

@@ -203,7 +203,8 @@ class _Rows:
         if len(shape) < self.batch_dims or self.shape not in (None, shape):
             expected = self.shape or f"{self.batch_dims} axes of rows"
             raise SchemaError(
-                f"rows: {key!r}: expected {expected}, found shape {array.shape}; batch_dims says which axes count rows"
+                f"rows: {key!r}: expected {expected}, found shape {array.shape}; "
+                "batch_dims sets how many axes count rows"
             )
         self.shape = shape
         return array.reshape(*(1,) * (2 - len(shape)), *array.shape)
@@ -217,7 +218,7 @@ class _Rows:
         if array.shape[2:] not in ((), (1,)) or array.dtype.kind not in "biuf":
             raise SchemaError(
                 f"rows: {key!r}: expected a number in each row, found {array.dtype} of shape {array.shape[2:]}; "
-                "batch_dims says which axes count rows"
+                "batch_dims sets how many axes count rows"
             )
         return array.reshape(array.shape[:2])
 
@@ -369,7 +370,7 @@ class Forest:
             SchemaError, MissingFieldError, DataError, ConfigError: See ``extend``.
         """
         if hasattr(rollouts, "snapshot"):
-            raise SchemaError(f"rollouts: expected rows, found {rollouts!r:.100}; store[:] gives its rows")
+            raise SchemaError(f"rollouts: expected rows, found {rollouts!r:.100}; store[:] returns its rows")
         if isinstance(rollouts, list):
             rollouts = stack(rollouts)
         given = flatten(rollouts)

@@ -286,7 +286,7 @@ class Tree:
             leaving = [] if over else self._leaving[vertex]
             if not 0 <= number < len(leaving):
                 raise MissingRowError(
-                    f"path {tuple(path)}: expected one of {len(leaving)} edges at place {place}, found {number}"
+                    f"path {tuple(path)}: expected one of {len(leaving)} edges at position {place}, found {number}"
                 )
             edge, vertex, ended = leaving[number]
             found.append(edge)

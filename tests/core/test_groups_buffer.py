@@ -396,7 +396,7 @@ def test_whoever_opens_a_folder_takes_it(make: Make) -> None:
     first = make()
     first.add_rollouts(group(0, 6))
     second = make()
-    with pytest.raises(ClosedError, match=f"found that another buffer opened it, by process {os.getpid()} on "):
+    with pytest.raises(ClosedError, match=f"found that another buffer opened the folder, by process {os.getpid()} on "):
         first.add_rollouts(group(6, 2))
     with pytest.raises(ClosedError):
         first.flush()
@@ -651,7 +651,7 @@ def test_a_damaged_file_is_named(make: Make) -> None:
     content = bytearray(damaged.read_bytes())
     content[len(content) // 2] ^= 4
     damaged.write_bytes(content)
-    with pytest.raises(DataError, match=f"part file {damaged}: expected it as it was written, found damage"):
+    with pytest.raises(DataError, match=f"part file {damaged}: expected the content that was written, found damage"):
         buffer.rollouts()[0]
     assert buffer.rollouts()[4] == rollout(4)
     buffer.close()
@@ -680,7 +680,7 @@ def test_no_flipped_bit_is_read(make: Make) -> None:
         changed = bytearray(content)
         changed[place] ^= 1 << place % 8
         path.write_bytes(changed)
-        with pytest.raises(DataError, match=f"{path}: expected it as it was written, found damage"):
+        with pytest.raises(DataError, match=f"{path}: expected the content that was written, found damage"):
             list(open_rollouts(buffer.root_path))
 
 

@@ -505,7 +505,7 @@ def test_a_stored_batch(tmp_path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[100] ^= 1
     path.write_bytes(content)
-    with pytest.raises(DataError, match=f"{path}: expected it as it was written, found damage"):
+    with pytest.raises(DataError, match=f"{path}: expected the content that was written, found damage"):
         whole.read_batch(batch_id)
 
 

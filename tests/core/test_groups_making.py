@@ -363,7 +363,7 @@ def test_versions_from_the_future_change_nothing(tmp_path: Path) -> None:
     with RolloutBuffer(tmp_path, 4, batch_maker=maker, sync=False) as buffer:
         buffer.set_policy_version(9)
         for version in (None, "", 2.0, True):
-            with pytest.raises(DataError, match="set_policy_version: expected a str, not empty, or an int, found"):
+            with pytest.raises(DataError, match="set_policy_version: expected a non-empty str or an int, found"):
                 buffer.set_policy_version(version)  # type: ignore[arg-type]
         buffer.add_rollouts(group(0, 2, version=9))
         with pytest.raises(DataError, match=r"'r8': expected a version up to '9'.*found '10'"):

@@ -261,7 +261,7 @@ def test_going_on_within_a_batch(root: Path) -> None:
         StateError, match=r"in the middle of a batch, expected the state of a stream with \[3, 50, .*found \[2, 30"
     ):
         other.load_state_dict(state)
-    with pytest.raises(ConfigError, match=f"micro_batches: expected at most the {len(share)}"):
+    with pytest.raises(ConfigError, match=f"micro_batches: expected at most {len(share)}"):
         stream.state_dict(micro_batches=len(share) + 1)
 
 

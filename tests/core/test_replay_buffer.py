@@ -410,7 +410,7 @@ def test_a_row_that_was_not_kept_reads_no_other() -> None:
     index = buffer.extend({"reward": np.array([5.0, 1.0, 4.0, 3.0, 2.0])})
     assert index.tolist() == [0, -1, 2, 1, -1]
     for read in (index, -1, buffer.append({"reward": 0.0})):
-        with pytest.raises(IndexError, match=r"found -1; -1 is given for a row that was not kept"):
+        with pytest.raises(IndexError, match=r"found -1; append and extend return -1 for a row that was not kept"):
             buffer[read]
         with pytest.raises(IndexError, match="not kept"):
             buffer[read] = {"reward": np.zeros(5)}
@@ -517,7 +517,7 @@ def test_rows_with_priorities_that_are_refused_are_not_written(ndim: int) -> Non
 
 def test_priorities_of_some_rows_only_are_refused() -> None:
     buffer = ReplayBuffer(ListStorage(5), PrioritizedSampler())
-    with pytest.raises(DataError, match="in every row or none, found none in 1"):
+    with pytest.raises(DataError, match="either in all rows or in no row, found no priority in row 1"):
         buffer.extend([{"a": 1, "td_error": 2.0}, {"a": 1}])
     assert len(buffer) == 0
 
@@ -842,7 +842,7 @@ def test_buffers_that_are_no_copies_of_each_other() -> None:
     other = {**rows, "episode_step": [0, 1, 2, 3] * 2, "metadata_episode": [7] * 8}
     named = DatasetStore(fields=[Field("episode", column="metadata_episode")])
     named.extend(other)
-    with pytest.raises(DataError, match="and another field 'episode'"):
+    with pytest.raises(DataError, match="and with another field 'episode'"):
         ReplayBuffer(ArrayStorage(10, alignment="arrived")).extend(ReplayBuffer(named))
 
 

@@ -74,7 +74,7 @@ def test_a_queue_of_trajectories() -> None:
     for number in range(3):
         queue.append({"obs": np.full((5, 2), number)})  # a trajectory of 5 steps
     assert queue.sample()["obs"][:, 0, 0].tolist() == [0, 1]
-    with pytest.raises(ConfigError, match=r"at least 2, found 1 of 3; write more"):
+    with pytest.raises(ConfigError, match=r"at least 2 rows .* found 1 among 3 rows; write more"):
         queue.sample()
     queue.append({"obs": np.full((5, 2), 3)})
     assert queue.sample()["obs"][:, 0, 0].tolist() == [2, 3]
@@ -95,7 +95,7 @@ def test_what_was_consumed_is_iterated_prefetched_and_saved() -> None:
     assert buffer.sample()["row"].tolist() == [10]
     with pytest.raises(StateError, match="times=3"):
         buffer_of(ConsumingSampler(3)).load_state_dict(buffer.state_dict())
-    with pytest.raises(StateError, match=r"0\.\.2 draws"):
+    with pytest.raises(StateError, match=r"0\.\.2 remaining draws"):
         ConsumingSampler(2).load_state_dict({"config": repr(buffer.sampler), "left": np.array([3]), "ran_out": 0})
 
 
@@ -157,7 +157,7 @@ def test_rows_that_are_too_old_do_not_come_and_newer_ones_come_more_often() -> N
     assert again.sampler.version == 5
     assert again.sample()["index"].tolist() == buffer.sample()["index"].tolist()
     sampler.version = 6
-    with pytest.raises(ConfigError, match="at most 2 versions before 6, found the newest to be of version 3"):
+    with pytest.raises(ConfigError, match="at most 2 versions older than version 6, found version 3 as the newest"):
         buffer.sample()
     buffer.append({"policy": {"version": 6}})
     assert buffer.sample()["index"].tolist() == [0] * 4

@@ -216,7 +216,7 @@ def test_burn_in_gives_a_state_and_the_steps_behind() -> None:
     assert BurnIn(lambda first: {"h": first["obs"].sum(dim=1)}, 3)(given)["h"].tolist() == [3, 18]
     for steps, function, error in (
         (5, lambda first: {}, "more than 5 steps"),
-        (2, lambda first: {"obs": first["obs"]}, "a second field 'obs'"),
+        (2, lambda first: {"obs": first["obs"]}, "found 'obs' in both"),
         (2, lambda first: {"h": first["obs"][:1]}, "'h': expected 2 rows"),
         (2, lambda first: 3, "expected a dict of fields"),
     ):

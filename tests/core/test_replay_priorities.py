@@ -132,7 +132,9 @@ def test_all_rows_together_weigh_less_than_63_bits() -> None:
         weight = int(weighed(np.array([found]), capacity, alpha, 1e-8)[0])
         assert weight * capacity < 2**63
         above = np.nextafter(np.float32(found), np.float32(np.inf))
-        with pytest.raises(DataError, match=rf"expected priorities up to .* of {capacity} rows, found .* at \[1\]"):
+        with pytest.raises(
+            DataError, match=rf"priorities up to .* for a capacity of {capacity} rows, found .* at \[1\]"
+        ):
             weighed(np.array([1, above]), capacity, alpha, 1e-8)
     buffer = ReplayBuffer(ArrayStorage(4), PrioritizedSampler(1.0, 1.0, 0.0), batch_size=50)
     buffer.extend(rows_of(0, 4))
@@ -319,9 +321,9 @@ def test_what_is_wrong_is_refused() -> None:
     with pytest.raises(StateError, match="sampler: expected"):
         sampler.load_state_dict({})
     annealed = PrioritizedSampler(beta=LinearSchedule(0.4, 1.0, samples=9))
-    with pytest.raises(StateError, match=r"made as .*beta=a number.*found .*beta=a schedule"):
+    with pytest.raises(StateError, match=r"with the arguments .*beta=a number.*found .*beta=a schedule"):
         sampler.load_state_dict(annealed.state_dict())
-    with pytest.raises(StateError, match=r"made as .*beta=a schedule.*found .*beta=a number"):
+    with pytest.raises(StateError, match=r"with the arguments .*beta=a schedule.*found .*beta=a number"):
         annealed.load_state_dict(state)
 
 
@@ -392,7 +394,7 @@ def test_a_slice_takes_one_priority_or_one_for_each_row() -> None:
 
 
 def test_a_span_over_the_begin_is_refused() -> None:
-    with pytest.raises(ConfigError, match="span: expected False for the begin"):
+    with pytest.raises(ConfigError, match="span: expected False for the start"):
         PrioritizedSliceSampler(sequence_length=3, span=True)
     sampler = PrioritizedSliceSampler(1.0, 0.0, 0.0, sequence_length=3, end_key="done", span=(False, True), pad=True)
     buffer = ReplayBuffer(ArrayStorage(7), sampler, batch_size=100)

@@ -96,7 +96,7 @@ def test_what_has_no_episodes_is_refused() -> None:
         query(plain)
     with pytest.raises(ConfigError, match="expected a replay buffer"):
         query(ReplayBufferEnsemble(plain))
-    with pytest.raises(ConfigError, match="in the order in which they were written"):
+    with pytest.raises(ConfigError, match="in the order of writing"):
         query(ReplayBuffer(ArrayStorage(9), writer=MaxValueWriter("x")))
     ended = ReplayBuffer(ArrayStorage(9))
     ended.extend({"x": np.arange(3), "last": np.array([0, 1, 0])})

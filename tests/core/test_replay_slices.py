@@ -438,20 +438,21 @@ def test_fields_that_contradict_each_other_are_named(how: str) -> None:
 
     ends, ids = np.arange(20) % 5 == 4, np.arange(20) // 10
     with pytest.warns(
-        UserWarning, match=r"begins with row 5 by \['done'\], and 'traj' goes on: both are taken"
+        UserWarning, match=r"row 5 begins an episode according to \['done'\], but 'traj' does not change; both mark"
     ) as seen:
         rows = sampled({"done": ends, "traj": ids})
     assert len(seen) == 1
     assert not (rows % 5 == 4)[:, 0].any()
     with pytest.warns(
-        UserWarning, match=r"row 5 by \['done'\], which end_key= and traj_key= do not name: slices go acr"
+        UserWarning,
+        match=r"row 5 begins an episode according to \['done'\], which end_key= and traj_key= do not",
     ):
         rows = sampled({"done": ends, "traj": ids}, traj_key="traj")
     assert (rows[:, 0] == 4).any()
     assert not (rows[:, 0] == 9).any()
-    with pytest.warns(UserWarning, match=r"row 10 by \['traj'\], which"):
+    with pytest.warns(UserWarning, match=r"row 10 begins an episode according to \['traj'\], which"):
         sampled({"done": np.zeros(20, bool), "traj": ids}, end_key="done")
-    with pytest.warns(UserWarning, match=r"row 5 by \['truncated'\], which"):
+    with pytest.warns(UserWarning, match=r"row 5 begins an episode according to \['truncated'\], which"):
         sampled({"done": np.zeros(20, bool), "truncated": ends}, end_key="done")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -503,11 +504,11 @@ def test_batches_that_cannot_be() -> None:
     cut = ReplayBuffer(ArrayStorage(5), SliceSampler(sequence_length=4, pad=False, period=4), batch_size=4)
     cut.extend({"done": np.zeros(5, np.bool_)})
     cut.extend({"done": np.zeros(1, np.bool_)})  # of the steps 1 to 5 those from 4 on count, and are too few
-    with pytest.raises(ConfigError, match=r"expected 4 steps after a row .* \(period 4\), found none"):
+    with pytest.raises(ConfigError, match=r"expected a row .* \(period 4\) with 4 steps after it, found none"):
         cut.sample()
     few = ReplayBuffer(ArrayStorage(20), SliceSamplerWithoutReplacement(sequence_length=5), batch_size=5)
     few.extend({"done": np.arange(20) % 5 == 4})
-    with pytest.raises(ConfigError, match=r"expected at most 4 slices of 5 steps in a batch .* found batch_size 5"):
+    with pytest.raises(ConfigError, match=r"expected a batch .* at most 4 slices, .* of 5 steps, found batch_size 5"):
         few.sample()
     assert few.sample(4)["index"].shape == (4, 5)
 
@@ -517,7 +518,7 @@ def test_states_that_cannot_be() -> None:
     buffer = episodes_buffer([4, 4, 4], sampler, 4, overwritten=3)
     expected = [buffer.sample()["row"].tolist()]
     state = sampler.state_dict()
-    with pytest.raises(StateError, match="sampler: expected the state of a sampler made as"):
+    with pytest.raises(StateError, match="sampler: expected the state of a sampler with the arguments"):
         SliceSampler(sequence_length=3).load_state_dict(state)
     for change in (
         {"begins": state["begins"][::-1]},
@@ -542,7 +543,7 @@ def test_states_that_cannot_be() -> None:
 @pytest.mark.parametrize("sampler", [SliceSampler, SliceSamplerWithoutReplacement, PrioritizedSliceSampler])
 def test_environments_that_take_turns_are_told_of_ndim_2(sampler: Any, ends: dict[str, int], rows: int) -> None:
     more = {name: np.full(rows, value) for name, value in ends.items()}
-    says = r"'episode' recur after others: are these rows of several env.*ndim=2"
+    says = r"'episode' recur after other values: do rows of several env.*ndim=2"
     strict = ReplayBuffer(ArrayStorage(18), sampler(sequence_length=4, pad=False), batch_size=2)
     strict.extend({"episode": np.arange(rows) % 6, **more})
     with pytest.raises(ConfigError, match=says):

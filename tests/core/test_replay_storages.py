@@ -346,7 +346,7 @@ def test_a_store_is_a_storage_as_it_stands() -> None:
             lambda buffer=buffer: buffer.empty(),
             lambda buffer=buffer: buffer.__setitem__(0, {}),
         ):
-            with pytest.raises(ConfigError, match="expected a buffer that may be written to"):
+            with pytest.raises(ConfigError, match="expected a writable buffer"):
                 change()
 
 

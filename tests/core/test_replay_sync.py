@@ -208,7 +208,7 @@ def test_rows_that_nobody_flushed_are_gone_and_a_warning_says_so(tmp_path: Path)
     storage.flush()
     storage.append(small(10, 5))
     restarted(tmp_path / "m")
-    with pytest.warns(UserWarning, match="restarted before 5 of 15 rows were on the disk; they are gone"):
+    with pytest.warns(UserWarning, match="restarted before 5 of 15 rows were on the disk; they are lost"):
         again = MemmapStorage(None, tmp_path / "m")
     assert numbers_of(again, small) == list(range(10))
     assert again.append(small(10, 1)) == (10, 1)

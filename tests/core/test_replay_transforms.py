@@ -749,7 +749,7 @@ def test_next_behind_hindsight_says_to_swap_them() -> None:
     buffer = ReplayBuffer(ArrayStorage(9), transform=[relabel, NextView()], batch_size=2)
     goals = np.zeros((9, 2))
     buffer.extend({"achieved_goal": goals, "desired_goal": goals, "reward": goals[:, 0], "done": np.zeros(9, np.int8)})
-    with pytest.raises(SchemaError, match="HindsightRelabel makes it: put NextView before it"):
+    with pytest.raises(SchemaError, match="HindsightRelabel adds this field: put NextView before"):
         buffer.sample()
 
 

@@ -203,7 +203,7 @@ def test_states_bring_the_numbers_back(tmp_path: Path) -> None:
     assert other.normalizer["x"].centre == 89.5
     damaged = norm.state_dict()
     damaged["fields"]["0"] = {**damaged["fields"]["0"], "weight": np.array([-1.0])}
-    with pytest.raises(StateError, match="finite sums"):
+    with pytest.raises(StateError, match="finite arrays"):
         norm.load_state_dict(damaged)
     assert norm.normalizer["x"].centre == 89.5
 
@@ -247,14 +247,14 @@ def test_where_it_cannot_be_is_said() -> None:
         ReplayBuffer(ArrayStorage(9), transform=[VecNorm("x"), CatFrames("x", frames=2)])
     with pytest.raises(ConfigError, match="an ensemble stores no rows"):
         ReplayBufferEnsemble(ReplayBuffer(ArrayStorage(9)), transform=VecNorm("x"))
-    with pytest.raises(ConfigError, match="without numbers of all rows"):
+    with pytest.raises(ConfigError, match="without statistics of all rows"):
         OnWrite(VecNorm("x"))
     for options in ({"decay": 0.0}, {"decay": 2.0}, {"eps": 0.0}, {"eps": True}):
         with pytest.raises(ConfigError):
             VecNorm("x", **options)
     with pytest.raises(ConfigError, match="at least one"):
         VecNorm()
-    with pytest.raises(ConfigError, match="expected rows that were counted"):
+    with pytest.raises(ConfigError, match="expected statistics of at least one row"):
         VecNorm("x")({"x": np.ones(3)})
 
 
@@ -265,5 +265,5 @@ def test_rows_without_its_field_are_written_and_refused_when_drawn() -> None:
         buffer.sample()
     text = ReplayBuffer(ListStorage(9), transform=VecNorm("x"), batch_size=2)
     text.extend([{"x": "a"}])
-    with pytest.raises(SchemaError, match="'x': expected numbers"):
+    with pytest.raises(SchemaError, match="'x': expected a numeric array"):
         text.sample()

@@ -122,7 +122,7 @@ def test_vectors_are_their_components(shared: bool) -> None:
         np.testing.assert_allclose(discounted_returns(**arrays, discount=0.9)[..., number], wanted, rtol=1e-12)
     if shared:
         for name, changed in (("dones", case.dones[..., 0]), ("time_outs", case.time_outs[:, :1])):
-            with pytest.raises(SchemaError, match=rf"{name}: expected shape \(9, 4, 3\) or \(9, 4, 1\) as rewards say"):
+            with pytest.raises(SchemaError, match=rf"{name}: expected shape \(9, 4, 3\) or \(9, 4, 1\) as for"):
                 gae(**{**case.arrays(), name: changed}, discount=0.9, lam=0.8)
 
 
@@ -307,5 +307,5 @@ def test_what_is_no_number_for_each_row_is_refused(name: str) -> None:
     factors = ["discount", "lam"] if name in ("gae", "lambda_returns", "vtrace") else ["discount"]
     for factor in factors:
         for shape in ((4,), (4, 4), (4, 4, 1, 1)):  # which NumPy would repeat along another axis
-            with pytest.raises(SchemaError, match=rf"{factor}: expected shape \(4, 4, 1\) as rewards say"):
+            with pytest.raises(SchemaError, match=rf"{factor}: expected shape \(4, 4, 1\) as for the rewards"):
                 function(**{**arrays, factor: np.full(shape, 0.9)})

@@ -138,7 +138,7 @@ def test_fields_are_what_the_spec_says() -> None:
         ({"a": 3}, r"fields\['a'\]: expected a shape"),
         ({"a": (0,)}, r"fields\['a'\]: expected a shape of positive sizes"),
         ({"a": "12"}, "expected a shape"),
-        ({"returns": (1,)}, "returns cannot be requested; it is made by the storage"),
+        ({"returns": (1,)}, "returns cannot be requested; the storage computes it"),
         ({"hidden_states": (1,)}, "hidden_states cannot be requested"),
         ({"action_mean": (1,)}, "it is another name of mu"),
         ({"rewards": (2, 2)}, "expected one number for each row"),
@@ -280,7 +280,7 @@ def test_the_critic_may_be_given_the_observations_themselves() -> None:
     storage = small(observations=(1,))
     observations = np.ones((2, 1))
     storage.add_transitions({**ROW, "observations": observations, "critic_observations": observations})
-    with pytest.raises(SchemaError, match="found also 'privileged_observations'"):
+    with pytest.raises(SchemaError, match="found also the unknown field 'privileged_observations'"):
         storage.add_transitions({**ROW, "observations": observations, "critic_observations": observations + 1})
 
 
@@ -313,9 +313,9 @@ NAN = np.array([0.0, np.nan, 1.0, 2.0])
         (motion(reference_observations_mask=[0.5] * 4), DataError, "_mask: expected True or False, found 0.5"),
         (motion(reference_observations_mask=[True]), SchemaError, "reference_observations_mask: expected shape"),
         (motion(reference_observations=None), MissingFieldError, r"\['reference_observations'\] missing"),
-        (motion(bogus=np.zeros(4)), SchemaError, "found also 'bogus'"),
-        (motion(dagger_actions=np.zeros((4, 4))), SchemaError, "found also 'dagger_actions'"),
-        (motion(returns=np.zeros(4)), SchemaError, "found also 'returns'"),
+        (motion(bogus=np.zeros(4)), SchemaError, "found also the unknown field 'bogus'"),
+        (motion(dagger_actions=np.zeros((4, 4))), SchemaError, "found also the unknown field 'dagger_actions'"),
+        (motion(returns=np.zeros(4)), SchemaError, "found also the unknown field 'returns'"),
         (motion(sigma=None), MissingFieldError, r"\['sigma'\] missing"),
         (dict, MissingFieldError, "missing"),
         (lambda: 3, ConfigError, "expected a Transition or a dict, found int"),

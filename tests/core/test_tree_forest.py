@@ -457,7 +457,7 @@ def test_rows_that_are_refused_leave_nothing_behind() -> None:
     rows = ted([0, 1, 2], 7) | {"note": np.arange(2)}
     forest = Forest(extra=["note"])
     for unlike in ({"action": np.zeros(2, np.longdouble)}, {"note": np.zeros(2, np.longdouble)}):
-        with pytest.raises(SchemaError, match="expected a dtype without unused bytes"):
+        with pytest.raises(SchemaError, match="expected a dtype without padding bytes"):
             forest.extend(rows | unlike)
         assert forest.index(rows).tolist() == [-1, -1]
     forest.extend(rows)
@@ -513,7 +513,7 @@ def test_what_does_not_fit_is_told_and_changes_nothing(forest: Forest) -> None:
     with pytest.raises(ConfigError, match="max_depth: expected at least 0, found -1"):
         forest.get_tree(0, max_depth=-1)
     tree = forest.get_tree(0)
-    with pytest.raises(MissingRowError, match=r"path \(0, 5\): expected one of 2 edges at place 1, found 5"):
+    with pytest.raises(MissingRowError, match=r"path \(0, 5\): expected one of 2 edges at position 1, found 5"):
         tree.vertex_at((0, 5))
     with pytest.raises(SchemaError, match=r"scores: expected shape \(8,\), found \(3,\)"):
         tree.select_by([1, 2, 3])

@@ -249,7 +249,7 @@ def test_masks_dtypes_and_optional_fields() -> None:
     [
         ({"reference_observations_mask": [0.5] * 5}, DataError, "_mask: expected True or False, found 0.5"),
         ({"mu": None}, MissingFieldError, r"\['mu'\] missing"),
-        ({"hidden_states": None}, SchemaError, "hidden_states: expected states in every row"),
+        ({"hidden_states": None}, SchemaError, "hidden_states: expected states both in init"),
         ({"hidden_states": (np.zeros((2, 5, 4)), None)}, SchemaError, "hidden_states"),
         (
             {"hidden_states": (np.zeros((2, 5, 4)), (np.zeros((5, 2)),) * 2)},

@@ -200,7 +200,7 @@ def test_a_queue_says_when_it_would_write_over_what_has_not_come(make: Make) -> 
     assert [number for _ in range(2) for number in replay.sample()["x"].tolist()] == [*range(10)]
     assert not replay.can_sample()
     assert replay.can_extend(11)
-    with pytest.raises(ConfigError, match="expected 5 rows for a batch in which each comes once, found 2"):
+    with pytest.raises(ConfigError, match="expected 5 rows for a batch without repetition, found 2"):
         replay.sample()
     replay.extend(rows(12, 3))
     assert replay.sample()["x"].tolist() == [10, 11, 12, 13, 14]
@@ -240,7 +240,7 @@ def test_batches_of_several_replays_are_those_of_the_host(make: Make) -> None:
         ({"capacity": 2**30}, ConfigError, "less than 2\\*\\*30 rows"),
         ({"num_envs": 5}, ConfigError, "a multiple of the 5 environments, found 12"),
         ({"transform": NStep(2, 0.9, takes="arrived")}, ConfigError, "for 'outgoing' rows"),
-        ({"transform": VecNorm("reward")}, ConfigError, "VecNorm.*, which keeps numbers of all rows"),
+        ({"transform": VecNorm("reward")}, ConfigError, "VecNorm.*, which keeps statistics of all rows"),
         ({"transform": OnWrite(ReturnsToGo())}, ConfigError, "which changes rows that are written"),
         ({"row": {"index": 0.0}}, SchemaError, r"without the fields \['index'\]"),
         ({"row": {"priority_weight": 0.0}, "priorities": Priorities()}, SchemaError, "priority_weight"),
@@ -259,7 +259,11 @@ def test_batches_of_several_replays_are_those_of_the_host(make: Make) -> None:
             ConfigError,
             "the dtype of field '(done|x)', can represent, found 0.5",
         ),
-        ({"slices": Slices(sequence_length=13, pad=False)}, ConfigError, "at most the 12 time steps .* found 13"),
+        (
+            {"slices": Slices(sequence_length=13, pad=False)},
+            ConfigError,
+            "at most 12, the capacity in time steps.* found 13",
+        ),
         ({"slices": Slices(sequence_length=3, period=2**30)}, ConfigError, "period: expected less than 2\\*\\*30"),
         ({"row": {"done": False}, "transform": NStep(2, 0.9)}, MissingFieldError, "NStep: expected a field 'reward'"),
         ({"row": {"reward": 0.0}, "transform": NextView()}, MissingFieldError, "NextView: expected a field 'done'"),
@@ -288,7 +292,7 @@ def test_what_is_no_beta(beta: Any) -> None:
     ("changed", "error", "words"),
     [
         ({"reward": None}, SchemaError, r"fields \[.*\], found \[.*\]"),
-        ({"reward": np.ones((2, 2), np.float32)}, SchemaError, r"'reward': expected \[\] for"),
+        ({"reward": np.ones((2, 2), np.float32)}, SchemaError, r"'reward': expected shape \[\] for"),
         ({"reward": np.ones(2, np.int32)}, SchemaError, "expected float32, found int32"),
         ({"done": np.zeros(3, bool)}, SchemaError, "equally many rows in every field"),
         ({"reward": np.full(2, 1e300)}, (DataError, SchemaError), "'reward'"),
@@ -333,7 +337,7 @@ def test_priorities_that_cannot_be_are_refused(make: Make) -> None:
     for index, values, error, words in (
         ([0], [-1.0], DataError, "finite priorities of 0 or more, found -1"),
         ([0], [np.nan], DataError, "finite priorities of 0 or more, found nan"),
-        ([0], [1e15], DataError, "priorities up to .* of 12 rows"),
+        ([0], [1e15], DataError, "priorities up to .* for a capacity of 12 rows"),
         ([4], [1.0], IndexError, r"slots in 0\.\.3, found 4"),
         ([0.0], [1.0], ConfigError, "expected integers"),
         ([0, 1], [1.0], ConfigError, r"shape of the index \[2\], found \[1\]"),

@@ -76,7 +76,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "Pad": (Pad("obs"), "rows of different lengths"),
     "RandomTimeCrop": (RandomTimeCrop(2), "draws random numbers"),
     "Rename": (Rename({"obs": "observation"}), "changes rows that are written"),
-    "VecNorm": (VecNorm("obs"), "keeps numbers of all rows"),
+    "VecNorm": (VecNorm("obs"), "keeps statistics of all rows"),
     "a Cast of rows": (Cast(stored={"obs": "float16"}), "changes rows that are written"),
 }
 EXAMPLE = {"image": np.zeros((4, 6, 3), np.uint8), "obs": np.zeros(2, np.float32), "reward": 0.0, "done": False}

@@ -61,7 +61,7 @@ def test_it_is_a_data_loader_with_the_same_batches(as_dict: bool) -> None:
     [("shuffle", "sampling='sequential'"), ("collate_fn", "map"), ("persistent_workers", "num_work")],
 )
 def test_arguments_of_torchs_alone_are_refused(name: str, instead: str) -> None:
-    with pytest.raises(ConfigError, match=f"expected no argument {name} as in torch, found {name}; use {instead}"):
+    with pytest.raises(ConfigError, match=f"no argument {name} of torch's DataLoader, found {name}; use {instead}"):
         DataLoader(example_store(), **OPTIONS, **{name: True})
     ours = inspect.signature(PrefetchBatchifier).parameters
     assert name in inspect.signature(torch.utils.data.DataLoader).parameters.keys() - ours.keys()

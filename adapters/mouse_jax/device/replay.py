@@ -137,14 +137,15 @@ def init(
         slices: The options of slices, if batches consist of slices; None: batches consist of single rows.
         transform: Traceable functions of a batch, applied in order: transforms of ``mouse_core.replay`` that draw no
             random numbers and read only the batch, such as ``NStep`` and ``NextView``, or your own functions.
-        alignment: The transition that the action, reward and done of a row belong to.
+        alignment: "outgoing" if the action, reward and done of a row follow its observation, "arrived" if they led to
+            it.
         priorities: The options of priorities: rows (or slices, by their first rows) are drawn in proportion to powers
             of their priorities, as with a ``PrioritizedSampler`` or ``PrioritizedSliceSampler``. If ``priorities`` is
-            None, all rows or slices are equally likely. New rows have the largest priority so far, at least 1, and
-            ``set_priorities`` changes them. ``beta`` is a number, which may be traced, or a function of the index of
-            the sample; see ``sample``. Priorities can be used only with the order "random".
+            None, all rows or slices are equally likely. New rows have the largest priority so far, at least 1;
+            ``set_priorities`` changes priorities. ``beta`` is a number, which may be traced, or a function of the index
+            of the sample; see ``sample``. Priorities can be used only with the order "random".
         order: The order of rows. "random": rows are drawn with replacement. "epochs": every row is drawn once per
-            epoch, shuffled; slices lie side by side. "queue": every row is drawn once, the oldest first. ``take``
+            epoch, shuffled; slices do not overlap. "queue": every row is drawn once, the oldest first. ``take``
             returns the next batch.
         sampler: A custom sampler in place of ``priorities`` and ``order``: an instance of a subclass of
             ``mouse_core.replay.device.DeviceSampler``, whose ``units`` are set to the rows or slices of the replay.
@@ -156,7 +157,7 @@ def init(
 
     Raises:
         ConfigError: An argument is out of range, a transform does not run on devices, or the pad does not fit a field.
-        SchemaError: A field is not an array of numbers, or has a name that batches need.
+        SchemaError: A field is not an array of numbers, or has the name of a field that the replay adds to batches.
         MissingFieldError: Batches consist of slices, and no field of the rows marks the ends of episodes.
         MouseError: An error of a transform; transforms are traced once for a batch of such rows.
 
@@ -181,7 +182,7 @@ def init(
 
 
 def add(replay: Replay, rows: Any) -> Replay:
-    """Return the replay with rows added behind the newest; if the replay is full, they overwrite the oldest.
+    """Return the replay with rows added after the newest row; in a full replay, the new rows overwrite the oldest rows.
 
     Rows are written in place if the function is compiled with the replay donated,
     ``jax.jit(device.add, donate_argnums=0)``, and in a compiled loop, such as ``jax.lax.scan``.
@@ -371,14 +372,14 @@ def sample(replay: Replay, index: Any, batch_size: int | None = None, *, beta: A
         rows have a field of this name), and ``mask`` if they are padded. Rows other than dicts are the field ``data``.
 
     Raises:
-        ConfigError: A number is out of range, or values are known and no batch can be drawn.
+        ConfigError: A number is out of range, or no batch can be drawn (checked only for values that are not traced).
         SchemaError, MissingFieldError: An error of a transform.
     """
     layout = replay.layout
     size = layout.batch_size if batch_size is None else check_count("batch_size", batch_size)
     if layout.sampler.order != "random":
         raise ConfigError(
-            f"sample: expected order='random', found {layout.sampler.order!r}; take returns the next batch"
+            f"sample: expected order='random', found {layout.sampler.order!r}; to draw the next batch, call take"
         )
     _check(replay, "sample")
     if beta is not None and replay.beta is None:
@@ -414,7 +415,8 @@ def take(replay: Replay, index: Any = 0) -> tuple[Replay, dict[str, Any]]:
         The replay, and a batch as in ``sample``.
 
     Raises:
-        ConfigError: A number is out of range, or values are known and the replay has too few rows.
+        ConfigError: A number is out of range, or the replay has too few rows (checked only for values that are not
+            traced).
         SchemaError, MissingFieldError: An error of a transform.
     """
     if replay.layout.sampler.order == "random":
@@ -440,7 +442,7 @@ def _drawn(replay: Replay, number: jax.Array, beta: Any, size: int) -> tuple[Any
 
 
 def _check(replay: Replay, caller: str) -> None:
-    """Raise ConfigError if values are known and no batch can be drawn."""
+    """Raise ConfigError if no batch can be drawn; do nothing if values are traced."""
     _check_one(replay, caller)
     asked, layout = _without_rows(replay), replay.layout
     if are_known(*jax.tree.leaves(asked)):
@@ -488,7 +490,8 @@ def set_priorities(replay: Replay, indices: Any, priorities: Any) -> Replay:
 
     Raises:
         ConfigError: The replay has no priorities, shapes do not match, or indices are not integers.
-        DataError, IndexError: An error of ``update_priority``, if values are known; negative indices are ignored.
+        DataError, IndexError: An error of ``update_priority``, if the values are not traced; negative indices are
+            ignored.
     """
     _check_one(replay, "set_priorities")
     given = (
@@ -534,12 +537,12 @@ def sample_ensemble(
 
     Returns:
         A batch as in ``sample``, with the rows of the members one after another, and ``buffer_ids``, int32, the member
-        of each row. For members without ``mask`` or ``priority_weight``, these are True and 1. If any member has
-        one of these fields, every batch has the field, even if the member contributes no row.
+        of each row. For rows of members without ``mask`` or ``priority_weight``, these fields are True and 1. If any
+        member has one of these fields, every batch has the field, even if the member contributes no row.
 
     Raises:
-        ConfigError: There are no replays, weights are invalid, a number is out of range, or values are known and a
-            replay cannot draw a batch.
+        ConfigError: There are no replays, weights are invalid, a number is out of range, or a replay cannot draw a
+            batch (checked only for values that are not traced).
         SchemaError: The batches of a member have other fields than the batches of the first member.
     """
     members, size = len(replays), check_count("batch_size", batch_size)

@@ -201,8 +201,8 @@ class Spill:
         self._steps, self._looked, self._begins = kept, self._looked - gone, self._begins - gone
 
     def _ended(self) -> tuple[list[tuple[int, int, int]], npt.NDArray[np.int64]]:
-        """Return the begin, the end and the stream of each ended episode that is not written yet, in the order in which
-        the episodes ended; and the begin of the running episode of each stream.
+        """Return the start, the end and the stream of each ended episode that is not written yet, in the order in which
+        the episodes ended; and the start of the running episode of each stream.
         """
         begins, found, first = self._begins.copy(), [], self._looked
         ends = [self._held[name][first : self._steps] for name in _ENDS if name in self._held]

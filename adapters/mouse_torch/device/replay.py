@@ -56,14 +56,15 @@ class Replay(BufferModule):
         slices: The options of slices, if batches consist of slices; None: batches consist of single rows.
         transform: Functions of a batch, applied in order: transforms of ``mouse_core.replay`` that draw no random
             numbers and read only the batch, such as ``NStep`` and ``NextView``, or your own functions.
-        alignment: The transition that the action, reward and done of a row belong to.
+        alignment: "outgoing" if the action, reward and done of a row follow its observation, "arrived" if they led to
+            it.
         priorities: The options of priorities: rows (or slices, by their first rows) are drawn in proportion to powers
             of their priorities. If ``priorities`` is None, all rows or slices are equally likely. New rows have the
-            largest priority so far, at least 1, and ``set_priorities`` changes them. ``beta`` is a number, a tensor
+            largest priority so far, at least 1; ``set_priorities`` changes priorities. ``beta`` is a number, a tensor
             ``[]`` on the device, or a function from the index of the sample, a tensor, to a tensor, such as a
             ``LinearSchedule``.
         order: The order of rows. "random": rows are drawn with replacement. "epochs": every row is drawn once per
-            epoch, shuffled; slices lie side by side. "queue": every row is drawn once, the oldest first.
+            epoch, shuffled; slices do not overlap. "queue": every row is drawn once, the oldest first.
         sampler: A custom sampler in place of ``priorities`` and ``order``: an instance of a subclass of
             ``mouse_core.replay.device.DeviceSampler``, whose ``units`` are set to the rows or slices of the replay.
         seed: An integer in ``[0, 2**64)``.
@@ -72,7 +73,7 @@ class Replay(BufferModule):
     Raises:
         ConfigError: An argument is out of range, the device does not exist, a transform does not run on devices, or the
             pad does not fit a field.
-        SchemaError: A field is not a tensor of numbers, or has a name that batches need.
+        SchemaError: A field is not a tensor of numbers, or has the name of a field that the replay adds to batches.
         MissingFieldError: Batches consist of slices, and no field of the rows marks the ends of episodes.
         MouseError: An error of a transform of ``mouse_core.replay`` for a batch of such rows.
 
@@ -138,7 +139,7 @@ class Replay(BufferModule):
 
     @torch.no_grad()
     def extend(self, rows: Any) -> None:
-        """Write rows behind the newest; if the replay is full, they overwrite the oldest.
+        """Write rows after the newest row; in a full replay, the new rows overwrite the oldest rows.
 
         Args:
             rows: One row like ``example``, or several, ``[n, ...]`` in every field; with environments one time step,

@@ -81,7 +81,9 @@ class States(torch.nn.Module):
         pair = isinstance(given, tuple | list) and len(given) == 2
         if self._names is None or not pair:
             if self._names is not None or not policy_states.is_empty(given):
-                raise SchemaError("hidden_states: expected states in every row and in the constructor, or in neither")
+                raise SchemaError(
+                    "hidden_states: expected states both in the constructor and in every row, or in neither"
+                )
             return {}
         found: dict[Any, torch.Tensor] = {}
         rows, device = self.memory.rows, self._arrays.device
@@ -106,7 +108,7 @@ class States(torch.nn.Module):
 
 
 class _Arrays(TensorArrays):
-    """Access to tensors. Values are read only if reading does not wait for a device and nothing is traced."""
+    """Access to tensors. Values are read if reading does not wait for a device and the values are not traced."""
 
     def may_look(self, array: torch.Tensor) -> bool:
         return is_known(array)
@@ -123,8 +125,8 @@ class RolloutStorage(BufferModule, rollouts.RolloutStorage):
     ``storage["name"]``.
 
     On the host, calls in a wrong order and values that are not finite raise the errors of
-    ``mouse_torch.RolloutStorage``. On other devices and in compiled code, values are not checked, and rows beyond the
-    last one are left out.
+    ``mouse_torch.RolloutStorage``. On other devices and in compiled code, values are not checked, and steps after the
+    first T steps are ignored.
 
     Args:
         num_envs, num_transitions_per_env, fields, seed, hidden_axis: The arguments of

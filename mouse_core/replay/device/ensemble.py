@@ -9,7 +9,7 @@ from mouse_core.replay.device.arrays import Arrays, DrawKey
 from mouse_core.replay.ensemble import Shares, check_alike, join_batches
 
 TABLES = ("first", "whole", "from_bits", "offsets")
-"""The arrays of ``Shares``."""
+"""Names of the arrays in ``Shares``."""
 
 
 def members_of(xp: Arrays, shares: Shares, key: DrawKey, stage_by: Any, size: int) -> tuple[Any, Any]:

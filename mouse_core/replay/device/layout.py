@@ -96,7 +96,9 @@ class Layout:
         taken |= {"mask"} if padded or (slices is None and reach) else set()
         if isinstance(row, Mapping) and not taken.isdisjoint(row):
             names = sorted(taken & row.keys())
-            raise SchemaError(f"init: expected rows without the fields {names}, which batches have")
+            raise SchemaError(
+                f"init: expected rows without the fields {names}, which the replay adds to batches; rename them"
+            )
         units: Units = RowUnits(reach)
         if slices is not None:
             _check_pad(fields, slices)
@@ -151,7 +153,8 @@ class Layout:
             if found != shape and found[1:] != shape:
                 what = "row" if self.num_envs is None else "time step"
                 raise SchemaError(
-                    f"{caller}: field {key!r}: expected {[*shape]} for one {what} or {[None, *shape]} for some, found "
+                    f"{caller}: field {key!r}: expected shape {[*shape]} for one {what} or "
+                    f"{[None, *shape]} for several, found "
                     f"{[*found]}"
                 )
             if given[key].dtype != dtype and not (key in weak and can_cast(given[key].dtype, dtype)):
@@ -183,7 +186,7 @@ def _composed(transform: Any, alignment: Alignment) -> Compose | None:
         refused = {
             "draws random numbers": getattr(part, "random", False),
             "reads other rows": getattr(part, "gather", None),
-            "keeps numbers of all rows": getattr(part, "settled", None),
+            "keeps statistics of all rows": getattr(part, "settled", None),
             # A Cast or Apply without ``stored`` does not change written rows.
             "changes rows that are written": (
                 part.stored if isinstance(part, Cast | Apply) else getattr(part, "inverse", None)
@@ -212,9 +215,8 @@ def _streams(num_envs: Any, slices: Slices | None, transform: Compose | None) ->
     if not readers:
         return None
     raise ConfigError(
-        "num_envs: expected the number of environments whose rows are written side by side, for "
-        f"{' and '.join(readers)} of consecutive rows, found none; num_envs=None is for one stream, whose "
-        "rows [n, ...] are in the order of time"
+        "num_envs: expected the number of environments, which is needed for "
+        f"{' and '.join(readers)}, found none; num_envs=None means a single stream: rows [n, ...] in the order of time"
     )
 
 
@@ -232,7 +234,7 @@ def _check_sizes(capacity: int, batch_size: int, num_envs: int | None, slices: S
     steps = capacity // (num_envs or 1)
     if slices is not None and slices.pad is False and slices.sequence_length > steps:
         raise ConfigError(
-            f"sequence_length: expected at most the {steps} time steps that the capacity has, as shorter slices are "
+            f"sequence_length: expected at most {steps}, the capacity in time steps, because shorter slices are "
             f"left out with pad=False, found {slices.sequence_length}"
         )
 
@@ -249,7 +251,7 @@ def _check_order(
     if slices is not None and order == "queue":
         raise ConfigError("order: expected 'random' or 'epochs' for slices, found 'queue', which draws single rows")
     if slices is not None and slices.period > 1:
-        raise ConfigError(f"period: expected 1 for slices that lie side by side, found {slices.period}")
+        raise ConfigError(f"period: expected 1 for order={order!r}, whose slices do not overlap, found {slices.period}")
     if batch_size > capacity:
         raise ConfigError(
             f"batch_size: expected at most the {capacity} rows of the capacity, since each row is drawn once, "
@@ -294,6 +296,6 @@ def _find_marks(fields: Mapping[FieldKey, Any], slices: Slices) -> EpisodeFields
     if ids is not None and kind_of(fields[ids].dtype) not in "iu":
         raise SchemaError(
             f"slices: {ids!r}: expected integers as trajectory ids, found {fields[ids].dtype}; end_key= or "
-            "traj_key= names the fields that count"
+            "traj_key= selects another field"
         )
     return marks

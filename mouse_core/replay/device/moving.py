@@ -80,7 +80,7 @@ def to_host(
 
 
 def rows_from_host(ring: Ring, buffer: ReplayBuffer) -> tuple[Ring, Any]:
-    """Return the ring that holds a buffer's rows, with Python integers, and the rows, the oldest first.
+    """Return the ring for a buffer's rows, as Python integers; and the rows, the oldest first.
 
     Args:
         ring: The ring of an empty replay.
@@ -93,7 +93,7 @@ def rows_from_host(ring: Ring, buffer: ReplayBuffer) -> tuple[Ring, Any]:
     _check_fits(buffer, ring, "from_host")
     if not buffer.writer.ordered:
         raise ConfigError(
-            f"from_host: expected rows in the order in which they were written, found the rows of {buffer.writer!r}"
+            f"from_host: expected a writer that keeps rows in the order of writing, found {buffer.writer!r}"
         )
     if ring.size:
         raise ConfigError(f"from_host: expected an empty replay, found {ring.size} time steps")

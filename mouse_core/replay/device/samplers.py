@@ -520,6 +520,6 @@ def check_left(sampler: DeviceSampler, left: int, batch_size: int, size: int, ca
     if left >= fewest:
         return
     if sampler.order != "random":
-        each = f"{fewest} {sampler.what} for a batch in which each comes once"
+        each = f"{fewest} {sampler.what} for a batch without repetition"
         raise ConfigError(f"{caller}: expected {each}, found {left}")
     raise ConfigError(f"{caller}: expected {sampler.what}, found none among {size} time steps")

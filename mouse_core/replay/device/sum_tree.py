@@ -42,8 +42,8 @@ class SumTree:
 
     @cached_property
     def starts(self) -> list[int]:
-        """The first row of each level, and the end. Example: the levels of 1,000 slots have 63, 4 and 1 rows, so the
-        result is 0, 63, 67, 68.
+        """The index of the first row of each level, and the total number of rows. Example: the levels of 1,000 slots
+        have 63, 4 and 1 rows, so the result is 0, 63, 67, 68.
         """
         rows = -(-self.capacity // FAN)
         starts = [0, rows]

@@ -402,8 +402,7 @@ def one_a_row(key: FieldKey, values: Any, shape: tuple[int, int]) -> Any:
     """
     if prod(values.shape) != prod(shape):
         raise SchemaError(
-            f"slices: {key!r}: expected one value per row, found rows of shape {list(values.shape[1:])}; ends of "
-            "agents "
-            "are a field 'agent_done'"
+            f"slices: {key!r}: expected one value per row, found rows of shape {list(values.shape[1:])}; store "
+            "the ends of agents in a field 'agent_done'"
         )
     return values.reshape(shape)

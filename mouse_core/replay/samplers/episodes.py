@@ -124,15 +124,21 @@ def _contradiction(fields: EpisodeFields, marks: Marks, before: Marks | None) ->
         other = None if before is None else before.others()
         missed = marks.others().begins(other) & ~marks.begins(before)
         names = [*fields.other_ends, *([] if fields.other_ids is None else [fields.other_ids])]
-        text = "which end_key= and traj_key= do not name: slices go across. Without them all of these fields count"
+        text = (
+            "which end_key= and traj_key= do not name, so slices can cross this row; without end_key= and "
+            "traj_key=, all of these fields are used"
+        )
     elif fields.cuts and marks.ends is not None:
         missed = Marks(marks.ends, None).begins(before) & ~Marks(None, marks.ids).begins(before)
         names = [*fields.ends]
-        text = f"and {fields.ids!r} goes on: both are taken to end episodes. end_key= or traj_key= names one of them"
+        text = (
+            f"but {fields.ids!r} does not change; both mark episode ends unless "
+            "end_key= or traj_key= selects one of them"
+        )
     else:
         return None
     names = ["the store" if name == EPISODE else name for name in names]
-    return (int(missed.reshape(-1).argmax()), f"by {names}, {text}") if missed.any() else None
+    return (int(missed.reshape(-1).argmax()), f"according to {names}, {text}") if missed.any() else None
 
 
 def _has(read: Read, key: FieldKey) -> bool:
@@ -337,7 +343,7 @@ class StorageEpisodes:
             if found is not None:
                 self._has_warned = True
                 row = episodes.end * episodes.num_envs + found[0]
-                warnings.warn(f"slices: an episode begins with row {row} {found[1]}", UserWarning, stacklevel=2)
+                warnings.warn(f"slices: row {row} begins an episode {found[1]}", UserWarning, stacklevel=2)
         ends, ids = marks.ends, marks.ids
         if ids is not None and not fields.numbers:
             new = Marks(None, ids).begins(before)
@@ -462,6 +468,7 @@ STATE = ("steps", "counts", "begins", "ids", "ended", "next_ids")
 def recurrence_hint(key: FieldKey) -> str:
     """Return the hint of an error or warning about a field whose trajectory numbers recur after other numbers."""
     return (
-        f"numbers of {key!r} recur after others: are these rows of several environments? A storage with ndim=2 takes "
+        f"values of {key!r} recur after other values: do rows of several environments "
+        "alternate? A storage with ndim=2 takes "
         "[time, env] and keeps environments apart"
     )

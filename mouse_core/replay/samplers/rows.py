@@ -150,7 +150,7 @@ def check_state(
     expected = {*fixed, *kinds}
     for key, value in fixed.items():  # report the different configuration, from which the different keys follow
         if isinstance(state, Mapping) and key in state and str(state[key]) != value:
-            raise StateError(f"sampler: expected the state of a sampler made as {value}, found {state[key]}")
+            raise StateError(f"sampler: expected the state of a sampler with the arguments {value}, found {state[key]}")
     if not isinstance(state, Mapping) or set(state) != expected:
         found = sorted(map(str, state)) if isinstance(state, Mapping) else repr(state)[:80]
         raise StateError(f"sampler: expected the state of a {name} with the keys {sorted(expected)}, found {found}")
@@ -321,8 +321,8 @@ class ConsumingSampler(BaseSampler):
         fewest = batch_size if self.drop_last else 1
         if len(there) < fewest:
             raise ConfigError(
-                f"sample: expected rows that were drawn less than {self.times} times, at least {fewest}, found "
-                f"{len(there)} of {len(storage)}; write more"
+                f"sample: expected at least {fewest} rows that were drawn less than {self.times} times, found "
+                f"{len(there)} among {len(storage)} rows; write more rows"
             )
         count = min(batch_size, len(there))
         if self.shuffle:
@@ -355,7 +355,9 @@ class ConsumingSampler(BaseSampler):
     def _restore(self, values: Mapping[str, Any]) -> None:
         left = values["left"].astype(np.int64)
         if left.size and not 0 <= left.min() <= left.max() <= self.times:
-            raise StateError(f"sampler: expected rows left for 0..{self.times} draws, found {left.min()}..{left.max()}")
+            raise StateError(
+                f"sampler: expected 0..{self.times} remaining draws for each row, found {left.min()}..{left.max()}"
+            )
         self._left, self._rows, self.ran_out = left, len(left), bool(values["ran_out"])
 
 
@@ -508,8 +510,8 @@ class StalenessSampler(BaseSampler):
             (slots,) = np.nonzero(staleness <= self.max_staleness)
         if not len(slots):
             raise ConfigError(
-                f"sample: expected rows of at most {self.max_staleness} versions before {version}, found the newest to "
-                f"be of version {versions.max()}"
+                f"sample: expected a row at most {self.max_staleness} versions older than version {version}, found "
+                f"version {versions.max()} as the newest version of a row"
             )
         return staleness, slots, self._sums(staleness[slots])
 

@@ -77,7 +77,7 @@ class SliceSampling(BaseSampler):
             raise ConfigError(f"span: expected less than the {length} steps of a slice, found {self._span}")
         if left and (dilation > 1 or burn_in):
             raise ConfigError(
-                f"span: with a dilation or burn_in, expected False for the begin of an episode, as in (False, "
+                f"span: with a dilation or burn_in, expected False for the start of an episode, as in (False, "
                 f"True), found "
                 f"{span!r}"
             )
@@ -183,7 +183,8 @@ def no_window_error(episodes: EpisodeIndex, rule: WindowRule, again: FieldKey | 
     if longest >= rule.length or not rule.strict:
         needed, hint = (rule.length, "; pad=True accepts shorter slices") if rule.strict else (1, "")
         return ConfigError(
-            f"slices: expected {needed} steps after a row at which a slice may begin (period {rule.every}), found "
+            f"slices: expected a row at which a slice can begin (period {rule.every}) "
+            f"with {needed} steps after it, found "
             f"none, as the longest episode has {longest} steps that are not overwritten{hint}"
         )
     return ConfigError(
@@ -387,8 +388,8 @@ class SliceSamplerWithoutReplacement(SliceSampling, Epochs):
             raise no_window_error(episodes, rule, self.episodes.recurring_ids(storage))
         if batch_size > total:
             raise ConfigError(
-                f"sample: expected at most {total} slices of {rule.length} steps in a batch without replacement, as "
-                f"many as there are, found batch_size {batch_size}"
+                f"sample: expected a batch without replacement of at most {total} slices, the number of slices of "
+                f"{rule.length} steps, found batch_size {batch_size}"
             )
         self._begins(key, rule.length, total, batch_size)
         return self.draw_of(view.at(self._take(key, total, batch_size)), episodes, storage)
@@ -451,7 +452,7 @@ class PrioritizedSliceSampler(SliceSampling, PrioritizedSampler):
         options: dict[str, Any] = {"strict_length": strict_length, "pad": pad, "span": span, "period": period}
         SliceSampling.__init__(self, sequence_length, keys, **options, dilation=dilation, burn_in=burn_in)
         if self._span[0]:
-            raise ConfigError(f"span: expected False for the begin of an episode, as in (False, True), found {span!r}")
+            raise ConfigError(f"span: expected False for the start of an episode, as in (False, True), found {span!r}")
         self._forget()
 
     def _forget(self) -> None:

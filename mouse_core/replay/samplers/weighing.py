@@ -224,7 +224,9 @@ def weighed(priority: npt.NDArray[Any], capacity: int, alpha: float, eps: float)
     most = largest_weight(capacity, tables)
     if weights.size and weights.max() > most:
         largest = largest_priority(most, alpha, eps)
-        raise _refusal(f"priorities up to {largest:.6g} of {capacity} rows", priority, weights > most, alpha, eps)
+        raise _refusal(
+            f"priorities up to {largest:.6g} for a capacity of {capacity} rows", priority, weights > most, alpha, eps
+        )
     return weights
 
 

@@ -85,7 +85,7 @@ class DatasetStorage:
             How many of its oldest rows the store dropped, if the remaining rows now lie in the slots from 0 on; else 0.
 
         Raises:
-            ConfigError: The storage has no store.
+            ConfigError: The storage is not connected to a ``DatasetStore``.
         """
         if self._store is None:
             raise no_store_error("a snapshot, a dataset or a copy of a buffer")
@@ -108,7 +108,7 @@ class DatasetStorage:
 
     def append(self, rows: Any, *, one: bool = False) -> tuple[int, int]:
         """Always raises ConfigError."""
-        raise ConfigError("write: expected a storage that may be written to, found recorded data")
+        raise ConfigError("write: expected a writable storage, found recorded data, which is read-only")
 
     def put(self, slots: Slots, rows: Any) -> None:
         """Always raises ConfigError."""
@@ -188,7 +188,7 @@ class DatasetStorage:
         snapshot = self._of_rows(state.get("size"))
         if dict(state) != _state_of(snapshot):
             raise StateError(
-                "storage: expected the state of these rows, found the state of as many rows with other values"
+                "storage: expected the state of these rows, found a state with the same number of rows but other values"
             )
         self._become(snapshot)
 

@@ -168,7 +168,7 @@ class Head:
             write_file(path, new.tobytes(), only_writer=True)
         size = path.stat().st_size
         if size != 8 * _WORDS:
-            raise StateError(f"{path}: expected a head of {8 * _WORDS} bytes, found {size}")
+            raise StateError(f"{path}: expected a header of {8 * _WORDS} bytes, found {size}")
         # A memoryview reads a single number faster than an array.
         self.words = memoryview(map_file(path, size).view(np.int64))  # type: ignore[arg-type]
         self._check(path)
@@ -189,7 +189,10 @@ class Head:
             expected = f"expected a mapped buffer of format {_FORMAT}"
             raise StateError(f"{path}: {expected}, found a version that a newer release wrote")
         if magic != _MAGIC or not 1 <= capacity < 1 << 62 or ndim not in (1, 2) or not {*flags} <= {0, 1}:
-            raise StateError(f"{path}: expected the head of a mapped buffer, found something else")
+            raise StateError(
+                f"{path}: expected the header of a MemmapStorage, found other content; the file "
+                "is damaged or belongs to another program"
+            )
         now = self.now()
         most = max(now.written, now.changes, now.allocated, now.generation)
         if not 0 <= min(now) <= most < _MOST or max(now.summed, now.first) > now.written:
@@ -242,7 +245,9 @@ def read_schema(folder: Path, capacity: int, now: Counters) -> RowSchema | None:
             raise ValueError(f"expected rows of {schema.num_envs} environments, found {now.written} rows")
         places = num_places(schema, capacity)
         if not min(now.written, places) <= now.allocated <= places:
-            raise ValueError(f"expected 0..{places} allocated rows, found {now.allocated}, and {now.written} written")
+            raise ValueError(
+                f"expected 0..{places} allocated rows, found {now.allocated} allocated and {now.written} written rows"
+            )
     except UNREADABLE as error:
         raise StateError(f"{path}: expected the fields of a row, found {error!r}") from error
     except OSError as error:
@@ -796,7 +801,7 @@ class MemmapStorage(RowStorage):
             self._replace(now, schema, columns, len(kept), now.changes + 1)
             warnings.warn(
                 f"{self.path}: the machine was restarted before {gone} of {gone + len(kept)} rows were on the disk; "
-                "they are gone (see sync= and flush())",
+                "they are lost (see sync= and flush())",
                 UserWarning,
                 stacklevel=4,
             )

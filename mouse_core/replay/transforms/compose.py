@@ -252,7 +252,7 @@ class OnWrite:
             raise ConfigError(f"OnWrite: expected a transform without random numbers, found {self.transform!r}")
         for part in getattr(self.transform, "transforms", (self.transform,)):
             if hasattr(part, "settled"):
-                raise ConfigError(f"OnWrite: expected a transform without numbers of all rows, found {part!r}")
+                raise ConfigError(f"OnWrite: expected a transform without statistics of all rows, found {part!r}")
             # These transforms convert written rows in ``inverse``; calling them would change nothing.
             if isinstance(part, OnWrite):
                 raise ConfigError(f"OnWrite: expected a transform of batches, found {part!r}; remove one OnWrite")

@@ -42,9 +42,9 @@ Array = Any
 class RandomTimeCrop:
     """Crops a random sub-trajectory of ``sequence_length`` steps from every slice, or from rows that are trajectories.
 
-    The first step is drawn uniformly from all steps that enough existing steps follow. A slice with fewer existing
-    steps is cropped from its first existing step, and its mask marks the existing steps. (``mouse_core.RandomCrop``
-    crops images.)
+    The first step of a crop is drawn uniformly from the steps with enough existing steps after them. A slice with fewer
+    existing steps is cropped from its first existing step, and its mask marks the existing steps.
+    (``mouse_core.RandomCrop`` crops images.)
 
     Args:
         sequence_length: Number of steps of a sub-trajectory.
@@ -98,7 +98,7 @@ class RandomTimeCrop:
         if ((last - first != number) & (number > 0)).any():
             row = int(((last - first != number) & (number > 0)).argmax())
             raise SchemaError(
-                f"RandomTimeCrop: {self.mask!r}: expected contiguous steps in a slice, found gaps in {row}"
+                f"RandomTimeCrop: {self.mask!r}: expected contiguous steps in a slice, found gaps in slice {row}"
             )
         return first, number
 
@@ -235,7 +235,8 @@ class BurnIn:
         for name, values in made.items():
             if name in rest:
                 raise SchemaError(
-                    f"BurnIn: expected names of fields that the batch does not have, found a second field {name!r}"
+                    "BurnIn: expected the function to return only fields that the batch "
+                    f"does not have, found {name!r} in both"
                 )
             for leaf in flatten(values).values():
                 if tuple(getattr(leaf, "shape", ()))[:1] != found[:1]:
@@ -244,7 +245,8 @@ class BurnIn:
 
 
 def _steps(batch: Any, where: str) -> tuple[int, int]:
-    """Return the number of slices and their length, from the first axes of the index, or else of all fields.
+    """Return the number of slices and their length, from the first axes of the index or, if there is no index, of all
+    fields.
 
     If the index has single rows, each row is a trajectory, and all fields must have a time axis.
     """

@@ -339,7 +339,11 @@ class NextView:
         """Return transitions ``[N, T]`` or ``[N, T - 1]`` from slices ``[N, T]``."""
         if find_any(batch, NEXT) is not None:
             made = find_any(batch, "relabelled") is not None
-            hint = "; HindsightRelabel makes it: put NextView before it, or leave it out" if made else ""
+            hint = (
+                ("; HindsightRelabel adds this field: put NextView before HindsightRelabel, or leave out NextView")
+                if made
+                else ""
+            )
             raise SchemaError(f"NextView: expected rows without {NEXT!r}, found {list(flatten(batch))}{hint}")
         codes = end_codes(batch, self.done, where="NextView")
         valid = valid_steps(batch, codes, self.mask, where="NextView")

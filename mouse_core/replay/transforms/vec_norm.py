@@ -141,7 +141,9 @@ class VecNorm:
         found: dict[str, Any] = {}
         for place, key in enumerate(self.keys):
             if key not in moments:
-                raise ConfigError(f"VecNorm: {key!r}: expected rows that were counted, found none")
+                raise ConfigError(
+                    f"VecNorm: {key!r}: expected statistics of at least one row, found none; write rows first"
+                )
             centre, spread = moments[key].scale(self.eps)
             found[str(place)] = {"centre": centre, "spread": spread}
         self._settled = moments, found
@@ -232,14 +234,17 @@ class _Moments:
     @classmethod
     def of(cls, state: Any) -> _Moments:
         if not isinstance(state, Mapping) or not {"shape", *_SUMS} <= state.keys():
-            raise StateError(f"VecNorm: expected numbers of a field, found {state!r:.80}")
+            raise StateError(f"VecNorm: expected saved statistics of a field, found {state!r:.80}")
         shape = tuple(np.asarray(state["shape"]).reshape(-1).tolist())
         sums = [np.asarray(state[name]).copy() for name in _SUMS]
         sound = all(is_whole(size) and size >= 0 for size in shape) and all(
             one.dtype == np.float64 and one.shape == (int(np.prod(shape)),) and np.isfinite(one).all() for one in sums
         )
         if not sound or (sums[0] < 0).any() or (sums[2] < 0).any():
-            raise StateError(f"VecNorm: expected finite sums of steps {list(shape)}, found {sums!r:.200}")
+            raise StateError(
+                "VecNorm: expected saved statistics as finite arrays for steps of "
+                f"shape {list(shape)}, found {sums!r:.200}"
+            )
         return cls(shape, *sums)
 
 
@@ -283,5 +288,5 @@ def _numbers(storage: Storage, key: FieldKey, rows: slice) -> npt.NDArray[Any]:
     except MissingFieldError:
         values = storage.read(key_of((NEXT, *path_of(key))), rows)
     if number_kind(values.dtype) not in "biuf":
-        raise SchemaError(f"VecNorm: {key!r}: expected numbers of the same shape, found {values.dtype}")
+        raise SchemaError(f"VecNorm: {key!r}: expected a numeric array, found an array of dtype {values.dtype}")
     return values
