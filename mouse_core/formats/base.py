@@ -373,8 +373,7 @@ def pieces_of(rows: Any) -> Iterator[tuple[bool, Columns]]:
         if columns.get("reward", columns["done"]).size > batch.num_rows or "agent_done" in columns:
             raise DataError(
                 "rows: expected one reward and one done per step, which the written format needs, found vector "
-                "rewards or "
-                "ends of agents; DatasetStore.save keeps them"
+                "rewards or the column 'agent_done'; DatasetStore.save can store such rows"
             )
         after = np.concatenate([[ended], columns["done"][:-1] != 0])
         begins = after if steps is None else _begins(steps, after)

@@ -160,9 +160,7 @@ def nested(columns: Mapping[str, Any], whole: str) -> Any:
     for name, value in columns.items():
         *keys, last = keys_of(name, whole)
         if any(f"{whole}.{'.'.join(keys[:count])}" in columns for count in range(1, len(keys) + 1)):
-            raise SchemaError(
-                f"column {name!r}: expected only parts of an {whole}, found also {keys[0]!r} without parts"
-            )
+            raise SchemaError(f"column {name!r}: expected a value or nested values, found that {keys[0]!r} has both")
         place = parts
         for key in keys:
             place = place.setdefault(key, {})

@@ -465,7 +465,7 @@ def _snapshot_of(rows: Any) -> tuple[Snapshot, DatasetMetadata]:
     snapshot = rows if isinstance(rows, Snapshot) else rows.snapshot()
     if snapshot.has_shares:
         raise ConfigError(
-            "rows: expected the rows of a member of a mixture, found the mixture, whose weights would be lost"
+            "rows: expected the rows of a member of a mixture, found a mixture, whose weights cannot be saved"
         )
     if not len(snapshot):
         raise ConfigError("rows: expected at least one row, found none")

@@ -106,7 +106,7 @@ def _find_streams(root: Path) -> list[list[_Chunk]]:
     for file, match in matches.items():
         time, name, following, length = match.groups()
         if name in chunks:
-            raise damaged(file, f"expected chunks of different names, found the name of {chunks[name].path.name}")
+            raise damaged(file, f"expected chunks of different names, found the name of {chunks[name].path.name} twice")
         chunks[name] = _Chunk(time, name, following, int(length), file)
     chunks = {name: chunk for name, chunk in chunks.items() if chunk.length}
     if not chunks:
@@ -126,7 +126,9 @@ def _find_streams(root: Path) -> list[list[_Chunk]]:
         streams.append(stream)
     if chunks:
         circle = sorted(chunk.path.name for chunk in chunks.values())
-        raise damaged(root, f"expected streams with a first chunk, found {circle[:4]}, which follow each other")
+        raise damaged(
+            root, f"expected streams with a first chunk, found a circle of chunks that follow each other: {circle[:4]}"
+        )
     return streams
 
 

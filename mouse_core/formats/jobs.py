@@ -113,7 +113,7 @@ def digest_of(function: Callable[..., Any], version: str, called: str) -> str:
     except Exception as error:  # user objects may raise any error
         if not version:
             raise ConfigError(
-                f"{called}: expected a function whose result depends only on values that can be described, found "
+                f"{called}: expected a function that uses only values that can be pickled and compared, found "
                 f"{_name(function)}: {error}; pass version='1', and a new version after each change"
             ) from error
     while isinstance(function, partial):
@@ -534,8 +534,8 @@ def check_rows(parts: Mapping[int, Part], digest_of: Callable[[Part], str], wher
     """Raise ConfigError if the rows of a part have changed in the source; the message names these rows."""
     for part in parts.values():
         if digest_of(part) != part.digest:
-            some = f"some of {part.first}..{part.first + part.rows - 1}"
-            raise ConfigError(f"{where} of other inputs, which differ in rows, {some}; {remedy}")
+            some = f"{part.first}..{part.first + part.rows - 1}"
+            raise ConfigError(f"{where} with other inputs, which differ in some of the rows {some}; {remedy}")
 
 
 def read_note(file: Path, advice: str) -> tuple[dict[str, Any], dict[int, Part], dict[str, Any], bool]:
@@ -558,4 +558,4 @@ def check_same(noted: Mapping[str, Any], fingerprint: Mapping[str, Any], where: 
     differing = [name for name, value in wanted.items() if noted.get(name) != value]
     differing += [name for name in noted if name not in wanted]
     if differing:
-        raise ConfigError(f"{where} of other inputs, which differ in {', '.join(differing)}; {remedy}")
+        raise ConfigError(f"{where} with other inputs, which differ in {', '.join(differing)}; {remedy}")

@@ -182,7 +182,7 @@ class TreeLayout(Aligned):
 
     def __post_init__(self) -> None:
         if self.task is not None and "task" in self.roles().get("metadata", {}):
-            raise SchemaError("layout: expected one path to the column metadata_task, found task and metadata")
+            raise SchemaError("layout: expected either task or metadata to set metadata_task, found both")
         for problem in chain(self._problems(), self._problems_of_episodes()):
             raise ConfigError(f"layout: {problem}")
         self.check_alignment("metadata")
@@ -225,11 +225,11 @@ class TreeLayout(Aligned):
         ways = [starred, self.one_a_file, *(way is not None for way in (self.episode_ends, self.is_last))]
         if sum(ways) > 1:
             yield (
-                "expected one of '*' in paths, one_a_file, episode_ends and is_last, found several: each of them "
-                "defines what an episode is"
+                "expected only one of '*' in paths, one_a_file, episode_ends and is_last, found several: each of these "
+                "defines where episodes begin and end"
             )
         if not starred and (self.nan_action or "*" in (self.numbers or {}).values()):
-            yield "with nan_action or the number of an episode, expected '*' in paths"
+            yield "expected '*' in paths, because nan_action or numbers with '*' are set"
         if starred and (unlike := [path for path in self.leads() if "*" not in path]):
             yield f"expected '*' in the paths of observation and action, found {unlike}"
         if not any(ways[:3]):
@@ -292,7 +292,7 @@ def _paths_by_name(role: str, value: Any) -> dict[str, str]:
     if isinstance(value, Sequence) and value and all(isinstance(path, str) for path in value):
         names = [path.rstrip("?").split("/")[-1] for path in value]
         if len(set(names)) < len(names):
-            raise SchemaError(f"layout: {role}: expected paths with different last names, found {list(value)}")
+            raise SchemaError(f"layout: {role}: expected paths that end in different names, found {list(value)}")
         return dict(zip(names, value, strict=True))
     raise ConfigError(
         f"layout: {role}: expected a path, some paths, or a mapping of names to paths, found {value!r:.80}"
@@ -677,8 +677,8 @@ def _arrays(
         if tree is None or (tree["kind"] == "group" and not any(True for _ in leaves(tree))):
             if written.endswith("?"):
                 continue
-            what = "none" if tree is None else "a group of nothing"
-            raise damaged(file.path, f"{path}: expected an array or a group of them for {role}, found {what}")
+            what = "none" if tree is None else "an empty group"
+            raise damaged(file.path, f"{path}: expected an array or a group of arrays for {role}, found {what}")
         if layout.leaves_out(path) or (role == "is_last" and any(array.role == role for array in found)):
             continue
         if role == "metadata" and not name and tree["kind"] != "group":
@@ -707,7 +707,9 @@ def _arrays(
         raise SchemaError(f"{file.path}: expected paths that give different column names, found {same[:8]} twice")
     seen, following = ({name for other, name in columns if other == role} for role in _OBSERVED)
     if following and seen != following:
-        raise SchemaError(f"{file.path}: expected next observations {sorted(seen)[:8]}, found {sorted(following)[:8]}")
+        raise SchemaError(
+            f"{file.path}: expected next observations named {sorted(seen)[:8]}, found {sorted(following)[:8]}"
+        )
     return found
 
 
@@ -908,7 +910,7 @@ def row_ranges(file: Tree, layout: TreeLayout, number: int = 0) -> Iterator[RowR
         return
     rows, is_closed = lengths_of(arrays, layout, where=file.path)
     if not rows:
-        raise damaged(file.path, "expected at least one step, found arrays of no rows")
+        raise damaged(file.path, "expected at least one step, found arrays without rows")
     if is_closed:
         raise damaged(
             file.path,
@@ -919,8 +921,8 @@ def row_ranges(file: Tree, layout: TreeLayout, number: int = 0) -> Iterator[RowR
         if not len(ends) or (np.diff(ends, prepend=0) < 0).any() or ends[-1] != rows:
             raise damaged(
                 file.path,
-                f"{layout.episode_ends}: expected ascending numbers up to {rows}, the number of rows, found "
-                f"{len(ends)}, the last {ends[-1:].tolist()}",
+                f"{layout.episode_ends}: expected ascending indices, the last equal to the number of rows, {rows}, "
+                f"found {len(ends)} indices, the last {ends[-1:].tolist()}",
             )
         for place, (first, stop) in enumerate(pairwise([0, *ends.tolist()])):
             where = f"{file.path}, episode {place}"
@@ -937,7 +939,7 @@ def _starred(file: Tree, layout: TreeLayout, lead: str, number: int) -> Iterator
     matches = [pattern.fullmatch(name) for name in file.names("/" + "/".join(parts[:place]))]
     stars = sorted((match[1] for match in matches if match), key=natural_key)
     if not stars:
-        raise ConfigError(f"{file.path}: expected episodes {lead}, found none")
+        raise ConfigError(f"{file.path}: expected episodes at {lead}, found none")
     outgoing = replace(layout, alignment="outgoing")
     for start in range(0, len(stars), _AT_ONCE):
         some = stars[start : start + _AT_ONCE]
@@ -1089,7 +1091,7 @@ def read_layouts(
         yield from _rows(files, said, first, final, batch_rows, empty)
         if empty:
             count = "an episode" if len(empty) == 1 else f"{len(empty)} episodes"
-            warnings.warn(f"{root}: {count} without steps left out, the first {empty[0]}", stacklevel=2)
+            warnings.warn(f"{root}: {count} without steps left out, the first is {empty[0]}", stacklevel=2)
 
     if not first.whole and said.truncated is not None and not any(array.role == "truncated" for array in first.arrays):
         cut = f"are truncated after {said.episode_steps} steps"
@@ -1107,7 +1109,7 @@ def _first(trees: Iterator[Tree], layout: TreeLayout, where: str) -> tuple[Tree,
             if row_range.steps:
                 return file, row_range
             count += 1
-    raise damaged(where, f"expected an episode with a step, found {count} without")
+    raise damaged(where, f"expected an episode with a step, found {count} episodes without steps")
 
 
 def _unnamed(file: Tree, layout: TreeLayout, first: RowRange) -> list[str]:

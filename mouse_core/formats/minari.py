@@ -358,7 +358,7 @@ def _leaf(location: Location, spaces: Spaces) -> tuple[Location, Any]:
         if found in known:
             return (first, *found), known[found]
     names = ["/".join(one) for one in known]
-    raise DataError(f"{'/'.join(location)}: expected one of {names[:20]}, found an array that the space lacks")
+    raise DataError(f"{'/'.join(location)}: expected one of {names[:20]}, found an array without a space")
 
 
 def _ordered(values: Mapping[Location, npt.NDArray[Any]], spaces: Spaces) -> dict[Location, npt.NDArray[Any]]:
@@ -389,7 +389,7 @@ def shaped(values: npt.NDArray[Any], spec: Any, *, where: str) -> npt.NDArray[An
     if encoded and _is_picture(spec):
         return _pictures(values, shape, where)
     if values.dtype.kind not in "biuf":
-        raise DataError(f"{where}: expected numbers of shape {list(shape)}, found {values.dtype}")
+        raise DataError(f"{where}: expected a numeric array of shape {list(shape)}, found dtype {values.dtype}")
     if values.shape[1:] != shape:
         if math.prod(values.shape[1:]) != math.prod(shape):
             raise DataError(f"{where}: expected values of shape {list(shape)}, found {list(values.shape[1:])}")
@@ -565,7 +565,7 @@ def h5_pieces(
         total = metadata.get("total_episodes", len(numbers))
         if numbers != list(range(len(numbers))) or len(numbers) != total:
             raise damaged(
-                path, f"expected episodes 0..{total - 1}, found {len(numbers)} up to {max(numbers, default=-1)}"
+                path, f"expected episodes 0..{total - 1}, found {len(numbers)}, the last {max(numbers, default=-1)}"
             )
         numbers = sampled(len(numbers), sample)
         waiting: list[tuple[_H5Episode, int, int]] = []  # short pieces of several episodes are read with one request
@@ -771,7 +771,7 @@ def _metadata(folder: Path) -> dict[str, Any]:
 
 def _notes(metadata: dict[str, Any], spaces: Spaces) -> tuple[str, ...]:
     if metadata.get("jpeg_encoding", True) and _picture_bytes(spaces):
-        return ("Pictures may have been recorded as JPEG, which is not lossless (jpeg_encoding in metadata.json).",)
+        return ("Images may have been recorded as JPEG, which is not lossless (jpeg_encoding in metadata.json).",)
     return ()
 
 

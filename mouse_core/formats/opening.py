@@ -67,7 +67,7 @@ def _downloading(name: str, whom: str, *, where: str, by_hand: str, install: str
         if not known and type(error).__module__.split(".")[0] not in _NETWORK:
             raise
         raise ConfigError(
-            f"{where}, and {whom} did not download it: {_line(error)}; with a connection, {by_hand}"
+            f"{where}, and {whom} did not download it: {_line(error)}; with a connection, run {by_hand}"
         ) from error
 
 
@@ -88,7 +88,7 @@ def _hub_folder(name: str, *, scheme: str = "hf", cache: Path | None = None) -> 
     if repo_id.count("/") > 1:
         raise ConfigError(f"{scheme}:{name}: expected namespace/name, or namespace/name@revision, found {name!r:.200}")
     where = f"{scheme}:{name}: not complete in the Hub's cache"
-    by_hand, install = f"`hf download --repo-type dataset {repo_id}` does", "'mouse-data[remote]'"
+    by_hand, install = f"`hf download --repo-type dataset {repo_id}`", "'mouse-data[remote]'"
     with _downloading("huggingface_hub", "the Hub", where=where, by_hand=by_hand, install=install) as hub:
         if (Path(hub.constants.HF_HUB_CACHE) / f"datasets--{repo_id.replace('/', '--')}").is_dir():
             cache = None
@@ -120,7 +120,7 @@ def _minari_folder(name: str) -> Path:
             raise ConfigError(
                 f"minari:{name}: not in {folder}; to download it: expected a version after the name, as in {name}-v0"
             )
-        where, by_hand = f"minari:{name}: not in {folder}", f"`minari download {name}` does"
+        where, by_hand = f"minari:{name}: not in {folder}", f"`minari download {name}`"
         with _downloading("minari", "Minari", where=where, by_hand=by_hand, install="'minari[hf,hdf5]'") as minari:
             minari.download_dataset(name)
     return folder
@@ -130,7 +130,7 @@ ID_SCHEMES: Mapping[str, str] = MappingProxyType(
     {
         "minari": "minari:D4RL/pointmaze/umaze-v2, a dataset of Minari",
         "lerobot": "lerobot:namespace/name or lerobot:namespace/name@revision, a LeRobotDataset on the Hub",
-        "hf": "hf:namespace/name or hf:namespace/name@revision, a dataset of the Hub in any format that is read",
+        "hf": "hf:namespace/name or hf:namespace/name@revision, a dataset of the Hub in any supported format",
     }
 )
 """Prefixes of dataset ids; for each prefix, an example and the kind of dataset."""
@@ -393,8 +393,8 @@ _FORMATS = (
     _layout("gen_dgrl", "episodes DATE_NUMBER_LENGTH_SEED_RETURN.npz or .npy, also in a tar", is_there=is_gen_dgrl),
     _Format("openml", "a folder with description.xml and dataset*.pq", is_openml),
     _Format("rows", "Arrow or Parquet files, or a folder of save_to_disk", is_there),
-    _layout("roboset", "an HDF5 file with groups TrialN, or a folder of such", r"(Trial|Rollout)\d+"),
-    _layout("robomimic", "an HDF5 file with data/demo_N, or a folder of such", r"data/demo_\d+"),
+    _layout("roboset", "an HDF5 file with groups TrialN, or a folder of such files", r"(Trial|Rollout)\d+"),
+    _layout("robomimic", "an HDF5 file with data/demo_N, or a folder of such files", r"data/demo_\d+"),
     _layout("diffusion_policy", "a zarr group with meta/episode_ends and data", "meta/episode_ends data/.*"),
     _layout("maniskill", "HDF5 files with traj_N/actions", r"traj_\d+/actions", lacks=r"traj_\d+/done"),
     _layout("drqv2", "npz files of single observations and discounts", "observation action reward discount"),
@@ -475,7 +475,7 @@ def open(
     for option, of in (
         ("skip_broken", "a LeRobotDataset"),
         ("tolerance", "a LeRobotDataset"),
-        ("last_step", "RLDS, as TFDS keeps it"),
+        ("last_step", "RLDS data of TFDS"),
     ):
         if option in options and option not in takes:
             flag = f"--{option.replace('_', '-')}"

@@ -257,7 +257,7 @@ def said_after(metadata: DatasetMetadata, changed: Changed, *, frames_stay: bool
             resized = read.shape is not None and read.shape[:2] != picture.shape[:2]
             if read.crop is not None or resized:
                 raise SchemaError(
-                    f"images: {name}: expected a field of complete frames for {kept.way}, found a field with "
+                    f"images: {name}: expected a field that does not crop or resize, to store {kept.way}, found "
                     f"crop={read.crop}, shape={read.shape}"
                 )
         made = _field_after(name, picture, kept, read)

@@ -361,9 +361,9 @@ def last_step_notes(pieces: Iterator[Stack]) -> tuple[str, ...]:
             if not holds or not np.any(last["_is_last"]):
                 return ()
             return (
-                f"The last step of the first episode holds the reward {np.sum(last['_reward']):g} and an action, to "
-                "which RLDS gives no meaning: in every episode they are left out. In much of Open X and DROID they "
-                "have one, and last_step='transition' (--last-step) keeps them.",
+                f"The last step of the first episode holds the reward {np.sum(last['_reward']):g} and an "
+                "action. RLDS defines neither of them, so both are left out in every episode. In many datasets of Open "
+                "X and in DROID both are valid: pass last_step='transition' (--last-step) to keep them.",
             )
     return ()
 
@@ -371,7 +371,7 @@ def last_step_notes(pieces: Iterator[Stack]) -> tuple[str, ...]:
 def _again(episodes: Iterable[Any], path: str) -> Iterator[Any]:
     """Yield episodes. Raise ConfigError for generators, of episodes or of steps, because they can be read only once."""
     check_episodes(episodes)
-    hint = "can be read once; pass lists, or a function that makes the episodes"
+    hint = "can be read only once; pass lists, or a function that makes the episodes"
     if isinstance(episodes, Iterator):
         raise ConfigError(f"{path}: a generator {hint}")
     for number, episode in enumerate(episodes):
@@ -505,7 +505,7 @@ def _split(piece: Stack) -> tuple[Columns, Columns]:
 def _one_each(value: Any, name: str) -> npt.NDArray[Any]:
     values = np.asarray(value)
     if values.shape not in ((len(values),), (len(values), 1)) or values.dtype.kind not in "biuf":
-        raise DataError(f"{name}: expected one number a step, found {values.dtype} {list(values.shape[1:])}")
+        raise DataError(f"{name}: expected one number per step, found {values.dtype} {list(values.shape[1:])}")
     return values.reshape(len(values))
 
 
@@ -832,9 +832,9 @@ def _pair(current: Step, following: Mapping[str, Any], policy_info_fn: PolicyInf
     next_first = flag(following["is_first"], where=f"the step after {where}, is_first")
     next_last = flag(following["is_last"], where=f"the step after {where}, is_last")
     for wrong, problem in (
-        (terminal and not last, "expected a terminal step to be the last one, found is_terminal without is_last"),
-        (next_first and not last, "expected the last step before a first one, found is_last not set"),
-        (last and not next_first, "expected a first step after the last one, found is_first not set"),
+        (terminal and not last, "expected is_last at a terminal step, found is_terminal without is_last"),
+        (next_first and not last, "expected is_last, because the next step has is_first, found is_last not set"),
+        (last and not next_first, "expected is_first at the step after a last step, found is_first not set"),
     ):
         if wrong:
             raise EpisodeError(f"{where}: {problem}", episode=episode, step=number)

@@ -858,7 +858,9 @@ def _by_name(values: Any, names: list[str], wanted: tuple[str, ...], place: Plac
     if isinstance(values, str | Mapping) or not hasattr(values, "__len__") or len(values) != len(names):
         raise DataError(f"{place.text}: expected a value for each of {names[:20]}")
     if missing := [name for name in wanted if names.count(name) != 1]:
-        raise DataError(f"{place.text}: expected each once among {names[:20]}, found {missing} missing or twice")
+        raise DataError(
+            f"{place.text}: expected each selected name once in {names[:20]}, found {missing} missing or twice"
+        )
     return [values[names.index(name)] for name in wanted]
 
 
@@ -1075,7 +1077,7 @@ class AlignedRecording:
             lacking = {column: self._indices[column] < 0 for column in self.columns}
             worst = max(self.columns, key=lambda column: int(lacking[column].sum()))
             fewest = np.where(lacking[worst], sum(lacking.values()), len(self.columns) + 1)
-            self._raise_missing(worst, ticks, int(np.argmin(fewest)), away, "at no step do all topics have a message")
+            self._raise_missing(worst, ticks, int(np.argmin(fewest)), away, "no step has a message of every topic")
         if not runs:
             raise damaged(self.recording.path, f"expected an episode of two steps, found none in {len(ticks)} ticks")
         return ticks, runs
@@ -1097,8 +1099,8 @@ class AlignedRecording:
             inside = tick < first if what == "beginning" else tick > last
             if inside and seconds > self.layout.trim:
                 hint = (
-                    f"trim={seconds:.3g} leaves out this part of a recording's {what}, gaps='cut' every tick without a "
-                    "message of each topic"
+                    f"trim={seconds:.3g} leaves out this part of a recording's {what}; gaps='cut' leaves out every "
+                    "tick that lacks a message of a topic"
                 )
                 self._raise_missing(None, ticks, int(tick), away, hint)
 
@@ -1410,7 +1412,7 @@ def _stacked(column: Column, values: list[Any]) -> npt.NDArray[Any]:
         return texts
     shapes = {value.shape for value in values}
     if len(shapes) > 1:
-        raise DataError(f"{column.place.text}: expected values of one shape, found {sorted(shapes)[:4]}")
+        raise DataError(f"{column.place.text}: expected values of equal shape, found {sorted(shapes)[:4]}")
     return np.stack(values)
 
 

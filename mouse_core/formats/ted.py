@@ -300,7 +300,7 @@ def _interleave(
     goes_on = ~ends[: used - 1]
     next_values, following_roots = following[: used - 1][goes_on], root[1:used][goes_on]
     if next_values.shape != following_roots.shape:
-        raise SchemaError(f"{'.'.join(key)}: expected next of the root's shape {root.shape[1:]}")
+        raise SchemaError(f"{'.'.join(key)}: expected the shape of the root, {root.shape[1:]}, in next")
     unequal = differ(next_values, following_roots)
     if unequal.any():
         row = int(np.flatnonzero(goes_on)[unequal][0])
@@ -632,7 +632,7 @@ def _collect(root: Path, folder: Path, path: Key, arrays: dict[Key, MemmapArray]
             others[path[0]] = described.get("data")
         return
     if not any(name in kind for name in _KINDS):
-        raise ConfigError(f"{file}: expected a TensorDict, found {kind or 'no _type'}, which is not read")
+        raise ConfigError(f"{file}: expected a TensorDict, found {kind or 'no _type'}, which is not supported")
     if len(path) > _DEEPEST:
         raise damaged(file, f"expected TensorDicts at most {_DEEPEST} deep")
     for values in folder.glob("*.memmap"):

@@ -328,7 +328,9 @@ def decode_leaf(leaf: Leaf, features: Mapping[str, Feature], count: int | None, 
         values = _ragged(leaf, features, n, levels)[part or slice(None)]
     else:
         if leaf.name not in features:
-            raise DataError(f"feature {leaf.name!r}: expected this feature, found {sorted(features)[:20]}")
+            raise DataError(
+                f"feature {leaf.name!r}: expected this feature in the record, found {sorted(features)[:20]}"
+            )
         values = _decode(leaf, features[leaf.name], n, part or slice(None))
     return values[0] if count is None else values
 
@@ -347,7 +349,7 @@ def _decode(leaf: Leaf, raw: Feature, n: int, part: slice) -> npt.NDArray[Any]:
     values = [_value(leaf, item, f"{where}, step {first + index}") for index, item in enumerate(raw[part])]
     shapes = {value.shape for value in values}
     if len(shapes) > 1:
-        raise DataError(f"{where}: expected values of one shape, found {sorted(shapes)[:4]}")
+        raise DataError(f"{where}: expected values of equal shape, found {sorted(shapes)[:4]}")
     return np.stack(values) if values else np.zeros((0, *(size or 0 for size in leaf.shape)), leaf.dtype)
 
 
@@ -405,7 +407,7 @@ def _value(leaf: Leaf, data: bytes, where: str) -> npt.NDArray[Any]:
         except zlib.error as error:
             raise DataError(f"{where}: {error}") from error
         if not unpacker.eof and unpacker.decompress(unpacker.unconsumed_tail, 1):
-            raise DataError(f"{where}: expected a value of shape {list(leaf.shape)}, found more bytes")
+            raise DataError(f"{where}: expected a value of shape {list(leaf.shape)}, found more bytes than it needs")
     try:
         return np.frombuffer(data, leaf.dtype).reshape(shape)
     except ValueError as error:
@@ -424,7 +426,7 @@ def _image(leaf: Leaf, data: bytes, where: str) -> npt.NDArray[Any]:
         pixels = np.ascontiguousarray(pixels).view(np.float32)
     expected = leaf.shape if leaf.shape else pixels.shape
     if len(expected) != 3 or any(size not in (None, found) for size, found in zip(expected, pixels.shape, strict=True)):
-        raise DataError(f"{where}: expected a picture {list(expected)}, found {list(pixels.shape)}")
+        raise DataError(f"{where}: expected an image of shape {list(expected)}, found {list(pixels.shape)}")
     return pixels
 
 
@@ -710,8 +712,8 @@ def write_tfds(
             elif set(episode_features) != names:
                 name = min(set(episode_features) ^ names)
                 raise DataError(
-                    f"episode {number}: metadata_episode_{name}: expected the same value in all rows of an episode, in "
-                    "every episode or in no episode, found episodes of both kinds"
+                    f"episode {number}: metadata_episode_{name}: expected that either in every "
+                    "episode or in no episode all rows have the same value, found episodes of both kinds"
                 )
             whole = {name: values[0] for name, values in _encoded(episode_features).items()}
             writer.add_examples({split: [{"steps": _encoded(steps), **whole}]})

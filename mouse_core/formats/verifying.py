@@ -87,7 +87,7 @@ def verify(
     _check_digest(path, digest, found)
     left = ""
     if by_files:
-        compared = "every file has the checksum that was noted when it was written"
+        compared = "every file has the checksum that was recorded when it was written"
     elif digest is not None:
         compared = "the rows have the digest that was given"
     elif stream.format == "parquet" and sealed.issuperset(files):
@@ -111,7 +111,7 @@ def _verify_store(root: Any, digest: str | None, progress: bool, options: dict[s
     if found is None:
         return Verified(shown, rows, known, "" if digest is None else "the rows have the digest that was given")
     files = "its only file has" if found.files == 1 else f"each of {found.files} files has"
-    compared = f"{files} the checksums that were noted when it was written"
+    compared = f"{files} the checksums that were recorded when it was written"
     return Verified(shown, rows, known, compared)
 
 

@@ -75,7 +75,7 @@ def check_extendable(card: Card, *, repo_id: str) -> None:
     for config in _configs(card, mine=False) if card.config == CONFIG else ():
         if config.get("default"):
             raise ConfigError(
-                f"README.md of {repo_id}: expected no default configuration but {CONFIG!r},"
+                f"README.md of {repo_id}: expected no default configuration except {CONFIG!r},"
                 f" found {config.get('config_name')!r} marked as default"
             )
 

@@ -149,7 +149,9 @@ class Repository:
         )
         for operation in operations:
             if operation._should_ignore:
-                raise ConfigError(f".gitignore of {self.repo_id}: expected it to admit {operation.path_in_repo!r}")
+                raise ConfigError(
+                    f".gitignore of {self.repo_id}: expected no rule for {operation.path_in_repo!r}, found one"
+                )
             # The client's commit would leave out files that the server had at the time of upload. As others may remove
             # these before the commit, this commit names every file.
             operation._remote_oid = None
@@ -354,7 +356,7 @@ def _parts_of(store: Store, where: str) -> Iterator[SplitPiece]:
     if snapshot.has_shares:
         raise ConfigError(
             f"{where}: expected the members of a mixture, as in push_named_stores_to_hub(mixture.members), found "
-            "the mixture, whose shares would be lost"
+            "a mixture, whose sampling shares the Hub cannot store"
         )
     for segment in snapshot.segments:
         # The stored dataset does not have the computed columns.
@@ -567,7 +569,7 @@ def _wait_for_others(error: HfHubHTTPError, repository: Repository, attempt: int
         raise error
     if attempt == _ATTEMPTS - 1:
         error.add_note(
-            f"{repository.repo_id}: others committed during each of {_ATTEMPTS} attempts; nothing was changed"
+            f"{repository.repo_id}: other clients committed during each of {_ATTEMPTS} attempts; nothing was pushed"
         )
         raise error
     time.sleep(_FIRST_PAUSE * 2**attempt)

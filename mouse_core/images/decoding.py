@@ -85,7 +85,9 @@ def _bytes_of(values: pa.Array) -> list[memoryview]:
     every: npt.NDArray[Any] = np.frombuffer(ends, wide)[values.offset : values.offset + len(values) + 1]
     size = 0 if data is None else data.size
     if every[0] < 0 or every[-1] > size or (every[1:] < every[:-1]).any():
-        raise ValueError(f"expected encoded images in {size} bytes, found {every[0]}..{every[-1]}; it is damaged")
+        raise ValueError(
+            f"expected images within {size} bytes, found positions {every[0]}..{every[-1]}; the array is damaged"
+        )
     octets = memoryview(b"" if data is None else data)
     return [octets[begin:end] for begin, end in pairwise(every.tolist())]
 

@@ -56,7 +56,7 @@ def find_video(path: str, roots: Sequence[str]) -> str:
 
 def _found_inside(path: str, roots: Sequence[str], what: str, one: str) -> tuple[str, IO[bytes]]:
     roots = tuple(dict.fromkeys(check_list("image_roots", roots)))
-    wanted = f"expected {one} file inside the dataset's folder or one that --image-root or image_roots= names"
+    wanted = f"expected {one} file inside the dataset's folder or a folder that --image-root or image_roots= names"
     for root in roots:
         real = os.path.realpath(os.path.join(root, path))
         if os.path.commonpath([root, real]) != root or not os.path.lexists(real):
@@ -70,7 +70,7 @@ def _found_inside(path: str, roots: Sequence[str], what: str, one: str) -> tuple
         if stat.S_ISREG(os.fstat(descriptor).st_mode):
             return real, os.fdopen(descriptor, "rb")
         os.close(descriptor)
-        raise DataError(f"{wanted}, found path {path!r}, which is no regular file")
+        raise DataError(f"{wanted}, found path {path!r}, which is not a regular file")
     inside = [root for root in roots if os.path.commonpath([root, os.path.realpath(os.path.join(root, path))]) == root]
     if inside:
         raise DataError(f"expected a readable {what}, found path {path!r} and no file there (looked in {inside})")

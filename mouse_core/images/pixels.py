@@ -70,7 +70,7 @@ def open_encoded(source: Any) -> Any:
     image = pillow().open(stream, formats=FORMATS)
     # Further images in a JPEG file (an MPO) are other versions of the first.
     if image.format not in ("JPEG", "MPO") and getattr(image, "is_animated", False):
-        raise DataError(f"expected a single image, found {image.format} of several frames")
+        raise DataError(f"expected a single image, found {image.format} with several frames")
     if image.format == "TIFF":
         sides = [image.tag_v2.get(tag, 0) for tag in _TILE_SIDES]
         if max(sides) > max(_USUAL_TILE, *image.size):
@@ -108,7 +108,9 @@ class _Picture:
         arguments = tiles[0][3] if tiles and image.mode in PLAIN_MODES else None
         raw = arguments[0] if isinstance(arguments, tuple) and arguments else arguments
         if isinstance(raw, str) and ";16" in raw:
-            raise DataError(f"expected 8 bits per channel, or grey, found {image.format} of 16 bits per channel")
+            raise DataError(
+                f"expected a grey image, or 8 bits per channel, found {image.format} with 16 bits per channel"
+            )
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -381,7 +383,7 @@ def _check_pixels(value: object, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 
 
 def _no_image(size: int) -> str:
-    return f"{size} bytes that are no image"
+    return f"{size} bytes that are not an image"
 
 
 def _shown(value: object) -> str:

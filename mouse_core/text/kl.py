@@ -124,7 +124,7 @@ def kl_penalized_rewards(
     shape = tuple(kl.shape)
     if tuple(rewards.shape) not in (shape, shape[:-1]):
         raise SchemaError(
-            f"rewards: expected one for each answer, {list(shape[:-1])}, or for each token, {list(shape)}, "
+            f"rewards: expected a reward for each answer, {list(shape[:-1])}, or each token, {list(shape)}, "
             f"found {list(rewards.shape)}"
         )
     nothing = xp.zeros_like(kl)
@@ -212,7 +212,7 @@ class AdaptiveKLController:
         number = found.size if count is None else check_count("AdaptiveKLController.update: count", count)
         if number * _LARGEST_ERROR >= self.horizon:
             raise ConfigError(
-                f"count: expected fewer than 5 horizons of {self.horizon} answers at once, found {number}"
+                f"count: expected fewer answers than 5 horizons of {self.horizon}, found {number} answers"
             )
         error = min(max(float(found.mean()) / self.target - 1, -_LARGEST_ERROR), _LARGEST_ERROR)
         return replace(self, coef=self.coef * (1 + error * number / self.horizon))
@@ -231,7 +231,7 @@ def _check(logprobs: Array, reference_logprobs: Array, mask: Array | None) -> No
             raise SchemaError(f"{name}: expected floats [..., L], found {values.dtype} {list(values.shape)}")
     if tuple(reference_logprobs.shape) != shape:
         raise SchemaError(
-            f"reference_logprobs: expected shape {list(shape)} as logprobs, found {list(reference_logprobs.shape)}"
+            f"reference_logprobs: expected the shape of logprobs, {list(shape)}, found {list(reference_logprobs.shape)}"
         )
     if mask is not None and (tuple(mask.shape) != shape or kind_of(mask.dtype) != "b"):
         raise SchemaError(f"mask: expected bool {list(shape)}, found {mask.dtype} {list(mask.shape)}")

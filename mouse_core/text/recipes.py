@@ -333,7 +333,7 @@ def check_id(name: str, token: Any) -> None:
     if token is not None:
         check_count(name, token, 0)
         if token > _LARGEST_ID:
-            raise ConfigError(f"{name}: expected at most {_LARGEST_ID}, found {token}")
+            raise ConfigError(f"{name}: expected an id of at most {_LARGEST_ID}, found {token}")
 
 
 def checked_keep(keep: Any, taken: Sequence[str | None]) -> dict[str, str]:
@@ -405,7 +405,7 @@ class PaddedRecipe:
     def _padding(self, encode: Encoder) -> int:
         found = next((one for one in (self.pad_id, encode.pad_id, encode.eos_id) if one is not None), None)
         if found is None:
-            raise ConfigError("pad_id: expected the id of padding, as the tokenizer has none, found None")
+            raise ConfigError("pad_id: expected an id, because the tokenizer has no id for padding, found None")
         return found
 
     def _batch(self, columns: Sequence[pa.Array], texts: pa.RecordBatch) -> pa.RecordBatch:

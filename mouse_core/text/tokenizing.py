@@ -100,7 +100,7 @@ def _of_path(path: Path, columns: _Columns, split: str | None) -> Source:
     files = sorted(path.iterdir()) if path.is_dir() else [path]
     if lines := _of_lines(files, name):
         if split is not None:
-            raise ConfigError(f"split: expected None, as {name!r} has no splits, found {split!r}")
+            raise ConfigError(f"split: expected None, because {name!r} has no splits, found {split!r}")
         return Source(name, partial(_of_objects, name, columns, _Lines(lines)), stamp=stamp)
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -301,7 +301,9 @@ def _of_objects(name: str, columns: _Columns, objects: Iterable[Any]) -> Iterato
         row += len(chunk)
     if row and unseen:
         missing = next(column for column in columns if column in unseen)
-        raise DataError(f"{name}: expected a column {missing!r}, found none in {row} rows; the first has {keys!s:.200}")
+        raise DataError(
+            f"{name}: expected a column {missing!r}, found none in {row} rows; the first row has {keys!s:.200}"
+        )
 
 
 # Number of chunks that wait for each worker.

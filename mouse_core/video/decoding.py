@@ -154,9 +154,7 @@ def _decoded(
     contents = _contents(index, chosen, begins, sizes)
     for number, content, size, written in zip(chosen, contents, sizes, sums, strict=True):
         if len(content) != size or checksum(content) != written:
-            raise named(
-                number, "expected the packet's bytes of the video's index, found different bytes: the file was changed"
-            )
+            raise named(number, "expected the bytes that were indexed, found different bytes: the video was changed")
         # Packets are copied with zeros behind them: decoders read past the end, and these bytes affect broken frames.
         packet = packet_of(size)
         packet.update(content)
@@ -477,7 +475,9 @@ def _check_video(index: VideoIndex, out: Any, crop: Crop | None, *, resize: bool
     # Greys of more than 8 bits are numbers (such as depth), which are delivered unchanged or not at all.
     wide = index.pixel_format.startswith("gray") and index.pixel_format != "gray"
     if wide != (out.dtype == np.uint16):
-        wanted = "greys of more than 8 bits" if out.dtype == np.uint16 else "8 bits a channel, or uint16 for depth"
+        wanted = (
+            "grey pixels of more than 8 bits" if out.dtype == np.uint16 else "8 bits per channel (depth needs uint16)"
+        )
         raise DataError(f"{index.path}: expected {wanted}, found {index.pixel_format}")
 
 
@@ -488,7 +488,7 @@ def _tasks(videos: Sequence[VideoIndex], which: Any, frames: Any) -> Iterator[_T
         if frame == _NO_FRAME:
             continue
         if not 0 <= video < len(videos):
-            raise DataError(f"video: expected 0 to {len(videos) - 1}, found {video}")
+            raise DataError(f"video: expected an index from 0 to {len(videos) - 1}, found {video}")
         index = videos[video]
         if not 0 <= frame < len(index):
             raise DataError(f"{index.path}: expected frames 0 to {len(index) - 1}, found frame {frame}")

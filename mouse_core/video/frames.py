@@ -89,12 +89,12 @@ class VideoFiles:
                 return found
         if not 0 <= number < len(self.files):
             raise DataError(
-                f"expected a video number from 0 to {len(self.files) - 1}, as listed in the dataset, found {number}"
+                f"expected a video index from 0 to {len(self.files) - 1}, as listed in the dataset, found {number}"
             )
         path, digest = self.files[number]
         found = index_video(find_video(path, roots))
         if found.digest != digest:
-            raise DataError(f"{found.path}: expected the video to which rows refer, {digest}, found {found.digest}")
+            raise DataError(f"{found.path}: expected a video with the digest {digest}, found {found.digest}")
         with self._lock:
             self._held[key] = found
             if len(self._held) > _MOST_INDEXES:
@@ -146,7 +146,7 @@ class VideoFiles:
             wrong = there & ((frame < 0) | (video < 0))
             if wrong.any():
                 found = f"frame {frame[wrong][0]} of video {video[wrong][0]}"
-                raise RowError(int(rows[wrong][0]), f"expected numbers of 0 or more, found {found}")
+                raise RowError(int(rows[wrong][0]), f"expected indices of 0 or more, found {found}")
             numbers, place = np.unique(video[there], return_inverse=True)
             which[rows[there]] = len(indexes) + place.reshape(-1)
             frames[rows[there]] = frame[there]

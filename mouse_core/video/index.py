@@ -44,7 +44,7 @@ class _Bits:
         """Read an unsigned integer of ``count`` bits."""
         self._left -= count
         if self._left < 0:
-            raise DataError("expected the numbers of a unit of H.264, found its end")
+            raise DataError("expected a complete H.264 header (NAL unit), found its end too early")
         found = self._value >> self._left
         self._value ^= found << self._left
         return found
@@ -144,7 +144,7 @@ def picture_reader(codec: str, header: bytes) -> Callable[[memoryview], Picture]
     if codec in ("h264", "hevc"):
         place = 4 if codec == "h264" else 21
         if len(header) <= place or header[0] != 1:
-            raise DataError(f"expected {codec} with lengths before its units, as in MP4, found start codes")
+            raise DataError(f"expected {codec} with a length before each NAL unit, as in MP4, found start codes")
         width = (header[place] & 3) + 1
         units = _H264(header).picture if codec == "h264" else _Hevc(header).picture
         return lambda packet: units(_units(packet, width))
@@ -161,7 +161,7 @@ def _units(packet: memoryview, width: int) -> Iterator[memoryview]:
         begin = place + width
         place = begin + int.from_bytes(packet[begin - width : begin])
         if place > len(packet) or place <= begin:
-            raise DataError(f"expected units within {len(packet)} bytes, found one up to byte {place}")
+            raise DataError(f"expected units within a packet of {len(packet)} bytes, found a unit up to byte {place}")
         yield packet[begin:place]
 
 
@@ -192,7 +192,7 @@ class _H264:
         bits.count()  # kind of the slice
         sequence = self._sequences.get(self._pictures.get(bits.count(), -1))
         if sequence is None:
-            raise DataError("expected a slice with parameter sets, found a slice without")
+            raise DataError("expected a slice with known parameter sets, found a slice without them")
         width, planes = sequence
         if planes:
             bits.read(2)
@@ -259,7 +259,9 @@ def _av1(packet: memoryview) -> Picture:
         place += 1 + extended
         size, place = _leb128(packet, place) if sized else (len(packet) - place, place)
         if place + size > len(packet):
-            raise DataError(f"expected units within {len(packet)} bytes, found one up to byte {place + size}")
+            raise DataError(
+                f"expected units within a packet of {len(packet)} bytes, found a unit up to byte {place + size}"
+            )
         if kind == 1:
             sequence = True
         elif kind in (3, 6) and size:  # show_existing_frame, frame_type (2 bits), show_frame
@@ -375,7 +377,9 @@ def demux(file: Path) -> dict[str, Any]:
             "time_base": [video.time_base.numerator, video.time_base.denominator],
         }
         if not 0 < min(context.height, context.width) <= max(context.height, context.width) <= LARGEST_SIDE:
-            raise DataError(f"expected sides of 1 to {LARGEST_SIDE} pixels, found {context.height}x{context.width}")
+            raise DataError(
+                f"expected a height and width of 1 to {LARGEST_SIDE} pixels, found {context.height}x{context.width}"
+            )
         with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as memory:
             packets = list(_packets(file, container.demux(video), memory, about))
             colours = [int(context.colorspace), int(context.color_range)]
@@ -443,15 +447,15 @@ def _packets(file: Path, demuxed: Any, memory: memoryview, about: dict[str, Any]
             continue
         where = f"packet {number}"
         if packet.pts is None:
-            raise damaged(file, "expected a time for each packet, found none", at=where)
+            raise damaged(file, "expected a time for each packet, found a packet without a time", at=where)
         # Most packets have no side data, and testing for each kind takes long.
         if any(True for _ in packet.iter_sidedata()) and any(map(packet.has_sidedata, _NEEDED)):
-            raise damaged(file, "expected one description for all frames, found a second description", at=where)
+            raise damaged(file, "expected the same codec settings for all frames, found new settings", at=where)
         begin = -1 if packet.pos is None else packet.pos
         with memoryview(packet) as content, memory[begin : begin + packet.size] as there:
             written = checksum(content)
             if begin < 0 or len(there) != len(content) or checksum(there) != written:
-                raise damaged(file, "expected the packet's bytes as one piece of the file, as in MP4", at=where)
+                raise damaged(file, "expected the packet's bytes next to each other in the file, as in MP4", at=where)
             yield _Packet(packet.pts, begin, packet.size, written, not packet.is_discard, read(content))
 
 
@@ -465,7 +469,9 @@ def _arrays(file: Path, packets: list[_Packet]) -> dict[str, Any]:
     twice = np.flatnonzero(pts[order[1:]] == pts[order[:-1]])
     if len(twice):
         raise damaged(
-            file, f"expected different times of frames, found the time of frame {twice[0]}", at=f"frame {twice[0] + 1}"
+            file,
+            f"expected a different time for each frame, found the time of frame {twice[0]} again",
+            at=f"frame {twice[0] + 1}",
         )
     top = max(picture.layer for picture in pictures)
     return {

@@ -65,14 +65,14 @@ class VideoCodec:
         if self.codec not in _ENCODERS:
             raise ConfigError(f"video: expected a codec, one of {list(_ENCODERS)}, found {self.codec!r}")
         if type(self.gop) is not int or self.gop < 1:
-            raise ConfigError(f"video: gop: expected a number of frames of 1 or more, found {self.gop!r}")
+            raise ConfigError(f"video: gop: expected a number of frames, 1 or more, found {self.gop!r}")
         most = _MOST_CRF[self.codec]
         if self.crf is not None and not 0 <= self.crf <= most:
             raise ConfigError(f"video: crf: expected a number from 0 to {most} for {self.codec}, found {self.crf!r}")
         if self.crf is not None and self.lossless:
             raise ConfigError("video: expected crf or lossless, found both")
         if self.preset is not None and not re.fullmatch(r"\w+", self.preset):
-            raise ConfigError(f"video: preset: expected a word, found {self.preset!r}")
+            raise ConfigError(f"video: preset: expected the name of a preset, found {self.preset!r}")
 
     @classmethod
     def parse(cls, text: str) -> VideoCodec:
@@ -123,13 +123,15 @@ class VideoCodec:
         elif found is None:
             found = "gray" if grey and "gray" in formats else "yuv420p"
         if found not in formats:
-            why = f" for numbers of {np.dtype(dtype)}; hevc has gray12le, and png any" if wide else ""
+            why = f" for pixels of {np.dtype(dtype)}; hevc supports gray12le, and png stores any pixels" if wide else ""
             raise ConfigError(
                 f"video: pix_fmt: expected one of {sorted(formats)} of {self.codec}, found {found!r}{why}"
             )
         self._check_sides(shape)
         if found.startswith("gray") != grey and (wide or not grey):
-            raise ConfigError(f"video: pix_fmt: expected one of {'greys' if wide else 'colours'}, found {found!r}")
+            raise ConfigError(
+                f"video: pix_fmt: expected a format of {'grey' if wide else 'colour'} pixels, found {found!r}"
+            )
         made = pyav().VideoFormat(found, 16, 16)
         if wide != (grey and made.components[0].bits > 8):
             raise ConfigError(f"video: pix_fmt: expected a format for pixels of {np.dtype(dtype)}, found {found!r}")
@@ -141,14 +143,16 @@ class VideoCodec:
         if odd:
             full = "yuv444p" if "yuv444p" in formats else "another codec"
             raise ConfigError(
-                f"video: {found}: expected even sides, found {shape[0]}x{shape[1]}; {full} accepts any size"
+                f"video: {found}: expected even height and width, found {shape[0]}x{shape[1]}; {full} accepts any size"
             )
         return found
 
     def _check_sides(self, shape: tuple[int, int, int]) -> None:
         """Raise ConfigError if frames are too large or too small, or have a wrong number of channels."""
         if max(shape[:2]) > LARGEST_SIDE or shape[2] not in (1, 3):
-            raise ConfigError(f"video: expected frames of 1 or 3 channels, up to {LARGEST_SIDE} a side, found {shape}")
+            raise ConfigError(
+                f"video: expected frames with 1 or 3 channels and sides up to {LARGEST_SIDE}, found {shape}"
+            )
         height, width = _LEAST_SIDES.get(self.codec, (1, 1))
         if shape[0] < height or shape[1] < width:
             raise ConfigError(
@@ -246,9 +250,9 @@ class VideoWriter:
             raise DataError(f"{self.path}: expected frames of {wanted}, found {frames.dtype} {list(frames.shape[1:])}")
         if self.dtype != np.uint8 and frames.size and frames.max() > self._largest:
             raise DataError(
-                f"{self.path}: expected numbers up to {self._largest}, the largest number in "
+                f"{self.path}: expected pixel values up to {self._largest}, the largest value in "
                 f"{self.pixel_format}, found "
-                f"{frames.max()}; png can store any number"
+                f"{frames.max()}; png can store any value"
             )
         with self._said():
             for frame in frames:

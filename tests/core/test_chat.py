@@ -380,7 +380,9 @@ def test_templates_have_what_those_of_others_use() -> None:
     text = made.render(TALK)
     assert text == 'who|let|let|{"ä": "<b>"} 2001 t <s>\n none'
     assert pickle.loads(pickle.dumps(made)).render(TALK) == text
-    with pytest.raises(DataError, match="it refuses this chat: user and assistant have to take turns"):
+    with pytest.raises(
+        DataError, match="the template raised an error for this chat: user and assistant have to take turns"
+    ):
         template(MISTRAL).render(TALK[1:])
     with pytest.raises(ConfigError, match="found in line 2"):
         ChatTemplate("\n{% for %}")
@@ -429,7 +431,7 @@ def test_messages_of_sharegpt() -> None:
     assert from_sharegpt(given) == [said("user", "x"), called, said("tool", "2")]
     for wrong, message in (
         ([{"from": "human"}], "message 0: expected a dict with 'from' and 'value'"),
-        ([{"from": "me", "value": "x"}], r"message 0: expected from one of \['assistant'"),
+        ([{"from": "me", "value": "x"}], r"message 0: expected 'from' to be one of \['assistant'"),
         ([{"from": "function_call", "value": "f()"}], r"message 0: expected a call as JSON, found 'f\(\)'"),
     ):
         with pytest.raises(DataError, match=message):
@@ -462,7 +464,7 @@ def test_chats_are_turns_of_rollouts() -> None:
     twice = ChatTemplate("{% for m in messages %}{% generation %}a{% endgeneration %};{% endfor %}")
     with pytest.raises(DataError, match="each of 2 messages of an assistant, found 6"):
         to_turns(encode_chat(twice, TOOL_TALK, tokenizer()))
-    with pytest.raises(DataError, match="expected logprobs"):
+    with pytest.raises(DataError, match="logprobs: expected shape"):
         to_turns(chat, logprobs=[0.0])
 
 

@@ -143,7 +143,9 @@ def test_pairs_are_those_of_encode_preference(side: Any, tmp_path: Path) -> None
         chat.Preferences(**options, keep={"rejected_data.completion_mask": "int8"})
     with pytest.raises(ConfigError, match="pad_id"):
         chat.Chats(**{**options, "pad_id": -1})
-    with pytest.raises(DataError, match="row 0: columns 'chosen' and 'rejected': expected an equal beginning"):
+    with pytest.raises(
+        DataError, match="row 0: columns 'chosen' and 'rejected': expected both chats to begin with the same prompt"
+    ):
         text.tokenize(apart, tokenizer(), tmp_path, chat.Preferences(**options, prompt=None))
 
 
@@ -197,14 +199,14 @@ def test_what_a_row_has_not_is_no_text(tmp_path: Path) -> None:
 
     for name in data[0]:
         other = [{"other" if key == name else key: one for key, one in row.items()} for row in data]
-        refused(other, f"expected a column {name!r}, found none in 3 rows; the first has {list(other[0])}")
+        refused(other, f"expected a column {name!r}, found none in 3 rows; the first row has {list(other[0])}")
         without = f"row 2: column {name!r}: expected a list of messages, found None"
         refused([*data[:2], other[2]], without)
         refused([*data[:2], {**data[2], name: None}], without)
         nulls = pa.Table.from_pylist([*data[:2], {**data[2], name: None}])
         with pytest.raises(DataError, match=without):
             text.tokenize(nulls, tokenizer(), tmp_path, recipe)
-    found = "expected a column 'tool', found none in 3 rows; the first has ['prompt', 'chosen', 'rejected']"
+    found = "expected a column 'tool', found none in 3 rows; the first row has ['prompt', 'chosen', 'rejected']"
     refused(data, found, replace(recipe, tools="tool"))
     chats = chat.Chats(template=template(TOOLS), max_length=150, pad_id=PAD, tools="tool")
     refused(DATA, "expected a column 'tool', found none in 3 rows", chats)
@@ -320,7 +322,7 @@ def test_what_is_no_chat_is_refused_by_its_row(tmp_path: Path) -> None:
     refusing = chat.ChatTemplate("{% if messages|length > 1 %}{{ raise_exception('no') }}{% endif %}a")
     recipe = chat.ChatTokens(template=refusing)
     chats = [DATA[0]["messages"][:1], DATA[0]["messages"]]
-    refused(chats, "row 1: chat template: it refuses this chat: no")
+    refused(chats, "row 1: chat template: the template raised an error for this chat: no")
 
 
 def test_recipes_refuse_what_cannot_be() -> None:

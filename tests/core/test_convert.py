@@ -194,9 +194,9 @@ def test_a_source_that_changed_meanwhile_is_refused(tmp_path: Path) -> None:
     target = tmp_path / "out"
     interrupt(stream(), target)
     other = table().set_column(1, "reward", pa.array(np.zeros(500), pa.float32()))
-    with pytest.raises(ConfigError, match=r"unfinished work of other inputs, which differ in rows, some of 0\.\."):
+    with pytest.raises(ConfigError, match=r"unfinished work with other inputs, which differ in some of the rows 0\.\."):
         convert(stream(other), target, shard_bytes=9000)
-    with pytest.raises(ConfigError, match=r"unfinished work of other inputs, which differ in metadata"):
+    with pytest.raises(ConfigError, match=r"unfinished work with other inputs, which differ in metadata"):
         convert(stream(metadata=DatasetMetadata("outgoing")), target, shard_bytes=9000)
     assert convert(stream(), target, shard_bytes=9000).resumed_rows > 0
 

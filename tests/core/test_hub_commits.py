@@ -143,7 +143,7 @@ def test_conflicts_are_retried_so_often_and_no_more(
     with pytest.raises(HfHubHTTPError) as caught:
         push(hub, {"train": make_store(7)})
     assert caught.value.response.status_code == status
-    assert caught.value.__notes__ == [f"{REPO}: others committed during each of 5 attempts; nothing was changed"]
+    assert caught.value.__notes__ == [f"{REPO}: other clients committed during each of 5 attempts; nothing was pushed"]
     assert head(hub) is old
 
 

@@ -218,7 +218,7 @@ def test_rows_are_what_was_recorded(final: str, size: int, version: str, tmp_pat
     assert stream.format_metadata["stats"] == {"action": {"mean": [0.0] * 6}}
     joints = tuple(f"joint_{k}" for k in range(6))
     assert stream.metadata.dimensions == {"observation.state": joints, "action": joints}
-    assert any("does not tell terminal states" in note for note in stream.notes)
+    assert any("does not distinguish terminal" in note for note in stream.notes)
     if final == "mark":
         ends = [step == length for length in robot.lengths for step in range(length + 1)]
         assert table.column("observation_missing").to_pylist() == [int(end) for end in ends]
@@ -407,7 +407,7 @@ def test_depth_videos_keep_all_of_their_bits(
     assert found.dtype == np.uint16
     assert found.tolist() == [robot.depth(place)[:, :, None].tolist() for place in range(5)]
     unsaid = robot.write(tmp_path / "unsaid", files=[[0, 1]], change=depth_camera({}))
-    with pytest.raises(DataError, match=r"expected 8 bits a channel.*found gray12le"):
+    with pytest.raises(DataError, match=r"expected 8 bits per channel.*found gray12le"):
         BatchSource(DatasetStore.open(unsaid, final="drop"), 5, 1)[0]
 
 

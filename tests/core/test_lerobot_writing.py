@@ -382,16 +382,16 @@ def called(name: str) -> Any:
         ({"images": {"reward": "png"}}, ConfigError, "expected one of the image columns"),
         ({"shard_bytes": "many"}, ConfigError, r"shard_bytes \(--max-shard-size\): expected bytes"),
         (uneven, DataError, r"\['sometimes'\]: expected the same features in all episodes"),
-        (missing, DataError, "expected every observation except the last, found rows that are marked"),
+        (missing, DataError, "expected every observation except the last, found more rows marked"),
         (blind, DataError, f"column '{TOP}': expected an image in every row, found 1 rows without an image"),
         (without_action, DataError, "expected a column 'action'"),
         (DatasetMetadata("outgoing"), SchemaError, "expected rows of alignment 'arrived'"),
-        (DatasetMetadata("arrived", tasks={5: "x"}), DataError, "expected tasks .5."),
+        (DatasetMetadata("arrived", tasks={5: "x"}), DataError, "expected rows with the tasks .5."),
         *(
             (called(f"metadata_{name}"), DataError, "expected the name of a feature")
             for name in ("../../out", "metadata/x", "")
         ),
-        (called("timestamp"), DataError, "expected a feature name of no other column"),
+        (called("timestamp"), DataError, "expected a feature name that is not used yet"),
     ],
 )
 def test_what_cannot_be_written_is_refused(

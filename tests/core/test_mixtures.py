@@ -269,7 +269,7 @@ def test_rows_of_a_mixture_are_those_of_its_members() -> None:
     mixture = Mixture({"a": numbered(0, 60), "b": numbered(1, 60)}, [1, 3])
     with pytest.raises(ConfigError, match=r"as in mixture.members\['a'\].to_dataset\(\)"):
         mixture.to_dataset()
-    with pytest.raises(ConfigError, match="the rows of a member of a mixture, found the mixture"):
+    with pytest.raises(ConfigError, match="the rows of a member of a mixture, found a mixture"):
         preprocess(mixture, dict, "never made")
 
 

@@ -228,18 +228,18 @@ def test_cameras_are_kept_each_in_its_own_way(tmp_path: Path) -> None:
         ("jpeg:0", "expected one of"),
         ("png:9", "expected one of"),
         ("video:h263", r"expected a codec, one of \['h264', 'hevc', 'av1', 'vp9'\], found 'h263'"),
-        ("video:h264:gop=0", "gop: expected a number of frames of 1 or more, found 0"),
+        ("video:h264:gop=0", "gop: expected a number of frames, 1 or more, found 0"),
         ("video:h264:crf=52", "crf: expected a number from 0 to 51 for h264, found 52"),
         ("video:h264:speed=1", r"expected options like \['gop=2', .* found 'speed=1'"),
         ("video:h264:gop=2:gop=3", "each once, found 'gop=3'"),
         ("video:h264:crf=3:lossless", "expected crf or lossless, found both"),
         ("video:h264:pix_fmt=rgb8", r"pix_fmt: expected one of \[.*'yuv420p'.*\] of h264, found 'rgb8'"),
-        ("video:h264:pix_fmt=gray", "expected one of colours, found 'gray'"),
+        ("video:h264:pix_fmt=gray", "expected a format of colour pixels, found 'gray'"),
         ([f"{TOP}=video:h264:preset=quickest"], "expected options that the encoder accepts for frames of 48x64"),
         ({"observation": "png"}, r"the image columns \['observation_image.*\], found 'observation'"),
         (["png", "raw"], "expected one encoding for each column"),
         ([f"{TOP}=video:h264:pix_fmt=gray12le"], "pix_fmt: expected one of"),
-        ([f"{DEPTH}=video:h264"], r"found 'gray12le' for numbers of uint16; hevc has gray12le, and png any"),
+        ([f"{DEPTH}=video:h264"], r"found 'gray12le' for pixels of uint16; hevc supports gray12le, and png stores any"),
         ([f"{DEPTH}=jpeg:95"], "expected pixels of uint8 in 1 or 3 channels for jpeg, found uint16"),
     ],
 )
@@ -261,12 +261,12 @@ def test_pictures_that_do_not_fit_are_refused(tmp_path: Path) -> None:
             {DEPTH: deep},
             "video:hevc",
             DataError,
-            "expected numbers up to 4095, the largest number in gray12le, found 4096; png",
+            "expected pixel values up to 4095, the largest value in gray12le, found 4096; png",
         ),
-        ({TOP: odd}, "video:h264", ConfigError, "expected even sides, found 47x63; yuv444p accepts any"),
+        ({TOP: odd}, "video:h264", ConfigError, "expected even height and width, found 47x63; yuv444p accepts any"),
         ({TOP: ragged}, "png", DataError, "expected pixels of shape .* as in its first row, found"),
         ({"metadata_place": np.zeros((4, 2))}, "png", ConfigError, "expected columns of images"),
-        ({TOP: np.zeros((4, 8, 8, 4), np.uint8)}, "video:h264", ConfigError, "expected frames of 1 or 3 channels"),
+        ({TOP: np.zeros((4, 8, 8, 4), np.uint8)}, "video:h264", ConfigError, "expected frames with 1 or 3 channels"),
         (
             {TOP: pictures(4)[:, :14]},
             "video:hevc",
@@ -287,7 +287,7 @@ def test_fields_that_crop_or_resize_frames_are_not_fields_of_pixels(tmp_path: Pa
     video = kept(rows_of({TOP: colours()}), tmp_path / "video", "video")
     for field in (Field(TOP, image=True, crop=(0, 0, 8, 8)), Field(TOP, image=True, shape=(24, 32, 3))):
         cropped = video.replace(metadata=video.metadata.replace(fields=[field]))
-        with pytest.raises(SchemaError, match="expected a field of complete frames for png"):
+        with pytest.raises(SchemaError, match="expected a field that does not crop or resize, to store png"):
             convert(cropped, tmp_path / "png", images="png")
         assert kept(cropped, tmp_path / f"{field.crop}", "video").metadata.fields == (field,)
 
@@ -317,7 +317,7 @@ def test_only_videos_that_are_listed_go_along(tmp_path: Path) -> None:
     for listed, message in (
         ([("notes.txt", digest)], "expected videos that end in one of"),
         ([("gone.mp4", digest)], "expected a readable video"),
-        ([(path, "0" * 32)], "expected the video to which rows refer"),
+        ([(path, "0" * 32)], "expected a video with the digest"),
     ):
         other = video.replace(metadata=video.metadata.replace(videos=listed), image_roots=(str(tmp_path / "video"),))
         with pytest.raises(DataError, match=message):
@@ -379,10 +379,10 @@ def test_interrupted_encoding_goes_on(tmp_path: Path, monkeypatch: pytest.Monkey
         files = sorted((tmp_path / ".out.converting" / "encoded").rglob("*.mp4"))
         made.append(len(files))
     assert made[-1] > 1
-    with pytest.raises(ConfigError, match=r"unfinished work of other inputs, which differ in videos"):
+    with pytest.raises(ConfigError, match=r"unfinished work with other inputs, which differ in videos"):
         convert(source, target, images="video:h264:gop=5", shard_bytes=2500)
     other = rows_of({TOP: colours()[::-1]}, size=5)
-    with pytest.raises(ConfigError, match=r"unfinished work of other inputs, which differ in rows"):
+    with pytest.raises(ConfigError, match=r"unfinished work with other inputs, which differ in some of the rows"):
         encode(other, target)
     before = {file: file.stat().st_ino for file in (tmp_path / ".out.converting").rglob("file-000.mp4")}
     encode(source, target)

@@ -99,7 +99,7 @@ BEFORE = {
 
 def test_frames_are_not_dropped() -> None:
     frames = chunk(b"acTL", struct.pack(">2I", 2, 0))
-    with pytest.raises(DataError, match="expected a single image, found PNG of several frames"):
+    with pytest.raises(DataError, match="expected a single image, found PNG with several frames"):
         decode_into(png(SHAPES[0], zlib.compress(rows(SHAPES[0])), before=frames), np.empty(SHAPES[0], np.uint8))
 
 

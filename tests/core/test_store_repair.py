@@ -47,7 +47,8 @@ def test_what_is_whole_is_verified(folder: Path, capsys: pytest.CaptureFixture[s
     assert main(["verify", str(folder), "--strict"]) == 0
     out = capsys.readouterr().out
     assert (
-        out == f"{folder}: 100 rows\nverified: each of 3 files has the checksums that were noted when it was written\n"
+        out
+        == f"{folder}: 100 rows\nverified: each of 3 files has the checksums that were recorded when it was written\n"
     )
     assert main(["repair", str(folder)]) == 0
     assert capsys.readouterr().out == f"{folder}: 100 rows, all undamaged; nothing was changed\n"

@@ -184,7 +184,7 @@ def test_damage_is_an_error_of_ours_or_none(format: str, flips: list[tuple[int, 
 def test_frames_are_not_dropped(format: str) -> None:
     frames = [Image.fromarray(np.full((3, 4, 3), shade, np.uint8)) for shade in (10, 200)]
     encoded = saved(frames[0], format, save_all=True, append_images=frames[1:])
-    with pytest.raises(DataError, match=f"expected a single image, found {format} of several frames"):
+    with pytest.raises(DataError, match=f"expected a single image, found {format} with several frames"):
         decode_image(encoded)
 
 
@@ -204,14 +204,14 @@ def places(tmp_path: Path) -> dict[str, Path]:
 
 REACHED = {"absolute": "{folder}/a.png", "relative": "a.png", "a link inside": "{folder}/in.png"}
 BARRED = {
-    "elsewhere": ("{elsewhere}/a.png", "inside the dataset's folder or one that .*image_roots= names .*private"),
+    "elsewhere": ("{elsewhere}/a.png", "inside the dataset's folder or a folder that .*image_roots= names .*private"),
     "up": ("{folder}/../private/a.png", "image_roots= names"),
     "up, relative": ("../private/a.png", "image_roots= names"),
     "a link out": ("{folder}/out.png", "image_roots= names"),
     "a linked folder": ("down/a.png", "image_roots= names"),
-    "a pipe": ("{folder}/pipe.png", "image_roots= names, found path .*pipe.png', which is no regular file"),
+    "a pipe": ("{folder}/pipe.png", "image_roots= names, found path .*pipe.png', which is not a regular file"),
     "a device": ("/dev/zero", "image_roots= names"),
-    "a folder": ("{folder}/.", "no regular file"),
+    "a folder": ("{folder}/.", "not a regular file"),
     "an address": ("http://localhost/a.png", "expected a readable image.*no file there"),
     "nothing": ("{folder}/none.png", "expected a readable image.*no file there"),
     "no name": ("a\0.png", "expected"),
@@ -365,7 +365,7 @@ LOSSY = {
     "16 bits": (exact([[4, 65_535]], np.uint16), r"expected pixels 0\.\.255, found 4\.\.65535"),
     "negative": (saved(np.array([[-1, 3]], np.int32), "TIFF"), r"expected pixels 0\.\.255, found -1\.\.3"),
     "fractions": (saved(np.array([[0.5, 3]], np.float32), "TIFF"), r"expected pixels 0\.\.255: .*found 0\.5"),
-    "16 bits a colour": (wide_png(np.array([[[1, 2, 3], [255, 0, 9]]])), "found PNG of 16 bits per channel"),
+    "16 bits a colour": (wide_png(np.array([[[1, 2, 3], [255, 0, 9]]])), "found PNG with 16 bits per channel"),
     "CMYK": (saved(Image.new("CMYK", (2, 1)), "JPEG"), "found mode 'CMYK'"),
 }
 

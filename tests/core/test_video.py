@@ -129,7 +129,9 @@ def test_numbers_of_depth_arrive_as_they_are(tmp_path: Path) -> None:
     out = np.zeros((3, *SIDE, 1), np.uint16)
     FrameDecoder().decode([index_video(file)], [0, 0, 0], [5, 0, 4], out)
     np.testing.assert_array_equal(out, written[[5, 0, 4]])
-    with pytest.raises(DataError, match=r"depth\.mp4: expected 8 bits a channel, or uint16 for depth, found gray12le"):
+    with pytest.raises(
+        DataError, match=r"depth\.mp4: expected 8 bits per channel \(depth needs uint16\), found gray12le"
+    ):
         read([index_video(file)], [0], [0])
 
 
@@ -251,13 +253,13 @@ def test_bytes_that_changed_are_found(two: list[Path], tmp_path: Path) -> None:
     held = weakref.ref(out)
     for threads in (1, 2):
         # The first of them, and nothing holds the arrays once it was said.
-        with pytest.raises(DataError, match=r"a\.mp4, frame 8: expected the packet's bytes of the video's index"):
+        with pytest.raises(DataError, match=r"a\.mp4, frame 8: expected the bytes that were indexed"):
             FrameDecoder(threads=threads).decode([index], np.zeros(20, int), np.arange(20), out)
     del out
     assert held() is None
     np.testing.assert_array_equal(read([index], [0], [2])[0], wanted[2])
     file.write_bytes(content[: index.position.max()])
-    with pytest.raises(DataError, match=r"a\.mp4, frame 19: expected the packet's bytes"):
+    with pytest.raises(DataError, match=r"a\.mp4, frame 19: expected the bytes that were indexed"):
         read([index], [0], [19])
     file.unlink()
     with pytest.raises(ConfigError, match=r"a\.mp4: expected a file"):
@@ -269,7 +271,7 @@ def test_bytes_that_changed_are_found(two: list[Path], tmp_path: Path) -> None:
     [
         ([0], [20], r"0\.mp4: expected frames 0 to 19, found frame 20"),
         ([0], [-2], r"0\.mp4: expected frames 0 to 19, found frame -2"),
-        ([1], [0], r"video: expected 0 to 0, found 1"),
+        ([1], [0], r"video: expected an index from 0 to 0, found 1"),
         ([0.0], [0], r"video, frame: expected two arrays of integers \[n\], found float64 \[1\]"),
         ([0, 0], [0], r"video, frame: expected two arrays of integers \[n\]"),
     ],
@@ -285,7 +287,7 @@ def test_frames_of_another_size_or_kind_are_refused(two: list[Path]) -> None:
         read([index], [0], [0], side=(48, 60))
     with pytest.raises(ConfigError, match=r"out: expected \[1, H, W, 3\] of uint8 or .*, found \[1, 48, 64, 3\] of fl"):
         FrameDecoder().decode([index], [0], [0], np.zeros((1, *SIDE, 3), np.float32))
-    with pytest.raises(DataError, match=r"0\.mp4: expected greys of more than 8 bits, found yuv420p"):
+    with pytest.raises(DataError, match=r"0\.mp4: expected grey pixels of more than 8 bits, found yuv420p"):
         FrameDecoder().decode([index], [0], [0], np.zeros((1, *SIDE, 1), np.uint16))
     with pytest.raises(ConfigError, match="threads: expected"):
         FrameDecoder(threads=0)

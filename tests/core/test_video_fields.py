@@ -232,7 +232,7 @@ def test_videos_outside_of_the_folder_or_others_are_refused(rows: pa.Table, fold
         BatchSource(store_of(rows, tmp_path), 2, 2)
     for k in range(3):
         shutil.copy(folder / f"{2 - k}.mp4", tmp_path / f"{k}.mp4")
-    with pytest.raises(DataError, match=r"0\.mp4: expected the video to which rows refer"):
+    with pytest.raises(DataError, match=r"0\.mp4: expected a video with the digest"):
         BatchSource(store_of(rows, tmp_path), 2, 2)
 
 
@@ -244,23 +244,23 @@ def test_a_video_that_was_encoded_anew_is_another(rows: pa.Table, folder: Path, 
     assert (place / "1.mp4.index.arrow").exists()
     for k in range(3):
         write_video(place / f"{k}.mp4", options={"g": "6", "crf": "40"}, count=COUNT, seed=k)
-    with pytest.raises(DataError, match=r"\.mp4, frame \d+: expected the packet's bytes of the video's index"):
+    with pytest.raises(DataError, match=r"\.mp4, frame \d+: expected the bytes that were indexed"):
         source[1]
-    with pytest.raises(DataError, match=r"0\.mp4: expected the video to which rows refer, \w+, found \w+"):
+    with pytest.raises(DataError, match=r"0\.mp4: expected a video with the digest \w+, found \w+"):
         BatchSource(store_of(rows, place), 2, 2)
 
 
 def test_numbers_that_name_nothing_are_refused(rows: pa.Table, folder: Path) -> None:
     for frames, message in (
         ([0, 20], r"0\.mp4: expected frames 0 to 19, found frame 20"),
-        ([0, -1], r"expected numbers of 0 or more, found frame -1 of video 0 at row 1"),
+        ([0, -1], r"expected indices of 0 or more, found frame -1 of video 0 at row 1"),
     ):
         with pytest.raises(DataError, match=message):
             BatchSource(store_of(video_rows(folder, {TOP: frames}, videos=1), folder), 2, 1)[0]
     column = frames_of([0, 3], [0, 0])
     made = video_rows(folder, {TOP: [0, 1]}, videos=1)
     made = made.set_column(made.schema.get_field_index(TOP), TOP, column)
-    with pytest.raises(DataError, match=r"expected a video number from 0 to 0, as listed in the dataset, found 3"):
+    with pytest.raises(DataError, match=r"expected a video index from 0 to 0, as listed in the dataset, found 3"):
         BatchSource(store_of(made, folder), 2, 1)[0]
     with pytest.raises(
         DataError, match=r"expected a list of videos \(videos= of mouse_core.metadata.DatasetMetadata\)"

@@ -81,7 +81,7 @@ def test_edit_lists_of_several_parts(tmp_path: Path, entries: list[tuple[int, in
     try:
         compare(rewrite(file, TRACK, edits(*entries)), 20)
     except DataError as error:
-        assert "expected different times of frames" in str(error)  # noqa: PT017
+        assert "expected a different time for each frame" in str(error)  # noqa: PT017
 
 
 @pytest.mark.parametrize(("matrix", "full"), [(1, 0), (9, 0), (6, 128), (1, 128)])

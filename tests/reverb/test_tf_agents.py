@@ -69,9 +69,9 @@ VALID: dict[str, tuple[list[dict[str, Any]], list[tuple[int, int]], list[float]]
     ),
 }
 CONTRADICTING = {
-    "ends without a last step": (steps("fmf"), "expected the last step before a first one"),
-    "terminal, not last": (steps("fmt"), "expected a terminal step to be the last one"),
-    "goes on after its last step": (steps("fLm"), "expected a first step after the last one"),
+    "ends without a last step": (steps("fmf"), "expected is_last, because the next step has is_first"),
+    "terminal, not last": (steps("fmt"), "expected is_last at a terminal step"),
+    "goes on after its last step": (steps("fLm"), "expected is_first at the step after a last step"),
 }
 ENDLESS: dict[str, tuple[list[Any], type[ValueError], str]] = {
     "no steps": ([{"random": True}], DataError, "expected 'steps' among its features"),

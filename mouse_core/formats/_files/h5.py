@@ -134,7 +134,7 @@ class H5File:
         except TimeoutError as error:
             raise damaged(self.path, f"the {self.called} library did not answer within {PATIENCE:.0f} s") from error
         except EOFError as error:
-            raise damaged(self.path, f"the {self.called} library broke down over it (exit code {error})") from error
+            raise damaged(self.path, f"the {self.called} library crashed on this file (exit code {error})") from error
         if "error" in header:
             raise damaged(self.path, expected + header["error"].strip().splitlines()[0])
         return header, payload

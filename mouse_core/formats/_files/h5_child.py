@@ -133,7 +133,7 @@ class Opened:
         try:
             values = dataset[()] if not dataset.shape else dataset[start:stop]
         except (OSError, RuntimeError, ValueError) as error:
-            why = f"packed by {lacking}, which h5py does not have: pip install hdf5plugin" if lacking else error
+            why = f"compressed by {lacking}, which h5py does not have: pip install hdf5plugin" if lacking else error
             raise ValueError(f"{path}, rows {start}..{stop - 1}: {why}") from error
         if dataset.dtype.kind not in "OSU":
             values = np.ascontiguousarray(values)

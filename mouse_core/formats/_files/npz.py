@@ -70,7 +70,9 @@ def _check(data: bytes, where: str) -> None:
     try:
         for opcode, argument, _ in pickletools.genops(data):
             if not _OPCODES.fullmatch(opcode.name):
-                raise DataError(f"{where}: expected a pickle of arrays, found {opcode.name}, which is not opened")
+                raise DataError(
+                    f"{where}: expected a pickle of arrays, found the opcode {opcode.name}, which is not run"
+                )
             if opcode.name in _MEMO and isinstance(argument, int) and argument > _MOST_ITEMS:
                 raise DataError(f"{where}: expected a pickle of at most {_MOST_ITEMS} items, found item {argument}")
     except (ValueError, UnicodeError, IndexError) as error:
@@ -147,7 +149,7 @@ class _Unpickler(pickle.Unpickler):
             return "ndarray"
         if (module, name) == ("numpy", "dtype"):
             return lambda name, *_: _DType(name)
-        raise DataError(f"expected arrays, found {module}.{name}, which is not opened")
+        raise DataError(f"expected arrays, found {module}.{name}, which is not loaded")
 
 
 def npy_header(file: BinaryIO | Any, where: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
@@ -215,7 +217,7 @@ class NpyRows:
             DataError: There are more bytes than the array's shape requires.
         """
         if self._file.read(1):
-            raise DataError(f"{self._where}: expected the end after {len(self)} rows, found more bytes")
+            raise DataError(f"{self._where}: expected the end of the array after {len(self)} rows, found more bytes")
 
     def _bytes(self, size: int) -> bytes:
         parts = []

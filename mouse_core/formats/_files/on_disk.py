@@ -95,7 +95,9 @@ def _saved(root: Path) -> dict[str, list[Path]]:
     """Return the files that ``save_to_disk`` wrote, by split."""
     there = [name for name in (STATE, SPLITS) if (root / name).is_file()]
     if len(there) == 2:
-        raise ConfigError(f"{root}: expected one dataset, found {STATE} and {SPLITS}, a dataset and a dict of datasets")
+        raise ConfigError(
+            f"{root}: expected one dataset, found {STATE} (of a dataset) and {SPLITS} (of a dict of datasets)"
+        )
     if there == [SPLITS]:
         listed = read_json_object(root / SPLITS).get("splits")
         if not isinstance(listed, list) or not listed:
@@ -156,8 +158,8 @@ def _by_name(files: list[Path]) -> dict[str, list[Path]]:
         if len(counts) > 1 or numbers != list(range(counts[0])):
             # The files come from two writers, or are not complete: the rows would differ from the written rows.
             raise DataError(
-                f"{files[0].parent}: expected the files {split}-00000-of-N to the last of N, found N in {counts[:4]} "
-                f"and the numbers {numbers[:8]}{' ...' if len(numbers) > 8 else ''}"
+                f"{files[0].parent}: expected all N files of {split}-00000-of-N and so on, found N in {counts[:4]} "
+                f"and the file numbers {numbers[:8]}{' ...' if len(numbers) > 8 else ''}"
             )
     return splits
 

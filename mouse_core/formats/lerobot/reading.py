@@ -135,9 +135,9 @@ class EpisodeCheck:
             yield (
                 "off-rate",
                 "warning",
-                f"{TIME}: {self.untimely:,} rows of {self.of_untimely:,} episodes were not recorded at the time that "
-                f"their frame number and fps ({self._frames.described.frames_per_second:g}) give, "
-                f"first {self.first_untimely}",
+                f"{TIME}: {self.untimely:,} rows of {self.of_untimely:,} episodes have other times than their frame "
+                f"number and fps ({self._frames.described.frames_per_second:g}) give, "
+                f"the first is {self.first_untimely}",
             )
 
     def _break(self, place: int, why: str, cause: Exception | None = None, key: str = "") -> None:
@@ -251,7 +251,7 @@ def _notes(described: Description) -> Iterator[str]:
     if "next.done" not in described.features:
         yield "there is no next.done: every episode counts as truncated where it ends"
     elif "next.truncated" not in described.features:
-        yield "next.done does not tell terminal states from truncated episodes: all count as terminal"
+        yield "next.done does not distinguish terminal and truncated episodes: all count as terminal"
     for key, feature in described.features.items():
         if feature.wide:
             yield f"{key} holds numbers of 16 bits as they were recorded; meta/info.json says what they stand for"

@@ -370,7 +370,9 @@ class _Writer:
         task = frames.pop("metadata_task_index", np.full(count, next(iter(self.tasks))))
         unknown = [number for number in np.unique(task).tolist() if number not in self.tasks]
         if unknown:
-            raise DataError(f"write_lerobot: expected tasks {list(self.tasks)}, as in the rows, found {unknown}")
+            raise DataError(
+                f"write_lerobot: expected rows with the tasks {list(self.tasks)} of the metadata, found {unknown}"
+            )
         found, pictures = {}, {column for column, _, _ in self.cameras.values()}
         for name, values in frames.items():
             key = _key(name, picture=name in pictures)
@@ -378,7 +380,7 @@ class _Writer:
                 continue
             if key in found or key in _NUMBERS:
                 raise DataError(
-                    f"write_lerobot: column {name!r}: expected a feature name of no other column, found {key!r} twice"
+                    f"write_lerobot: column {name!r}: expected a feature name that is not used yet, found {key!r} twice"
                 )
             found[key], self.columns[key] = values, name
         found |= {"next.done": done != 0, "next.truncated": done == 2}
@@ -590,7 +592,7 @@ def _frames_of(rows: RowStream) -> Iterator[tuple[bool, Columns]]:
     for begins, columns in overlapping_pieces(rows):
         if columns.get(MISSING, np.zeros(1))[:-1].any():
             raise DataError(
-                "write_lerobot: expected every observation except the last, found rows that are marked as missing"
+                "write_lerobot: expected every observation except the last, found more rows marked as missing"
             )
         frames = {name: values[1:] if _brought(name) else values[:-1] for name, values in columns.items()}
         frames.pop(MISSING, None)

@@ -362,7 +362,7 @@ def to_turns(chat: EncodedChat, *, logprobs: npt.ArrayLike | None = None) -> tup
     messages = chat.rendered.messages
     values = None if logprobs is None else host_array(widened(logprobs))
     if values is not None and values.shape != chat.input_ids.shape:
-        raise DataError(f"to_turns: expected logprobs {chat.input_ids.shape}, found {values.shape}")
+        raise DataError(f"to_turns: logprobs: expected shape {chat.input_ids.shape}, found {values.shape}")
     answers = [place for place, message in enumerate(messages) if is_learned(message)]
     runs = _runs(chat)
     if len(runs) != len(answers):
@@ -639,7 +639,7 @@ class Preferences(PaddedRecipe):
         same = next((at for at, (one, other) in enumerate(both) if one != other or at == shorter), shorter)
         if same < 1:
             names = f"columns {self.chosen!r} and {self.rejected!r}"
-            raise DataError(f"{names}: expected an equal beginning, the prompt, found different beginnings")
+            raise DataError(f"{names}: expected both chats to begin with the same prompt, found no common messages")
         return preference_texts(self.template, chosen[:same], chosen[same:], rejected[same:], tools)
 
 

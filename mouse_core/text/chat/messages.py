@@ -377,7 +377,7 @@ def from_sharegpt(conversation: Any) -> list[Message]:
             raise DataError(f"{where}: expected a dict with 'from' and 'value', found {turn!r:.80}")
         who = turn.get("from")
         if who not in _SHAREGPT_ROLES:
-            raise DataError(f"{where}: expected from one of {sorted(_SHAREGPT_ROLES)}, found {who!r:.80}")
+            raise DataError(f"{where}: expected 'from' to be one of {sorted(_SHAREGPT_ROLES)}, found {who!r:.80}")
         message: Message = {"role": _SHAREGPT_ROLES[who], "content": turn["value"]}
         if who == "function_call":
             try:

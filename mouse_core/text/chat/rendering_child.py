@@ -120,7 +120,7 @@ def _serve() -> None:
         except jinja2.TemplateSyntaxError as error:
             answer = {"error": f"expected a Jinja template, found in line {error.lineno}: {error}"}
         except _RefusedError as error:
-            answer = {"error": f"it refuses this chat: {error}"}
+            answer = {"error": f"the template raised an error for this chat: {error}"}
         except MemoryError:
             answer = {"error": f"expected values of less than {MEMORY >> 20} MB"}
         except Exception as error:  # a program of another author may raise any error

@@ -147,7 +147,7 @@ def test_pieces_that_do_not_go_together(tmp_path: Path) -> None:
         read_dreamerv3(tmp_path / "b")
     paths = write_replay(tmp_path / "c", [steps[:5]])
     paths[0].rename(paths[0].with_name(paths[0].name.replace(identity(10_001), identity(1))))
-    with pytest.raises(DataError, match="which follow each other"):
+    with pytest.raises(DataError, match="circle of chunks that follow each other"):
         read_dreamerv3(tmp_path / "c")
     paths = write_replay(tmp_path / "d", [steps[:9]])
     (tmp_path / "d" / paths[0].name.replace("F0", "F9")).write_bytes(paths[0].read_bytes())

@@ -122,10 +122,12 @@ def test_images_elsewhere_are_refused_until_their_folder_is_named(
 
 def test_what_is_no_image_is_not_written(saved: Path, tmp_path: Path) -> None:
     (saved / "img" / "007.png").write_text("a private text")
-    with pytest.raises(DataError, match=r"row 7: path 'img/007.png': .*found 14 bytes that are no image") as refused:
+    with pytest.raises(
+        DataError, match=r"row 7: path 'img/007.png': .*found 14 bytes that are not an image"
+    ) as refused:
         convert(formats.open(saved), tmp_path / "out")
     assert "private" not in str(refused.value)
-    with pytest.raises(DataError, match=r"path 'img/007.png', 14 bytes that are no image"):
+    with pytest.raises(DataError, match=r"path 'img/007.png', 14 bytes that are not an image"):
         pixels(saved)
     sounds = save(tmp_path / "sounds", tmp_path / "sounds" / "img", "img/{:03d}.png", datasets.Audio())
     with pytest.raises(DataError, match="row 1: expected bytes, found only a path"):

@@ -141,7 +141,7 @@ def test_other_rows_or_another_function_are_told_apart(changes: dict[str, Any], 
         preprocess(example_store(rows), function, tmp_path / "new", **options)
 
     run()
-    with pytest.raises(ConfigError, match=f"was made of other inputs, which differ in {what}; give another path"):
+    with pytest.raises(ConfigError, match=f"was made with other inputs, which differ in {what}; give another path"):
         run(**changes)
 
 
@@ -156,11 +156,13 @@ def test_one_row_of_others_is_enough(tmp_path: Path) -> None:
     assert by_reward(tmp_path, a_sum, with_one_other(0)).reopened
     other = np.array([row for row in range(1, ROWS - 1) if row % 43])[100]
     by_reward(tmp_path, a_sum, with_one_other(int(other)), "other")
-    with pytest.raises(ConfigError, match=r"was made of other inputs, which differ in rows, some of \d+\.\.\d+; give"):
+    with pytest.raises(
+        ConfigError, match=r"was made with other inputs, which differ in some of the rows \d+\.\.\d+; give"
+    ):
         by_reward(tmp_path, a_sum, with_one_other(int(other) + 1), "other")
     # What is half done, too.
     function = stopped(tmp_path, 7, with_one_other(20), "half")
-    with pytest.raises(ConfigError, match=r"unfinished work .* differ in rows, some of .*; finish it, or delete"):
+    with pytest.raises(ConfigError, match=r"unfinished work .* differ in some of the rows .*; finish it, or delete"):
         by_reward(tmp_path, function, with_one_other(21), "half")
 
 
@@ -337,7 +339,7 @@ def test_what_was_made_before_an_error_is_kept(tmp_path: Path) -> None:
 
 def test_unfinished_work_of_something_else_is_not_taken_over(tmp_path: Path) -> None:
     function = stopped(tmp_path, 3)
-    with pytest.raises(ConfigError, match=r"unfinished work of other inputs, which differ in rows; finish it"):
+    with pytest.raises(ConfigError, match=r"unfinished work with other inputs, which differ in rows; finish it"):
         by_reward(tmp_path, function, 200)
 
 

@@ -63,7 +63,7 @@ def test_what_can_be_read_once_is_refused() -> None:
     episodes = [rlds_episode(log) for log in record(Counting(LENGTHS), 6)]
     stepwise = [episode | {"steps": iter(episode["steps"])} for episode in episodes]
     for given_, message in (
-        (iter(episodes), "a generator can be read once; pass lists, or a function"),
+        (iter(episodes), "a generator can be read only once; pass lists, or a function"),
         (stepwise, "episode 0: its steps are a generator"),
     ):
         with pytest.raises(ConfigError, match=message):

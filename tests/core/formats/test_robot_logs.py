@@ -451,7 +451,7 @@ def test_paths_lead_into_messages(tmp_path: Path) -> None:
             open_one(tmp_path, [some] * 2, path)
     with pytest.raises(DataError, match="expected only numbers"):
         open_one(tmp_path, [joints(T0, [1, 2])] * 2, "/x")
-    with pytest.raises(DataError, match="expected values of one shape"):
+    with pytest.raises(DataError, match="expected values of equal shape"):
         open_one(tmp_path, [numbers([1]), numbers([1, 2])], "/x.data")
     with pytest.raises(DataError, match=r"header.stamp: expected a time, found 0.*stamps='log'"):
         open_one(tmp_path, [joints(0, [1, 2])] * 2, "/x.position", stamps="header")

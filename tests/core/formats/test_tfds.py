@@ -201,7 +201,7 @@ def test_what_an_episode_has_of_its_own_is_written_beside_its_steps(tmp_path: Pa
     assert read_tfds(tmp_path / "x").digest() == rows.digest()
     table = rows.to_table().drop_columns(["metadata_episode_file", "metadata_episode_score", "metadata_episode_goal"])
     mixed = table.append_column("metadata_episode_x", pa.array([1, 1, 1, 1, 2, 2, 3]))
-    with pytest.raises(DataError, match="episode 1: metadata_episode_x: expected the same value in all rows"):
+    with pytest.raises(DataError, match="episode 1: metadata_episode_x: expected that either in every episode"):
         write_tfds(mixed, tmp_path / "y")
     assert not (tmp_path / "y").exists()
 

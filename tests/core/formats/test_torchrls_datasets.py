@@ -217,8 +217,8 @@ def test_torchrl_makes_the_same_of_gen_dgrl(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("held", "wanted"),
     [
-        ({"observations": Trap()}, "expected arrays, found (posix|nt).system, which is not opened"),
-        ({"observations": np.array([Trap()], object)}, "found (posix|nt).system, which is not opened"),
+        ({"observations": Trap()}, "expected arrays, found (posix|nt).system, which is not loaded"),
+        ({"observations": np.array([Trap()], object)}, "found (posix|nt).system, which is not loaded"),
         ({"observations": np.array([{}], object)}, "'observations': expected an array of numbers"),
         ({"observations": 3}, "'observations': expected an array of numbers, found int"),
         ([1], "expected a dict of arrays"),
@@ -243,8 +243,8 @@ def test_gen_dgrl_refuses_pickles_that_would_take_all_memory(tmp_path: Path) -> 
     at = header.index(b"\x80")  # where the pickle begins
     for content, wanted in (
         (b"\x80\x04Nr\xff\xff\xff\x7f.", "found item 2147483647"),
-        (b"\x80\x04cos\nsystem\n(S'x'\ntR.", "os.system, which is not opened"),
-        (b"\x80\x04P0\n.", "found PERSID, which is not opened"),
+        (b"\x80\x04cos\nsystem\n(S'x'\ntR.", "os.system, which is not loaded"),
+        (b"\x80\x04P0\n.", "found the opcode PERSID, which is not run"),
         (pickle.dumps([1])[:-1], "expected a pickle, found damaged bytes"),
     ):
         file.write_bytes(header[:at] + content)

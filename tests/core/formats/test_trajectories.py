@@ -150,7 +150,7 @@ def test_incorrect_episodes(kind: str, at: int, message: str) -> None:
 
 
 def test_the_last_episode_must_end() -> None:
-    with pytest.raises(EpisodeError, match=r"^episode 0, step 1: expected the last step before a first one"):
+    with pytest.raises(EpisodeError, match=r"^episode 0, step 1: expected is_last, because the next step has is_first"):
         list(convert_rlds_to_trajectories([{"steps": COMPLETE["steps"][:2]}]))
 
 
