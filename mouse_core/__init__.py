@@ -78,7 +78,7 @@ __all__ = [
 if not TYPE_CHECKING:  # where any name would be one
 
     def __getattr__(name: str) -> object:
-        """Import a lazily loaded subpackage or class at its first access; most programs need few of them."""
+        """Import a lazily loaded subpackage or class at its first access; most programs need only a few subpackages."""
         if name in ("augment", "images", "metadata"):
             return import_module(f"mouse_core.{name}")
         if name in __all__:

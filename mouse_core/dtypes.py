@@ -158,7 +158,7 @@ def is_hidden(value: Any) -> bool:
     return isinstance(value, np.ma.MaskedArray) and value.size > 0 and bool(value.mask.all())
 
 
-_HIDDEN = "expected a value, found a masked one (filled() replaces it)"
+_HIDDEN = "expected a value, found a masked value (filled() replaces it)"
 
 
 def refuse_hidden(value: Any) -> None:

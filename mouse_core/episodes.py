@@ -121,7 +121,8 @@ class WindowRule:
         right: Largest number of steps of a window that lie behind the episode.
         strict: Whether episodes of fewer than L steps have no windows. Otherwise, the windows of such an episode are as
             long as the episode.
-        tiled: Whether windows lie side by side from the episode's first step on; otherwise they begin at every step.
+        tiled: Whether windows lie side by side from the episode's first step on; otherwise a window begins at every
+            step.
         before, behind: Number of steps at an episode's beginning and end that are in no window. With ``before=1``, the
             episode of 5 steps has windows of 3 steps that begin at steps 1 and 2.
         every: Use only each ``every``-th window, starting with the first: with 2, the windows that begin at steps 0 and
@@ -410,7 +411,7 @@ class EpisodeIndex:
         self.end += 1
 
     def _make_room(self, wanted: int, more: Int64s) -> None:
-        """Remove overwritten episodes, and widen the table if it is still more than half full."""
+        """Remove overwritten episodes, and widen the table if the table is still more than half full."""
         if wanted <= self._room:
             return
         first = self._oldest()

@@ -1,8 +1,8 @@
 """Random numbers as a pure function of ``(seed, purpose, index, call)``, without hidden state.
 
 The bits come from Philox 4x64 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) as NumPy
-implements it. A counter-based generator is a function from (key, counter) to bits, so any batch can be drawn
-without drawing the batches before it. Only raw 64-bit outputs are used. Methods of ``Generator`` are not, because NumPy
+implements it. A counter-based generator is a function from (key, counter) to bits, so any batch can be drawn without
+drawing the batches before it. Only raw 64-bit outputs are used. Methods of ``Generator`` are not used, because NumPy
 may change their streams between versions; only functions of the user receive a ``Generator``.
 
 Numbers that are computed from the bits are also the same on every machine. Logarithms, sines and powers of NumPy and of

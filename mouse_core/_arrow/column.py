@@ -109,7 +109,8 @@ class Alike:
         return alike
 
     def _holds(self, column: pa.ChunkedArray) -> bool:
-        """Whether the column's values are stored in the template's body; after a cast, they are not."""
+        """Whether the column's values are stored in the template's body; after a cast, the values are stored in other
+        memory."""
         if self._metadata is None:
             return False
         buffers = [buffer for buffer in column.chunk(self.template).buffers() if buffer is not None and buffer.size]

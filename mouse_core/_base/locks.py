@@ -40,8 +40,9 @@ _PATIENCE = 2e-3
 class TurnLock(ProcessLock):
     """A lock that one thread may take repeatedly without starving other threads.
 
-    The first thread that requests a free Python lock gets it; usually this is the thread that released it. A waiting
-    thread registers with ``waited_for()``; the thread that takes the lock repeatedly calls ``give_way()`` first.
+    The first thread that requests a free Python lock gets it; usually this is the thread that released the lock. A
+    waiting thread registers with ``waited_for()``; the thread that takes the lock repeatedly calls ``give_way()``
+    first.
     """
 
     def __init__(self) -> None:

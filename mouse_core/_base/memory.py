@@ -1,4 +1,4 @@
-"""Memory for batches, which is reused once no array refers to it.
+"""Memory for batches; a block of memory is reused as soon as no array refers to the block.
 
 New memory from the system costs a page fault for every 4 KB that is written. For batches of a megabyte and more, this
 takes longer than copying the data, and ``malloc`` returns such memory as soon as a batch is dropped. A batch's memory

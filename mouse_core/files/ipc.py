@@ -461,7 +461,7 @@ class Trailer(NamedTuple):
         footer = read_footer(lambda begin, end: view[max(begin - body, 0) : end - body], body + len(view))
         sums = footer.begin - 8 * -(-count // 2) - body
         if sums < PREFIX_BYTES:
-            raise DataError(f"expected checksums of {count} pages, found no room for them")
+            raise DataError(f"expected checksums of {count} pages, found a shorter trailer")
         return cls(np.frombuffer(view, "<u4", count, sums), footer)
 
 

@@ -5,8 +5,8 @@ bytes::
 
     b"abc"  ->  03 00 00 00 00 00 00 00 | 50 39 2f 89 | checksum of these 12 bytes | 61 62 63
 
-After a crash, only the last record can be incomplete. This record was not acknowledged to the caller, so a reader drops
-it. Damage before the last record raises DataError. The two kinds of logs are:
+After a crash, only the last record can be incomplete. The append of an incomplete record has not returned to its
+caller, so a reader drops this record. Damage before the last record raises DataError. The two kinds of logs are:
 
 - ``Log`` is a file that grows with each record. A file with an incomplete last record looks like a file that was
   truncated later. So a second file, the note ``<name>.size``, has the number of acknowledged bytes. The number is

@@ -102,8 +102,8 @@ def episode_columns(
     if alignment == "arrived" and length == count:
         raise DataError(
             f"observations: expected {count + 1} rows for {count} rewards in a store of alignment 'arrived', "
-            f"found {count}: the observation that the episode ended in is missing; a store of alignment 'outgoing' "
-            "does not need it"
+            f"found {count}: the final observation of the episode is missing; a store of alignment 'outgoing' does "
+            "not need the final observation"
         )
     alignment = alignment or ("arrived" if length > count else "outgoing")
     transitions = _leaves("actions", parts["actions"], declared)

@@ -203,7 +203,7 @@ class StoreSchema:
                 if known != kind and "null" not in (known.kind, kind.kind):
                     raise SchemaError(
                         f"column {name!r}: expected {known} as in the rows before, found {kind}; "
-                        f"cast one of them first, e.g. with Dataset.cast_column"
+                        f"cast one of the columns first, e.g. with Dataset.cast_column"
                     )
                 if name not in arrow_types or known.kind == "null":
                     arrow_types[name] = data_type if declared is None or kind.kind == "null" else declared.type

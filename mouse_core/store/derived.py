@@ -156,7 +156,7 @@ _LENGTH = 4096
 
 
 class Derivation(Protocol):
-    """The computation of a derived field from other fields; it must be a pure function of whole episodes.
+    """The computation of a derived field from other fields; the computation must be a pure function of whole episodes.
 
     Fingerprints contain the derivation's ``repr``, such as the ``repr`` of a frozen dataclass. If the class defines no
     ``repr``, or if the ``repr`` abbreviates arrays, fingerprints contain the class and the values of its attributes.
@@ -378,10 +378,10 @@ class Return:
     """The discounted sum of the future rewards of the episode, float32: the return-to-go.
 
     ``G[t] = r + discount * G[t + 1]``, where ``r`` is the reward of the transition that leaves observation t. The sum
-    ends with the episode; it is 0 if no transition leaves the observation (Sutton and Barto, "Reinforcement learning",
-    2nd edition, section 3.3). With a discount of 1, the sum is the return-to-go of D4RL's evaluations and of decision
-    transformers. Sums are computed in float64. In an unfinished episode, the sum runs over the existing rows. If
-    rewards are vectors, the sums are vectors. If the store has the field ``agent_done``, an agent's sum contains no
+    ends with the episode; the sum is 0 if no transition leaves the observation (Sutton and Barto, "Reinforcement
+    learning", 2nd edition, section 3.3). With a discount of 1, the sum is the return-to-go of D4RL's evaluations and of
+    decision transformers. Sums are computed in float64. In an unfinished episode, the sum runs over the existing rows.
+    If rewards are vectors, the sums are vectors. If the store has the field ``agent_done``, an agent's sum contains no
     rewards after the end of that agent.
 
     Args:
@@ -889,7 +889,7 @@ class DerivedColumns:
         are reused.
 
         Episodes that are complete in both snapshots are not computed again. The episode at the end of the common rows
-        is computed again, because it may continue in the later snapshot.
+        is computed again, because this episode may continue in the later snapshot.
         """
         later = DerivedColumns(base, self.derivations, path=self.path)
         with self._lock:

@@ -88,8 +88,8 @@ def _features(snapshot: Snapshot, types: Mapping[str, pa.DataType]) -> Any:
 
 
 def _declared_feature(snapshot: Snapshot, name: str) -> Any:
-    """Return the feature that the first dataset with values of a column declares for it; None if no dataset declares
-    the column.
+    """Return the feature that the first dataset with values of a column declares for this column; None if no dataset
+    declares the column.
     """
     for segment in snapshot.segments:
         declared = {} if segment.origin is None else segment.origin.features

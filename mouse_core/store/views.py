@@ -168,7 +168,7 @@ class Store(ABC):
 
         Args:
             *conditions: Functions, or dicts of conditions as in ``columns``. A function gets an episode, a dict of the
-                columns of ``episodes``, and returns True or False; it is called once for each episode.
+                columns of ``episodes``, and returns True or False; the function is called once for each episode.
             **columns: For each column, a condition: the requested value; a list (or ``range``, set, array) of allowed
                 values; or a tuple ``(lowest, highest)``, both inclusive, where None means no limit.
 

@@ -200,7 +200,7 @@ def test_what_a_mask_hides_is_null_or_refused(many: bool) -> None:
         _taken(many, reward=masked(count + 0.5, count == 2))
     part = masked(np.ones((4, 2)), np.array([[0, 0], [0, 1], [0, 0], [0, 0]]))
     for name in ("observation", "metadata_x"):
-        with pytest.raises(DataError, match=f"column '{name}': expected a value, found a masked one .* at row 1"):
+        with pytest.raises(DataError, match=f"column '{name}': expected a value, found a masked value .* at row 1"):
             _taken(many, **{name: part})
 
 
@@ -212,7 +212,7 @@ def test_masked_arrays_in_a_list_are_masked() -> None:
         [1, 1],
         None,
     ]
-    with pytest.raises(DataError, match=r"'observation': expected a value, found a masked one .* at row 3"):
+    with pytest.raises(DataError, match=r"'observation': expected a value, found a masked value .* at row 3"):
         _taken(True, observation=[ones, ones, ones, hidden])
 
 

@@ -422,7 +422,7 @@ def test_bad_input_is_refused_with_what_was_found() -> None:
         ("int32", np.arange(20) + 2**31 - 12, r"values .* that fit int32, found 2147483648 at row 12"),
         ("float32", np.float64([0.0] * 5 + [1e300] * 15), r"values that fit float32, found 1e\+300 at row 5"),
         ("float32", np.arange(20) + 2**53, r"whole numbers that float64 represents exactly .* at row 1"),
-        ("float32", np.ma.masked_equal(np.arange(20.0), 7), r"a value, found a masked one .* at row 7"),
+        ("float32", np.ma.masked_equal(np.arange(20.0), 7), r"a value, found a masked value .* at row 7"),
     ],
 )
 def test_values_that_a_field_does_not_hold_are_refused(dtype: str, values: Any, why: str) -> None:

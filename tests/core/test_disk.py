@@ -159,7 +159,7 @@ def test_a_writer_whose_folder_is_gone_says_so_and_leaves_another_its_own(folder
         second.extend(rows(20, 1))
         second.flush()
         for refused in (first.flush, first.close, first.clear):
-            with pytest.raises(StorageError, match="found another one at this path"):
+            with pytest.raises(StorageError, match="found another folder at this path"):
                 refused()
         del first
         second.extend(rows(20, 2))

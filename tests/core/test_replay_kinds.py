@@ -394,7 +394,7 @@ def test_columns_of_pandas_are_indexed_by_places_and_tables_have_their_remedy(ki
 def test_an_index_has_no_nulls(index: Any) -> None:
     buffer = ReplayBuffer(ArrayStorage(10))
     buffer.extend({"x": np.arange(3)})
-    with pytest.raises(IndexError, match=r"index: expected a value, found a (masked one|null)"):
+    with pytest.raises(IndexError, match=r"index: expected a value, found a (masked value|null)"):
         buffer[index]
 
 
@@ -413,7 +413,7 @@ def test_an_index_has_no_nulls(index: Any) -> None:
 )
 def test_values_that_are_not_there_are_refused(kind: str, values: Any, row: int, tmp_path: Path) -> None:
     buffer = ReplayBuffer(made(kind, 10, tmp_path))
-    with pytest.raises(DataError, match=rf"field 'x', row {row}: expected a value, found a (null|masked one)"):
+    with pytest.raises(DataError, match=rf"field 'x', row {row}: expected a value, found a (null|masked value)"):
         buffer.extend({"x": values})
     assert len(buffer) == 0
 
@@ -439,6 +439,6 @@ def test_no_transform_makes_data_of_what_a_mask_hides(kind: str, tmp_path: Path)
         lambda: buffer.append({"x": images[0]}),
         lambda: buffer.check_extend({"x": images}),
     ):
-        with pytest.raises(DataError, match="expected a value, found a masked one"):
+        with pytest.raises(DataError, match="expected a value, found a masked value"):
             write()
     assert len(buffer) == 0

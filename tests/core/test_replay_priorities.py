@@ -472,7 +472,7 @@ def test_what_a_mask_hides_is_neither_an_index_nor_a_priority() -> None:
         lambda: ensemble.update_priority({"index": rows, "buffer_ids": np.zeros(4, int), "td_error": HIDDEN}),
         lambda: ensemble.update_priority({"index": HIDDEN, "buffer_ids": np.zeros(4, int), "td_error": ones}),
     ):
-        with pytest.raises(DataError, match="expected a value, found a masked one"):
+        with pytest.raises(DataError, match="expected a value, found a masked value"):
             call()
     assert buffer[:]["a"].tolist() == [0, 1, 2, 3]
 

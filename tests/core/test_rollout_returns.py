@@ -298,7 +298,7 @@ def test_what_is_no_number_for_each_row_is_refused(name: str) -> None:
     arrays.pop("values") if name == "discounted_returns" else None
     for key, values in arrays.items():
         if key != "discount":
-            with pytest.raises(DataError, match=rf"{key}, row 0: expected a value, found a masked one"):
+            with pytest.raises(DataError, match=rf"{key}, row 0: expected a value, found a masked value"):
                 function(**{**arrays, key: np.ma.masked_array(values, np.ones(np.shape(values), bool))})
             with pytest.raises(SchemaError, match=rf"{key}: expected an array, found list"):
                 function(**{**arrays, key: values.tolist()})

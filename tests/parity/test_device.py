@@ -376,11 +376,11 @@ def test_priorities_that_cannot_be_are_left_out_where_nothing_waits(make: Make) 
 def test_what_lies_under_a_mask_is_no_row_and_no_priority(package: Any) -> None:
     replay = package({"x": np.float32(0)}, 8, batch_size=4, num_envs=None, priorities=Priorities())
     hidden = np.ma.masked_array([1.0, 2.0], [True, False], np.float32)
-    with pytest.raises(DataError, match=r"field 'x'.*expected a value, found a masked one"):
+    with pytest.raises(DataError, match=r"field 'x'.*expected a value, found a masked value"):
         replay.extend({"x": hidden})
     replay.extend({"x": np.zeros(2, np.float32)})
     for given in ((np.arange(2), hidden), (np.ma.masked_array([0, 1], [True, False]), [1.0, 2.0])):
-        with pytest.raises(DataError, match="set_priorities: expected a value, found a masked one"):
+        with pytest.raises(DataError, match="set_priorities: expected a value, found a masked value"):
             replay.set_priorities(*given)
 
 

@@ -101,7 +101,7 @@ class Pace:
         self._last = self._count = self._unknown = 0
         self._read: Int64s | None = None
         self.pages_ahead = 0
-        """Number of requested pages that are not read yet, counted once for each batch that reads them."""
+        """Number of requested pages that are not read yet; a page counts once for each batch that reads the page."""
 
     def knows(self, pages: int) -> bool:
         """Whether at least ``pages`` pages, or as many pages as can be recorded, are requested and not read yet."""

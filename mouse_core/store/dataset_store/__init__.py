@@ -271,7 +271,7 @@ class DatasetStore(Store):
         return dict(self._rows.seen().schema.fields)
 
     def snapshot(self, rows: int | None = None) -> Snapshot:
-        """Return an immutable view of the present rows, or of the first ``rows`` of them. Copies no steps.
+        """Return an immutable view of the present rows, or of the first ``rows`` rows; no steps are copied.
 
         Raises:
             ConfigError: The store has fewer than ``rows`` rows.
@@ -290,10 +290,10 @@ class DatasetStore(Store):
     ) -> DatasetStore:
         """Add recorded steps after the existing rows, by reference, in constant time.
 
-        The metadata of a dataset (see ``mouse_core.metadata``) are checked. The store takes the options that were not
-        passed to it from the metadata: fields, ``max_action_dim`` and ``max_obs_continuous_dim``. A field of the store
-        overrides the dataset's field of the same name; both must read the same column in the same shape. The store's
-        dimensions may exceed the dimensions in the metadata.
+        The metadata of a dataset (see ``mouse_core.metadata``) are checked. The metadata set the options that were not
+        passed to the store: fields, ``max_action_dim`` and ``max_obs_continuous_dim``. A field of the store overrides
+        the dataset's field of the same name; both must read the same column in the same shape. The store's dimensions
+        may exceed the dimensions in the metadata.
 
         A reward in the first row of an episode contradicts the alignment "arrived": if the first rows of the dataset
         have such rewards, an ``AlignmentWarning`` is issued. Appended rows are inspected in the same way when a
@@ -339,8 +339,8 @@ class DatasetStore(Store):
     def describe(self, metadata: DatasetMetadata) -> None:
         """Add metadata of the appended rows, such as their environment and their fields.
 
-        The metadata are used like a dataset's metadata in ``from_dataset``: they are checked, and the store takes the
-        options that were not passed to it from them. Recorders (``mouse_core.record``) call this method.
+        The metadata are used like a dataset's metadata in ``from_dataset``: the metadata are checked, and set the
+        options that were not passed to the store. Recorders (``mouse_core.record``) call this method.
 
         Raises:
             ConfigError: ``metadata`` is not a ``mouse_core.metadata.DatasetMetadata``.
@@ -514,7 +514,7 @@ class DatasetStore(Store):
     # ------------------------------------------------------------------ back to datasets
 
     def encode_hf_rows(self, batch: Mapping[str, Sequence[Any]]) -> dict[str, npt.NDArray[Any]]:
-        """Convert a dict of lists, as ``datasets`` yields it, to a dict of field arrays.
+        """Convert a dict of lists, in the form that ``datasets`` yields, to a dict of field arrays.
 
         Args:
             batch: Values by column, each of length ``n``.

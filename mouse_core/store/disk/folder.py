@@ -345,7 +345,7 @@ def _check_files(segments: Sequence[Sealed], tails: Sequence[Tail], next_number:
     if len(set(numbers)) < len(numbers) or max(numbers, default=-1) >= next_number:
         raise DataError(f"expected files with different numbers, each less than {next_number}")
     if max(known, default=-1) >= schemas or not {*map(type, lists["digest"])} <= {str}:
-        raise DataError("expected segments of a known schema and digest")
+        raise DataError(f"expected segments with a schema index below {schemas} and a digest that is text")
 
 
 def _check_counts(counts: Sequence[Any], *, lowest: int = 0) -> None:
@@ -662,10 +662,10 @@ class WrittenFolder:
     def check_there(self) -> None:
         """Raise StorageError if the folder was removed, moved, or replaced by another writer's folder."""
         if not self._is_there():
-            found = "another one" if os.path.exists(self.path) else "none"
+            found = "another folder" if os.path.exists(self.path) else "none"
             raise StorageError(
                 f"store {self.path}: expected the folder that was opened for writing, found {found} at this path; if "
-                "it was moved, its rows are in the moved folder; if it was removed, they are lost"
+                "the folder was moved, its rows are in the moved folder; if it was removed, its rows are lost"
             )
 
     def have_manifest(self) -> None:

@@ -264,7 +264,7 @@ def rows_of(folder: Path, first: int, count: int, identity: str = "", *, but: in
     check_identity(folder, identity, manifest.identity)
     wanted, begin, parts = f"{folder}: expected rows {first}..{first + count - 1}", manifest.dropped, []
     if first < begin:
-        raise DataError(f"{wanted}, found that the rows before {begin} were dropped")
+        raise DataError(f"{wanted}, found only rows from {begin} on; earlier rows were dropped")
     for sealed in manifest.segments:
         low, high = max(first, begin), min(first + count, begin + sealed.rows)
         if low < high:

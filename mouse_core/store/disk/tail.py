@@ -95,7 +95,7 @@ class TailLayout:
     Args:
         columns: The storage of each column, by name.
         rows: Capacity of the file in rows.
-        identity: 16 digits that are unique to this file; they determine the seed of the file's checksums.
+        identity: 16 digits that are unique to this file; the digits determine the seed of the file's checksums.
         block_rows: Number of rows that share a checksum.
         waits: Whether each commit waits until its rows are on disk.
     """
@@ -872,7 +872,8 @@ def column_extents_of(
     Args:
         layout: The layout of the file.
         arrays: The arrays of the rows, by name.
-        since: For each column, the first row whose length differs from the rows before it; see ``NumbersExtent``.
+        since: For each column, the first row whose length differs from the length of the earlier rows; see
+            ``NumbersExtent``.
         objects: The present values of the columns with objects.
         rows: Number of rows in the file.
     """

@@ -36,7 +36,7 @@ class Uploaded:
         rows: Number of rows of the uploaded store.
         files: Number of sent files, without the manifest.
         sent_bytes: Size of the sent files in bytes.
-        waiting: Number of rows that were not sent, because they are not sealed yet.
+        waiting: Number of rows that were not sent, because the rows are not sealed yet.
     """
 
     url: str
