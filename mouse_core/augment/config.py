@@ -428,7 +428,7 @@ def _endpoints(where: str, given: Any) -> tuple[tuple[float, float], tuple[float
     one = check_number(where, low), check_number(where, from_low)
     other = check_number(where, high), check_number(where, from_high)
     if one[0] == other[0] or not math.isfinite((other[1] - one[1]) / (other[0] - one[0])):
-        raise ConfigError(f"{where}: expected endpoints with two different numbers, found {one[0]} and {other[0]}")
+        raise ConfigError(f"{where}: expected two different numbers, found {one[0]} and {other[0]}")
     return one, other
 
 

@@ -140,7 +140,10 @@ REFUSED: list[tuple[Any, str]] = [
     (lambda: PermuteFields(3, codes=[1]), "PermuteFields: codes: expected names of fields, found 1"),
     (lambda: ScaleFields("a"), "ScaleFields: a: expected scale, shift or both, or endpoints, found neither"),
     (lambda: ScaleFields("a", UNIFORM, endpoints=((0, 1), (1, 2))), "found endpoints beside them"),
-    (lambda: ScaleFields("a", endpoints=((1, 0), (1, 2))), "ScaleFields: a: endpoints: expected two numbers"),
+    (
+        lambda: ScaleFields("a", endpoints=((1, 0), (1, 2))),
+        "ScaleFields: a: endpoints: expected two different numbers",
+    ),
     (lambda: ScaleFields("a", endpoints=(1, 2)), "ScaleFields: a: expected endpoints as"),
     (lambda: ScaleFields("a", scale=2.0), "ScaleFields: a: scale: expected AugmentScalarSpec"),
     (lambda: MaskFields("a", 1.5), "MaskFields: a: probability: expected a number from 0 to 1, found 1.5"),

@@ -73,11 +73,11 @@ class TestWholeBatches(SourceConformance):
         return mapped()
 
     def test_other_numbers_of_processes_go_on_with_it(self) -> None:
-        with pytest.raises(ConfigError, match="found per='batch' with shard"):
+        with pytest.raises(ConfigError, match="found per='batch' and shard"):
             PrefetchBatchifier(self.make(), shard=(0, 3), uneven="pad")
         with pytest.raises(ConfigError, match=r"'noisy/1': with a shard, expected per='window' or per='rows'"):
             mapped(shard=(0, 2))
-        with pytest.raises(ConfigError, match="per='batch' with shard"):
+        with pytest.raises(ConfigError, match="per='batch' and shard"):
             mapped().with_options(shard=(1, 3))
 
 

@@ -545,7 +545,7 @@ def test_bad_arguments_say_what_was_expected() -> None:
     wrong: list[tuple[str, Any, dict[str, Any]]] = [
         ("at least one store", {}, {}),
         ("stores by name", {"a": 3}, {}),
-        ("several, by name or in a list", plain, {}),
+        ("a dict or a list of stores", plain, {}),
         ("2 numbers of 0 or more", [plain, plain], {"weights": [1]}),
         ("2 numbers of 0 or more", [plain, plain], {"weights": [1, -1]}),
         ("2 numbers of 0 or more", [plain, plain], {"weights": [0, 0]}),

@@ -376,11 +376,11 @@ def test_a_normaliser_of_another_width_is_refused_at_once() -> None:
     normalizer = source_of(store_of(columns()), normalize={**KINDS, "obs_image": "mean_std"}).normalizer
     narrow = columns()
     narrow["observation"] = narrow["observation"][:, :2]
-    message = r"normalize: obs_continuous: expected a normaliser of shape \[2\].*found shape \[3\]"
+    message = r"normalize: obs_continuous: expected a normaliser for the field's shape \[2\].*found shape \[3\]"
     with pytest.raises(SchemaError, match=message):
         source_of(store_of(narrow), normalize=normalizer)
     grey = {**columns(), "observation_image": columns()["observation_image"][..., :1]}
-    with pytest.raises(SchemaError, match=r"normalize: obs_image: expected a normaliser of shape \[1\]"):
+    with pytest.raises(SchemaError, match=r"normalize: obs_image: expected a normaliser for the field's shape \[1\]"):
         source_of(store_of(grey), normalize=normalizer)
 
 
