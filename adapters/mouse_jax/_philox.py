@@ -29,7 +29,7 @@ def permutation(seed: jax.Array, epoch: jax.Array, n: int, *, call: int = 0) -> 
 
     Args:
         seed: The halves of the seed, uint32 ``[2]``, high first.
-        epoch: Integer ``[]``, below 2**32; may be traced.
+        epoch: Integer ``[]``, below 2**32; can be traced.
         n: Number of rows, below 2**31.
         call: A number that distinguishes several orders for one epoch.
 

@@ -96,7 +96,7 @@ def are_known(*arrays: Any, anywhere: bool = False) -> bool:
 
 
 def seed_halves(seed: Any) -> jax.Array:
-    """Return the halves of a seed or a random key, uint32 ``[2]``, high first; the argument may be traced.
+    """Return the halves of a seed or a random key, uint32 ``[2]``, high first; the argument can be traced.
 
     Raises:
         ConfigError: The seed is neither a random key nor, if its value is known, an integer in ``[0, 2**64)``.

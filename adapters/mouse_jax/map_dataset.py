@@ -19,7 +19,7 @@ def to_grain(source: Source) -> grain.MapDataset:
     epoch, in a new order. An iterator's state ``{"next_index": i}`` counts batches, as the ``state_dict()`` of a loader
     does.
 
-    Each element is a batch, and grain reads 500 elements ahead by default. To limit this, use
+    Each element is a batch, and grain reads 500 elements ahead by default. To read fewer elements ahead, use
     ``to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=4))``. Without x64 JAX narrows 64-bit
     numbers silently; ``BatchSource(..., replace_dtypes=mouse_jax.replaced_dtypes())`` narrows them with a check.
 

@@ -92,7 +92,7 @@ class ArrayMaker:
 
 
 def array_maker(source: BatchSource, *, placement: Placement, x64: bool, default_device: Any) -> Staged:
-    """Return the function from an index to a batch of a source, in two stages.
+    """Return a function that creates a batch of a source from its index, in two stages.
 
     Raises:
         ConfigError: The placement's sharding does not divide a batch.
@@ -106,7 +106,7 @@ def array_maker(source: BatchSource, *, placement: Placement, x64: bool, default
 
 
 def whole_maker(source: Any, *, target: jax.Device | Sharding | None, x64: bool, default_device: Any) -> Staged:
-    """Return the function from an index to a complete batch of a replay buffer or a custom source.
+    """Return a function that creates a complete batch of a replay buffer or a custom source from its index.
 
     Args:
         source: A ``BufferSource``, or a custom source.

@@ -41,7 +41,7 @@ for _kind in (AmpStates, MiniBatch):
 
 
 class JaxArrays(HostArrays):
-    """Access to arrays of JAX or NumPy without conversion; their values may be traced."""
+    """Access to arrays of JAX or NumPy without conversion; their values can be traced."""
 
     def array(self, value: Any) -> Any:
         """Return a value as an array."""
@@ -173,7 +173,7 @@ def amp_of(rollout: Rollout) -> AmpStates | None:
 
 
 def row_taker(rollout: Rollout, histories: Mapping[str, int]) -> Callable[[jax.Array], MiniBatch]:
-    """Return the function from indices of rows to a mini-batch."""
+    """Return a function that creates a mini-batch from indices of rows."""
     flat, starts, amp = _flat(rollout), episode_starts(rollout["dones"]), amp_of(rollout)
 
     def take(rows: jax.Array) -> MiniBatch:
@@ -250,7 +250,7 @@ def init(
         num_envs, num_transitions_per_env, fields, seed, amp_cfg, hidden_axis: The same arguments as in
             ``mouse_core.rollouts.RolloutStorage``; ``motion_mimic_fields`` returns the fields of its preset. Memory for
             every field is allocated in advance, so optional fields need a mask, which marks missing values. The seed
-            may be traced: ``jax.vmap`` then creates rollouts for many seeds, and each rollout has the same order of
+            can be traced: ``jax.vmap`` then creates rollouts for many seeds, and each rollout has the same order of
             rows as a single rollout with its seed. A negative seed raises an error if its value is known; a traced seed
             is taken modulo 2**32, or 2**64 for int64.
         hidden_states: ``(actor, critic)`` of one step, with the shapes and dtypes to allocate; None: no states.
@@ -354,7 +354,7 @@ def compute_returns(
     Args:
         rollout: A full rollout.
         last_values, time_outs, final_values: The same arguments as in ``RolloutStorage.compute_returns``.
-        gamma, lam: Numbers from 0 to 1; may be traced.
+        gamma, lam: Numbers from 0 to 1; can be traced.
         normalize_advantage: The same option as in ``RolloutStorage.compute_returns``; static in ``jax.jit``.
 
     Raises:

@@ -32,7 +32,8 @@ from mouse_torch.trees import as_state, tensor_dict
 
 
 def whole_maker(source: Any, *, device: torch.device, pin: bool) -> Staged:
-    """Return the function from an index to a batch, which is on the host or being copied to ``device``.
+    """Return a function that creates a batch from its index; the batch is on the host, or is being copied to
+    ``device``.
 
     Args:
         source: A ``BufferSource``, or a custom source.

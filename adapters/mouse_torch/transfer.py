@@ -23,7 +23,9 @@ from mouse_core.sampling import Plan
 
 
 def host_maker(source: BatchSource, *, pin: bool) -> Callable[[int], TensorDict]:
-    """Return the function from an index to a TensorDict on the host, pinned if ``pin``; see ``batch_dims``."""
+    """Return a function that creates a batch from its index: a TensorDict on the host, pinned if ``pin``; see
+    ``batch_dims``.
+    """
     if pin:
         return partial(_make_pinned, source)
     return Staged(source.__getitem__, partial(_tensors, batch_dims(source.spec)))
@@ -196,7 +198,7 @@ def under_way(make: Callable[[], Iterable[TensorDict]], stream: torch.cuda.Strea
 
 
 def device_maker(source: BatchSource, *, device: torch.device, pin: bool) -> Staged:
-    """Return the function from an index to a batch that is being copied to ``device``.
+    """Return a function that creates a batch from its index, and starts to copy the batch to ``device``.
 
     Values are copied in their stored dtypes and converted on the device. On CUDA, copies run on a separate stream;
     ``hand_over`` makes the consumer's stream wait for the copies.

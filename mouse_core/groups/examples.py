@@ -533,7 +533,7 @@ def examples_digest(index: int, examples: Sequence[RLExample], first_row: int = 
     padding or packing. Declared columns are part of the digest; uids, environments and versions are not.
 
     Args:
-        index: The number of the batch.
+        index: The index of the batch.
         examples: The complete batch, or a rank's share of it.
         first_row: The index of the first given example in the complete batch.
     """

@@ -729,7 +729,7 @@ def with_columns(rollout: RolloutRecord, declared: Columns) -> RolloutRecord:
 
 
 def of_group(rollout: RolloutRecord, group_uid: str) -> RolloutRecord:
-    """Return a rollout with the uid of its sealed group."""
+    """Return a copy of a rollout that has the uid of its sealed group as ``group_uid``."""
     made: RolloutRecord = rollout if rollout.group_uid == group_uid else _with(rollout, group_uid=group_uid)
     return made
 
@@ -791,7 +791,7 @@ def same_values(one: Any, other: Any) -> bool:
 
 
 def _earned(turns: Iterable[Turn]) -> float | None:
-    """Return the sum of the turns' rewards; None if no turn has one."""
+    """Return the sum of the turns' rewards; None if no turn has a reward."""
     rewards = [turn.reward for turn in turns if turn.reward is not None]
     return math.fsum(rewards) if rewards else None
 

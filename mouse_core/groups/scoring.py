@@ -22,7 +22,7 @@ class HeldRollouts:
         present: Whether each rollout can still be drawn, bool ``[n]``.
         reward: The reward of each rollout, float64 ``[n]``.
         advantage: The advantage of each rollout, float64 ``[n]``.
-        group: The group number of each rollout, int64 ``[n]``.
+        group: The group index of each rollout, int64 ``[n]``.
         environment: The position of each rollout's environment in ``environments``, int64 ``[n]``.
         environments: The names of the environments.
         staleness: The number of versions that each rollout is behind the newest version, int64 ``[n]``: the difference
@@ -161,7 +161,7 @@ def _advantages(
 
     Args:
         rewards: ``[n]``.
-        groups: The group number of each reward, ``[n]``.
+        groups: The group index of each reward, ``[n]``.
         leave_one_out: Whether the baseline is the mean of the other rewards in the group, instead of the group's mean.
         grpo: The options of the division by the group's standard deviation; None: no division.
 
@@ -201,7 +201,7 @@ def _advantages(
 
 
 def _arrays(rewards: Any, groups: Any) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
-    """Return the rewards, and the group number of each reward, as arrays."""
+    """Return the rewards, and the group index of each reward, as arrays."""
     try:
         reward = np.asarray(rewards, np.float64)
         group = np.asarray(groups)
@@ -228,7 +228,7 @@ def _numbered(groups: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 Advantage = Callable[[npt.NDArray[np.float64], npt.NDArray[np.int64]], npt.ArrayLike]
-"""A function that takes ``rewards``, float64 ``[n]``, and ``groups``, int64 ``[n]``, the group number of each reward,
+"""A function that takes ``rewards``, float64 ``[n]``, and ``groups``, int64 ``[n]``, the group index of each reward,
 from 0. It returns finite advantages ``[n]``. The advantage of a rollout must depend only on the rewards of its own
 group, because the other groups in a call change when batches are drawn. So a plain function is called for one group at
 a time, with all rollouts of the group, including drawn rollouts.

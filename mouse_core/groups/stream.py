@@ -212,14 +212,14 @@ class BatchShare:
     without any token in the loss.
 
     Attributes:
-        index: The number of the batch.
+        index: The index of the batch.
         batch_id: The batch's id in the buffer.
         examples: The examples of this rank, in the order of micro-batches.
         places: The indices of these examples in the complete batch, int64 ``[k]``.
         staleness: The number of versions that each example was behind the newest version when the batch was created,
             float64 ``[k]``; NaN if unknown.
         first: The first micro-batch of an iteration; 0, unless a state within the batch was loaded.
-        report: Numbers about the complete batch, equal on every rank: "index", "batch_id", "examples", "tokens",
+        report: Statistics of the complete batch, equal on every rank: "index", "batch_id", "examples", "tokens",
             "loss_tokens" (the divisor of a loss that is summed over ranks), "skipped" (the number of left out examples,
             which are longer than a row; "examples" and the token counts exclude them), "micro_batches", "rank_tokens"
             (a list), "staleness_mean" and "staleness_max" (None if unknown).
@@ -291,7 +291,7 @@ def _empty(batch: Sequence[RLExample]) -> RLExample:
 
 
 class StoredBatches(Protocol):
-    """Access to stored batches by number."""
+    """Access to stored batches by their index."""
 
     def batch_at(self, index: int) -> str | None:
         """Return the id of a batch; None while the batch is not stored."""
@@ -368,7 +368,7 @@ class RolloutStream:
         self._timeout = check_seconds("timeout", timeout)
         self._skip_longer = bool(skip_longer)
         self._batches, self._batch_at = _feed(batches, batch_size)
-        # The number of the next batch, the first micro-batch to deliver, and the id of the previous batch.
+        # The index of the next batch, the first micro-batch to deliver, and the id of the previous batch.
         self._next, self._first, self._after = 0, 0, ""
         # The same for the last delivered batch, and its number of micro-batches.
         self._last: tuple[int, str, int] | None = None
@@ -488,7 +488,7 @@ def _is_count(value: Any) -> bool:
 
 
 def _feed(batches: Any, batch_size: int | None) -> tuple[StoredBatches, Callable[[int], str | None]]:
-    """Return the reader of batches, and a function that returns the id of a batch for the batch's number."""
+    """Return the reader of batches, and a function from the index of a batch to the id of the batch."""
     size = None if batch_size is None else check_count("batch_size", batch_size)
     if isinstance(batches, RolloutBuffer):
         return batches, partial(batches.batch_at, batch_size=size)

@@ -100,7 +100,7 @@ class Generations:
             self._counts[write.slots] += 1
 
     def reset(self, storage: Storage) -> None:
-        """Increment the generation of every slot, because all rows may differ."""
+        """Increment the generation of every slot, because every row may have changed."""
         self._make_room(len(storage))
         self._counts = self._counts + 1
 
@@ -374,7 +374,7 @@ class BaseBuffer:
         sampler without replacement starts a new epoch. If the store dropped its oldest rows, the remaining rows keep
         their priorities, and their ``index`` decreases by the number of dropped rows. So before you call ``refresh``,
         call ``update_priority`` for the batches that were drawn earlier. If the store was cleared (``clear()``), all
-        priorities start again. The numbers of samples continue. Like a write, the call changes only later batches.
+        priorities start again. The count of samples continues. Like a write, the call changes only later batches.
 
         Raises:
             ConfigError: The storage is not a store but a snapshot, a dataset or a storage of written rows; in an
@@ -405,7 +405,7 @@ class BaseBuffer:
         raise NotImplementedError
 
     def _mark(self) -> Any:
-        """Return the number of the next draw and the state of the sampler, which ``_rewind`` restores."""
+        """Return the index of the next draw and the state of the sampler, which ``_rewind`` restores."""
         raise NotImplementedError
 
     def _rewind(self, mark: Any) -> None:
@@ -441,7 +441,7 @@ class BaseBuffer:
     # ------------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state: rows, priorities, cursors and the number of the next sample. The state is as large as the
+        """Return the state: rows, priorities, cursors and the index of the next sample. The state is as large as the
         data.
 
         The state is nested dicts of plain values and copied NumPy arrays: later writes do not change it.
@@ -451,10 +451,11 @@ class BaseBuffer:
             return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore rows, seed and the number of the next sample from ``state``; batches continue bit-identically.
+        """Restore rows, seed and the index of the next sample from ``state``; batches continue bit-identically.
 
         Raises:
-            StateError: The state is damaged or comes from a buffer with other parts; the buffer is unchanged.
+            StateError: The state is damaged, or was saved by a buffer with another storage, sampler, writer or
+                transform; the buffer is unchanged.
         """
         with self._lock, self._shared():
             self._load(state)
@@ -477,7 +478,8 @@ class BaseBuffer:
         """Restore the state that ``dumps`` saved.
 
         Raises:
-            StateError: The file is damaged or comes from a buffer with other parts; the buffer is unchanged.
+            StateError: The file is damaged, or was saved by a buffer with another storage, sampler, writer or
+                transform; the buffer is unchanged.
             StorageError: The file cannot be read (also an OSError).
         """
         self.load_state_dict(read_checkpoint(path))
@@ -511,7 +513,7 @@ _NO_LOCK: AbstractContextManager[Any] = nullcontext()
 class ReplayBuffer(BaseBuffer):
     """A replay buffer, to which rows can be written while batches are sampled.
 
-    All methods are thread-safe. A draw depends only on the seed, the number of the sample and the contents of the
+    All methods are thread-safe. A draw depends only on the seed, the index of the sample and the contents of the
     buffer.
 
     Args:
@@ -608,7 +610,7 @@ class ReplayBuffer(BaseBuffer):
             part.watch(storage)
         self._recorded_slices: RecordedSlices | None = None
         if type(sampler) is SliceSampler and sampler.gives_windows and isinstance(storage, DatasetStorage):
-            # Slices of recorded rows depend only on the number of the sample, so they can be planned before it.
+            # Slices of recorded rows depend only on the index of the sample, so they can be planned before it.
             self._recorded_slices = RecordedSlices(storage, sampler)
         # Most buffers are rings of single rows in the memory of this process; ``append`` has a short path for them.
         self._is_plain_ring = type(writer) is RoundRobinWriter and storage.ndim == 1 and storage.lock() is None
@@ -622,7 +624,7 @@ class ReplayBuffer(BaseBuffer):
         self.__dict__.update({**state, "_forks": forks()})
 
     def with_parts(self, *, storage: Any = ..., sampler: Any = ..., writer: Any = ..., transform: Any = ...) -> Self:
-        """Return a buffer in which some parts are replaced. The seed, the options and the next sample's number stay the
+        """Return a buffer in which some parts are replaced. The seed, the options and the next sample's index stay the
         same.
 
         If the storage is kept, both buffers share its rows and one lock. If the sampler or the writer is kept, the new
@@ -999,7 +1001,7 @@ class ReplayBuffer(BaseBuffer):
                 self._change(slots[places], changes, places, slots.size)
 
     def empty(self) -> None:
-        """Remove all rows and priorities. The number of the next sample continues.
+        """Remove all rows and priorities. The count of samples continues.
 
         Raises:
             ConfigError: The buffer is read-only.
@@ -1492,7 +1494,7 @@ def check_slices(sampler: Sampler, transforms: Sequence[Any]) -> None:
     goals = any(isinstance(step, HindsightRelabel) for step in transforms)
     if goals and summing and hasattr(sampler, "sequence_length"):
         raise ConfigError(
-            f"transform: expected single transitions for {summing[0]} beside HindsightRelabel, found "
+            f"transform: expected single transitions for {summing[0]} together with HindsightRelabel, found "
             f"{type(sampler).__name__}: each step of a slice has a goal of its own, and rewards for several goals "
             "would be summed. Draw with a RandomSampler or a PrioritizedSampler"
         )

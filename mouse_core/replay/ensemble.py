@@ -28,7 +28,7 @@ from mouse_core.spec import check_count
 Floats = npt.NDArray[np.float64]
 
 _WITHOUT: Mapping[FieldKey, Any] = {"priority_weight": np.float32(1), "mask": np.True_, "generation": np.int64(0)}
-"""Fields that only some members' batches may have, and their values for the other members."""
+"""Fields that only some members' batches can have, and their values for the other members."""
 
 # ``call`` of the keys from which the members' seeds are drawn.
 _MEMBERS = 1 << 63
@@ -47,7 +47,7 @@ class ReplayBufferEnsemble(BaseBuffer):
     Args:
         *buffers: Replay buffers, ensembles, or data that a buffer takes as its storage (a ``DatasetStore``, a dataset).
         p: A weight of at least 0 for each member; by default all weights are equal. With a ``Schedule`` the weights
-            change with the number of the sample, for example from recorded to fresh data.
+            change with the index of the sample, for example from recorded to fresh data.
         transform: Changes the whole batch; see ``ReplayBuffer``.
         batch_size: The number of windows (single rows, or slices) in a batch, B, if ``sample`` is called without
             ``batch_size``.

@@ -135,7 +135,7 @@ class BufferSource:
         return index in self._ends
 
     def state(self, next_index: int) -> dict[str, Any]:
-        """Return the number of the next batch, and the draws that were not delivered yet."""
+        """Return the index of the next batch, and the draws that were not delivered yet."""
         numbers = sorted(number for number in self._drawn if number >= next_index)
         return {
             "next_index": next_index,
@@ -149,7 +149,7 @@ class BufferSource:
         return self
 
     def restored(self, state: Mapping[str, Any]) -> tuple[BufferSource, int]:
-        """Return a source with the draws in ``state``, and the number of the next batch.
+        """Return a source with the draws in ``state``, and the index of the next batch.
 
         Raises:
             StateError: The state is damaged or comes from another loader.

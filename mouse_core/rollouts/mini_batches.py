@@ -73,7 +73,7 @@ class MiniBatch(Mapping[str, Array]):
         ref_obs_prev_mask: Whether a previous reference observation exists and was available, bool.
         histories: For each requested field, the last H frames ``[B, H, ...]``, oldest first, and whether each frame
             exists, bool ``[B, H]``.
-        rows: The flat numbers ``step * N + env`` of the rows, ``[B]``; ``[T, n]`` in recurrent mini-batches.
+        rows: The flat indices ``step * N + env`` of the rows, ``[B]``; ``[T, n]`` in recurrent mini-batches.
 
     Fields are also attributes, which are None for missing fields: ``actions``, ``advantages``, ``returns``,
     ``rnd_state`` and ``dagger_actions`` by their names, ``obs`` (observations), ``ref_obs`` and ``ref_mask`` (reference
@@ -173,7 +173,7 @@ class MiniBatch(Mapping[str, Array]):
         hidden states are included. The digest is computed on the host.
 
         Args:
-            index: The number of the mini-batch.
+            index: The index of the mini-batch.
         """
         names = ("masks", "obs_prev_state", "obs_prev_mask", "ref_obs_prev_state", "ref_obs_prev_mask")
         beside: dict[str, Any] = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
@@ -265,7 +265,7 @@ def take_mini_batch(
 
     Args:
         flat: Fields ``[T * N, ...]``.
-        rows: Flat row numbers ``[B]``.
+        rows: Flat row indices ``[B]``.
         starts: The result of ``episode_starts``, bool ``[T, N]``.
         amp: The AMP extractors' outputs, for the previous states.
         histories: The number of frames by field.
@@ -302,7 +302,7 @@ def take_recurrent_mini_batch(
 
     Args:
         arrays: Fields ``[T, N, ...]``, including ``dones``.
-        envs: Numbers of the environments, ``[n]``.
+        envs: Indices of the environments, ``[n]``.
         num_trajectories: See ``trajectory_rows``; required under ``jax.jit``.
         amp: The AMP extractors' outputs, for the previous states.
         hidden_states: The hidden states of all rows.
@@ -409,7 +409,7 @@ def previous_states(states: AmpStates, rows: Array, starts: Array) -> dict[str, 
 
     Args:
         states: The AMP extractors' outputs for all rows.
-        rows: Flat row numbers, of any shape.
+        rows: Flat row indices, of any shape.
         starts: The result of ``episode_starts``.
     """
     xp = namespace(rows)

@@ -199,7 +199,7 @@ def take(stored: Tree, rows: Array, axis: int | None) -> Tree:
 
     Args:
         stored: Arrays ``[T, ...]`` that have an axis of environments.
-        rows: Flat row numbers ``[B]``.
+        rows: Flat row indices ``[B]``.
         axis: The axis of the environments within a row; see ``env_axis``.
 
     Returns:
@@ -209,7 +209,7 @@ def take(stored: Tree, rows: Array, axis: int | None) -> Tree:
     def one(path: str, leaf: Array) -> Array:
         xp = namespace(leaf)
         place = env_axis(tuple(leaf.shape[1:]), axis)
-        # [T, layers, N, ...] becomes [T * N, layers, ...], whose rows have flat numbers, and [B, layers, ...] becomes
+        # [T, layers, N, ...] becomes [T * N, layers, ...], whose rows have flat indices, and [B, layers, ...] becomes
         # [layers, B, ...].
         by_row = xp.moveaxis(leaf, place + 1, 1)
         taken = xp.take(xp.reshape(by_row, (-1, *by_row.shape[2:])), rows, axis=0)

@@ -1,9 +1,9 @@
 """Returns and advantages of rollouts: pure functions of arrays of NumPy, torch or JAX (array API).
 
 Time is the first axis, and every row is a transition (alignment "outgoing"): row t holds the reward of the action that
-was taken at observation t, whether the episode ended with it, and the value of observation t. Arrays may have any
-further axes, but all arrays of one call must have the same shape; so ``[T, N]`` is never combined with ``[T, N, 1]``.
-Results have the dtype of the arguments.
+was taken at observation t, whether the episode ended with this action, and the value of observation t. Arrays may have
+any further axes, but all arrays of one call must have the same shape; so ``[T, N]`` is never combined with ``[T, N,
+1]``. Results have the dtype of the arguments.
 
 Vector rewards ``[T, N, K]`` and rewards by agent ``[T, N, A]`` need values of the same shape; returns are computed for
 each component. ``dones``, ``time_outs``, ``ratios`` and factors of the shape ``[T, N, 1]`` apply to all components;
@@ -12,9 +12,9 @@ each component. ``dones``, ``time_outs``, ``ratios`` and factors of the shape ``
 Truncation is not termination. If a time limit truncates an episode, the return bootstraps from the value of the final
 observation, which is not in any row. Pass ``time_outs``, a mask of such ends, and ``final_values``, the values of the
 final observations. Without these arguments, every end counts as a termination (Pardo et al., "Time limits in
-reinforcement learning", ICML 2018). Code 2 (truncated) in ``dones`` never counts as a termination: without a time-out
-and a final value, it raises ConfigError. If the codes cannot be read (in ``jax.jit``, in compiled code, on a GPU), V'
-is NaN at such a row.
+reinforcement learning", ICML 2018). Code 2 (truncated) in ``dones`` never counts as a termination: code 2 without a
+time-out and a final value raises ConfigError. If the codes cannot be read (in ``jax.jit``, in compiled code, on a GPU),
+V' is NaN at such a row.
 
 In the formulas, d_t is 1 where row t ends an episode, and V'_t is the value of the observation to which row t leads:
 

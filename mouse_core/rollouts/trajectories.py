@@ -1,12 +1,12 @@
 """Episodes within a rollout: their starts, splitting and padding, and the history of a row.
 
-Pure functions over the array API. Rollouts are time-major, ``[T, N, ...]``; row t of environment n has the flat number
+Pure functions over the array API. Rollouts are time-major, ``[T, N, ...]``; row t of environment n has the flat index
 ``t * N + n``. Row t ends an episode where ``dones`` is not 0, and row t+1 then starts the next episode. A trajectory is
 the part of an episode that lies in a rollout. Trajectories are ordered by environment, then by time.
 
 The example of this module: T = 3 steps of N = 2 environments, and the episode of environment 0 ends with step 1.
 
-    dones                flat numbers     trajectories, as columns of flat numbers
+    dones                flat indices     trajectories, as columns of flat indices
     env 0  env 1         env 0  env 1     K = 3: two of environment 0, one of environment 1
       0      0             0      1         0  4  1
       1      0             2      3         2  -  3
@@ -53,7 +53,7 @@ def trajectory_rows(dones: Array, *, num_trajectories: int | None = None) -> tup
             there, pass a number that is large enough (``T * N`` always suffices); additional trajectories are empty.
 
     Returns:
-        Flat row numbers ``[T, K]``, arbitrary after a trajectory's end; and whether the row exists, bool ``[T, K]``.
+        Flat row indices ``[T, K]``, arbitrary after a trajectory's end; and whether the row exists, bool ``[T, K]``.
 
     Raises:
         SchemaError: See ``episode_starts``; also, outside of ``jax.jit``, if ``num_trajectories`` is too small.
@@ -74,7 +74,7 @@ def trajectory_rows(dones: Array, *, num_trajectories: int | None = None) -> tup
     bounds = xp.searchsorted(trajectory, _arange(xp, starts, num_trajectories + 1))  # [0 2 3 6]
     first, lengths = bounds[:-1], bounds[1:] - bounds[:-1]  # [0 2 3], [2 1 3]
     rows = xp.clip(first[None, :] + step[:, None], max=steps * envs - 1)  # [[0 2 3] [1 3 4] [2 4 5]]
-    # Back to flat numbers: row 1 is step 1 of environment 0, number 1 * N + 0 = 2.
+    # Back to flat indices: row 1 is step 1 of environment 0, number 1 * N + 0 = 2.
     return rows % steps * envs + rows // steps, step[:, None] < lengths[None, :]
 
 
@@ -83,7 +83,7 @@ def take_rows(values: Array, rows: Array, masks: Array) -> Array:
 
     Args:
         values: The values of a field, ``[T, N, ...]``.
-        rows: Flat row numbers ``[A, B]``.
+        rows: Flat row indices ``[A, B]``.
         masks: Whether the row exists, bool ``[A, B]``.
 
     Returns:
@@ -164,17 +164,17 @@ def history_rows(rows: Array, starts: Array, length: int) -> tuple[Array, Array]
     ``[4, 4, 4]``, of which only the last row exists.
 
     Args:
-        rows: Flat row numbers ``[B]``.
+        rows: Flat row indices ``[B]``.
         starts: The result of ``episode_starts``, bool ``[T, N]``.
         length: H, at least 1.
 
     Returns:
-        Flat row numbers ``[B, H]``, oldest first and ``rows`` last; and whether each row exists, bool ``[B, H]``. A
+        Flat row indices ``[B, H]``, oldest first and ``rows`` last; and whether each row exists, bool ``[B, H]``. A
         missing row is replaced by the first row of the episode in this rollout.
     """
     xp = namespace(rows)
     is_start = xp.reshape(starts, (-1,))
-    # From the row itself backward: the previous step is N flat numbers lower, unless the episode begins here.
+    # From the row itself backward: the previous step is N flat indices lower, unless the episode begins here.
     newest_first, there = [rows], [xp.ones_like(rows, dtype=xp.bool)]
     for _ in range(length - 1):
         has_one_before = there[-1] & ~xp.take(is_start, newest_first[-1])

@@ -279,7 +279,7 @@ def test_a_terminal_step_whose_outcome_is_not_stored_adds_no_reward_to_a_new_goa
 def test_rewards_for_several_goals_are_not_summed() -> None:
     relabel = HindsightRelabel(compute_reward=lambda found, goal, batch: found)
     for summing in (NStep(3, 1.0), ReturnsToGo(1.0)):
-        with pytest.raises(ConfigError, match=r"expected single transitions for .* beside HindsightRelabel"):
+        with pytest.raises(ConfigError, match=r"expected single transitions for .* together with HindsightRelabel"):
             ReplayBuffer(ArrayStorage(9), SliceSampler(sequence_length=4), transform=[relabel, summing])
 
 

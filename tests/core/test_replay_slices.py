@@ -467,7 +467,7 @@ def test_fields_that_do_not_serve() -> None:
         buffer.extend({"row": np.arange(20), "x": column})
         buffer.sample()
 
-    with pytest.raises(SchemaError, match="'x': expected one value a row, found rows of shape \\[2\\]"):
+    with pytest.raises(SchemaError, match="'x': expected one value per row, found rows of shape \\[2\\]"):
         sampled(np.zeros((20, 2)), end_key="x")
     with pytest.raises(SchemaError, match=r"'x': expected integers, found 0\.5"):
         sampled(np.full(20, 0.5), traj_key="x")

@@ -626,7 +626,7 @@ def test_rows_that_are_trajectories_are_cropped_or_refused() -> None:
     np.testing.assert_array_equal(found["reward"][:, 0] // 100, found["index"])
     np.testing.assert_array_equal(found["hidden"], 5 * found["reward"][:, 0] - 15)
     for transform in (NextView(), NStep(2, 0.5), CatFrames("obs", frames=2)):
-        with pytest.raises(SchemaError, match=r"'done': expected one value a row.*complete trajectory"):
+        with pytest.raises(SchemaError, match=r"'done': expected one value per row.*complete trajectory"):
             batch(transform)
     with pytest.raises(SchemaError, match=r"whole trajectories.*found first axes \[\(6,\), \(6, 20\)\]"):
         batch(RandomTimeCrop(4), score=np.zeros(10))  # these may be single steps of 20 numbers

@@ -142,7 +142,7 @@ def init(
         priorities: The options of priorities: rows (or slices, by their first rows) are drawn in proportion to powers
             of their priorities, as with a ``PrioritizedSampler`` or ``PrioritizedSliceSampler``. If ``priorities`` is
             None, all rows or slices are equally likely. New rows have the largest priority so far, at least 1;
-            ``set_priorities`` changes priorities. ``beta`` is a number, which may be traced, or a function of the index
+            ``set_priorities`` changes priorities. ``beta`` is a number, which can be traced, or a function of the index
             of the sample; see ``sample``. Priorities can be used only with the order "random".
         order: The order of rows. "random": rows are drawn with replacement. "epochs": every row is drawn once per
             epoch, shuffled; slices do not overlap. "queue": every row is drawn once, the oldest first. ``take``
@@ -339,7 +339,7 @@ def can_sample(replay: Replay, min_length: Any = 1) -> jax.Array:
 
 
 def _without_rows(replay: Replay) -> Replay:
-    """Return a replay without rows and seed, which do not affect whether a batch can be drawn, and may be traced."""
+    """Return a replay without rows and seed. Both do not affect whether a batch can be drawn, and can be traced."""
     nothing: Any = None
     return replace(replay, rows=nothing, seed=nothing)
 
@@ -359,10 +359,10 @@ def sample(replay: Replay, index: Any, batch_size: int | None = None, *, beta: A
 
     Args:
         replay: A replay with rows; under ``jax.jit``, which raises no errors, see ``can_sample``.
-        index: The index of the sample, from 0, below 2**32; may be traced. Or a random key of JAX; the host cannot
+        index: The index of the sample, from 0, below 2**32; can be traced. Or a random key of JAX; the host cannot
             repeat such draws.
         batch_size: Number of rows or slices in the batch, B; by default the batch size of the replay.
-        beta: The exponent of ``priority_weight``: a number from 0, which may be traced, or a traceable function from
+        beta: The exponent of ``priority_weight``: a number from 0, which can be traced, or a traceable function from
             the index of the sample, such as a ``LinearSchedule``; by default the exponent of the replay.
 
     Returns:
@@ -529,11 +529,11 @@ def sample_ensemble(
 
     Args:
         replays: Replays with order="random", all of which have rows; see ``can_sample``.
-        index: The index of the sample, from 0, below 2**32; may be traced. Or a random key of JAX.
+        index: The index of the sample, from 0, below 2**32; can be traced. Or a random key of JAX.
         batch_size: Number of rows or slices in the batch, B.
         p: A weight for each replay, at least 0; by default equal weights. The weights of a ``Schedule`` change with the
             index of the sample; ``index`` then must not be a random key.
-        seed: An integer in ``[0, 2**64)``; may be traced.
+        seed: An integer in ``[0, 2**64)``; can be traced.
 
     Returns:
         A batch as in ``sample``, with the rows of the members one after another, and ``buffer_ids``, int32, the member
@@ -611,7 +611,7 @@ def loads(replay: Replay, path: str | PathLike[str]) -> tuple[Replay, int]:
 def to_host(replay: Replay, buffer: ReplayBuffer, *, samples: int = 0) -> None:
     """Copy all rows to an empty buffer, which then draws the same batches as the replay.
 
-    Each row keeps its slot, and the buffer gets the replay's seed. Episodes may have other numbers (``traj_id``).
+    Each row keeps its slot, and the buffer gets the replay's seed. Episodes can get new numbers (``traj_id``).
     Random keys are converted by ``jax.random.key_data`` to uint32, and dtypes of less than a byte, such as int4, to one
     byte.
 
@@ -636,7 +636,7 @@ def from_host(replay: Replay, buffer: ReplayBuffer) -> Replay:
     """Return the replay with all rows of a buffer; the replay then draws the same samples as the buffer.
 
     Each row keeps its slot, and the replay gets the buffer's seed; ``buffer.stats()["samples"]`` is the index of the
-    buffer's next sample. Episodes may have other numbers (``traj_id``).
+    buffer's next sample. Episodes can get new numbers (``traj_id``).
 
     Args:
         replay: An empty replay, outside of ``jax.jit``; its sampler and transforms stay.

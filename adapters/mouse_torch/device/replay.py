@@ -323,8 +323,8 @@ class Replay(BufferModule):
     def to_host(self, buffer: ReplayBuffer) -> None:
         """Copy all rows to an empty buffer, which then draws the same batches as the replay.
 
-        Each row keeps its slot, and the buffer continues with the replay's seed and next sample index. Episodes may
-        have other numbers (``traj_id``).
+        Each row keeps its slot, and the buffer continues with the replay's seed and next sample index. Episodes can
+        get new numbers (``traj_id``).
 
         Args:
             buffer: An empty buffer of any package and of the same capacity, with environments over a storage with
@@ -344,8 +344,8 @@ class Replay(BufferModule):
     def from_host(self, buffer: ReplayBuffer) -> None:
         """Copy all rows of a buffer to an empty replay, and continue the draws of the buffer.
 
-        Each row keeps its slot, and the replay continues with the buffer's seed and next sample index. Episodes may
-        have other numbers (``traj_id``).
+        Each row keeps its slot, and the replay continues with the buffer's seed and next sample index. Episodes can
+        get new numbers (``traj_id``).
 
         Args:
             buffer: A buffer of any package and of the same capacity, with environments over a storage with ``ndim=2``.

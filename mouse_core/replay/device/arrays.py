@@ -33,7 +33,7 @@ class DrawKey(NamedTuple):
 
     Attributes:
         seed: The seed of the replay, in the form of the framework.
-        number: The number of the sample, an integer ``[]`` of the framework.
+        number: The index of the sample, an integer ``[]`` of the framework.
     """
 
     seed: Any

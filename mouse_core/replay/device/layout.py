@@ -41,7 +41,7 @@ class Layout:
         sampler: The sampler, which chooses the rows of a batch.
         transform: The transform of batches, or None.
         alignment: "arrived" if the action, reward and done of a row led to the row's observation, else "outgoing".
-        schedule: The exponent of importance weights as a function of the number of the sample, or None.
+        schedule: The exponent of importance weights as a function of the index of the sample, or None.
     """
 
     capacity: int
@@ -221,7 +221,7 @@ def _streams(num_envs: Any, slices: Slices | None, transform: Compose | None) ->
 
 
 def _check_sizes(capacity: int, batch_size: int, num_envs: int | None, slices: Slices | None) -> None:
-    """Raise ConfigError for numbers of rows that exceed 32 bits, and for slices longer than the capacity."""
+    """Raise ConfigError if a count is too large for 32-bit integers, or if slices are longer than the capacity."""
     check_count("capacity", capacity)
     check_count("batch_size", batch_size)
     if num_envs is not None and capacity % check_count("num_envs", num_envs):
@@ -292,7 +292,7 @@ def _find_marks(fields: Mapping[FieldKey, Any], slices: Slices) -> EpisodeFields
     ids = marks.ids
     for key in (*marks.ends, *(() if ids is None else (ids,))):
         if example(key).size != 1:
-            raise SchemaError(f"slices: {key!r}: expected one value a row, found {list(fields[key].shape)}")
+            raise SchemaError(f"slices: {key!r}: expected one value per row, found {list(fields[key].shape)}")
     if ids is not None and kind_of(fields[ids].dtype) not in "iu":
         raise SchemaError(
             f"slices: {ids!r}: expected integers as trajectory ids, found {fields[ids].dtype}; end_key= or "

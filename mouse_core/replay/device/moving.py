@@ -43,7 +43,7 @@ def to_host(
         rows: The memory of the rows, a tree of NumPy arrays ``[T, ...]`` or ``[T, E, ...]``.
         buffer: An empty buffer with the capacity of the ring.
         seed: The seed of the replay.
-        samples: The number of the next sample.
+        samples: The index of the next sample.
 
     Raises:
         ConfigError: The buffer is not empty, or has another capacity or ``ndim``.

@@ -446,7 +446,7 @@ class HostSampler(BaseSampler):
             self._extend(storage, write.read, write.first, len(write.slots))
 
     def reset(self, storage: Storage) -> None:
-        """Mark the state as stale, because all rows may differ."""
+        """Mark the state as stale, because every row may have changed."""
         self._now = None
 
     def settled(self, storage: Storage) -> State:

@@ -182,7 +182,7 @@ class Table(NamedTuple):
         of_head: The number of drawable slices that rows before ``head`` complete.
         before: The number of all slices, drawable or not, that rows before ``head`` completed.
         ends: The running total of slices over environments: the number of slices up to the end of each environment.
-        first: The first row at which a slice may begin.
+        first: The first row at which a slice can begin.
     """
 
     head: Any
@@ -200,7 +200,7 @@ class SliceUnits:
 
     - ``windows``: the number of slices before a row in its environment, ``[T, E]``;
     - ``numbers``: the number of episodes up to and including a row, ``[T, E]``;
-    - ``phases``: the distance from a row back to the nearest row at which a slice may begin, ``[T, E]``, if the period
+    - ``phases``: the distance from a row back to the nearest row at which a slice can begin, ``[T, E]``, if the period
       is above 1;
     - ``made``, ``begun``: the total numbers of slices and of episodes, ``[E]``;
     - ``position``: the position of the newest row in its episode, ``[E]``; positions above S are reduced by multiples

@@ -245,7 +245,7 @@ class SliceSampler(SliceSampling):
             for a buffer that ``with_parts`` returned. A sampler of a mapped storage that is opened again finds the
             first step if it is among the latest 1,024 overwritten rows in the files. Otherwise positions are counted
             from the oldest existing step. If an episode has lost its first steps, it may have no complete slice left.
-            Then its remaining steps, from the next position at which a slice may begin, are a short slice, unless short
+            Then its remaining steps, from the next position at which a slice can begin, are a short slice, unless short
             episodes are left out.
         dilation: The distance between consecutive steps of a slice, in rows. With 4 steps and a dilation of 2, a slice
             has the rows 0, 2, 4 and 6, and a complete slice needs an episode of 7 rows. The rows between these steps,

@@ -40,7 +40,7 @@ class DatasetStorage:
 
     Args:
         snapshot: The rows.
-        store: The store of the snapshot, which may get more rows; None without a store.
+        store: The store of the snapshot, which can get more rows; None without a store.
     """
 
     ndim = 1
@@ -75,7 +75,7 @@ class DatasetStorage:
 
     @property
     def grows(self) -> bool:
-        """Whether the storage has a store, which may get more rows."""
+        """Whether the storage has a store, which can get more rows."""
         return self._store is not None
 
     def refresh(self) -> int:
@@ -395,7 +395,7 @@ def _part(draw: Draw, windows: slice) -> Draw:
 
 
 class _PaddedSlices(_Slices):
-    """A ``PaddedSampler`` of slices that may extend beyond the end of their episode."""
+    """A ``PaddedSampler`` of slices that can extend beyond the end of their episode."""
 
     fill = None  # batches are padded when they are assembled
 

@@ -141,7 +141,7 @@ class RowStorage:
 
     Args:
         ndim: 1, or 2 for ``[time, env]``.
-        ragged: Names of fields whose rows may differ in length.
+        ragged: Names of fields whose rows can differ in length.
 
     Raises:
         ConfigError: An argument is out of range.
@@ -191,7 +191,7 @@ class RingStorage(RowStorage):
         ndim: 1, or 2 for ``[time, env]``.
         alignment: "arrived" if a row's action, reward and done led to the row's observation; "outgoing" if they follow
             the observation, as in rows that are transitions. None: "outgoing".
-        ragged: Names of fields whose rows may differ in length.
+        ragged: Names of fields whose rows can differ in length.
 
     Raises:
         ConfigError: An argument is out of range.
@@ -312,7 +312,7 @@ class ArrayStorage(RingStorage):
             the first rows, and later rows overwrite them.
         alignment: "arrived" if a row's action, reward and done led to the row's observation; "outgoing" if they follow
             the observation, as in rows that are transitions. None: "outgoing".
-        ragged: Fields whose rows are arrays that may differ in length. Text, and fields whose lengths already differ in
+        ragged: Fields whose rows are arrays that can differ in length. Text, and fields whose lengths already differ in
             the first write, need not be named.
 
     A pickle contains a copy of the rows. Sending the storage to a new process (``multiprocessing`` with "spawn", a

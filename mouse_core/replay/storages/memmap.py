@@ -483,7 +483,7 @@ class MemmapStorage(RowStorage):
         ndim: 1, or 2 for ``[time, env]``.
         alignment: "arrived" if a row's action, reward and done led to the row's observation; "outgoing" if they follow
             the observation. None: the alignment of the storage at ``path``, or "outgoing" for a new storage.
-        ragged: Fields whose rows are arrays that may differ in length; see ``ArrayStorage``.
+        ragged: Fields whose rows are arrays that can differ in length; see ``ArrayStorage``.
         sync: When rows that this process writes are synced to the disk: "none", "flush" or "append".
 
     Raises:

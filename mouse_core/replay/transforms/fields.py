@@ -108,7 +108,7 @@ def removed(batch: Any, key: FieldKey) -> Any:
 
 
 def only(tree: Any, fields: Mapping[FieldKey, Array], path: Path = ()) -> Any:
-    """Return the tree with only the given fields, in the same nesting; None if none of the fields lies below ``path``.
+    """Return the tree with only the given fields, in the same nesting; None if no given field is below ``path``.
 
     Raises:
         SchemaError: Some, but not all, fields of a tuple are requested.
@@ -576,7 +576,7 @@ class Pad:
         keys: Names of fields; without names, all ragged fields.
         length: The padded length L; None: the length of the longest row in the batch; batches then differ in shape.
         value: The value of padded elements.
-        side: The padded side: "right", after the row, or "left", before the row, as for generation.
+        side: The padded side: "right", after the row, or "left", before the row, as for text generation.
         truncate: Whether longer rows are cut to ``length`` at the padded side; otherwise they raise DataError.
 
     Raises:
