@@ -19,6 +19,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from tests.bench import history
 from tests.bench.measuring import machine
 from tests.bench.results import Results, Settings, Table
 from tests.bench.show import page, picture, show, show_goals
@@ -95,6 +96,8 @@ def main() -> None:
     finally:
         if chosen.data is None:
             shutil.rmtree(folder, ignore_errors=True)
+    if whole:
+        history.append(results)
     publish(results, out)
 
 
@@ -147,6 +150,7 @@ def publish(results: Results, out: Path) -> None:
         results.figures += [figure for figure in more.figures if results.figure(figure.key) is None]
     (out / "benchmarks.md").write_text(page(results), encoding="utf-8")
     picture(results, out / "assets" / "benchmarks.svg")
+    history.draw(out / "assets" / "benchmarks-history.svg", history.read() or [history.line_of(results, "", "")])
     print(f"written to {out / 'benchmarks.md'}, with JSON and a picture in {out / 'assets'}")
 
 

@@ -92,6 +92,11 @@ since the machine below is small and was shared with other work. Run the command
 
 ![How many times the floor a batch takes](assets/benchmarks.svg)
 
+A whole run of `make bench` adds a line to `benchmarks/history.jsonl`. The picture shows the last runs. A dot to the
+right of 1 is a missed goal:
+
+![Each goal's figure in units of its limit, run by run](assets/benchmarks-history.svg)
+
 ## How to read this
 
 - The **floor** is a loop of `memcpy` in C over the same windows, into allocated memory. No reader of these data can be
