@@ -103,7 +103,7 @@ def test_what_is_wrong_is_found(wrong: type[DeviceReplayConformance], test: str,
 
 
 def test_half_a_write_is_found() -> None:
-    with pytest.raises(AssertionError, match="after what was refused"):
+    with pytest.raises(AssertionError, match="after a rejected call"):
         Growing().test_what_is_refused_changes_nothing()
 
 
