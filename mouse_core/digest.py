@@ -291,7 +291,7 @@ _MODULUS = 1 << 128
 
 @dataclass(frozen=True)
 class StreamDigest:
-    """A 128-bit digest of delivered batches; digests of batches and of ranks may be added in any order.
+    """A 128-bit digest of delivered batches; digests of batches and of ranks can be added in any order.
 
     The digest is the sum modulo 2**128 of one XXH3 hash for each window. The hash of a window covers the index of the
     batch, the row of the window in the whole batch, and the names, kinds, shapes and values of the window's fields. Two
@@ -513,7 +513,7 @@ def rank_digest(state: Any, shard: tuple[int, int]) -> StreamDigest:
 def whole_state(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Join the states of all ranks of a loader with ``digest=True`` into the state of one process.
 
-    The digest of the joined state covers the whole stream. All ranks of a run of any size may load the state: rank 0
+    The digest of the joined state covers the whole stream. All ranks of a run of any size can load the state: rank 0
     continues its digest, and the other ranks start with an empty digest. So the digests of all ranks always add up to
     the digest of the stream.
 

@@ -299,7 +299,8 @@ def check_exact_items(items: Any) -> None:
 def convert(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """Return ``array`` in ``dtype``; the same object if it has this dtype.
 
-    Only conversions to floats narrower than float64 may round. All other conversions must keep every value.
+    Conversions to floats narrower than float64 round values. All other conversions preserve every value or raise an
+    error.
 
     Raises:
         RowError: A value does not fit ``dtype``: an integer is out of range; an integer would become a float although
@@ -338,7 +339,8 @@ def _to_floats(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any
 
 
 def _to_integers(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Return numbers in an integer or boolean dtype that may not represent all of them; see ``convert``."""
+    """Return numbers in an integer or boolean dtype, which possibly cannot represent all of the numbers; see
+    ``convert``."""
     if dtype.kind == "b":
         lowest, highest = 0, 1
     else:

@@ -22,9 +22,9 @@ Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 SPAN = 1 << 40
-"""The steps of environment e have the indices ``e * SPAN .. (e + 1) * SPAN - 1``, so that the sorted begins of all
-environments form a single sorted array. At a million steps per second, an environment reaches the limit after twelve
-days.
+"""The steps of environment e have the indices ``e * SPAN .. (e + 1) * SPAN - 1``, so that the sorted starts of episodes
+of all environments form a single sorted array. At a million steps per second, an environment reaches the limit after
+twelve days.
 """
 
 _VIEWS_KEPT = 4
@@ -87,7 +87,7 @@ def sums_by_episode(
 
     Returns:
         Sum and number of steps of the open episode, if it has steps, and of each episode that begins in the block. The
-        last episode may continue in the next block.
+        last episode can continue in the next block.
     """
     starts = np.flatnonzero(begins)
     is_new = len(starts) > 0 and starts[0] == 0
@@ -209,7 +209,7 @@ class Windows(NamedTuple):
 
     Attributes:
         env: The environment of each window, int64 ``[n]``.
-        start: The window's first step, which may lie before the episode.
+        start: The window's first step, which can lie before the episode.
         begin, end: The first step of the episode that still exists, and the step after the episode's last step.
         traj_id: The episode's id.
     """
@@ -538,7 +538,7 @@ class _RunningCounts:
     episode of the window with a given rank.
 
     The windows of an episode are counted once, when the episode has ended. The windows of the oldest and of the newest
-    episode are counted again after steps were added, because steps of the oldest episode may be overwritten, and the
+    episode are counted again after steps were added, because steps of the oldest episode can be overwritten, and the
     newest episode grows.
 
     Example: episodes of 5, 4 and 3 steps have 3, 2 and 1 windows of 3 steps, so 0, 3 and 5 windows lie before them. Two

@@ -429,7 +429,7 @@ def copied(tree: Any, within: tuple[int, ...] = ()) -> Any:
 
 
 def is_varying(leaf: Any) -> bool:
-    """Whether a leaf of a batch is an array of objects, whose rows may have different lengths."""
+    """Whether a leaf of a batch is an array of objects, whose rows can have different lengths."""
     return isinstance(leaf, np.ndarray) and leaf.dtype.kind == "O"
 
 

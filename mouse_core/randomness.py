@@ -3,7 +3,7 @@
 The bits come from Philox 4x64 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) as NumPy
 implements it. A counter-based generator is a function from (key, counter) to bits, so any batch can be drawn without
 drawing the batches before it. Only raw 64-bit outputs are used. Methods of ``Generator`` are not used, because NumPy
-may change their streams between versions; only functions of the user receive a ``Generator``.
+can change their streams between versions; only functions of the user receive a ``Generator``.
 
 Numbers that are computed from the bits are also the same on every machine. Logarithms, sines and powers of NumPy and of
 the C library differ in their last bit between processors. So only sums, products, quotients and square roots are used,
@@ -106,7 +106,7 @@ class Key:
     def generator(self) -> np.random.Generator:
         """Return a new generator that draws from the words of ``bits``, for functions of the user.
 
-        The words never change, but methods of ``numpy.random.Generator`` may return other results in other versions of
+        The words never change, but methods of ``numpy.random.Generator`` can return other results in other versions of
         NumPy.
         """
         # With only ``key=``, NumPy would request entropy from the system, which is slow and would make

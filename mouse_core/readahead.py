@@ -147,7 +147,7 @@ def ask_backings(
     """Request the ranges that batches will read from remote memory; return the number of requested bytes.
 
     Args:
-        backings: Memory mappings that may contain the ranges.
+        backings: Memory mappings that can contain the ranges.
         begins, ends: The ranges, in any order.
         numbers: The position of each range's batch in ``batches``.
         batches: The indices of the batches.
@@ -164,7 +164,7 @@ def copied_when_there(backings: Sequence[RemoteMemory], begins: Int64s, ends: In
     """Wait for ranges of memory and call ``copy()``; repeat both if a range was evicted during the copy.
 
     Args:
-        backings: Memory mappings that may contain the ranges.
+        backings: Memory mappings that can contain the ranges.
         begins, ends: The ranges, int64 ``[n]`` each, in any order.
         copy: Function that reads the ranges, and keeps no reference to the memory.
     """
@@ -425,7 +425,7 @@ class ReadAhead:
             the ranges that reading the known ranges reveals.
         read: Function that returns the blocks that are read for a block. If batches are drawn from stretches (runs of
             consecutive rows that are read at once), it returns a block of stretches, and also the block itself if
-            stretches may be evicted early. Otherwise, it returns the block itself.
+            stretches can be evicted early. Otherwise, it returns the block itself.
     """
 
     def __init__(

@@ -68,7 +68,7 @@ class ByteViews:
         buffers: The buffers of the views.
         sizes: Number of windows of each batch.
         length: Number of steps in a window.
-        unsure: The fields that may have values above the allowed maximum in these chunks.
+        unsure: The fields that can have values above the allowed maximum in these chunks.
         padded: Number of padding values at the end, which are zeros.
         inline: Function that writes short values to the views when batches are copied; None if the views already have
             these values. Its arguments are the views, int64 ``[count, fields, values, 2]``, and the first batch.
@@ -272,7 +272,7 @@ class _Table:
         words: ``begins`` in the form of a view, followed by the chunk's state, int64 ``[chunks, fields + 1]``; with
             both in one row, a lookup touches memory once. The state is 1 if all columns are regular and all values
             allowed, else ``UNKNOWN``, ``IRREGULAR`` or ``_UNSEEN``.
-        exceeds: Whether a column may have values above its maximum in the chunk, bool ``[chunks, fields]``.
+        exceeds: Whether a column can have values above its maximum in the chunk, bool ``[chunks, fields]``.
         owners: The memory of appended rows, by the index of the chunk.
     """
 
@@ -430,7 +430,7 @@ class FieldChunks:
         """Return the starts of chunks in the form of ``words``, the fields that are contiguous in all chunks, and the
         unsafe fields.
 
-        Unsafe fields, which may have values above the allowed maximum, are returned by name.
+        Unsafe fields, which can have values above the allowed maximum, are returned by name.
 
         Args:
             pieces: The pieces.

@@ -322,7 +322,7 @@ class ColumnPart:
         return locate_checked(self.chunk(number))
 
     def alike(self, chunks: Int64s) -> Iterator[tuple[int, Int64s, Int64s]]:
-        """Yield groups of chunks with equal layouts; a group may include chunks that are not in ``chunks``.
+        """Yield groups of chunks with equal layouts; a group can include chunks that are not in ``chunks``.
 
         Yields:
             The index of a template chunk; the indices of the chunks with the template's layout; the distance in bytes
@@ -435,7 +435,7 @@ class Column:
 
         Args:
             chunks: The indices of the chunks, ascending, int64 ``[n]``.
-            rows: Number of rows that may be made dense.
+            rows: Largest number of rows to make dense.
         """
         first, width = self.addresses(chunks)
         found, budget = np.where(self._is_in_place(width), first, IRREGULAR), self.reading.dense_budget

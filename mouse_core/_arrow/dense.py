@@ -102,7 +102,7 @@ class DenseCopies:
 
         Args:
             chunks: The indices of the chunks.
-            rows: Number of further rows that may be made dense. The numbers of several calls are added until the sum
+            rows: Largest number of further rows to make dense. The numbers of several calls are added until the sum
                 suffices for a chunk.
             budget: The limit for dense copies.
             values: Function that returns the values of a chunk.

@@ -122,7 +122,7 @@ class Windows:
         bounds: The first window of each batch, and the number of windows; by default all windows are one batch.
         physical: The corresponding rows of the tables, if the tables' rows differ from the snapshot's rows: int64
             ``[n, length]``.
-        lengths: Number of present steps of each window, if windows may be shorter: int64 ``[n]``.
+        lengths: Number of present steps of each window, if windows can be shorter: int64 ``[n]``.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ UNREADABLE = (
     *(ValueError, LookupError, TypeError, AttributeError, ArithmeticError),
     *(RecursionError, SyntaxError, MemoryError),
 )
-"""Errors that may occur when a file that users may have edited is read; the dtype "," raises a SyntaxError."""
+"""Errors that can occur when a file that users may have edited is read; the dtype "," raises a SyntaxError."""
 
 
 def values_of(count: int) -> str:

@@ -11,9 +11,9 @@ T = TypeVar("T")
 class memo(Generic[T]):
     """A property that is computed when it is first read and kept in the instance.
 
-    Unlike ``functools.cached_property`` before Python 3.12, a memo has no lock, so two threads may both compute the
+    Unlike ``functools.cached_property`` before Python 3.12, a memo has no lock, so two threads can both compute the
     value. ``cached_property`` shares one lock among all instances: threads wait for each other, and in a forked child
-    the lock may stay locked forever.
+    the lock can stay locked forever.
 
     Args:
         compute: The pure function that returns the value.

@@ -608,14 +608,14 @@ _MOST_BYTES = 16 << 20
 
 
 class NumbersExtent:
-    """The memory of a column of numbers, or of arrays of numbers that may differ in length.
+    """The memory of a column of numbers, or of arrays of numbers that can differ in length.
 
     Args:
         column: The storage form of values.
         values: The memory of the values, ``[rows * width]``, row after row.
         nulls: Whether a row is null, bool ``[rows]``; None until the first null is written, because most columns have
             no nulls.
-        ends: For rows that may differ in length: bounds of the rows in ``values``, int32 ``[rows + 1]``; None: ``ends``
+        ends: For rows that can differ in length: bounds of the rows in ``values``, int32 ``[rows + 1]``; None: ``ends``
             is allocated when it is needed.
         since: int64 ``[1]``, only with ``ends``: 0 while all rows have equal length; else the index of the first row
             with another length, plus 1.

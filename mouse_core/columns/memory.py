@@ -113,7 +113,7 @@ class FieldType:
         return self.dtype.itemsize * prod(self.shape)
 
     def encode(self, value: Any, *, where: str) -> Bytes:
-        """Convert the value of a row that may differ in length to bytes.
+        """Convert the value of a row that can differ in length to bytes.
 
         Raises:
             SchemaError: The value has another kind, dtype or shape.

@@ -179,6 +179,6 @@ def _restored(value: Mapping[str, Any], arrays: list[npt.NDArray[Any]]) -> Any:
 
 
 def _file(path: str | PathLike[str]) -> Path:
-    """Return the path of the file; ``path`` may be its directory."""
+    """Return the path of the file; ``path`` can be its directory."""
     file = Path(path)
     return file / _NAME if file.is_dir() else file

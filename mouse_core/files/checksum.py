@@ -88,7 +88,7 @@ def page_checksums(contents: Sequence[Any], firsts: Sequence[int] = (0,)) -> Pag
     page number as seed.
 
     Args:
-        contents: The bytes of each run; the last page of a run may be shorter.
+        contents: The bytes of each run; the last page of a run can be shorter.
         firsts: The index in the file of the first page of each run.
     """
     found: list[int] = []
@@ -120,7 +120,7 @@ def check_json(path: str | os.PathLike[str], text: bytes, remedy: str = "") -> N
     Args:
         path: The file, for the message.
         text: The content of the file.
-        remedy: A text for the message that says how to repair the damage; may be empty.
+        remedy: A text for the message that says how to repair the damage; can be empty.
     """
     begin, end = len(_HEAD), len(_HEAD) + DIGEST_DIGITS
     rest, found = text[end + len(_HEAD_END) :], text[begin:end].decode(errors="replace")

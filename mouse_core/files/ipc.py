@@ -410,7 +410,7 @@ def write_summed(path: Path, batch: pa.RecordBatch, rows: int) -> tuple[int, int
     Args:
         path: The file.
         batch: The rows, at least one.
-        rows: Number of rows of a record batch; the last may have fewer.
+        rows: Number of rows of a record batch; the last can have fewer.
 
     Returns:
         The size of the file's body in bytes; the distance in bytes between the starts of consecutive record batches of
@@ -494,7 +494,7 @@ class SummedFile:
         memory: The memory of the mapped file. A ``mmap`` also gets advice on the use of its pages.
         schema: The columns of the file.
         rows: Number of rows.
-        batch_rows: Number of rows of a record batch; the last may have fewer.
+        batch_rows: Number of rows of a record batch; the last can have fewer.
         body: The size of the file's body in bytes.
         expected: Digest of the trailer. If None, checksums are not compared.
 

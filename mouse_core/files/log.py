@@ -78,7 +78,7 @@ def _records(
         file: The file at ``position``.
         position: The start of a record.
         seed: The seed of the checksums.
-        is_mapped: Whether a length of 0 marks the end of the log; old records may follow after the end.
+        is_mapped: Whether a length of 0 marks the end of the log; old records can follow after the end.
 
     Raises:
         DataError: A record before the last record is damaged.
@@ -198,7 +198,7 @@ class Log(Descriptor):
         """Replace all records atomically, and return the start of each new record.
 
         Args:
-            records: The new records; an iterator may create them from the old records.
+            records: The new records; an iterator can create them from the old records.
 
         Raises:
             StorageError: The records cannot be written; the log is unchanged.

@@ -17,7 +17,7 @@ OF_THE_SYSTEM = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.E
 """Error numbers of system errors that do not depend on the content of a file."""
 
 MOST_JSON = 16 << 20
-"""Largest size in bytes of a JSON file; parsing may need twenty times as much memory."""
+"""Largest size in bytes of a JSON file; parsing can need twenty times as much memory."""
 
 
 def damaged(path: str | os.PathLike[str], reason: object, *, at: str = "") -> DataError:
@@ -42,7 +42,7 @@ def reading(path: str | os.PathLike[str], *, at: str = "") -> Iterator[None]:
     Raises:
         DataError: A library raised an error inside the block; a DataError without the file's name gets the name as a
             prefix. DataError is also raised, before the block runs, if the file is a pipe or a device, because reading
-            it may block forever.
+            it can block forever.
         ConfigError: The file is missing.
         StorageError: The system cannot read the file now, for example because too many files are open.
     """
@@ -83,7 +83,7 @@ def _may_wait(name: str) -> bool:
 def check_inside(files: Iterable[Path], root: Path) -> None:
     """Raise DataError if a file of a dataset is a pipe, a device, or a link to a file outside the dataset's folder.
 
-    An untrusted dataset may contain links to any file on this machine. In the cache of the Hub's client, where
+    An untrusted dataset can contain links to any file on this machine. In the cache of the Hub's client, where
     ``snapshots/REVISION/...`` consists of links, links to ``blobs`` of the same repository are allowed.
 
     Args:

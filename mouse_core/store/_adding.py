@@ -218,7 +218,7 @@ def _of_any_framework(value: Any) -> npt.NDArray[Any]:
 def _rewards(value: Any, declared: pa.Field | None) -> npt.NDArray[Any]:
     """Return rewards as an array ``[T, ...]``; ``[T, 1]`` becomes ``[T]`` unless the column is declared.
 
-    Integers become float32, because later rewards may have fractions.
+    Integers become float32, because later rewards can have fractions.
     """
     array = _array("rewards", value, declared)
     if declared is not None:

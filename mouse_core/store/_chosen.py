@@ -114,7 +114,7 @@ def _are_first(before: Snapshot, rows: Snapshot) -> bool:
 
 
 def _names(rows: Snapshot) -> list[str]:
-    """Return the columns that may be constant within an episode: columns with one number or text for each row."""
+    """Return the columns that can be constant within an episode: columns with one number or text for each row."""
     # Derived columns vary from row to row, and reading them would compute them.
     ours = {rows.config.fields[name].column for name in _COUNTED if name in rows.config.fields} | {*rows.config.made}
     found: dict[str, bool] = {}
@@ -481,7 +481,7 @@ class ChosenSegment(SegmentView):
         return self.whole.row_numbers(self.firsts[stretch] + rows - self.begins[stretch])
 
     def begins_as(self, other: Segment) -> bool:
-        """Return whether one of two selections begins with all rows of the other; the last common range may differ in
+        """Return whether one of two selections begins with all rows of the other; the last common range can differ in
         size.
 
         Example with ranges as pairs (first row, size): let one selection be (0, 5), (9, 3). The result is True if the
@@ -579,7 +579,7 @@ class ChosenSnapshot(Snapshot):
         return ChosenSnapshot(segments, config, *of_store, self.episode_starts, self.root, self.of_root)
 
     def grown_from(self, before: Snapshot) -> None:
-        """Return None: a later selection may insert or remove episodes, so only the segments' caches are reused."""
+        """Return None: a later selection can insert or remove episodes, so only the segments' caches are reused."""
         return None
 
     @memo

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from mouse_core.metadata import DatasetMetadata
 
 REFUSALS = (ValueError, TypeError, OverflowError, pa.ArrowException)
-"""Errors that may be raised when a column is created from a value."""
+"""Errors that can be raised when a column is created from a value."""
 
 
 class StoreSchema:

@@ -889,7 +889,7 @@ class DerivedColumns:
         are reused.
 
         Episodes that are complete in both snapshots are not computed again. The episode at the end of the common rows
-        is computed again, because this episode may continue in the later snapshot.
+        is computed again, because this episode can continue in the later snapshot.
         """
         later = DerivedColumns(base, self.derivations, path=self.path)
         with self._lock:
@@ -1038,7 +1038,7 @@ class DerivedStore(Store):
 
     Every loader delivers derived fields like other fields. A derived field is computed once per snapshot, when it is
     first read, and kept in memory, in 4 bytes a row for most fields. Later rows appear in the next snapshot, where the
-    derived values of an unfinished episode may differ. If all rows come from datasets, a pickled
+    derived values of an unfinished episode can differ. If all rows come from datasets, a pickled
     store contains no derived values: another process computes the derived values again, or maps them from ``path``.
 
     Args:

@@ -349,7 +349,7 @@ def _counted(loop: asyncio.AbstractEventLoop, telling: list[None]) -> asyncio.Ab
     ``call_soon_threadsafe``.
 
     The client's threads deliver results with ``call_soon_threadsafe``, which wakes the loop before the method returns.
-    So the program may get a result and end while the thread that delivered the result still waits for the interpreter.
+    So the program can get a result and end while the thread that delivered the result still waits for the interpreter.
     """
     tell = loop.call_soon_threadsafe
 
@@ -498,7 +498,7 @@ _RETRY = {
 class FolderClient:
     """Reads, lists and writes the objects below an address. Several threads may use a client concurrently.
 
-    The class of an error shows whether another attempt may succeed:
+    The class of an error shows whether another attempt can succeed:
 
     - ``StorageError``: a temporary failure, such as a time-out, a dropped connection, status 500 or 503.
     - ``ChangedError``: the version of the object has changed.
@@ -535,7 +535,7 @@ class FolderClient:
 
         Raises:
             DataError: The object is missing, or access is denied.
-            StorageError: The request failed, and may succeed later.
+            StorageError: The request failed; a later request can succeed.
         """
         return self.heads([path])[0]
 
@@ -558,7 +558,7 @@ class FolderClient:
         Raises:
             ChangedError: An object has another version now.
             DataError: An object is missing, access is denied, or an object ends before a range does.
-            StorageError: A request failed, and may succeed later.
+            StorageError: A request failed; a later request can succeed.
         """
         self._check_inside(dict.fromkeys(path for path, _, _ in wanted))
         if is_forked():
@@ -587,7 +587,7 @@ class FolderClient:
 
         Raises:
             DataError: The object has more than ``most_bytes`` bytes, or is missing.
-            StorageError: The request failed but may succeed later.
+            StorageError: The request failed; a later request can succeed.
         """
         info = self.head(path)
         if info.size > most_bytes:
@@ -609,7 +609,7 @@ class FolderClient:
 
         Raises:
             ConfigError: The server, such as a web server, cannot list objects.
-            StorageError: The request failed but may succeed later.
+            StorageError: The request failed; a later request can succeed.
         """
         if self.url.startswith(("http://", "https://")):
             raise ConfigError(f"{self.shown(path)}: expected a storage that can list files, found a web server")

@@ -55,7 +55,7 @@ def is_url(path: object) -> bool:
 
 
 def without_secrets(text: str) -> str:
-    """Return the text without the query and user parts of addresses, which may contain credentials."""
+    """Return the text without the query and user parts of addresses, which can contain credentials."""
     return _USER.sub(r"\1", _QUERY.sub("", text))
 
 

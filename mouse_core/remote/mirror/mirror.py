@@ -536,7 +536,7 @@ class Fetcher:
         Raises:
             ChangedError: The version of an object has changed.
             DataError: An object is missing or damaged.
-            StorageError: A request failed but may succeed later.
+            StorageError: A request failed; a later request can succeed.
         """
         tries = 0
         while True:

@@ -659,7 +659,7 @@ class PageSums(Protocol):
 
         Raises:
             DataError: The object is damaged.
-            StorageError: A request failed, and may succeed later.
+            StorageError: A request failed; a later request can succeed.
         """
         ...
 
@@ -667,7 +667,7 @@ class PageSums(Protocol):
         """Find the checksums of all ``others`` (sources of the same class) with as few requests as possible.
 
         Raises:
-            StorageError: A request failed, and may succeed later.
+            StorageError: A request failed; a later request can succeed.
         """
         ...
 
@@ -1062,7 +1062,7 @@ class Keeper:
             all_or_none: Whether to evict no page if evictions cannot make enough room.
 
         Returns:
-            Blocks, and masks of their evicted pages, whose space must be released; None if too few pages may be
+            Blocks, and masks of their evicted pages, whose space must be released; None if too few pages can be
             evicted.
         """
         over = self.table.pages + self.in_flight + pages - self._most

@@ -38,14 +38,14 @@ class DatasetStore(Store):
         alignment: The transition that a row's action, reward and done belong to: "arrived" (the transition led to the
             row's observation) or "outgoing" (the transition leaves the observation). With None, the alignment is
             "arrived", unless added rows in the layout "stored" have another alignment.
-        dense_bytes: Memory that the store's readers may use, in total and in each process, for dense copies of columns.
-            A dense copy is needed for columns of booleans, columns with nulls, and columns whose rows differ in length
-            or are shorter than declared. When the limit is reached, further columns are read without a dense copy: this
-            is slower, with the same result.
+        dense_bytes: Largest size in bytes of the dense copies of columns, for all readers of the store together, in
+            each process. A dense copy is needed for columns of booleans, columns with nulls, and columns whose rows
+            differ in length or are shorter than declared. When the limit is reached, further columns are read without a
+            dense copy: this is slower, with the same result.
         image_roots: Folders for images that rows name by path, in addition to the dataset's own folder. No other file
             is opened.
         spec: The allowed values of columns: specs of ``mouse_core.spec`` by name. Appended rows are checked by value,
-            for any dtype; with alignment "arrived", columns of transitions may also have zeros.
+            for any dtype; with alignment "arrived", zeros are also allowed in columns of transitions.
         columns: Types of columns, declared instead of inferred from the first value: a ``pyarrow.Schema``, a
             ``datasets.Features``, or a dict with a type for each column: an Arrow type or field, a dtype, or
             ``(dtype, shape)``. A size of -1 in a shape allows any length. ``str`` and ``bytes`` are dtypes, too.
@@ -106,7 +106,7 @@ class DatasetStore(Store):
         readers see the flushed rows. When the writing process ends, for any reason, every row whose ``append`` or
         ``extend`` returned is kept. After a power cut, ``sync`` determines which rows are kept:
 
-        - "none": rows in sealed files are kept; the last 64 MB of rows may be lost.
+        - "none": rows in sealed files are kept; the last 64 MB of rows can be lost.
         - "flush": rows before the last ``flush()`` are kept.
         - "append": every row whose ``append`` or ``extend`` returned is kept.
 
@@ -421,7 +421,7 @@ class DatasetStore(Store):
     ) -> Self:
         """Add an episode of T transitions from a simulator: arrays of NumPy, torch or JAX, or lists.
 
-        Observations may be nested. A batch contains each observation under its column name, such as
+        Observations can be nested. A batch contains each observation under its column name, such as
         ``batch["observation.image"]``, in the stored dtype and shape; see ``layout`` of ``mouse_core.BatchSource``.
         Rows, alignment, done codes and episode steps follow from the arrays:
 
@@ -438,12 +438,13 @@ class DatasetStore(Store):
                 episode.
             observations: Arrays ``[T + 1, ...]`` or ``[T, ...]``, in nested dicts or tuples, or a list with such a dict
                 for each step.
-            actions: Arrays ``[T, ...]``, which may be nested like observations.
+            actions: Arrays ``[T, ...]``, which can be nested like observations.
             rewards: ``[T]``; for K objectives ``[T, K]``, for A agents ``[T, A]`` or ``[T, A, K]``.
-            terminated, truncated: How the episode ended: a flag, or flags ``[T]``, of which only the last may be set.
-                None means False. Flags ``[T, A]`` mark the end of each agent and create the column ``agent_done``.
+            terminated, truncated: How the episode ended: a flag, or flags ``[T]``, of which only the last is allowed to
+                be set. None means False. Flags ``[T, A]`` mark the end of each agent and create the column
+                ``agent_done``.
             infos: Arrays ``[T + 1, ...]`` with a value for each observation, or ``[T, ...]`` with a value for each
-                reward; arrays may be nested.
+                reward; arrays can be nested.
             **columns: Columns with a single number or text for the whole episode, such as ``task`` or ``success``.
 
         Returns:

@@ -181,7 +181,7 @@ def repair(path: str | os.PathLike[str], *, dry_run: bool = False, progress: boo
 def _manifest_again(folder: Path, dry_run: bool) -> tuple[str, ...]:
     """Restore a lost or damaged manifest from its copy; return a sentence for each step.
 
-    Files that the copy does not name may hold newer rows, so they are moved aside and not removed.
+    Files that the copy does not name possibly hold newer rows, so these files are moved aside, not removed.
     """
     if not looks_like_store(folder):
         return ()

@@ -81,7 +81,7 @@ class Sealed(NamedTuple):
             see ``files.ipc``.
         schema: Index of the segment's schema in the manifest's schemas.
         appended: Whether the rows were appended to the store, not taken from a dataset.
-        batch_rows: Number of rows of each record batch; the last record batch may have fewer rows. 0: all rows are in
+        batch_rows: Number of rows of each record batch; the last record batch can have fewer rows. 0: all rows are in
             one record batch.
         stride: Distance in bytes between the starts of consecutive full record batches. The distance is 0 unless all
             distances are equal, and the offsets of values in all full record batches are equal.
@@ -110,7 +110,7 @@ class Sealed(NamedTuple):
 
     @property
     def step(self) -> int:
-        """Number of rows of each record batch; the last record batch may have fewer rows."""
+        """Number of rows of each record batch; the last record batch can have fewer rows."""
         return self.batch_rows or self.rows
 
 
@@ -244,7 +244,7 @@ def is_store(folder: Path) -> bool:
 
 
 def looks_like_store(folder: Path) -> bool:
-    """Whether a folder belongs to a store, which may be damaged; never raises."""
+    """Whether a folder belongs to a store, which can be damaged; never raises."""
     files = any((folder / name).is_file() for name in (NAME, COPY, LOCK))
     return is_store(folder) or (files and (folder / "segments").is_dir())
 
@@ -332,7 +332,7 @@ def check_identity(folder: str | Path, known: str, found: str) -> None:
 def _check_files(segments: Sequence[Sealed], tails: Sequence[Tail], next_number: int, schemas: int) -> None:
     """Raise DataError unless the entries of files are consistent.
 
-    Each check handles all segments at once, because there may be ten thousand segments.
+    Each check handles all segments at once, because there can be ten thousand segments.
     """
     columns = zip(*segments, strict=True) if segments else ((),) * len(Sealed._fields)
     lists: dict[str, Sequence[Any]] = dict(zip(Sealed._fields, columns, strict=True))
@@ -651,7 +651,7 @@ class WrittenFolder:
             self._is_doubted = False
 
     def may_name(self, number: int) -> bool:
-        """Whether the manifest on disk may name a file that the manifest in memory does not name."""
+        """Whether the manifest on disk possibly names a file that the manifest in memory does not name."""
         return self._is_doubted or number in self.manifest.file_numbers()
 
     def clean(self) -> None:
@@ -686,7 +686,7 @@ class WrittenFolder:
         """Return a new file number, larger than all earlier numbers.
 
         Raises:
-            StorageError: The folder is missing or was replaced, so a file of this number may belong to another writer.
+            StorageError: The folder is missing or was replaced, so a file of this number can belong to another writer.
         """
         self.check_there()
         with self._numbers:

@@ -692,7 +692,7 @@ class WrittenRows(FolderRows):
         self._refuse(partial(_closed, self.folder_path))
 
     def _is_sealed(self) -> bool:
-        """Whether all rows are in sealed segments; another thread may append rows during this call."""
+        """Whether all rows are in sealed segments; another thread can append rows during this call."""
         return not self._waiting and self.tail is None
 
     def take(self, segments: Sequence[Segment], said: Sequence[tuple[str, DatasetMetadata]]) -> None:

@@ -36,7 +36,7 @@ from mouse_core.store.disk.folder import Lease, ReadFolder, Sealed, Shared, chec
 from mouse_core.store.disk.tail import TailReader
 
 MOST_BYTES = 64 << 20
-"""Approximate largest size of a sealed segment in bytes; a single row may be larger."""
+"""Approximate largest size of a sealed segment in bytes; a single row can be larger."""
 
 _SIZED_BY = 64
 
@@ -395,7 +395,7 @@ class PartOfFiles(ColumnPart):
 class SealedSegment(FileSegment):
     """A segment of the rows of consecutive sealed files. Creating the segment opens no file.
 
-    A segment may have ten thousand files; work that a loader does once per segment is then done once for all these
+    A segment can have ten thousand files; work that a loader does once per segment is then done once for all these
     files.
 
     Args:
@@ -507,7 +507,7 @@ def together(segments: Sequence[Segment], before: Sequence[Segment] = ()) -> lis
 
 
 def _alike(segment: Segment) -> tuple[int, bool, int, bool] | None:
-    """Return a key; only segments with equal keys are joined. The key's last item shows whether a file may have many
+    """Return a key; only segments with equal keys are joined. The key's last item shows whether a file can have many
     record batches.
     """
     if not segment.sealed_files:

@@ -158,7 +158,7 @@ class TailLayout:
 
     @property
     def blocks(self) -> int:
-        """Number of blocks; the last block may be shorter."""
+        """Number of blocks; the last block can be shorter."""
         return -(-self.rows // self.block_rows)
 
     @memo
@@ -221,7 +221,7 @@ def usual_block_rows(columns: Mapping[str, TailColumn]) -> int:
 
 
 def may_differ(column: TailColumn) -> bool:
-    """Whether rows of a column may differ in length; a null row has length 0."""
+    """Whether rows of a column can differ in length; a null row has length 0."""
     if not column.shape:
         return False
     return column.nullable or (column.widths is not None and column.widths[0] != column.widths[1])
@@ -524,7 +524,7 @@ class _PartPlace(NamedTuple):
         begin: Offset of the first byte of the array.
         size: Size of a number in bytes.
         width: Number of numbers in a row.
-        may_differ: Whether rows may differ in width.
+        may_differ: Whether rows can differ in width.
     """
 
     kind: str

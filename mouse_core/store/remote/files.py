@@ -519,7 +519,7 @@ class Files:
         return file, chunk - int(self._first[file])
 
     def chunks_with(self, name: str) -> Iterator[int]:
-        """Return the indices of the record batches that may have a value in a column."""
+        """Return the indices of the record batches that can have a value in a column."""
         for number, file in enumerate(self.files):
             if name not in file.nulls:
                 yield from range(int(self._first[number]), int(self._first[number + 1]))
