@@ -160,7 +160,7 @@ def test_inspect_names_all_episodes_that_cannot_be_read(tmp_path: Path, capsys: 
     for message, why in zip(said, ("expected a timestamp", "cannot be decoded", "expected a frame at"), strict=True):
         assert why in message
     (rate,) = [one.message for one in report.findings if one.code == "off-rate"]
-    assert rate.endswith("fps (10) give, first frame 5 of episode 4, at 0.4000 s")
+    assert rate.endswith("fps (10) give; the first is frame 5 of episode 4, at 0.4000 s")
     assert (report.episodes.count, report.rows) == (2, 11)
     assert main(["inspect", str(root), "--final", "drop", "--strict"]) == 1
     assert "episode 3: " in capsys.readouterr().out.replace("\n", " ")

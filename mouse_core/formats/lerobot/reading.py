@@ -136,7 +136,7 @@ class EpisodeCheck:
                 "off-rate",
                 "warning",
                 f"{TIME}: {self.untimely:,} rows of {self.of_untimely:,} episodes have other times than their frame "
-                f"number and fps ({self._frames.described.frames_per_second:g}) give, "
+                f"number and fps ({self._frames.described.frames_per_second:g}) give; "
                 f"the first is {self.first_untimely}",
             )
 
