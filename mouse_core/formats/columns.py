@@ -555,8 +555,8 @@ class TransitionRows:
         Each transition creates the row after it; the first transition of an episode also creates the row before it.
 
         The mask ``kept`` marks transitions with a row, and ``last`` marks transitions that end an episode. ``known``
-        states whether the final observations of episodes are stored. ``then`` has the values of the rows of next
-        observations.
+        states whether the final observations of episodes are stored. ``then`` has the values of the rows that hold the
+        next observations.
         """
         begins = now["begins"]["begins"]
         # Transition j leads to the row with this number: the rows of earlier transitions, plus the first rows of

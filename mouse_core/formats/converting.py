@@ -576,7 +576,7 @@ def stored_rows(snapshot: Snapshot, begin: int, end: int, schema: pa.Schema) -> 
 def contents(table: pa.Table) -> str:
     """Return a digest of the values of a table, independent of Arrow's encoding.
 
-    For an image by path, the digest covers only the path.
+    If a row names an image by path, the digest covers only the path.
     """
     digest = quick_digest(table.schema)
     for batch in table.to_batches():

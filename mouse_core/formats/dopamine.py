@@ -2,7 +2,7 @@
 
 Row t of the buffer has an observation (one frame), the action taken on it, and the resulting reward and terminal flag.
 The final frame of an episode is not stored. Before every episode, Dopamine inserts rows of zeros as padding for the
-first stacks of frames; these rows are no steps and are left out.
+first stacks of frames; these rows are not steps, so the reader leaves them out.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A stream of steps is a chain of npz files ("chunks"); the name of each file contains the name of the next chunk.
 
-A step has an observation, the reward that came with it, and the action that was taken after it. The file
-``T1-aaa-bbb-1024.npz`` is chunk aaa with 1024 steps, and chunk bbb continues its stream.
+A step has an observation, the reward that arrived with the observation, and the action taken after the observation. The
+file ``T1-aaa-bbb-1024.npz`` is chunk aaa with 1024 steps, and chunk bbb continues its stream.
 """
 
 from __future__ import annotations

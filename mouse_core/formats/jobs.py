@@ -141,7 +141,7 @@ def in_words(value: Any) -> str:
 
 
 class _Words:
-    """Builds the description of a value and of its parts; each function and class is described only once."""
+    """Builds the description of a value and of all values in it; each function and class is described only once."""
 
     def __init__(self) -> None:
         self._known: dict[int, str] = {}

@@ -74,7 +74,7 @@ class Aligned:
     alignment: str | Mapping[str, str]
     ending: str
     moved: ClassVar[tuple[str, ...]] = ("action", "reward")
-    """Roles to which ``alignment`` applies if it is a single text."""
+    """Roles to which ``alignment`` applies if ``alignment`` is a single text."""
 
     def check_alignment(self, *others: str) -> None:
         """Raise ConfigError if ``alignment`` has a role outside of ``moved`` and ``others``.
@@ -737,7 +737,7 @@ def _array(where: str, path: str, role: str, name: str, part: Mapping[str, Any],
 
 
 def _hint(role: str, path: str, layout: TreeLayout) -> str:
-    """Return the remedy for an error message about metadata that cannot be read. For other roles, the text is empty."""
+    """Return the remedy for an error about metadata that cannot be read, or an empty text for arrays of other roles."""
     group = layout.group()
     below = path.split("/")[len(group.split("/")) if group else 0 :]
     place = "/".join([group, *below]).lstrip("/")

@@ -1,7 +1,7 @@
 """Reads and writes datasets of Minari, without the package Minari.
 
 Minari stores T+1 observations and T actions of an episode. Action t is taken on observation t, so the action moves to
-row t + 1. Infos t arrived with observation t, so they stay in row t.
+row t + 1. The infos of step t arrived with observation t, so these infos stay in row t.
 """
 
 from __future__ import annotations

@@ -294,7 +294,8 @@ def read_rlds(
     ``observation``, or columns ``observation.<key>`` if observations are nested. Actions become ``action`` or
     ``action.<key>``. ``discount`` becomes ``metadata_discount``, other features of steps become ``metadata_<key>``, and
     features of an episode become ``metadata_episode_<key>`` in each row of the episode. Features whose names begin with
-    ``action``, ``policy`` or ``log_prob`` move to the next row with the action, other features stay with their step.
+    ``action``, ``policy`` or ``log_prob`` move to the next row with the action; all other features stay in the row of
+    their step.
 
     Args:
         episodes: An iterable of episodes that can be iterated over repeatedly, such as a list; or a function that

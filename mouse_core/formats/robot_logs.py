@@ -361,8 +361,8 @@ class TopicLayout(Aligned):
 
     Every recording is an episode with a step for each tick of a clock. At each tick, the message of a topic is either
     the nearest in time or the last before the tick (``match``), and at most ``tolerance`` seconds away. If a topic has
-    no such message, an error is raised or the episode ends (``gaps``). Missing values are never replaced by older
-    values.
+    no such message, ``gaps`` determines whether an error is raised or the episode ends. Missing values are never
+    replaced by older values.
 
     Args:
         observation: Observed values.
@@ -995,8 +995,8 @@ class AlignedRecording:
         names: Names of the numbers at each path in earlier recordings; the names in this recording are added.
 
     Raises:
-        DataError: A file is damaged, a topic has no messages, or a message is out of tolerance and ``gaps`` is
-            "refuse".
+        DataError: A file is damaged, a topic has no messages, or no message is within the tolerance of a tick and
+            ``gaps`` is "refuse".
     """
 
     def __init__(self, recording: Recording, layout: TopicLayout, names: dict[str, tuple[str, ...]]) -> None:
@@ -1302,8 +1302,8 @@ def read_robot_logs(
 
     Raises:
         ConfigError: The layout is missing or invalid, or the path has no recordings.
-        DataError: A file is damaged, messages do not fit the layout, or a message is out of tolerance; the error names
-            recording, topic and time.
+        DataError: A file is damaged, messages do not fit the layout, or no message is within the tolerance of a tick;
+            the error names recording, topic and time.
     """
     check_batch_rows(batch_rows)
     root = Path(path)

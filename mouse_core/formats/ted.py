@@ -707,7 +707,7 @@ class StepBlock:
     Args:
         root, following: Values at the root and values in ``next``; both have the same keys.
         other: Values that are only at the root or only in ``next``, by full key, and all done flags.
-        begins: Whether a trajectory is known to begin at each step.
+        begins: Mask of the steps at which a trajectory is known to begin.
     """
 
     root: Arrays

@@ -643,7 +643,7 @@ def _notes(leaves: Mapping[str, Leaf], name: str) -> tuple[str, ...]:
 
 
 def _pieces(splits: list[Split], kind: str, leaves: Mapping[str, Leaf], batch_rows: int) -> Iterator[Stack]:
-    """Yield all episodes of some splits, in pieces."""
+    """Yield all episodes of the given splits, in pieces."""
     number = 0
     for split in splits:
         for index, file in enumerate(split.files):

@@ -39,7 +39,7 @@ class Verified:
             their files, because each dataset has a separate digest.
         compared: Description of the checksums that were compared. If the text is empty, there were no checksums, and a
             changed value is not detected.
-        left: Description of the parts without checksums; empty if all parts have checksums.
+        left: Description of the data without checksums; empty if all data have checksums.
     """
 
     path: str

@@ -465,11 +465,11 @@ def push_to_hub(
     """Publish stores as a dataset on the Hugging Face Hub, in one commit.
 
     The stores of a split are concatenated. If only some stores have a column, it is null in the rows of the other
-    stores, so all splits have the same schema. If a column is null in all rows of a split, the split lacks the field
-    for this column. All shards are written to the system's temporary folder first (``TMPDIR``), in bounded memory. The
-    upload begins when all shards are complete. Then a single commit adds the shards and the card, and removes stale
-    files of the previous push. If another client commits meanwhile, the push lists the repository again and repeats its
-    commit, up to five times.
+    stores, so all splits have the same schema. If a column is null in all rows of a split, a store of this split has no
+    field for this column. All shards are written to the system's temporary folder first (``TMPDIR``), in bounded
+    memory. The upload begins when all shards are complete. Then a single commit adds the shards and the card, and
+    removes stale files of the previous push. If another client commits meanwhile, the push lists the repository again
+    and repeats its commit, up to five times.
 
     Args:
         splits: Stores by split. After the push, the configuration has exactly these splits.

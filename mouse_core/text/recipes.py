@@ -506,7 +506,7 @@ class Texts(PaddedRecipe):
     Args:
         max_length: Number of tokens in a row, L; the tokenizer truncates longer texts.
         text: The column of the texts.
-        pad_id: The token id for padding; by default the tokenizer's id for padding, else its end-of-text id.
+        pad_id: The token id for padding; by default the tokenizer's id for padding or, without one, its end-of-text id.
         padding_side: The side of a row that is padded, "left" or "right". Text generation needs "left".
         add_special_tokens: Whether the tokenizer adds its special tokens around texts.
         keep: Numeric columns that are copied to the rows, with their dtypes, such as ``{"rewards": "float32"}``.
@@ -547,7 +547,7 @@ class Prompts(PaddedRecipe):
         prompt: The column of the prompts.
         label: The column of the answers.
         separator: The text between prompt and answer.
-        pad_id: The token id for padding; by default the tokenizer's id for padding, else its end-of-text id.
+        pad_id: The token id for padding; by default the tokenizer's id for padding or, without one, its end-of-text id.
         eos_id: The id that ends an answer; by default the tokenizer's end-of-text id, if the tokenizer has one.
         only_whole: Whether to leave out full rows that do not end with ``eos_id``, because their texts may be
             truncated.
@@ -613,7 +613,7 @@ class Pairs(PaddedRecipe):
         separator: The text between prompt and answer.
         min_words: Smallest number of words in an answer. Pairs with a shorter answer, and pairs with equal answers, are
             left out.
-        pad_id: The token id for padding; by default the tokenizer's id for padding, else its end-of-text id.
+        pad_id: The token id for padding; by default the tokenizer's id for padding or, without one, its end-of-text id.
         add_special_tokens: Whether the tokenizer adds its special tokens around texts.
         keep: Numeric columns that are copied to the rows, with their dtypes.
 

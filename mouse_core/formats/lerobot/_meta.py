@@ -101,7 +101,7 @@ class Videos:
         root: The dataset's folder.
         described: The metadata.
         cameras: The features with videos.
-        decode: Whether to decode all frames; frames that cannot be decoded then count as missing.
+        decode: Whether to decode all frames. If so, a frame that cannot be decoded counts as missing.
         tolerance: See ``allowance``.
     """
 
@@ -591,7 +591,7 @@ class Description:
         tasks: Texts of tasks by number.
         stats: Content of ``meta/stats.json``.
         info: Content of ``meta/info.json``.
-        lost: A sentence for each part of the metadata that could not be read.
+        lost: A sentence for each file or entry of the metadata that could not be read.
     """
 
     features: Mapping[str, Feature]

@@ -343,7 +343,7 @@ def to_turns(chat: EncodedChat, *, logprobs: npt.ArrayLike | None = None) -> tup
 
     A turn of an assistant has exactly the generated tokens. Tokens between two answers, including the generation
     prompt, belong to the last message between these answers; other messages between them have no tokens. Tokens without
-    a message, such as tokens after the last answer, become a turn with the role "template". Parts of a message that a
+    a message, such as tokens after the last answer, become a turn with the role "template". Entries of a message that a
     turn cannot represent, such as calls of tools, are in the metadata of the turn. An answer with ``weight`` 0 has no
     log-probabilities, so it is not trained.
 
