@@ -257,7 +257,7 @@ class ReplayAdapterConformance(InArrays):
                 assert np.array_equal(slots, getattr(core, write)(given)), f"{write} {number}"
             self.same(mine.sample(), core.sample(), f"after write {number}")
         refused(MouseError, lambda: mine.append(self.given(_rows(3))))
-        self.same(mine.sample(), core.sample(), "after what was refused")
+        self.same(mine.sample(), core.sample(), "after a rejected call")
 
     def test_a_loop_is_an_epoch(self) -> None:
         """A loop without replacement draws each row once."""
@@ -285,7 +285,7 @@ class ReplayAdapterConformance(InArrays):
         refused(DataError, lambda: mine.update_priority(found["index"], self.from_numpy(np.full(8, -1.0, "f"))))
         negative = _rows(1) | {"td_error": np.full(1, -1, np.float32)}
         refused(DataError, lambda: mine.extend(self.given(negative)))
-        self.same(mine.sample(), core.sample(), "after what was refused")
+        self.same(mine.sample(), core.sample(), "after a rejected call")
         plain, _ = self._pair()
         refused(ConfigError, lambda: plain.update_priority(np.zeros(1, np.int64), np.zeros(1)), "uses priorities")
 
@@ -331,7 +331,7 @@ class ReplayAdapterConformance(InArrays):
         back.loads(tmp_path / "mine")
         self.same(other.sample(), back.sample(), "from dumps()")
         refused(StateError, lambda: other.load_state_dict({"kind": "something"}))
-        self.same(other.sample(), back.sample(), "after what was refused")
+        self.same(other.sample(), back.sample(), "after a rejected call")
 
     def test_what_is_refused_changes_nothing(self) -> None:
         """Rows of another form, and sampling from an empty buffer, raise errors and change nothing."""
@@ -349,7 +349,7 @@ class ReplayAdapterConformance(InArrays):
         ):
             refused(MouseError, partial(mine.extend, self.given(bad)))
         assert _counts(mine) == _counts(core)
-        self.same(mine.sample(), core.sample(), "after what was refused")
+        self.same(mine.sample(), core.sample(), "after a rejected call")
 
     def test_ensembles_are_those_of_the_core(self) -> None:
         """Ensembles draw with the same shares and priorities as the core's ensembles."""

@@ -488,7 +488,7 @@ class DeviceReplayConformance(InArrays):
         ):
             refused(MouseError, lambda bad=bad: self.add(state, bad))  # type: ignore[misc]
         refused(ConfigError, lambda: self.set_priorities(state, np.zeros(1, np.int32), np.ones(1, np.float32)))
-        self._equal(self.sample(state, 0)[1], oracle.draw(0), "after what was refused")
+        self._equal(self.sample(state, 0)[1], oracle.draw(0), "after a rejected call")
 
     # ------------------------------------------------------------------ programs
 
