@@ -20,7 +20,7 @@ def check_device(device: str | torch.device | None) -> torch.device:
     except (RuntimeError, TypeError) as error:
         raise ConfigError(f"device: expected a torch device, found {device!r}") from error
     if target.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"device: expected a device of this machine, found {device!r} and no CUDA")
+        raise ConfigError(f"device: expected a device of this machine, found {device!r}, but CUDA is not available")
     try:
         torch.empty(0, device=target)
     except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:

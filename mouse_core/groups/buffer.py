@@ -677,8 +677,8 @@ class RolloutBuffer(BatchFiles):
                 left = _LOOK_SECONDS if deadline is None else deadline - time.monotonic()
                 if left <= 0:
                     raise TimedOutError(
-                        f"add_rollouts: expected room within {timeout:g} s, found {ahead} rollouts ahead of "
-                        f"max_ahead {limit}; batches make room, and nothing was added"
+                        f"add_rollouts: expected room within {timeout:g} s, found {ahead} waiting rollouts "
+                        f"with max_ahead={limit}; nothing was added; create batches to make room"
                     )
                 with self._step():
                     pass  # raises if another buffer has taken over the folder

@@ -1036,8 +1036,9 @@ class ReplayBuffer(BaseBuffer):
         """Raise ForkError in a forked child process, whose writes would change only its own copy of the rows."""
         if forks() != self._forks and self._storage.lock() is None:
             raise ForkError(
-                "buffer: expected to be changed in the process that made it, found a forked child, which has a copy of "
-                "its rows; give processes a MemmapStorage(capacity, path), or make the buffer in the child"
+                "buffer: expected a change in the process that created the buffer, "
+                "found a change in a forked child, which "
+                "has only a copy of the rows; use a MemmapStorage(capacity, path), or create the buffer in the child"
             )
 
     # ------------------------------------------------------------------ reports of writes
@@ -1441,7 +1442,7 @@ class ReplayBuffer(BaseBuffer):
         running = part_of(state, "transforms", {}) if "transforms" in state else {}
         if running and self._running_transforms and running.keys() != self._running_transforms.keys():
             raise StateError(
-                f"state: expected transforms with the indices {[*self._running_transforms]}, found {[*running]}"
+                f"state: expected statistics of the transforms at {[*self._running_transforms]}, found {[*running]}"
             )
         self._sync()
         counted = self._generations is not None and "generations" in state

@@ -83,7 +83,7 @@ def test_who_waits_for_room_waits_there_too_and_is_let_go(buffer: RolloutBuffer)
     server = StoreServer(SharedBuffer(buffer))
     client = RolloutClient(server.address)
     assert client.add_rollouts(group(0, 8)) == 8
-    with pytest.raises(TimedOutError, match="found 8 rollouts ahead of max_ahead 8"):
+    with pytest.raises(TimedOutError, match="found 8 waiting rollouts with max_ahead=8"):
         client.add_rollouts([rollout(90)], timeout=0.05)
     held: list[int] = []
     producer = threading.Thread(target=lambda: held.append(client.add_rollouts(group(8, 2))))

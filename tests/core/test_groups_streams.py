@@ -410,7 +410,7 @@ def test_producers_wait_for_batches(tmp_path: Path) -> None:
         assert buffer.add_rollouts(group(0, 4, example="a")) == 4
         assert buffer.add_rollouts(group(4, 5, example="b"), timeout=0) == 5  # what is let in is carried out whole
         assert buffer.num_ahead == 9
-        with pytest.raises(TimedOutError, match=r"expected room within 0 s, found 9 rollouts ahead of max_ahead 8"):
+        with pytest.raises(TimedOutError, match=r"expected room within 0 s, found 9 waiting rollouts with max_ahead=8"):
             buffer.add_rollout(rollout(20), timeout=0)
         assert len(buffer) == 9
         assert "r20" not in buffer

@@ -713,7 +713,7 @@ def test_a_forked_child_does_not_change_its_copy() -> None:
         code = 1
         try:
             for change in changes:
-                with pytest.raises(ForkError, match="found a forked child"):
+                with pytest.raises(ForkError, match="in a forked child"):
                     change()
             buffer.sample()  # of what was there
             ReplayBuffer(ArrayStorage(8)).append({"a": 1})

@@ -316,7 +316,7 @@ def test_a_newer_format_is_refused_by_name(tmp_path: Path) -> None:
     MemmapStorage(40, tmp_path / "m").append(small(0, 3))
     of_format(tmp_path / "m", 3)
     with pytest.raises(
-        StateError, match="head: expected a mapped buffer of format 1, found a version that a newer release"
+        StateError, match="head: expected a MemmapStorage of format 1, found a version that a newer release"
     ):
         MemmapStorage(None, tmp_path / "m")
 

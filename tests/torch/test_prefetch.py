@@ -93,7 +93,9 @@ def test_devices_that_are_not_there(device: str) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is CUDA")
 @pytest.mark.parametrize("device", ["cuda", "cuda:0", torch.device("cuda")])
 def test_cuda_where_there_is_none(device: Any) -> None:
-    with pytest.raises(ConfigError, match=r"device: expected a device of this machine, found .* and no CUDA"):
+    with pytest.raises(
+        ConfigError, match=r"device: expected a device of this machine, found .*, but CUDA is not available"
+    ):
         PrefetchBatchifier(store_of(), 5, 4, device=device)
 
 

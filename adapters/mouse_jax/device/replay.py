@@ -339,7 +339,7 @@ def can_sample(replay: Replay, min_length: Any = 1) -> jax.Array:
 
 
 def _without_rows(replay: Replay) -> Replay:
-    """Return a replay without rows and seed. Both do not affect whether a batch can be drawn, and can be traced."""
+    """Return a replay without rows and seed, which ``check_left`` does not need and which can be traced."""
     nothing: Any = None
     return replace(replay, rows=nothing, seed=nothing)
 

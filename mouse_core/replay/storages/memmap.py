@@ -186,7 +186,7 @@ class Head:
         """Raise StateError for an invalid head."""
         magic, capacity, ndim, *flags = self.words[: _MAKING + 1].tolist()
         if magic in (_MAGIC + (step << 56) for step in range(1, 10 - _FORMAT)):
-            expected = f"expected a mapped buffer of format {_FORMAT}"
+            expected = f"expected a MemmapStorage of format {_FORMAT}"
             raise StateError(f"{path}: {expected}, found a version that a newer release wrote")
         if magic != _MAGIC or not 1 <= capacity < 1 << 62 or ndim not in (1, 2) or not {*flags} <= {0, 1}:
             raise StateError(

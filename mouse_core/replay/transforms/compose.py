@@ -121,8 +121,8 @@ class Compose:
             if number not in gathering and not isinstance(other, OnWrite | NextView):
                 behind = self.transforms[min(at for at in looking if at > number)]
                 raise ConfigError(
-                    f"transform: expected {behind!r:.60}, which reads stored rows, before all transforms that may "
-                    f"change the rows; only NextView may come first, found {other!r:.60}"
+                    f"transform: expected {behind!r:.60}, which reads stored rows, before all transforms that can "
+                    f"change the rows; only NextView can precede it, found {other!r:.60}"
                 )
         for at in gathering:
             if getattr(self.transforms[at], "done", "done") != self.done:
