@@ -119,7 +119,8 @@ def ranks_of(shard: Any) -> Ranks | None:
 
 
 def check_shard(shard: Any, batch_size: int, uneven: Uneven) -> tuple[int, int]:
-    """Return ``shard`` as a pair; raise ConfigError if it is invalid, or must divide the batch evenly and does not."""
+    """Return ``shard`` as a pair; raise ConfigError if the pair is invalid, or if the number of shards must divide the
+    batch size and does not."""
     if uneven not in ("refuse", "pad"):
         raise ConfigError(f"uneven: expected 'refuse' or 'pad', found {uneven!r}")
     try:

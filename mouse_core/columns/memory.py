@@ -453,8 +453,8 @@ def ring_slots(first: int, n: int, capacity: int) -> Slots:
 
 
 def ring_pieces(first: int, n: int, capacity: int) -> Iterator[tuple[int, int, int]]:
-    """Yield the contiguous pieces of ``n`` rows from row ``first`` on: the first slot, the first row, and the number of
-    rows of each piece.
+    """Cut ``n`` rows from row ``first`` on into contiguous pieces; yield the first slot, the first row and the number
+    of rows of each piece.
 
     Example: in a ring of 8, the rows 6, 7 and 8 are the pieces ``(6, 0, 2)`` and ``(0, 2, 1)``.
     """

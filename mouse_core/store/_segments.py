@@ -32,9 +32,7 @@ _SHORTEST_RUNS, _MOST_RUNS = 4, 1 << 21
 
 
 def are_too_short(runs: int, rows: int) -> bool:
-    """Return whether runs are too short or too many to be stored as runs, for ``runs`` runs with a total of ``rows``
-    rows.
-    """
+    """Return whether ``runs`` runs with a total of ``rows`` rows are too short or too many to be stored as runs."""
     return runs > _MOST_RUNS or _SHORTEST_RUNS * runs > rows + _LOOKED_AT
 
 

@@ -67,8 +67,9 @@ def warn_of_joins(label: str, rows: Sequence[int], stacklevel: int) -> None:
     """Warn that a dataset will join episodes: an episode begins at each of ``rows``, but no column marks these rows."""
     warnings.warn(
         f"{label}: the new dataset joins two episodes at row {rows[0]}"
-        f"{f', and at {len(rows) - 1} other rows' if len(rows) > 1 else ''}: the second comes from another dataset, "
-        "and no column marks its first row. Add a column 'episode_step', or set done to 2 in the row before",
+        f"{f', and at {len(rows) - 1} other rows' if len(rows) > 1 else ''}: the second episode comes from another "
+        "dataset, and no column marks the first row of this episode. Add a column 'episode_step', or set "
+        "done to 2 in the row before",
         StoreWarning,
         stacklevel=stacklevel,
     )

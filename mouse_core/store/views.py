@@ -199,8 +199,8 @@ class Store(ABC):
     def split(self, *, seed: int = 0, by: str = "episode", **shares: float) -> dict[str, View]:
         """Split the store into parts, which are stores without common episodes; see ``where``.
 
-        The part of an episode depends only on the seed, the shares and the episode's index in the store (or the
-        episode's value of ``by``), so adding episodes does not move an episode to another part. Each part has
+        The part to which an episode belongs depends only on the seed, the shares and the episode's index in the store
+        (or the episode's value of ``by``), so adding episodes does not move an episode to another part. Each part has
         approximately its share of the episodes.
 
         Args:

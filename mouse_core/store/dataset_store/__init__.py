@@ -422,8 +422,8 @@ class DatasetStore(Store):
         """Add an episode of T transitions from a simulator: arrays of NumPy, torch or JAX, or lists.
 
         Observations can be nested. A batch contains each observation under its column name, such as
-        ``batch["observation.image"]``, in the stored dtype and shape; see ``layout`` of ``mouse_core.BatchSource``.
-        Rows, alignment, done codes and episode steps follow from the arrays:
+        ``batch["observation.image"]``, in the stored dtype and shape; see ``layout`` of ``mouse_core.BatchSource``. The
+        arrays determine the rows, the alignment, the done codes and the episode steps:
 
         - With T + 1 observations the rows have the alignment "arrived"; with T observations, where the final
           observation of the episode is missing, "outgoing". The first episode of an empty store determines the

@@ -196,7 +196,8 @@ class TailLayout:
         return _HEAD.pack(_MAGIC, FORMAT, len(self.description), checksum(self.description)) + self.description
 
     def live(self, memory: Any) -> npt.NDArray[np.int64]:
-        """Return the live page as int64 numbers: general numbers first, then one number for each column."""
+        """Return the live page as int64 numbers: first the numbers that describe the file, then one number for each
+        column."""
         return np.frombuffer(memory, np.int64, LIVE + len(self.columns), self.begins["live"])
 
     def places(self, memory: Any) -> list[npt.NDArray[np.uint64]]:

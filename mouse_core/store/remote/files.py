@@ -757,7 +757,7 @@ class _PartElsewhere(ColumnPart):
         files: The files.
         name: The name of the column.
         image_roots: See ``ColumnPart``.
-        asked: The requested columns of the segment, whose heads are read together.
+        asked: The columns of the segment that were requested; the heads of these columns are read together.
     """
 
     def __init__(
