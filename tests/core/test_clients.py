@@ -90,8 +90,8 @@ def test_what_fails_is_said_and_what_may_pass_is_tried_again(server, data):
             got(client, "a", [0], [10], "")
     for status, said in (
         (403, "expected permission to read it, found none"),
-        (400, "found a refusal .400"),
-        (410, "refusal"),
+        (400, "the server refused the request: 400"),
+        (410, "refused the request: 410"),
     ):
         server.faults.append(Fault("runs/a", status=status))
         with pytest.raises(DataError, match=said):
