@@ -198,7 +198,7 @@ class Making:
             return None
         for place, example in enumerate(self._batch):
             if not isinstance(example, RLExample):
-                raise DataError(f"create_batch: expected an RLExample at {place}, found {example!r:.100}")
+                raise DataError(f"create_batch: expected an RLExample at index {place}, found {example!r:.100}")
         metadata = self.maker.get_batch_metadata(self._batch)
         if not isinstance(metadata, Mapping):
             raise DataError(f"get_batch_metadata: expected a dict, found {metadata!r:.100}")
@@ -654,7 +654,7 @@ class RolloutBuffer(BatchFiles):
         try:
             for number, rollout in enumerate(given):
                 if not isinstance(rollout, RolloutRecord):
-                    raise DataError(f"add_rollouts: expected a RolloutRecord at {number}, found {rollout!r:.100}")
+                    raise DataError(f"add_rollouts: expected a RolloutRecord at index {number}, found {rollout!r:.100}")
                 given[number] = with_columns(rollout, self._columns)
                 self._versions.refuse_ahead(rollout.policy_version, rollout.rollout_uid)
                 self._making.ask("check_rollout", rollout)

@@ -326,7 +326,7 @@ def make_examples(
     """
     for place, rollout in enumerate(rollouts):
         if not isinstance(rollout, RolloutRecord):
-            raise DataError(f"rollouts: expected a RolloutRecord at {place}, found {rollout!r:.100}")
+            raise DataError(f"rollouts: expected a RolloutRecord at index {place}, found {rollout!r:.100}")
         refuse_undeclared(rollout)
     turns = list(chain.from_iterable(rollout.turns for rollout in rollouts))
     if not turns:
@@ -552,7 +552,7 @@ def _fields(examples: Sequence[RLExample]) -> Fields:
     if set(map(type, examples)) != {RLExample}:
         for number, example in enumerate(examples):
             if not isinstance(example, RLExample):
-                raise DataError(f"examples: expected an RLExample at {number}, found {example!r:.100}")
+                raise DataError(f"examples: expected an RLExample at index {number}, found {example!r:.100}")
     return fields_of(examples)
 
 
@@ -565,7 +565,7 @@ def _length(sizes: npt.NDArray[np.int64], length: int | None) -> int:
     if length is None:
         return max(1, longest)
     if longest > check_count("length", length):
-        raise DataError(f"examples: expected at most {length} tokens, found {longest} at {int(sizes.argmax())}")
+        raise DataError(f"examples: expected at most {length} tokens, found {longest} at index {int(sizes.argmax())}")
     return int(length)
 
 

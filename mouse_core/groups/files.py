@@ -92,7 +92,7 @@ def _metadata(texts: pa.Array) -> list[dict[str, Any]]:
     try:
         return [json.loads(text, object_hook=_from_json) if text else {} for text in texts.to_pylist()]
     except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"metadata: expected the JSON that was written, found {error!r:.200}") from error
+        raise DataError(f"metadata: expected valid JSON as it was written, found {error!r:.200}") from error
 
 
 # ---------------------------------------------------------------------- schemas
@@ -392,7 +392,8 @@ def declared_values(
         if values is not None:
             if len(values) != size if one else len(values) % size:
                 raise DataError(
-                    f"column {column.name!r}: expected values of shape {list(column.shape)}, found {len(values)}"
+                    f"column {column.name!r}: expected values of shape {list(column.shape)}, found {len(values)} "
+                    f"numbers in row {row}"
                 )
             found[row] = values.reshape(shape)
     return found

@@ -45,7 +45,7 @@ def tokens_of(values: Any) -> npt.NDArray[np.int32]:
         raise DataError(f"tokens: expected integers [n], found {tokens.dtype} {list(tokens.shape)}")
     if tokens.size and (tokens.min() < 0 or tokens.max() > _MAX_TOKEN):
         wrong = int(np.flatnonzero((tokens < 0) | (tokens > _MAX_TOKEN))[0])
-        raise DataError(f"tokens: expected 0..{_MAX_TOKEN}, found {tokens[wrong]} at {wrong}")
+        raise DataError(f"tokens: expected 0..{_MAX_TOKEN}, found {tokens[wrong]} at index {wrong}")
     return own_array(tokens, np.int32, values)
 
 
@@ -62,7 +62,7 @@ def floats_of(values: Any, length: int, where: str) -> npt.NDArray[np.float32]:
     finite = np.isfinite(narrow)
     if not finite.all():
         wrong = int(np.flatnonzero(~finite)[0])
-        raise DataError(f"{where} as finite float32 numbers, found {floats[wrong]} at {wrong}")
+        raise DataError(f"{where} as finite float32 numbers, found {floats[wrong]} at index {wrong}")
     return narrow
 
 
@@ -77,7 +77,7 @@ def logprobs_of(values: Any, length: int, where: str) -> npt.NDArray[np.float32]
         if most > _MOST_LOGPROB:
             wrong = int(logprobs.argmax())
             raise DataError(
-                f"{where} as logarithms of probabilities, at most 0, found {logprobs[wrong]} at {wrong}; "
+                f"{where} as logarithms of probabilities, at most 0, found {logprobs[wrong]} at index {wrong}; "
                 "compute them in float32, not in 16 bits"
             )
         logprobs = np.minimum(logprobs, np.float32(0))
@@ -359,7 +359,7 @@ def common_columns(items: Sequence[Any]) -> Columns:
         if item.declared is not declared and item.declared != declared:
             raise DataError(
                 f"examples: expected the columns of the first example, {list(declared)}, "
-                f"found {list(item.declared)} at {place}"
+                f"found {list(item.declared)} at index {place}"
             )
     return declared
 

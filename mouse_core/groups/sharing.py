@@ -90,7 +90,7 @@ class RolloutClient(Client):
         declared = self._columns_for(given)
         for number, rollout in enumerate(given):
             if not isinstance(rollout, RolloutRecord):
-                raise DataError(f"add_rollouts: expected a RolloutRecord at {number}, found {rollout!r:.100}")
+                raise DataError(f"add_rollouts: expected a RolloutRecord at index {number}, found {rollout!r:.100}")
             given[number] = with_columns(rollout, declared)
         if not given:
             return 0

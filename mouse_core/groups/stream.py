@@ -140,7 +140,7 @@ def plan(lengths: npt.ArrayLike, count: int, kind: MicroBatch) -> list[list[list
     for place, size in enumerate(sizes):
         if size > kind.row:
             raise DataError(
-                f"examples: expected at most {kind.row} tokens, found {size} at {place}; a RolloutStream with "
+                f"examples: expected at most {kind.row} tokens, found {size} at index {place}; a RolloutStream with "
                 "skip_longer=True skips such examples"
             )
     filled = _fill(sizes, count, kind)

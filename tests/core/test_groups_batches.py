@@ -78,7 +78,7 @@ def test_packing_fills_rows() -> None:
 
 @pytest.mark.parametrize("collate", [pad, pack])
 def test_longer_examples_raise(collate: Any) -> None:
-    with pytest.raises(DataError, match="expected at most 4 tokens, found 6 at 0"):
+    with pytest.raises(DataError, match="expected at most 4 tokens, found 6 at index 0"):
         collate([example(0, 6), example(1, 2)], 4)
 
 
@@ -114,12 +114,12 @@ def test_bad_calls() -> None:
         concatenate([])
     with pytest.raises(DataError, match="examples: expected at least one, found none"):
         pad([])
-    with pytest.raises(DataError, match="rollouts: expected a RolloutRecord at 0, found 3"):
+    with pytest.raises(DataError, match="rollouts: expected a RolloutRecord at index 0, found 3"):
         make_examples([3], [1.0])  # type: ignore[list-item]
     for lengths in ([3, "x"], [1.5], [-1], [[3]]):
         with pytest.raises(DataError, match="lengths: expected the number of tokens of each example, found"):
             plan_micro_batches(lengths, 2, max_tokens=8)  # type: ignore[arg-type]
-    with pytest.raises(DataError, match="expected an RLExample at 0, found 3"):
+    with pytest.raises(DataError, match="expected an RLExample at index 0, found 3"):
         pack([3], 4)  # type: ignore[list-item]
     with pytest.raises(ConfigError, match="length: expected an integer of at least 1, found 0"):
         pad([example(0, 1)], 0)

@@ -538,7 +538,7 @@ def test_compressions(make: Make, compression: str) -> None:
 
 def test_nothing_of_a_refused_call_is_added(make: Make) -> None:
     buffer = make()
-    with pytest.raises(DataError, match="expected a RolloutRecord at 1, found 'rollout'"):
+    with pytest.raises(DataError, match="expected a RolloutRecord at index 1, found 'rollout'"):
         buffer.add_rollouts([rollout(0), "rollout"])  # type: ignore[list-item]
     lone = RolloutRecord("e", "1", "1", "u", rollout(0).turns, 0.0, metadata={"a": "\ud800"})
     with pytest.raises(DataError, match="Unicode"):

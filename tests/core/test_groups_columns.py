@@ -301,7 +301,9 @@ def test_a_batch_of_differing_columns_is_refused() -> None:
     plain = RLExample([1], [True], [0.0], [0.0])
     own = RLExample([1], [True], [0.0], [0.0], columns={"x": [1.0]}, declared=[RolloutColumn("x")])
     for call in (pad, concatenate, lambda some: pack(some, 4)):
-        with pytest.raises(DataError, match=r"expected the columns of the first example, \[\], found \['x'\] at 1"):
+        with pytest.raises(
+            DataError, match=r"expected the columns of the first example, \[\], found \['x'\] at index 1"
+        ):
             call([plain, own])
     declared = [RolloutColumn("t", "turn")]
     with pytest.raises(DataError, match="expected turn_ids below 1, the number of turns in 't'"):

@@ -719,7 +719,7 @@ def test_a_batch_is_made_of_examples(tmp_path: Path) -> None:
             return ["example"]
 
     whole = buffer(tmp_path, batch_maker=Wrong("examples"))
-    with pytest.raises(DataError, match="create_batch: expected an RLExample at 0, found 'example'"):
+    with pytest.raises(DataError, match="create_batch: expected an RLExample at index 0, found 'example'"):
         whole.create_and_store_batch(1)
 
 

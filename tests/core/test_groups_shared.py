@@ -66,7 +66,7 @@ def test_a_client_is_as_the_buffer_itself(buffer: RolloutBuffer) -> None:
             assert found.turns[1].columns["reference"].tolist() == [2]
             assert found.turns[0].columns["screen"].tolist() == [[number] * 2] * 2
         assert buffer.create_and_store_batch(4) is not None
-        with pytest.raises(DataError, match="expected a RolloutRecord at 1, found 3"):
+        with pytest.raises(DataError, match="expected a RolloutRecord at index 1, found 3"):
             client.add_rollouts([rollout(1), 3])  # type: ignore[list-item]
         assert client.contains(["s9", "s0", "s4"]) == buffer.contains(["s9", "s0", "s4"]) == [False, True, True]
         assert ("s0" in client, "s9" in client, 3 in client) == (True, False, False)

@@ -72,7 +72,7 @@ def test_there_are_few_micro_batches() -> None:
 
 
 def test_what_cannot_be_planned() -> None:
-    with pytest.raises(DataError, match="expected at most 4 tokens, found 5 at 1"):
+    with pytest.raises(DataError, match="expected at most 4 tokens, found 5 at index 1"):
         plan_micro_batches([1, 5], 2, max_tokens=8, length=4)
     for options, wanted in [
         ({"max_tokens": 0}, "max_tokens"),
@@ -136,7 +136,7 @@ def test_ranks_share_the_same_batches(root: Path, count: int, collate: str, leng
 
 
 def test_an_example_that_is_too_long_can_be_passed_over(root: Path) -> None:
-    with pytest.raises(DataError, match=r"at most 16 tokens, found \d+ at \d+; a RolloutStream with"):
+    with pytest.raises(DataError, match=r"at most 16 tokens, found \d+ at index \d+; a RolloutStream with"):
         next(RolloutStream(root, 16))
     streams = [RolloutStream(root, 16, shard=(rank, 2), skip_longer=True) for rank in range(2)]
     skipped = 0

@@ -49,7 +49,7 @@ def test_no_probability_is_above_one(tmp_path: Path) -> None:
     rows[0]["turns"][1]["logprobs"][2] = 0.5
     pq.write_table(pa.Table.from_pylist(rows, schema=pq.read_schema(path)), path.with_name("part-1.parquet"))
     path.unlink()
-    with pytest.raises(DataError, match=r"part-1.parquet: expected rollouts, found: .*at most 0, found 0.5 at 2"):
+    with pytest.raises(DataError, match=r"part-1.parquet: expected rollouts, found: .*at most 0, found 0.5 at index 2"):
         list(open_rollouts(tmp_path))
 
 
@@ -93,14 +93,17 @@ def test_memory_that_nobody_writes_to_is_shared() -> None:
     [
         ({"tokens": [1.5]}, r"tokens: expected integers \[n\], found float64"),
         ({"tokens": [[1]]}, r"tokens: expected integers \[n\], found int64 \[1, 1\]"),
-        ({"tokens": [3, -1]}, "tokens: expected 0..2147483647, found -1 at 1"),
-        ({"tokens": [2**31]}, "found 2147483648 at 0"),
+        ({"tokens": [3, -1]}, "tokens: expected 0..2147483647, found -1 at index 1"),
+        ({"tokens": [2**31]}, "found 2147483648 at index 0"),
         ({"logprobs": [-1.0]}, r"expected logprobs for each of 2 tokens, found shape \[1\]"),
-        ({"logprobs": [-1.0, math.nan]}, "expected logprobs as finite float32 numbers, found nan at 1"),
-        ({"logprobs": [-1.0, -math.inf]}, "found -inf at 1"),
+        ({"logprobs": [-1.0, math.nan]}, "expected logprobs as finite float32 numbers, found nan at index 1"),
+        ({"logprobs": [-1.0, -math.inf]}, "found -inf at index 1"),
         ({"logprobs": ["a", "b"]}, "expected logprobs as numbers"),
-        ({"logprobs": [-0.2, 0.9]}, "expected logprobs as logarithms of probabilities, at most 0, found 0.89.* at 1"),
-        ({"logprobs": [-0.2, 0.01]}, "at most 0, found 0.00.* at 1; compute them in float32, not in 16 bits"),
+        (
+            {"logprobs": [-0.2, 0.9]},
+            "expected logprobs as logarithms of probabilities, at most 0, found 0.89.* at index 1",
+        ),
+        ({"logprobs": [-0.2, 0.01]}, "at most 0, found 0.00.* at index 1; compute them in float32, not in 16 bits"),
         ({"logprobs": [[-1.0], [-1.0, -2.0]]}, r"expected logprobs as an array, found \[\[-1.0\], .*inhomogeneous"),
         ({"logprobs": np.ma.masked_array([-1.0, -2.0], [0, 1])}, "found a masked value"),
         ({"tokens": np.ma.masked_array([1, 2], [0, 1])}, "found a masked value"),

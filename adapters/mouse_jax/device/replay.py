@@ -339,7 +339,7 @@ def can_sample(replay: Replay, min_length: Any = 1) -> jax.Array:
 
 
 def _without_rows(replay: Replay) -> Replay:
-    """Return a replay without rows and seed, which ``check_left`` does not need and which can be traced."""
+    """Return a replay without its rows and its seed, which can be traced and which the check does not read."""
     nothing: Any = None
     return replace(replay, rows=nothing, seed=nothing)
 

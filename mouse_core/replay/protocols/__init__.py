@@ -109,7 +109,7 @@ class Storage(Protocol):
 
     @property
     def writable(self) -> bool:
-        """Whether rows may be written."""
+        """Whether rows can be written."""
 
     @property
     def written(self) -> int:
