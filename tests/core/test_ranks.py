@@ -132,7 +132,7 @@ def test_shards_of_large_batches_are_their_parts() -> None:
 
 def test_other_words_are_no_shard() -> None:
     for shard in ("Auto", "", None, 3):
-        with pytest.raises(ConfigError, match=r"shard: expected \(rank, count\), found .*; .auto. finds it"):
+        with pytest.raises(ConfigError, match=r"expected \(rank, count\), found .*; shard=.auto. determines both"):
             BatchSource(example_store(), 8, 4, shard=shard)  # type: ignore[arg-type]
 
 
