@@ -285,7 +285,7 @@ def test_rewards_for_several_goals_are_not_summed() -> None:
 
 def test_goals_are_read_before_anything_changes_them() -> None:
     relabel = HindsightRelabel(compute_reward=lambda found, goal, batch: found)
-    with pytest.raises(ConfigError, match=r"before all transforms that may change the rows"):
+    with pytest.raises(ConfigError, match=r"before all transforms that can change the rows"):
         ReplayBuffer(ArrayStorage(5), transform=[lambda batch: batch, relabel])
     ReplayBuffer(ArrayStorage(5), transform=[NextView(), relabel, lambda batch: batch])
     single = {"index": np.arange(3), "mask": np.ones((3, 2), bool), "desired_goal": np.zeros((3, 2, 1))}

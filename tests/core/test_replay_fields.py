@@ -132,7 +132,7 @@ def test_frames_before_an_episode_may_be_a_number_and_channels_may_come_first() 
 
 def test_what_reads_other_rows_stands_first_and_needs_their_order() -> None:
     cat = CatFrames("obs", frames=2)
-    with pytest.raises(ConfigError, match=r"expected CatFrames.* before all transforms that may change the rows"):
+    with pytest.raises(ConfigError, match=r"expected CatFrames.* before all transforms that can change the rows"):
         ReplayBuffer(ArrayStorage(9), transform=[Apply({"obs": abs}), cat])
     with pytest.raises(ConfigError, match="keeps the order of rows"):
         ReplayBuffer(ArrayStorage(9), transform=cat, writer=MaxValueWriter("reward"))

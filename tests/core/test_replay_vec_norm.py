@@ -241,9 +241,9 @@ def test_where_it_cannot_be_is_said() -> None:
         ReplayBuffer(ArrayStorage(9), transform=norm)
     with pytest.raises(ConfigError, match="keeps the order"):
         ReplayBuffer(ArrayStorage(9), transform=VecNorm("x"), writer=MaxValueWriter("x"))
-    with pytest.raises(ConfigError, match="before all transforms that may change the rows"):
+    with pytest.raises(ConfigError, match="before all transforms that can change the rows"):
         ReplayBuffer(ArrayStorage(9), transform=[Apply({"x": abs}), VecNorm("x")])
-    with pytest.raises(ConfigError, match="before all transforms that may change the rows"):
+    with pytest.raises(ConfigError, match="before all transforms that can change the rows"):
         ReplayBuffer(ArrayStorage(9), transform=[VecNorm("x"), CatFrames("x", frames=2)])
     with pytest.raises(ConfigError, match="an ensemble stores no rows"):
         ReplayBufferEnsemble(ReplayBuffer(ArrayStorage(9)), transform=VecNorm("x"))

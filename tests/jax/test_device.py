@@ -196,7 +196,7 @@ def test_a_sample_that_cannot_be_is_refused() -> None:
     for index in (jnp.int32(-1), 2**32):
         with pytest.raises(ConfigError, match=r"found (-1|4294967296)"):
             device.sample(at_random, index)
-    with pytest.raises(ConfigError, match="expected order='random', found 'epochs'; take"):
+    with pytest.raises(ConfigError, match="expected order='random', found 'epochs'; to draw"):
         device.sample(epochs, 0)
     with pytest.raises(ConfigError, match="expected an integer, since each row is drawn once"):
         device.take(epochs, jax.random.key(0))

@@ -213,7 +213,7 @@ def test_cuda_where_there_is_none() -> None:
         lambda: TensorStorage(3, device="cuda"),
         lambda: ReplayBufferEnsemble(ReplayBuffer(), device="cuda"),
     ):
-        with pytest.raises(ConfigError, match="no CUDA"):
+        with pytest.raises(ConfigError, match="CUDA is not available"):
             make()
     with pytest.raises(ConfigError, match="expected a torch device"):
         ReplayBuffer(device="gpu")
