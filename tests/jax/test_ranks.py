@@ -68,7 +68,7 @@ def test_several_processes_train_as_one_and_are_told_where_they_disagree(tmp_pat
                 np.testing.assert_allclose(theirs, expected, rtol=1e-9, atol=1e-12)
         for where in ("", ", sharding"):
             assert found[rank][f"nothing{where}"] == "nothing"
-            assert "agree at the first batch, found rank 1 with seed 1 where" in found[rank][f"seed{where}"]
-            assert "agree at refresh(), found rank 1 with rows 121 where" in found[rank][f"rows{where}"]
+            assert "agree at the first batch, found rank 1 with seed 1 (" in found[rank][f"seed{where}"]
+            assert "agree at refresh(), found rank 1 with rows 121 (" in found[rank][f"rows{where}"]
             missed = "missed" if rank == 1 else f"ranks: expected all {count} to call refresh() before batch 1"
             assert found[rank][f"missed{where}"].startswith(missed)

@@ -29,7 +29,7 @@ def test_an_actor_that_dies_has_everything_when_it_is_back_and_copies_no_arrays(
             assert not any(flags.owndata or flags.writeable for flags in large), "a copy arrived"
             super().check_rollout(rollout)
 
-    buffer = mouse_ray.RolloutBuffer.remote(tmp_path, 4, batch_maker=Maker(rng_seed=1), sync=False)
+    buffer = mouse_ray.RolloutBuffer.remote(tmp_path, 4, batch_maker=Maker(rng_seed=1), sync=False, seal_timeout=1e6)
     given = [rollout(number, metadata=METADATA) for number in range(6)]
     assert ray.get(buffer.add_rollouts.remote(given)) == 6
     batch_id = ray.get(buffer.create_and_store_batch.remote(2))
