@@ -1,4 +1,4 @@
-"""StoreClient, which writes rows to a store that another process has open; and the base class of clients."""
+"""The class ``StoreClient``, which writes rows to a store that another process has open, and the base class of clients."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Channel(Protocol):
     """A transport of calls to a ``SharedStore``."""
 
     def connect(self, timeout_s: float) -> None:
-        """Connect; called before the first call and after a failed call.
+        """Connect to the other side. The client uses this method before its first call and after a failed call.
 
         Raises:
             OSError: The other side cannot be reached now; a later attempt may succeed.
@@ -191,8 +191,8 @@ class StoreClient(Client):
 
     Args:
         address: The server's ``address``, or the folder of its store; or a ``Channel``.
-        name: The name of this client, unique among all clients and the same after a restart. ``written`` is then the
-            number of this client's calls that are in the store.
+        name: The name of this client, unique among all clients and the same after a restart. ``written`` tells a
+            restarted client how many of its writes the store contains.
         timeout_s: Seconds to wait until a server starts or restarts.
 
     Raises:
@@ -209,7 +209,7 @@ class StoreClient(Client):
 
     @property
     def written(self) -> int:
-        """The number of writes under this name that are in the store, according to the last answer."""
+        """How many writes of this client the store contains, according to the server's last answer."""
         return self._count
 
     def append(self, row: Mapping[str, Any]) -> None:

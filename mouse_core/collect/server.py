@@ -44,7 +44,7 @@ class Shared(Protocol):
 
     @property
     def counts(self) -> dict[str, int]:
-        """The number of writes, or of calls, of each client."""
+        """A dict from the name of each client to the number of its writes or calls."""
 
     def answer(self, call: Mapping[str, Any], body: memoryview) -> dict[str, Any]:
         """Return the answer to a call as plain values. The answer may contain an error. If the answer contains bytes,
@@ -64,9 +64,9 @@ class Shared(Protocol):
 class StoreServer:
     """Writes the rows of clients in other processes on this machine to a store.
 
-    For each client, a thread writes the client's rows, and answers when the rows are in the store. So a client that
-    sends faster than the store writes must wait. The server's process may also write to the store, take snapshots and
-    train. Clients wait until a server is restarted at the same address. Rows that a client sends twice are written
+    For each client, a thread writes the client's rows, and answers when the rows are in the store. So a client waits if
+    it sends rows faster than the store can write them. The server's process may also write to the store, take snapshots
+    and train. Clients wait until a server is restarted at the same address. Rows that a client sends twice are written
     once; see ``SharedStore``.
 
     Only processes of the same user can connect; the server never executes data that it receives. Memory for a message
@@ -120,7 +120,9 @@ class StoreServer:
         return f"StoreServer({self._shared!r}, address={self.address!r}, clients={self.clients})"
 
     def _make_listener(self) -> socket.socket:
-        """Bind the address for processes of this user only, replacing the socket of a server that died."""
+        """Create the socket at the address, for processes of this user only. The socket of a server that died is
+        replaced.
+        """
         listener = socket.socket(socket.AF_UNIX)
         try:
             with storing(f"server {self.address}"), reachable(self.address) as path:
@@ -142,8 +144,8 @@ class StoreServer:
 
     @property
     def clients(self) -> dict[str, int]:
-        """The number of writes by each client that the store has ever received; for a rollout buffer, the number of
-        calls by each client since serving began.
+        """For a store, how many writes of each client the store has ever received. For a rollout buffer, how many calls
+        of each client were answered since the server started.
         """
         return self._shared.counts
 

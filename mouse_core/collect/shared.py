@@ -44,12 +44,12 @@ class _Write:
     Args:
         client: The name of the client.
         number: The number of the write, from 1.
-        begin: Number of rows ever written to the store before this write, or before its last attempt.
+        begin: Number of rows that the store had received before this write, or before the last attempt of this write.
         rows: The number of rows.
         digest: The digest of the columns' description and bytes.
-        done: The number of this write's rows in the store. None: all rows that the store has after ``begin``, but at
-            most ``rows``, belong to this write.
-        before: The number of this write's rows that earlier attempts wrote before ``begin``.
+        done: The number of this write's rows in the store. None: the rows that the store received after ``begin``
+            belong to this write, up to the number ``rows``.
+        before: How many rows of this write were written by earlier attempts.
     """
 
     client: str
@@ -79,8 +79,8 @@ class _Write:
 class SharedStore:
     """Writes the rows of named clients to a store, each write exactly once; any thread may call it.
 
-    For a store in a folder, the records of the clients are in the same folder, and survive the process like the rows.
-    Any thread may also write rows directly to the store.
+    For a store in a folder, the records of the clients are in the same folder, so they are kept after the process ends,
+    like the rows. Any thread of this process may also write rows directly to the store.
 
     A name belongs to the client that last sent "hello", so that a killed client can be restarted. Later calls of an
     earlier client with this name raise ConfigError.
@@ -168,7 +168,7 @@ class SharedStore:
             self.store.flush()
 
     def interrupt(self) -> None:
-        """Do nothing, because no call waits."""
+        """Do nothing, because the calls of this class never wait."""
 
     def close(self) -> None:
         """Close the log; the store stays open."""

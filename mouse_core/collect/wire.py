@@ -3,7 +3,8 @@ no code.
 
     b"MSC1" | length of the JSON, 4 bytes | length of the body, 8 bytes | JSON | body
 
-Numbers are little-endian. Physical memory is used only as bytes arrive, even if a message announces a large length.
+Numbers are little-endian. Even if a message announces a large length, physical memory is used only for the bytes that
+have arrived.
 
 A column is described in the JSON, and its values are in the body:
 
@@ -227,8 +228,8 @@ def decoded(described: Any, body: Buffer) -> dict[str, Any]:
 
 
 def _most_values(body: Buffer) -> int:
-    """Return the largest number of values that a body may contain. The limit is needed because nulls and empty rows
-    have no bytes, but take memory when decoded.
+    """Return the largest number of values that a body is allowed to contain. The limit is needed because nulls and
+    empty rows have no bytes in the body, but take memory when they are decoded.
     """
     return 16 * len(body) + 4096
 

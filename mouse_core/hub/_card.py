@@ -1,4 +1,4 @@
-"""The dataset card (README.md) of a dataset on the Hub, whose front matter a push updates."""
+"""The dataset card (README.md) of a dataset on the Hub. A push updates the YAML front matter of the card."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Card:
 
 @dataclass(frozen=True)
 class SplitEntry:
-    """The front matter about a split."""
+    """The entry of a split in the card's front matter."""
 
     name: str
     num_rows: int
@@ -81,7 +81,7 @@ def check_extendable(card: Card, *, repo_id: str) -> None:
 
 
 def stale_files(card: Card, files: Iterable[str]) -> list[str]:
-    """Return the Parquet files that a push replaces, except files that other configurations read.
+    """Return the old Parquet files that a push removes; files that other configurations read are not included.
 
     A push replaces the files directly in the configuration's folder, and the files that the card lists for the
     configuration before the push.

@@ -48,11 +48,12 @@ class Remote:
     """The content of a repository at one commit.
 
     Args:
-        oid: The commit; None if the repository does not exist.
+        oid: The id of the commit; None if the repository does not exist.
         private: Whether the repository is private; None if the repository does not exist.
         has_branch: Whether the branch exists. If the branch does not exist, the other attributes describe ``main``,
             from which the branch is created.
-        files: Size and hash of each file, by path. The hash is sha256 for large files and git's hash for small files.
+        files: A dict from the path of each file to its size and hash. The hash is sha256 for large files and git's hash
+            for small files.
         readme: The text of the card; None if the repository has no card.
     """
 
@@ -133,10 +134,10 @@ class Repository:
             self.api.create_branch(self.repo_id, branch=self.revision, repo_type="dataset", exist_ok=True)
 
     def upload(self, files: Mapping[str, str]) -> list[CommitOperationAdd]:
-        """Upload files, and return the commit operations that add them. Until the commit, the files are not visible.
+        """Upload files, and return the commit operations that add them. The files become visible with the commit.
 
         Args:
-            files: Local path of each file, by path in the repository.
+            files: A dict from the path of each file in the repository to its local path.
 
         Raises:
             ConfigError: The repository's ``.gitignore`` excludes a file.
@@ -383,7 +384,7 @@ class PushResult:
     Args:
         repo_id: The name of the repository, with the namespace.
         revision: The branch.
-        oid: The commit that holds the pushed dataset; None after a dry run.
+        oid: The id of the commit that contains the pushed dataset; None after a dry run.
         commit_url: The URL of the commit's page; None after a dry run.
         splits: The number of rows of each pushed split.
         shards: The shards' paths in the repository, in order.
@@ -465,14 +466,15 @@ def push_to_hub(
     """Publish stores as a dataset on the Hugging Face Hub, in one commit.
 
     The stores of a split are concatenated. If only some stores have a column, it is null in the rows of the other
-    stores, so all splits have the same schema. If a column is null in all rows of a split, a store of this split has no
-    field for this column. All shards are written to the system's temporary folder first (``TMPDIR``), in bounded
-    memory. The upload begins when all shards are complete. Then a single commit adds the shards and the card, and
-    removes stale files of the previous push. If another client commits meanwhile, the push lists the repository again
-    and repeats its commit, up to five times.
+    stores, so all splits have the same schema. If a column is null in all rows of a split, a store that is created from
+    this split has no field for this column. All shards are written to the system's temporary folder first (``TMPDIR``),
+    in bounded memory. The upload begins when all shards are complete. Then a single commit adds the shards and the
+    card, and removes stale files of the previous push. If another client commits meanwhile, the push lists the
+    repository again and repeats its commit, up to five times.
 
     Args:
-        splits: Stores by split. After the push, the configuration has exactly these splits.
+        splits: A dict from the name of each split to its stores. After the push, the configuration has exactly these
+            splits.
         repo_id: ``"namespace/name"``, or ``"name"`` in the namespace of the token's owner. The repository is created if
             missing.
         private: Whether a new repository is private; by default the Hub decides. An existing repository with another

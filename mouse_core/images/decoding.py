@@ -40,7 +40,7 @@ def fill_images(
     Args:
         runs: Runs of rows. Each run has rows of an image column (binary, or ``{bytes, path}``), the row of ``out`` for
             the first of these rows, and the allowed folders of paths.
-        shape: ``(H, W, C)`` of an image.
+        shape: The shape ``(H, W, C)`` of every image.
         out: ``[rows, H * W * C]`` of any dtype.
         fill: Pixel value for rows that are null; if ``fill`` is None, a null raises an error.
         pixel: The dtype of pixels.
@@ -100,7 +100,7 @@ class DecodeClock:
         self._lock = threading.Lock()
 
     def timing(self, make: Callable[[int], T]) -> Callable[[int], T]:
-        """Return a function that calls ``make``, and adds the time of decoding to ``seconds``."""
+        """Return a function that calls ``make`` and adds the seconds spent on decoding images to ``seconds``."""
 
         def timed(index: int) -> T:
             before = _spent.seconds

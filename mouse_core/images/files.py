@@ -1,7 +1,7 @@
 """Opens files that rows name by path, within allowed folders.
 
-An untrusted dataset may name any path of this machine: a private image, a pipe that blocks forever, a device. So only
-regular files may be opened, and only inside the folder of the dataset or a folder that the caller named.
+A row of an untrusted dataset can contain any path: of a private image, of a pipe that blocks forever, or of a device.
+So only regular files may be opened, and only inside the folder of the dataset or a folder that the caller named.
 """
 
 from __future__ import annotations

@@ -120,13 +120,13 @@ class _Picture:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the header alone shows that the image has 8 bits per channel, and how many channels it has."""
+        """Whether the header is sufficient to know the number of channels, and that each channel has 8 bits."""
         return self._image.mode in PLAIN_MODES
 
     def check(self, shape: tuple[int, ...] | None, max_pixels: int) -> None:
         """Raise DataError unless the header states ``shape``.
 
-        With None, any shape of at most ``max_pixels`` pixels is accepted.
+        If ``shape`` is None, any shape of at most ``max_pixels`` pixels is accepted.
         """
         found = self.shape
         if shape is None:
@@ -239,7 +239,7 @@ def decode_into(encoded: bytes | memoryview, out: npt.NDArray[Any]) -> None:
     """Decode an encoded image into ``out``, ``[H, W, C]`` of an integer dtype.
 
     Raises:
-        DataError: See ``decode_image``; or the image has another shape.
+        DataError: ``decode_image`` would not accept the image, or its shape differs from the shape of ``out``.
     """
     pixels = _from_png(encoded, out.shape) if out.dtype == _BYTE else None
     out[...] = decode_image(encoded, shape=out.shape, dtype=out.dtype) if pixels is None else pixels
@@ -249,7 +249,7 @@ def encode_png(value: object, *, dtype: npt.DTypeLike = np.uint8, image_roots: S
     """Encode an image (in any form that ``decode_image`` accepts) as PNG, without loss.
 
     Raises:
-        DataError: See ``decode_image``; or the image has several channels of more than 8 bits.
+        DataError: ``decode_image`` would not accept the image, or it has several channels of more than 8 bits.
     """
     pixels = decode_image(value, dtype=dtype, image_roots=image_roots)
     if pixels.shape[2] > 1 and pixels.dtype != _BYTE:
@@ -296,7 +296,8 @@ def check_image(
 ) -> None:
     """Raise DataError if the header shows that ``decode_image`` would not accept a value.
 
-    Pixels are decoded only if their values may be too large, or if the colours of a palette matter.
+    The pixels are decoded only if the header does not show that their values are small enough, or if the result depends
+    on the colours of a palette.
     """
     with _opened(value, image_roots) as picture:
         picture.check(shape, MAX_PIXELS)
@@ -333,7 +334,8 @@ def _opened(value: Any, roots: Sequence[str]) -> Iterator[_Picture]:
 
 
 def _from_png(encoded: bytes | memoryview, shape: tuple[int, ...]) -> npt.NDArray[np.uint8] | None:
-    """Return the pixels of a plain PNG of ``shape``; None for a PNG with chunks that affect pixels, or another file.
+    """Return the pixels of a plain PNG of ``shape``. Return None if the PNG has chunks that affect pixels, or if the
+    file has another format or shape.
 
     The data are passed directly to Pillow's decoder. For small images, this takes half the time of Pillow's reader.
     """

@@ -1,4 +1,4 @@
-"""Video: an index of the frames in a file, exact decoding of frames from many files, and writing of videos."""
+"""Videos: an index of the frames in a file, exact decoding of single frames from many files, and writing of videos."""
 
 from mouse_core.video.decoding import Decoder, FrameDecoder, decoder_version
 from mouse_core.video.index import VideoIndex, index_video

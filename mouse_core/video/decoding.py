@@ -37,14 +37,14 @@ _MOST_DECODERS = 8
 
 
 class Decoders:
-    """The decoders of a thread, one for each kind of file, and the thread's converter of pixel formats."""
+    """The decoders of a thread (one decoder for each kind of file), and the thread's converter of pixel formats."""
 
     def __init__(self) -> None:
         self._held: OrderedDict[Key, Any] = OrderedDict()
         self._reformatter = pyav().video.reformatter.VideoReformatter()
 
     def of(self, index: VideoIndex) -> Any:
-        """Return a decoder in its initial state."""
+        """Return a decoder in its initial state, for the kind of file."""
         decoder = None if _is_own(index) else self._held.pop(_key(index), None)
         return new_decoder(index.codec, index.header, index.colours) if decoder is None else decoder
 
@@ -130,7 +130,9 @@ def decode_group(
 
 
 def _needed(index: VideoIndex, start: int, last: int, wanted: Collection[int]) -> list[int]:
-    """Return the packets that must be decoded for the requested packets, in a group that begins at ``start``."""
+    """Return the packets that must be decoded to get the frames of the requested packets. ``start`` is the packet at
+    which decoding begins.
+    """
     span = slice(start, last + 1)
     others = zip(index.start[span].tolist(), index.referenced[span].tolist(), strict=True)
     return [start + k for k, (of, referred) in enumerate(others) if (of >= start and referred) or start + k in wanted]
@@ -279,7 +281,9 @@ class Decoder(Protocol):
 
     @property
     def version(self) -> str:
-        """A text that changes whenever the last bits of pixels may change. The state of a loader contains this text."""
+        """A text that differs between two versions of the decoder if the last bits of their pixels can differ. The
+        state of a loader contains this text.
+        """
         ...
 
     def decode(
@@ -423,7 +427,7 @@ class FrameDecoder:
 
 
 def _packets(task: _Task) -> int:
-    """Return approximately how many packets must be decoded for a task."""
+    """Return approximately how many packets must be decoded to get the frames of a task."""
     index, frames, _ = task
     return int(index.packet[frames[-1]] - index.start[index.packet[frames[0]]])
 

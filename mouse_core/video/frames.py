@@ -3,7 +3,7 @@
 A row refers to a frame by video index and frame index; a batch decodes all its frames at once.
 
 The column type is ``struct<video: int32, frame: int32>``: ``video`` is an index into the dataset's list of files
-(``DatasetMetadata.videos``), ``frame`` is the index of the frame in the order of display. A null stands for a row
+(``DatasetMetadata.videos``), ``frame`` is the index of the frame in the order of display. The value is null in a row
 without a frame.
 """
 
@@ -40,7 +40,7 @@ class VideoFiles:
     """The videos of a dataset by index; all columns and threads share a decoder.
 
     Args:
-        files: For each video, its path below the folder of the dataset, and the digest of its index.
+        files: For each video, the path relative to the folder of the dataset, and the digest of the video's index.
     """
 
     def __init__(self, files: Sequence[tuple[str, str]]) -> None:
@@ -75,7 +75,7 @@ class VideoFiles:
 
         Args:
             number: Index of the video.
-            roots: Folders (absolute, without links) in which the video may be.
+            roots: The folders (absolute, without links) in which videos are allowed.
 
         Raises:
             DataError: There is no video with the index ``number``; or its file is outside of ``roots``, or differs from
@@ -177,7 +177,7 @@ def _joined(
 
 
 def _numbers(values: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Return the video index and the frame index of each row, and a mask of the rows that are not null."""
+    """Return the video index and the frame index of each row, and a mask that is True for rows that are not null."""
     found, there = [], np.asarray(values.is_valid())
     for name in ("video", "frame"):
         column = values.field(name)
@@ -201,7 +201,7 @@ def videos_of(dataset: Any) -> VideoFiles:
 
 
 def carry_videos(videos: Sequence[tuple[str, str]], roots: Sequence[str], folder: StrPath) -> int:
-    """Link or copy the videos of a dataset and their indexes to the listed paths below another folder.
+    """Link or copy the videos of a dataset and their indexes into another folder, at the same relative paths.
 
     Videos are hard-linked, which needs no space. They are copied if the file system has no links, or if the folder is
     on another file system. Each video is compared with its listed digest.

@@ -1,8 +1,8 @@
-"""The index of a video, which states the position of each frame in the file. The index is stored next to the video.
+"""The index of a video, which contains the position of each frame in the file. The index is stored next to the video.
 
-An index is an Arrow file with a single row. Its columns are properties of the video; some columns are lists with a
-number for each packet. ``mouse_video`` in the schema's metadata is the format version of the index. An index is
-memory-mapped, and takes 37 bytes per frame.
+An index is an Arrow file with a single row. Its columns are properties of the video; in some columns, the value is a
+list with a number for each packet. ``mouse_video`` in the schema's metadata is the format version of the index. An
+index is memory-mapped, and takes 37 bytes per frame.
 """
 
 from __future__ import annotations
@@ -106,14 +106,15 @@ class Picture(NamedTuple):
     """The properties of the picture in a packet.
 
     Args:
-        entry: Whether decoding can begin at this packet, with the same result as decoding from the file's beginning.
-        leading: Whether the picture follows an entry in the file, is shown before the entry, and cannot be decoded from
-            it.
-        cut: Whether the picture is an entry whose leading pictures are never shown.
+        entry: Whether the packet is an entry: decoding can begin at this packet, with the same result as decoding from
+            the file's beginning.
+        leading: Whether the picture is stored after an entry, is shown before this entry, and cannot be decoded if
+            decoding begins at this entry.
+        cut: Whether the picture is an entry, and the leading pictures after this entry are never shown.
         referenced: Whether other pictures may depend on this picture.
         layer: The temporal layer. Pictures of higher layers may depend on this picture, even if no picture of the same
             layer depends on it.
-        sets: Parameter sets that are in the packet and not in the file header.
+        sets: The parameter sets in the packet that are not in the file header.
         shown: Whether the packet contains a picture that is shown.
         gap: Whether earlier pictures that this picture needs may be missing. The decoder replaces missing pictures by
             pictures that depend on all earlier packets.
@@ -186,7 +187,7 @@ class _H264:
             self._pictures[bits.count()] = bits.count()
 
     def _is_gap(self, unit: memoryview) -> bool:
-        """Whether frames are missing before a packet, given the first slice of the packet."""
+        """Return whether frames are missing before a packet. The frame number in the packet's first slice shows this."""
         bits = _Bits(bytes(unit[1:32]))
         bits.count()  # the position in the picture where the slice begins
         bits.count()  # kind of the slice
@@ -397,9 +398,9 @@ def new_decoder(codec: str, header: bytes, colours: Sequence[int]) -> Any:
 
     Args:
         codec: FFmpeg's name of the codec.
-        header: Data that the decoder takes before the first packet.
-        colours: FFmpeg's numbers of the colour matrix and the colour range that the container states; () if the
-            container states none.
+        header: Data that the decoder receives before the first packet.
+        colours: FFmpeg's numbers of the colour matrix and the colour range that are stored in the container; () if none
+            are stored.
     """
     # FFmpeg's own decoder of AV1 needs hardware.
     decoder = pyav().CodecContext.create("libdav1d" if codec == "av1" else codec, "r")
@@ -412,7 +413,7 @@ def new_decoder(codec: str, header: bytes, colours: Sequence[int]) -> Any:
 
 
 def _first_colours(file: Path, about: dict[str, Any]) -> list[int]:
-    """Return the colour matrix and the colour range of the first decoded frame; [] without a decoded frame."""
+    """Return the colour matrix and the colour range of the first decoded frame; [] if no frame can be decoded."""
     decoder = new_decoder(about["codec"], about["header"], about.get("colours", ()))
     av = pyav()
     with _opened(av, file) as container, suppress(av.error.FFmpegError):
@@ -423,7 +424,7 @@ def _first_colours(file: Path, about: dict[str, Any]) -> list[int]:
 
 
 def _check_container(file: Path) -> None:
-    """Raise DataError for another kind of container."""
+    """Raise DataError unless the file is a container of a supported kind."""
     with reading(file), file.open("rb") as stream:
         head = stream.read(_OTHERS[-1][1] + 1)
     for name, place, sign in _OTHERS:
@@ -555,11 +556,12 @@ class VideoIndex:
         digest: Digest of all values below and of the bytes of all packets, in hexadecimal digits. The digest does not
             depend on ``path``.
         codec: FFmpeg's name of the codec: "h264", "hevc", "av1", "vp9" or "mjpeg".
-        header: Data that a decoder takes before the first packet.
+        header: Data that a decoder receives before the first packet.
         height: Height of a frame in pixels.
         width: Width of a frame in pixels.
         pixel_format: FFmpeg's name of the pixel format, such as "yuv420p" or "gray12le".
-        colours: FFmpeg's numbers of the colour matrix and range, if only the container states them; otherwise ().
+        colours: FFmpeg's numbers of the colour matrix and range, if these are stored only in the container; otherwise
+            ().
         time_base: Unit of ``pts`` in seconds.
         own_sets: Whether packets contain parameters that are not in ``header``.
         pts: Display time of the frame of each packet, int64.
@@ -605,11 +607,12 @@ class VideoIndex:
 def index_video(path: StrPath, *, sidecar: StrPath | None = None) -> VideoIndex:
     """Return the stored index of a video. If there is none, create it by reading the file once, and store it.
 
-    An index of another file, or a damaged index, is replaced. If the index cannot be written, it is returned
-    without being stored.
+    The stored index is replaced if it is damaged or belongs to another file. If the index cannot be written, it is
+    returned without being stored.
 
     Args:
-        path: An MP4 file with H.264, HEVC, AV1, VP9 or Motion JPEG. Of several video streams, the first stream is used.
+        path: An MP4 file with H.264, HEVC, AV1, VP9 or Motion JPEG. If the file has several video streams, the first
+            stream is used.
         sidecar: The path of the index. By default, the path of the video with ".index.arrow" appended; if the folder of
             the video is read-only, a file in the folder "videos" of the cache folder
             (``mouse_core.remote.mirror.cache_folder``).
@@ -661,7 +664,9 @@ def _ends_of(video: Path) -> tuple[int, int]:
 
 
 def _digest(row: dict[str, Any]) -> str:
-    """Return the digest of the values of an index, except the value ``digest`` and colours that are not set."""
+    """Return the digest of the values of an index. The value ``digest`` is excluded, and ``colours`` too if it is
+    empty.
+    """
     whole = hashlib.sha256()
     for field in _SCHEMA:
         value = row[field.name] if field.name != "digest" else "1"
@@ -699,9 +704,9 @@ def _read(place: Path, ends: tuple[int, int]) -> dict[str, Any] | None:
 
 
 def _fits(row: dict[str, Any]) -> bool:
-    """Whether an index has only values that this module writes, and all positions are within the file and the index.
+    """Whether an index has only values that this module can write, and all positions lie within the file and the index.
 
-    This check is needed because untrusted data may include an index with any decoder name or frame size.
+    This check is needed because the index in an untrusted dataset can contain any decoder name or frame size.
     """
     if any(value is None for value in row.values()) or None in (*row["time_base"], *row["colours"]):
         return False

@@ -39,8 +39,8 @@ class VideoCodec:
 
     Args:
         codec: "h264", "hevc", "av1" or "vp9".
-        gop: Number of frames from a key frame to the next key frame. To read a frame, all frames since its key frame
-            are decoded. So a low value makes random reads fast, and a high value makes files small.
+        gop: Number of frames from a key frame to the next key frame. To read a frame, all frames from the previous key
+            frame on are decoded. So a low value makes random reads fast, and a high value makes files small.
         crf: The loss of quality, from 0 (smallest loss) to 51 for H.264 and HEVC, or to 63 for AV1 and VP9. The default
             is 23 for H.264, 28 for HEVC, 30 for AV1 and 31 for VP9.
         pix_fmt: FFmpeg's pixel format: "yuv420p", "yuv444p", "gray", "gray12le". The default is "yuv420p" for colours,
@@ -76,7 +76,7 @@ class VideoCodec:
 
     @classmethod
     def parse(cls, text: str) -> VideoCodec:
-        """Return the codec from its text form."""
+        """Create a codec from its text form."""
         codec, *options = text.split(":")
         given: dict[str, Any] = {}
         kinds = {"gop": int, "crf": float, "pix_fmt": str, "preset": str}
@@ -161,7 +161,7 @@ class VideoCodec:
             )
 
     def options(self, width: int) -> dict[str, str]:
-        """Return the encoder's options for frames of this width."""
+        """Return the encoder's options for frames of the given width."""
         encoder = _ENCODERS[self.codec]
         crf = _CRF[self.codec] if self.crf is None else self.crf
         said = {"crf": f"{crf:g}"}
