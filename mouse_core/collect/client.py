@@ -1,4 +1,4 @@
-"""The class ``StoreClient``, which writes rows to a store that another process has open, and the base class of clients."""
+"""The class ``StoreClient``, which writes rows to a store of another process, and the base class of clients."""
 
 from __future__ import annotations
 

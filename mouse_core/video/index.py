@@ -187,7 +187,7 @@ class _H264:
             self._pictures[bits.count()] = bits.count()
 
     def _is_gap(self, unit: memoryview) -> bool:
-        """Return whether frames are missing before a packet. The frame number in the packet's first slice shows this."""
+        """Return whether frames are missing before a packet, judged by the frame number in its first slice."""
         bits = _Bits(bytes(unit[1:32]))
         bits.count()  # the position in the picture where the slice begins
         bits.count()  # kind of the slice
