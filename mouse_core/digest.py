@@ -326,7 +326,7 @@ class StreamDigest:
             batch: A mapping of names to arrays ``[B, ...]`` of any framework, possibly nested, or a tuple of several
                 views of this form. A single number or text in place of an array applies to every window.
             first_row: The index of the first row in the whole batch; or an array with the index of each row. Rows with
-                a negative index, and rows behind the end of the array, are left out.
+                a negative index, and rows after the end of the array, are left out.
 
         Raises:
             DataError: The arrays have different numbers of rows, or two names are equal as text, such as 1 and "1".
@@ -497,8 +497,8 @@ def rank_digest(state: Any, shard: tuple[int, int]) -> StreamDigest:
     """Return the digest with which a rank continues: the digest of the whole stream on rank 0, else an empty digest.
 
     Only rank 0 continues the digest of one process, or the joined digest of all ranks (``whole_state``), so that the
-    sum over ranks counts it once. If the state has the digest of only one of several ranks, every rank starts with an
-    empty digest, because the other ranks may load either this state or their own states.
+    sum over ranks counts this digest once. If the state has the digest of only one of several ranks, every rank starts
+    with an empty digest, because the other ranks may load either this state or their own states.
 
     Raises:
         StateError: The digest in the state is invalid.

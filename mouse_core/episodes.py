@@ -118,7 +118,7 @@ class WindowRule:
     Args:
         length: Steps in a window, L.
         left: Largest number of steps of a window that lie before the episode.
-        right: Largest number of steps of a window that lie behind the episode.
+        right: Largest number of steps of a window that lie after the episode.
         strict: Whether episodes of fewer than L steps have no windows. Otherwise, the windows of such an episode are as
             long as the episode.
         tiled: Whether windows lie side by side from the episode's first step on; otherwise a window begins at every
@@ -181,8 +181,8 @@ class WindowRule:
         return (self.count(steps, lost) > 0).astype(np.int64)
 
     def starts(self, begin: Int64s, end: Int64s, number: Int64s, lost: Int64s | int = 0) -> Int64s:
-        """Return the first step of the window with index ``number`` in the episode ``begin .. end - 1``; ``left`` moves
-        this step earlier."""
+        """Return the first step of the window with index ``number`` in the episode ``begin .. end - 1``. If ``left`` is
+        above 0, the first windows begin before the episode."""
         steps = end - begin - (self.before + self.behind)
         if self.tiled:
             number = number * self.length
@@ -193,7 +193,8 @@ class WindowRule:
         return begin + self.before + number
 
     def begins(self, number: Int64s, steps: Int64s, lost: Int64s) -> Bools:
-        """Return whether a window begins at step ``number`` of an episode; only for rules without ``left``."""
+        """Return whether a window begins at step ``number`` of an episode. Call this method only if ``left`` is 0, so
+        that no window begins before its episode."""
         places = self._places(steps)
         found: Bools = number < places
         if self.every > 1:
@@ -335,7 +336,7 @@ class EpisodeIndex:
         return first
 
     def _bounds(self, env: Int64s | int, column: Int64s) -> tuple[Int64s, Int64s]:
-        """Return the first step (even if overwritten) of each episode, and the step behind the last step."""
+        """Return the first step (even if overwritten) of each episode, and the step after the last step."""
         at: Any = 0 if self.num_envs == 1 else env
         flat, place, spans = self._begins.reshape(-1), at * self._room + column, self._spans[at]
         begin = flat[place] - spans
@@ -344,7 +345,7 @@ class EpisodeIndex:
         return begin, end
 
     def _there(self, env: Int64s, column: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-        """Return for each episode the first existing step, the step behind the last step, and the number of overwritten
+        """Return for each episode the first existing step, the step after the last step, and the number of overwritten
         steps."""
         begin, end = self._bounds(env, column)
         first = np.maximum(begin, self.begin)

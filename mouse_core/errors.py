@@ -49,7 +49,7 @@ class DataError(MouseError, ValueError):
 
 
 class RowIndexError(DataError, IndexError):
-    """An index of rows is out of range, or is not an integer."""
+    """A row index is out of range, or is not an integer."""
 
 
 class MissingRowError(DataError, KeyError):
@@ -93,7 +93,7 @@ class RolloutError(MouseError, RuntimeError):
 
 
 class RolloutFullError(RolloutError, OverflowError):
-    """A row was added beyond the last one of a rollout."""
+    """A row was added to a rollout that was already full."""
 
 
 class StorageError(MouseError, OSError):

@@ -46,7 +46,8 @@ _MOST_RECORDING, _MOST_VIDEOS = 1 << 20, 1 << 20
 
 
 class _Described:
-    """Base of immutable metadata, which equals other metadata with the same JSON (where NaN equals NaN)."""
+    """Base class of immutable metadata; two objects are equal if their JSON is equal, where NaN counts as equal to
+    NaN."""
 
     def __eq__(self, other: object) -> bool:
         return _text(self) == _text(other) if type(other) is type(self) else NotImplemented

@@ -78,7 +78,7 @@ def path_of(key: FieldKey) -> _Path:
 
 
 def is_node(tree: Any) -> bool:
-    """Whether a tree is a node, not a leaf; the module's docstring defines both."""
+    """Whether a tree is a node, not a leaf; the module's docstring defines nodes and leaves."""
     if type(tree) is np.ndarray:  # the test for Mapping below takes longer than everything else
         return False
     return isinstance(tree, Mapping | tuple) or tree is None or (isinstance(tree, list) and _holds_arrays(tree))

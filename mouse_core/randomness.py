@@ -279,8 +279,8 @@ class Order:
 class Orders:
     """Many seeded permutations, computed element by element; permutation k reorders ``range(sizes[k])``.
 
-    Each permutation is the Feistel network of ``Order`` on a small grid, and k is a further input of the hash. Over
-    many permutations of a few elements, the frequencies of all orders are equal to about 2%.
+    Each permutation is the Feistel network of ``Order`` on a small grid, and k is a further input of the hash. Among
+    many permutations of a few elements, all orders are equally frequent, up to about 2%.
 
     Args:
         key: The common key of the permutations.

@@ -89,8 +89,8 @@ def merged(begins: Int64s, ends: Int64s, gap: int = 0) -> tuple[Int64s, Int64s]:
     """Return the ranges in ascending order, merged where at most ``gap`` bytes lie between; int64 ``[n]`` each.
 
     Example: ranges 50..60, 0..10, 5..30 and 34..40 with a gap of 4 become 0..40 and 50..60. In ascending order, the
-    running maxima of the ends are 10, 30, 40 and 60. Only the last range begins more than 4 bytes behind the running
-    maximum before it.
+    running maxima of the ends are 10, 30, 40 and 60. Only the last range begins more than 4 bytes after the running
+    maximum of the earlier ranges.
     """
     if not len(begins):
         return begins, ends
@@ -516,7 +516,7 @@ class ReadAhead:
         return True
 
     def _reach(self, block: Block, first: int, count: int) -> None:
-        """Request the batches behind the given batches, up to the end of the next block."""
+        """Request the batches after the given batches, up to the end of the next block."""
         begin, number, current, copied = block.first + first * block.step, first + count, block, count
         in_turn, self._behind = begin == self._behind, begin + count * block.step
         if block.kind < 0 and not in_turn:

@@ -205,7 +205,7 @@ def dense_rows(
 
 
 def _nulls(array: pa.Array) -> _Bools | None:
-    """Return whether each item is null, ``[n]``; None without nulls."""
+    """Return whether each item is null, ``[n]``; None if no item is null."""
     if not array.null_count:
         return None
     bits = array.buffers()[0]
@@ -267,7 +267,8 @@ def _fill_lists(
 
 
 def _values_of_lists(array: pa.Array, nulls: _Bools | None) -> tuple[npt.NDArray[Any], _Bools | None, Int64s]:
-    """Return the values of all lists in sequence, their null mask (None without nulls), and the length of each row."""
+    """Return the values of all lists in sequence, their null mask (None if no value is null), and the length of each
+    row."""
     n = len(array)
     if pa.types.is_fixed_size_list(array.type):
         size = array.type.list_size

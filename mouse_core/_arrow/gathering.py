@@ -212,7 +212,7 @@ def _share_rows(
 
 
 def _different(numbers: Int64s) -> list[int]:
-    """Return the distinct numbers; often all numbers are equal."""
+    """Return the distinct numbers; this is fast in the usual case, in which all numbers are equal."""
     if len(numbers) and (numbers == numbers[0]).all():
         return [int(numbers[0])]
     different: list[int] = np.unique(numbers).tolist()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 WIDTH = 110
-"""Number of columns if the output is no terminal but, for example, a file or a pipe."""
+"""Number of characters in a line if the output is not a terminal, for example a file or a pipe."""
 
 
 def aligned(rows: Sequence[Sequence[str]], *, left: int = 1) -> list[str]:

@@ -49,7 +49,7 @@ def _allowed(membership: Path, groups: Path) -> Iterator[int]:
 
 
 def _allowed_by(group: Path, *, version_1: bool) -> Iterator[int]:
-    """Yield the memory that one group allows for files, if it limits memory."""
+    """Yield the memory that one group allows for files, if the group limits memory."""
     limit = _number(group / ("memory.limit_in_bytes" if version_1 else "memory.max"))
     used = _number(group / ("memory.usage_in_bytes" if version_1 else "memory.current"))
     if limit is not None and used is not None:
@@ -59,7 +59,7 @@ def _allowed_by(group: Path, *, version_1: bool) -> Iterator[int]:
 
 
 def _number(file: Path) -> int | None:
-    """Return the number in a file; None if it is missing, or "max"."""
+    """Return the number in a file; None if the file is missing or contains "max"."""
     lines = _lines(file)
     return int(lines[0]) if lines and lines[0].isdigit() else None
 

@@ -1,4 +1,5 @@
-"""Augmentation of training batches: ``draw`` the random numbers, ``apply`` them, in NumPy, PyTorch and JAX."""
+"""Augmentation of training batches: ``draw`` draws the random numbers, and ``apply`` changes a batch, in NumPy, PyTorch
+and JAX."""
 
 from mouse_core.augment.augmenter import Augmenter, TokenAugmenter
 from mouse_core.augment.config import (

@@ -58,7 +58,8 @@ class Augmenter(Generic[T]):
         return self._config
 
     def update_augmentations(self, step_stream: T) -> None:
-        """Draw permutations, scales, shifts and crops for this batch; later calls use them until the next update.
+        """Draw permutations, scales, shifts and crops for this batch; later calls of the augmenter use these draws
+        until the next update.
 
         Raises:
             ConfigError: A needed number of actions or states is unknown, a crop is larger than the image, or the batch

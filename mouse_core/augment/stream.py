@@ -31,7 +31,7 @@ _POOL_FROM = 1 << 20
 
 @dataclass(frozen=True)
 class StreamAugment:
-    """Augments the batches of one source; ``stream_augment`` creates and checks it.
+    """Augments the batches of one source; ``stream_augment`` creates and checks this object.
 
     Args:
         config: The augmentations, with the needed numbers of actions and states.
@@ -228,7 +228,7 @@ def stream_augment(
 
 
 def _check_named(config: AugmentTokensConfig, arriving: Mapping[str, FieldSpec], masks: Collection[str]) -> None:
-    """Raise ConfigError for fields by name that do not exist or are masks."""
+    """Raise ConfigError if a field that is augmented by name does not exist or is a mask."""
     for name in config.named if config.enabled else ():
         if name in masks:
             raise ConfigError(

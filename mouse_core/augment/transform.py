@@ -1,4 +1,5 @@
-"""Applies draws to a batch: pure functions on the array API, for NumPy, torch and JAX (also under ``jax.jit``).
+"""Augments a batch with random numbers that were drawn before: pure functions on the array API, for NumPy, torch and
+JAX (also under ``jax.jit``).
 
 Values are bit-identical in all frameworks, except subnormal numbers, which XLA flushes to zero on the CPU.
 """

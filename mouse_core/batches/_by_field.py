@@ -149,7 +149,7 @@ class OffsetPipeline:
     Args:
         anchors: The pipeline of the fields without offsets.
         groups: For each group of fields with equal offsets: the pipeline that reads the fields and their masks, and the
-            blocks of rows that it reads.
+            blocks of rows that this pipeline reads.
         readers: The readers of all fields.
         form: The dtypes and shapes of all fields.
         windows: The offsets.

@@ -34,7 +34,8 @@ class Absent:
         length: Number of steps in a window.
         first: The first step of each batch, and the end of the last batch.
         missing: The missing steps, ascending, int64 ``[m]``.
-        target, source: The steps that are replaced, ascending, and for each of them the step whose copy replaces it.
+        target, source: ``target`` has the steps that are replaced, ascending; ``source`` has, for each of these steps,
+            the step whose copy replaces it.
     """
 
     def __init__(self, length: int, first: Int64s, missing: Int64s, target: Int64s, source: Int64s) -> None:

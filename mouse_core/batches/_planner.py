@@ -71,7 +71,7 @@ class Block:
         byte_views: Views that copy the windows; None: no field can be copied, or ``together`` is 0.
         together: Number of batches that are copied together if batches are requested in order; 0: the windows are not
             located yet.
-        anchors: Steps of the windows, if fields have offsets around them.
+        anchors: Steps of the windows, if fields are delivered at offsets around these steps.
         around: Blocks of the rows around the anchors, by the index of the group of offsets.
         stretches: Stretches of rows that are read completely, if the block has stretches instead of batches.
         refused: The error message of each batch that cannot be read, by the batch's index in the block.

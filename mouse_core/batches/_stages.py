@@ -70,7 +70,7 @@ _CALLS_OF_VIEW = 1 << 32
 
 @dataclass(frozen=True, eq=False)
 class Map:
-    """A user's function that a source or the workers of a loader apply to each batch, as its last change.
+    """A user's function that a source or the workers of a loader apply to each batch, as the last change of the batch.
 
     The function must be pure: its result depends only on its arguments. With a pure function, batches are the same in
     every process and framework, with any number of workers, and after a resume.
@@ -192,7 +192,8 @@ def _pickled_by_value() -> bool:
 
 
 class StreamMap:
-    """The stage that applies a ``Map`` to the batches of one source; ``spec`` has the fields of a batch after it.
+    """The stage that applies a ``Map`` to the batches of one source; ``spec`` has the fields of a batch after this
+    stage.
 
     Args:
         chosen: The user's function and its options.

@@ -60,8 +60,8 @@ class BatchSource:
             a batch; otherwise, the last batch of the epoch is short.
         epoch_start: The index at which the first epoch over this snapshot begins.
         augment: The augmentation of batches; its random numbers depend only on seed and index.
-        views: Number of views of each batch. If it is above 1, a batch is a tuple of views in separate arrays:
-            permutations and scalars are equal in all views, and masks differ.
+        views: Number of views of each batch. If ``views`` is above 1, a batch is a tuple of views in separate arrays:
+            permutations, crops, scales and shifts are equal in all views, and only masks differ.
         boundary: "stream": windows cross the ends of episodes. "episode": each window lies in one episode, and batches
             have a field ``mask``, bool ``[b, S]``: whether each step is present. "task": all rows of a window belong to
             the same task, in any number of episodes. The task is read from the column ``task`` or ``task_index``, also

@@ -653,8 +653,8 @@ class NumbersExtent:
 
     @property
     def takes_runs(self) -> bool:
-        """Whether writing to ``cells`` needs no check, because exactly the arrays with the dtype and shape of a row are
-        accepted.
+        """Whether values can be written to ``cells`` without a check, because ``cells`` accepts exactly the arrays with
+        the dtype and shape of a row.
         """
         return self._is_flat and self.is_regular and not self.column.is_checked
 

@@ -562,7 +562,7 @@ class SummedFile:
 
     @property
     def whole(self) -> int:
-        """Number of full record batches, with ``batch_rows`` rows."""
+        """Number of full record batches, which have ``batch_rows`` rows each."""
         return self.rows // self.batch_rows
 
     def check_stride(self, stride: int) -> None:

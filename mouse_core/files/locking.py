@@ -55,7 +55,8 @@ def is_at(path: str | os.PathLike[str], file: int) -> bool:
 
 
 class Descriptor:
-    """Base class of objects that own an open file and close it: ``_file`` is the descriptor, -1 if it is not open."""
+    """Base class of objects that own an open file and close it. ``_file`` is the descriptor of the file, or -1 if no
+    file is open."""
 
     _file = -1
     # Stored as a class attribute, because Python clears modules before it closes the last descriptors at exit.

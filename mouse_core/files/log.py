@@ -1,7 +1,7 @@
 """Durable logs: records are appended to a file, and are read when the file is opened again.
 
-A header precedes each record: the record's length, its checksum, and the checksum of both, little-endian in 8, 4 and 4
-bytes::
+A header precedes each record: the length and the checksum of the record, and a checksum of these two numbers,
+little-endian in 8, 4 and 4 bytes::
 
     b"abc"  ->  03 00 00 00 00 00 00 00 | 50 39 2f 89 | checksum of these 12 bytes | 61 62 63
 
@@ -235,8 +235,8 @@ class Log(Descriptor):
     def _acknowledge(self, synced: int, written: int) -> None:
         """Write the note, which has the number of synced bytes and the number of acknowledged bytes.
 
-        A smaller number of synced bytes is synced itself: after a power cut, a larger number beside a shorter log would
-        look like missing records.
+        If the number of synced bytes decreases, the note is synced, too. Otherwise, after a power cut, the old, larger
+        number and the shorter log would look as if records were missing.
         """
         is_smaller, self._synced = synced < self._synced, synced
         if self._note.file >= 0:

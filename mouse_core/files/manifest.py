@@ -14,8 +14,8 @@ them. A program that rewrites the file does not copy the digests::
 
     mouse_data file DIGEST footer DIGEST mouse_data
 
-The first digest covers all other bytes of the file. The second digest covers the bytes after it: the footer, the length
-of the footer, and the magic number.
+The first digest covers all other bytes of the file. The second digest covers the bytes after this digest: the footer,
+the length of the footer, and the magic number.
 """
 
 from __future__ import annotations

@@ -595,7 +595,7 @@ def _kind(field: Field) -> Field:
 
 
 def _largest(dims: Sequence[Any]) -> Any:
-    """Return the largest dimension; None if one is unknown."""
+    """Return the largest dimension; None if a dimension is unknown."""
     return None if None in dims else max(dims)
 
 
@@ -619,7 +619,7 @@ class Mixture(Store):
             "trajectory": the share is proportional to the weight times the number of episodes.
         temperature: Shares are proportional to ``(weight * size) ** (1 / temperature)``, where the size is 1, or the
             number of steps or episodes of the member. A temperature of 1 leaves the shares unchanged; larger
-            temperatures make them more equal.
+            temperatures make the shares more equal.
         field: The name of a batch field with the member of each window, int64 ``[B, S]``, as its position in ``names``.
             None: no field. A mixture that is a member must have the same ``field``, or None.
 

@@ -45,8 +45,8 @@ class Agreement:
         self._is_pending = True
 
     def deliver(self, feed: Any, index: int) -> None:
-        """Check, before batch ``index`` is delivered, that all ranks begin with the same batch; then write this rank's
-        index.
+        """Check, before batch ``index`` is delivered, that all ranks begin with the same batch; then write ``index`` to
+        the board for the other ranks.
 
         Raises:
             ConfigError: See ``hold``.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Feed:
-    """The feed of a user-defined source, which never changes."""
+    """Adapts a loader to a user-defined source, which never changes."""
 
     def __init__(self, source: Any) -> None:
         self.source = source
@@ -87,7 +87,7 @@ class Feed:
 
 
 class StoreFeed(Feed):
-    """The feed of a snapshot's batches, which can take new snapshots of its store.
+    """Adapts a loader to the batches of a snapshot, and can take new snapshots of the store.
 
     Args:
         source: The source over the snapshot.
@@ -244,11 +244,11 @@ class Loader(Generic[T]):
     def digest(self) -> StreamDigest:
         """The digest of all batches delivered so far, 128 bits; the sum of all ranks' digests is the stream's digest.
 
-        The digest is equal in every framework and for every number of workers. The state contains it, and a resumed
-        loader continues it; with several ranks, this requires the joint state of all ranks, see ``load_state_dict``.
-        The thread that computes a batch also computes its digest, before the transfer to a device. With
-        ``uneven="pad"``, the digest does not include padding windows, or a mask that only marks padding windows. So the
-        digest is the same for any number of ranks.
+        The digest is equal in every framework and for every number of workers. The state contains the digest, and a
+        resumed loader continues the digest; with several ranks, this requires the joint state of all ranks, see
+        ``load_state_dict``. The thread that computes a batch also computes its digest, before the transfer to a device.
+        With ``uneven="pad"``, the digest does not include padding windows, or a mask that only marks padding windows.
+        So the digest is the same for any number of ranks.
 
         Raises:
             ConfigError: The loader was created without ``digest=True``.
@@ -290,8 +290,8 @@ class Loader(Generic[T]):
         return timed(make) if self._num_workers else make
 
     def _made(self, began: float) -> tuple[Any, Any]:
-        """Return the next batch, with its digest if requested, and the time that its computation took; None if this
-        call computed the batch.
+        """Return the next batch, with its digest if requested, and the time that its computation took; the time is None
+        if this call computed the batch.
         """
         if self._process is None:
             self._process = os.getpid()

@@ -242,9 +242,10 @@ class Delivery(Generic[T]):
     """The functions and options that determine how batches are computed and delivered to a framework.
 
     Args:
-        maker: Function that returns, for a source, the function from an index to a batch, or to the input of
-            ``hand_over``. The function runs in the worker threads, and must not refer to the loader; otherwise a
-            dropped loader is never closed. ``maker`` is called again after ``refresh()`` and ``load_state_dict()``.
+        maker: Function that takes a source and returns a second function; the second function takes an index and
+            returns the batch, or the input of ``hand_over``. The second function runs in the worker threads, and must
+            not refer to the loader; otherwise a dropped loader is never closed. ``maker`` is called again after
+            ``refresh()`` and ``load_state_dict()``.
         hand_over: Function that is called in the caller's thread for every delivered batch.
         in_caller: Whether the calling thread computes batches, for any number of workers.
         ranks: The processes that deliver parts of the same batches and check their agreement; None: the ranks of the

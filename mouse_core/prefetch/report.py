@@ -231,7 +231,7 @@ class Counts:
 
 
 def _took(seconds: float, before: tuple[float, int], after: tuple[float, int]) -> Took:
-    """Return the time of a batch from the thread's resource usage before and after it."""
+    """Return the time of a batch from the thread's resource usage before and after the computation of the batch."""
     return Took(seconds, max(0.0, seconds - (after[0] - before[0])), after[1] > before[1])
 
 

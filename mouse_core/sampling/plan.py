@@ -141,10 +141,10 @@ class Stretches(NamedTuple):
     ``[stretches + 1]``.
     """
     firsts: npt.NDArray[np.int64]
-    """The index of the first stretch that each batch opens, and at the end the number of stretches, int64 ``[batches +
-    1]``."""
+    """For each batch, the index of the first stretch that the batch opens; at the end, the number of stretches, int64
+    ``[batches + 1]``."""
     until: npt.NDArray[np.int64]
-    """The index of the first batch that no longer reads each stretch, int64 ``[stretches]``."""
+    """For each stretch, the index of the first batch that no longer reads the stretch, int64 ``[stretches]``."""
 
 
 @runtime_checkable
@@ -242,7 +242,7 @@ def whole_windows(snapshot: Snapshot, length: int, *, at_least: int) -> int:
 
 def cut_at_epochs(begin: int, count: int, length: int) -> Iterator[tuple[int, int, int]]:
     """Split ``count`` items from ``begin`` on by epochs of ``length`` items; yield the index of each epoch, and the
-    first item and the end of the items in it.
+    first item and the end of the items in this epoch.
 
     Example: with epochs of 10 items, 7 items from item 8 on are the items 8..9 of epoch 0 and 0..4 of epoch 1: (0, 8,
     10), (1, 0, 5).

@@ -286,8 +286,8 @@ class FieldSpec:
         column: The column that the field is read from; empty for a computed field.
         stored_dtype: The dtype of stored and moved values, before the conversion to ``dtype``; by default ``dtype``.
         image_shape: ``(H, W, C)`` of an image field, whose ``shape`` is the same or ``(H * W * C,)``; else None.
-        per_sequence: Whether the field is ``[B + 1]`` instead of a value per step: the begin of each of the B
-            sequences, and the end of the last one.
+        per_sequence: Whether the field is ``[B + 1]`` instead of a value per step: the first row of each of the B
+            sequences, and the end of the last sequence.
     """
 
     name: str

@@ -600,7 +600,7 @@ def consolidate(spec: Any) -> Any:
     """Add empty fields to the specs of every ``Stacked`` in a spec, so that all specs of a stack have the same fields.
 
     An added field is a ``NonTensor``, or an ``Unbounded`` with the field's dtype in another spec. Added fields are
-    empty: their size is 0 in each dimension behind the dimensions of their ``Composite``. (A field that has no further
+    empty: their size is 0 in each dimension after the dimensions of their ``Composite``. (A field that has no further
     dimensions is not empty.)
     """
     if isinstance(spec, Composite):

@@ -31,7 +31,8 @@ Change = Callable[[Array, int], Array]
 
 
 def check_shape(shape: Any, *, where: str, dynamic: bool = True) -> Shape:
-    """Return a shape as a tuple of sizes, or -1 for dynamic dimensions; raise ConfigError for invalid shapes."""
+    """Return a shape as a tuple of sizes, in which -1 stands for a dynamic dimension; raise ConfigError for invalid
+    shapes."""
     sizes = (shape,) if is_whole(shape) else shape
     if not isinstance(sizes, str | bytes):
         try:
@@ -434,8 +435,8 @@ class Domain:
     def why_not(self, values: Any) -> str | None:
         """Return the reason why a value is not in the domain (expected, found, and its position), or None.
 
-        Arrays must have the dtype of the spec; Python numbers must fit it. A ``Composite`` names the field, ignores
-        additional fields, and expects the same batch shape of all its fields.
+        Arrays must have the dtype of the spec; Python numbers must fit this dtype. A ``Composite`` names the field,
+        ignores additional fields, and expects the same batch shape of all its fields.
         """
         return self._problem(values)[0]
 

@@ -133,7 +133,7 @@ def from_dm_env(spec: Any, *, where: str = "spec") -> Any:
         where: Prefix of messages.
 
     Raises:
-        ConfigError: The object is none of the above.
+        ConfigError: The object is neither a dm_env spec nor a mapping or list of dm_env specs.
     """
     if isinstance(spec, Mapping | list | tuple):
         items = spec.items() if isinstance(spec, Mapping) else enumerate(spec)

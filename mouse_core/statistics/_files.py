@@ -68,7 +68,8 @@ def _quantile_key(share: float) -> str:
 
 
 def load(folder: Path) -> tuple[dict[str, PartialMoments], int]:
-    """Read the statistics that ``save`` or LeRobot wrote, by field, and the largest number of rows that were counted.
+    """Read a file that ``save`` or LeRobot wrote; return the statistics by field, and the largest number of rows that
+    were counted for a field.
 
     Raises:
         ConfigError: The folder has no such file.

@@ -219,7 +219,7 @@ class FieldStatistics:
             values, these statistics are NaN or infinite.
         quantiles: float64 by share; empty without quantiles.
         rank_error: The largest error of the rank of a quantile, as a share of all numbers.
-        is_image: Whether the statistics are by channel of images.
+        is_image: Whether the field has images, so that the statistics are per channel.
     """
 
     count: Int64s
@@ -333,10 +333,10 @@ def statistics(
 
     Mean and standard deviation differ from float64 results by at most ``1e-6`` of the standard deviation; minimum and
     maximum are exact. NaN and infinities are ignored. With alignment "arrived", the first row of an episode has no
-    action and no reward, so the statistics of these fields exclude it. The statistics of observations exclude rows with
-    ``observation_missing``. Nulls that a field fills are excluded, except in images. The statistics depend only on the
-    rows, not on their layout in files or on threads. In a mixture, each row is weighted by the share of its member; a
-    ``Schedule`` of several stages is not supported, because shares change.
+    action and no reward, so the statistics of these fields exclude this row. The statistics of observations exclude
+    rows with ``observation_missing``. Nulls that a field fills are excluded, except in images. The statistics depend
+    only on the rows, not on their layout in files or on threads. In a mixture, each row is weighted by the share of its
+    member; a ``Schedule`` of several stages is not supported, because shares change.
 
     Args:
         store: A store or a snapshot.

@@ -343,7 +343,7 @@ class Layout(NamedTuple):
 
         Args:
             begin: The first row of a block.
-            end: The row behind the last row.
+            end: The row after the last row.
         """
         for first in range(begin, end, self.block_rows):
             yield first, min(first + self.block_rows, end)
@@ -399,8 +399,8 @@ class PartialMoments(NamedTuple):
 
     Args:
         layout: The layout of the numbers in a row.
-        whole: The counts of its complete blocks, to which more rows can be added; None if unknown.
-        all: The counts of all rows; during counting, of the rows behind the last complete block.
+        whole: The counts of the complete blocks, to which more rows can be added; None if unknown.
+        all: The counts of all rows; during counting, of the rows after the last complete block.
         is_image: Whether the field has images.
         said_error: The largest error of the ranks of ``said``, as a share of all numbers.
         said: Quantiles by share from a file; None if the quantiles are not from a file.

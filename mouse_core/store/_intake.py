@@ -89,7 +89,7 @@ class StoreSchema:
 
         Args:
             segments: The segments.
-            said: The name for messages, and the metadata, of each segment; if there are no segments, one pair for the
+            said: For each segment, its name in messages and its metadata; if there are no segments, one pair for the
                 store.
 
         Raises:
@@ -340,8 +340,8 @@ class StoreSchema:
 
 
 def _called(label: str, metadata: DatasetMetadata) -> str:
-    """Return the name of rows for a message about contradicting rows. The name includes the environments of the rows,
-    because differing environments are the usual cause.
+    """Return the name of some rows for an error message about rows that contradict each other. The name includes the
+    environments of the rows, because differing environments are the usual cause.
     """
     more = ", ..." if len(metadata.environments) > 3 else ""
     return label + (f" ({', '.join(metadata.environments[:3])}{more})" if metadata.environments else "")
@@ -468,7 +468,7 @@ class StoreBackend:
 
         Args:
             segments: The segments.
-            said: The name for messages, and the metadata, of each segment.
+            said: For each segment, its name in messages and its metadata.
         """
         with self.lock:
             self.check_open()

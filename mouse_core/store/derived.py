@@ -52,8 +52,8 @@ def discounted_sums(values: Floats, lengths: npt.NDArray[np.int64], discount: fl
 
     Episodes are independent of each other. Each episode is cut into pieces of 32 rows. All pieces are summed backward
     at the same time, in 31 steps. The result of each piece then lacks the discounted sum of the later pieces. The
-    missing sums follow the same recursion over the first rows of the pieces, with the discount of 32 steps, and are
-    computed in the same way.
+    missing sums satisfy the same recursion from piece to piece, with ``discount**32`` as the discount, and are computed
+    in the same way.
 
     Example: pieces of 2 rows, values 1, 2, 4, 8, 16 of one episode, a discount of 0.5. The pieces 1 2 | 4 8 | 16 give 2
     2 | 8 8 | 16. The first rows of the pieces, 2, 8, 16, with a discount of 0.25 give 5, 12, 16. The sum after the
@@ -548,7 +548,8 @@ class Previous:
     "arrived", and from the previous row with "outgoing".
 
     Args:
-        field: "action", "reward", or another field; for a field of observations, the value of the previous row.
+        field: "action", "reward", or another field. For a field of observations, the result is the value of the
+            previous row.
     """
 
     field: str = "action"
@@ -859,7 +860,7 @@ class DerivedColumns:
         """The specs of the fields, by name.
 
         Raises:
-            ConfigError: A field of that name exists, or a derivation is invalid.
+            ConfigError: The snapshot already has a field with the name of a derived field, or a derivation is invalid.
             MissingFieldError: A field that a derivation reads is missing.
         """
         found = {}
@@ -877,7 +878,7 @@ class DerivedColumns:
     def values(self, name: str, segment: int) -> Array:
         """Return a field's values for the rows of a segment's table, ``[rows, *shape]``, in the stored dtype.
 
-        Rows that are not in the snapshot are 0.
+        The values of rows that are not in the snapshot are 0.
         """
         with self._lock:
             if name not in self._computed:

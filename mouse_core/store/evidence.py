@@ -122,7 +122,7 @@ def flags_in(names: Container[object]) -> tuple[str, str] | None:
 
 
 def contradicted(done: Any, terminated: Any, truncated: Any) -> npt.NDArray[np.bool_]:
-    """Return the rows whose flags contradict the done code; null flags contradict nothing."""
+    """Return the rows whose flags contradict the done code; a null flag contradicts no done code."""
     codes, ended, cut = map(_floats, (done, terminated, truncated))
     wanted = np.where(ended != 0, 1, np.where(cut != 0, 2, 0))
     known: npt.NDArray[np.bool_] = np.isfinite(codes) & np.isfinite(ended) & np.isfinite(cut)
@@ -194,7 +194,7 @@ def check_flags_of(segment: Segment, done: str, label: str) -> None:
 
 
 def _rewards_at_starts(columns: Mapping[str, pa.ChunkedArray], *, in_order: bool) -> tuple[int, int]:
-    """Return the number of rows that begin an episode, and the number of these rows that have a reward.
+    """Return the number of rows that begin an episode, and the number of these rows whose reward is not 0.
 
     Args:
         columns: The columns of "reward", and of "time" or "done", if they exist.

@@ -89,7 +89,7 @@ def _features(snapshot: Snapshot, types: Mapping[str, pa.DataType]) -> Any:
 
 
 def _declared_feature(snapshot: Snapshot, name: str) -> Any:
-    """Return the feature that the first dataset with values of a column declares for this column; None if no dataset
+    """Return the declared feature of a column, from the first dataset that has values of the column; None if no dataset
     declares the column.
     """
     for segment in snapshot.segments:

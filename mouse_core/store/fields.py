@@ -138,8 +138,8 @@ def array_type(dtype: npt.DTypeLike, shape: Sequence[int]) -> pa.DataType:
 
 
 def _mouse_columns(config: SnapshotConfig) -> dict[str, str | None]:
-    """Return, by observation field of the layout "mouse", the column that the field reads in rows that were added as
-    episodes.
+    """Return, for each observation field of the layout "mouse", the column that the field reads in rows that were added
+    as episodes.
 
     Rows of added episodes have columns ``observation`` or ``observation.<key>``. A field reads a column of its kind if
     exactly one such column exists. The result has None for a field if no column fits and the field's default column is

@@ -167,7 +167,7 @@ class Snapshot:
     """
 
     if_empty = "store: expected rows, found an empty store"
-    """Error message for an operation that needs rows, on an empty store."""
+    """Error message of an operation that needs rows, if the store is empty."""
 
     #: See ``Store.has_shares``.
     has_shares = False
@@ -317,8 +317,8 @@ class Snapshot:
 
     @property
     def metadata(self) -> DatasetMetadata:
-        """The metadata of a snapshot. If the alignment is "arrived", the metadata contain None, because "arrived" is
-        possibly only an assumption.
+        """The metadata of a snapshot. If the alignment is "arrived", the alignment in the metadata is None, because
+        "arrived" is possibly only an assumption.
         """
         from mouse_core.metadata import DatasetMetadata
 
@@ -347,7 +347,8 @@ class Snapshot:
 
     @memo
     def recording_starts(self) -> dict[int, tuple[Segment, Segment]]:
-        """The rows at which another recording begins, each with the segments before and after it."""
+        """The rows at which another recording begins, each with the segment that ends before the row and the segment
+        that begins at the row."""
         rows = np.cumsum(self.rows_of_segments).tolist()
         return {
             row: (before, after)

@@ -86,8 +86,8 @@ class Store(ABC):
 
         Args:
             rows: A row index, for which a dict is returned; or a slice or several row indices, for which a list of
-                dicts is returned, a valid argument of ``DatasetStore.extend``. Negative indices count from the end. To
-                read batches, use a loader instead.
+                dicts is returned. The list is a valid argument of ``DatasetStore.extend``. Negative indices count from
+                the end. To read batches, use a loader instead.
 
         Raises:
             IndexError: A row index is not in ``-len(store)..len(store) - 1``.

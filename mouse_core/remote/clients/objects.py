@@ -139,8 +139,8 @@ _PROFILE = {
 
 
 def config_of(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of the configuration of obstore's store that is not in the environment: the options; and for S3
-    the values of the profile, if neither options nor environment contain credentials.
+    """Return the configuration to pass to obstore's store: the options and, for S3, the values of the profile if
+    neither the options nor the environment contain credentials. Obstore reads the environment itself.
     """
     config = {name: value for name, value in options.items() if name not in _OURS and not _HTTP.match(name)}
     if _kind(url) == "s3" and _source(url, options) == "profile":
@@ -166,7 +166,8 @@ def client_options(url: str, options: Mapping[str, Any], config: Mapping[str, An
 
 
 def asked_as(url: str, options: Mapping[str, Any]) -> str:
-    """Return a text for messages with the requested server and the source of keys, without any key."""
+    """Return a text for messages that names the requested server and the source of the credentials, but contains no
+    credentials."""
     kind = _kind(url)
     if kind == "hf":
         told = (

@@ -1,4 +1,4 @@
-"""The shared state of a mirror's processes, and the operations of one process on it.
+"""The state that the processes of a mirror share, and the operations of one process on this state.
 
 The state consists of the numbers of the processes that share the mirror, a sparse file of bytes, a table of its blocks,
 and the offsets of objects. A process claims blocks, evicts pages, writes bytes, and verifies pages of other processes.

@@ -104,7 +104,7 @@ class DatasetStore(Store):
 
         A folder has one writer at a time (``mode="a"``) and any number of readers in any process, also during writing;
         readers see the flushed rows. When the writing process ends, for any reason, every row whose ``append`` or
-        ``extend`` returned is kept. After a power cut, ``sync`` determines which rows are kept:
+        ``extend`` returned is kept. The argument ``sync`` determines which rows survive a power cut:
 
         - "none": rows in sealed files are kept; the last 64 MB of rows can be lost.
         - "flush": rows before the last ``flush()`` are kept.
@@ -116,7 +116,7 @@ class DatasetStore(Store):
                 files. Examples of addresses are ``s3://bucket/runs``, ``gs://bucket``, ``az://container``, ``https://``
                 URLs and ``hf://datasets/name/of/it``.
             mode: "r" reads an existing store and writes nothing; "a" writes a store and creates it if necessary.
-            sync: The durability that a writer waits for: "none", "flush" or "append", as above.
+            sync: Which rows of a writer survive a power cut: "none", "flush" or "append", as above.
             verify: Whether to compare the pages of files with their checksums when rows are first read. With None,
                 pages are compared if checksums exist; with True, missing checksums also raise ConfigError.
             max_rows: Largest number of rows that a writer keeps, at least 8; None: all. The oldest rows are dropped,
@@ -187,7 +187,7 @@ class DatasetStore(Store):
 
     @property
     def sync(self) -> str:
-        """The durability that a writer waits for; see ``open``. For rows in memory, the value is "none"."""
+        """Which rows of a writer survive a power cut; see ``open``. For rows in memory, the value is "none"."""
         return self._rows.sync
 
     @property
@@ -390,8 +390,8 @@ class DatasetStore(Store):
         """Add many steps at once, column by column.
 
         Args:
-            columns: For every column an array or sequence ``[n, ...]``, all of equal length, checked as in ``append``;
-                or a list of rows, all with the same columns.
+            columns: An array or sequence ``[n, ...]`` for every column, all of equal length; or a list of rows that
+                have the same columns. Values are checked as in ``append``.
 
         Raises:
             MissingFieldError, SchemaError, DataError, StorageError: See ``append``. DataError is also raised if columns

@@ -303,7 +303,7 @@ class Limits:
         return max(0, len(files) - 1)
 
     def is_large(self, rows: int, size: int) -> bool:
-        """Whether a file exceeds the file size under these limits; sizes in bytes are approximate."""
+        """Whether a file is larger than these limits allow for one file; sizes in bytes are approximate."""
         return self._is_above(rows * PARTS, size // 3 * PARTS)
 
     def _is_above(self, rows: int, size: int) -> bool:

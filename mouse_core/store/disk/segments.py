@@ -142,7 +142,7 @@ class SealedFile:
         sealed: The manifest's entry of the file.
         schema: The columns of the file.
         first: Number of rows of the folder before the file's first row.
-        identity: The identity in the store's manifest.
+        identity: The identity of the store, as in its manifest.
         verify: Whether to compare the pages of a record batch with their checksums before the first use.
     """
 
@@ -254,7 +254,7 @@ def rows_of(folder: Path, first: int, count: int, identity: str = "", *, but: in
         folder: The store's folder.
         first: Number of rows of the folder before the first returned row.
         count: Number of rows to return.
-        identity: The identity in the store's manifest.
+        identity: The identity of the store, as in its manifest.
         but: The file number of a segment to skip, because the file is missing.
 
     Raises:
@@ -282,8 +282,8 @@ def rows_of(folder: Path, first: int, count: int, identity: str = "", *, but: in
 FEWEST = 64
 """Smallest number of sealed files that are joined to one segment.
 
-If there are fewer files, each file is a segment. Exception: two files are enough if they have many record batches, so
-that the chunks of both files are recorded once.
+If there are fewer files, each file is a segment. Exception: in the layout "windows", in which a file has many record
+batches, two files are already joined, so that the chunks of both files are recorded only once.
 """
 
 

@@ -151,8 +151,8 @@ class TailLayout:
 
     @property
     def place_words(self) -> int:
-        """Size of a commit in words of 8 bytes. A commit consists of the number of rows, a number for each column, the
-        checksums of the block in progress, and a checksum of the commit.
+        """Size of a commit in words of 8 bytes. A commit consists of the number of rows, one more number for each
+        column, the checksums of the block in progress, and a checksum of the commit.
         """
         return 2 + len(self.columns) + self.sums
 
@@ -332,7 +332,7 @@ class LivePage:
     """
 
     counted = Word(0, UNIT)
-    """Number of rows that count."""
+    """Number of rows that were written completely."""
 
     origin = Word(1, UNIT)
     """The origin of the file, which a copy of the file does not share; see ``mouse_core.files.mapped.origin``."""
@@ -349,7 +349,7 @@ class Commit:
     """A commit, which is stored in one of the file's two places for commits.
 
     Args:
-        rows: Number of rows that count.
+        rows: Number of rows that were written completely.
         since: For each column, the first row whose length differs from the length of the earlier rows; see
             ``NumbersExtent``.
         sums: The current checksums of the block in progress.
@@ -518,7 +518,7 @@ class Sums:
 
 
 class _PartPlace(NamedTuple):
-    """The position in a tail file, and the size of a row, of one array.
+    """The position of one array in a tail file, and the size of a row of this array.
 
     Args:
         kind, column: See ``ColumnBuffer``.
@@ -1087,7 +1087,7 @@ class TailFile(_TailMemory, Descriptor):
         check_rows_of(str(self.path), self.layout, self._table, self._new_sums(), now)
 
     def close(self) -> None:
-        """Close the files; a second call does nothing. Counted rows stay in the files."""
+        """Close the files; a second call does nothing. Rows that were written completely stay in the files."""
         super().close()
         if self._objects is not None:
             self._objects.close()
@@ -1115,8 +1115,8 @@ class TailReader(_TailMemory):
         token: Identity shared by all extents of this reader; extents with equal tokens have equal first rows.
 
     Raises:
-        DataError: The file is not a tail file, has another identity, is damaged in its head, or a newer version wrote
-            it.
+        DataError: The file is not a tail file, has another identity or a damaged head, or was written by a newer
+            version.
         ConfigError: The file does not exist.
     """
 

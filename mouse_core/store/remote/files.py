@@ -96,7 +96,7 @@ class Objects:
 
     @property
     def backing(self) -> RemoteMemory | None:
-        """Return the memory that contains the addresses of ``begin``; None without objects."""
+        """Return the memory that contains the addresses that ``begin`` returns; None if there are no objects."""
         return self._placed[0].backing if self._placed else None
 
     def begin(self, number: int) -> int:
@@ -510,7 +510,7 @@ class Files:
 
     @property
     def backing(self) -> RemoteMemory | None:
-        """Return the memory that contains the addresses of ``lying``."""
+        """Return the memory that contains the addresses that ``lying`` returns."""
         return self.objects.backing
 
     def of(self, chunk: int) -> tuple[int, int]:
@@ -757,7 +757,7 @@ class _PartElsewhere(ColumnPart):
         files: The files.
         name: The name of the column.
         image_roots: See ``ColumnPart``.
-        asked: The columns of the segment that were requested; the heads of these columns are read together.
+        asked: The columns that readers have requested from the segment; the heads of these columns are read together.
     """
 
     def __init__(
