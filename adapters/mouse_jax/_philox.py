@@ -81,7 +81,8 @@ def words(seed: jax.Array, purpose: Purpose, index: jax.Array, n: int, *, call: 
 
 
 def nothing(*numbers: jax.Array) -> jax.Array:
-    """Return zero, uint32 ``[]``, which ``jax.shard_map`` treats as varying over shards if one of ``numbers`` varies.
+    """Return zero, uint32 ``[]``. If one of ``numbers`` varies over shards, ``jax.shard_map`` also treats the zero as
+    varying.
 
     In ``jax.shard_map``, the values that a loop carries must already be varying before the first iteration.
     """

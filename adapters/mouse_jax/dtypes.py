@@ -1,4 +1,4 @@
-"""Replacements of 64-bit dtypes, random keys and seeds, and checks whether values are known or traced."""
+"""Replacements of 64-bit dtypes, random keys and seeds, and checks whether values are concrete or traced."""
 
 from __future__ import annotations
 
@@ -99,7 +99,8 @@ def seed_halves(seed: Any) -> jax.Array:
     """Return the halves of a seed or a random key, uint32 ``[2]``, high first; the argument can be traced.
 
     Raises:
-        ConfigError: The seed is neither a random key nor, if its value is known, an integer in ``[0, 2**64)``.
+        ConfigError: The seed is neither a random key nor an integer in ``[0, 2**64)`` (the range is checked only if the
+            seed is not traced).
     """
     if isinstance(seed, jax.Array):
         seed = as_key(seed)

@@ -1,8 +1,8 @@
 """Rollouts as pytrees, and pure functions for ``jax.jit``: ``init``, ``append``, ``compute_returns``, ``mini_batches``.
 
-Fields, formulas and, for the same seed, the order of rows equal those of ``mouse_core.rollouts.RolloutStorage``. Checks
-of values (whether the rollout is full, whether rewards are finite) run only outside of ``jax.jit``, where values are
-known. Inside ``jax.jit``, steps after the first T steps are dropped.
+Fields, formulas and, for the same seed, the order of rows are the same as in ``mouse_core.rollouts.RolloutStorage``.
+Checks of values (whether the rollout is full, whether rewards are finite) run only outside of ``jax.jit``, where values
+are concrete. Inside ``jax.jit``, steps after the first T steps are dropped.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class Layout:
     """Constants of a rollout.
 
     Args:
-        num_envs: N.
-        num_transitions_per_env: T.
+        num_envs: The number of environments, N.
+        num_transitions_per_env: The number of steps, T.
         fields: The fields by name.
         extractors: The two extractors of ``amp_cfg``, or None.
         hidden_axis: The axis of environments in the hidden states of one step.
@@ -251,8 +251,8 @@ def init(
             ``mouse_core.rollouts.RolloutStorage``; ``motion_mimic_fields`` returns the fields of its preset. Memory for
             every field is allocated in advance, so optional fields need a mask, which marks missing values. The seed
             can be traced: ``jax.vmap`` then creates rollouts for many seeds, and each rollout has the same order of
-            rows as a single rollout with its seed. A negative seed raises an error if its value is known; a traced seed
-            is taken modulo 2**32, or 2**64 for int64.
+            rows as a single rollout with its seed. A negative seed raises an error, unless the seed is traced; a traced
+            seed is taken modulo 2**32, or 2**64 for int64.
         hidden_states: ``(actor, critic)`` of one step, with the shapes and dtypes to allocate; None: no states.
 
     Returns:
@@ -329,7 +329,7 @@ def get_statistics(rollout: Rollout) -> tuple[jax.Array, jax.Array]:
     A trajectory that has not ended counts up to the last row of the rollout.
 
     Raises:
-        RolloutError: The number of rows is known to be 0.
+        RolloutError: The rollout has no rows (checked only if the number of rows is not traced).
     """
     if known(rollout.step) == 0:
         raise RolloutError("get_statistics: expected at least one row, found none")
@@ -506,6 +506,6 @@ def recurrent_mini_batches(
 
 
 def _delivered(rollout: Rollout, batches: Iterator[MiniBatch]) -> Batches:
-    """Return an iterator over the mini-batches; or, under ``jax.jit``, all of them as a tuple."""
+    """Return an iterator over the mini-batches; or, under ``jax.jit``, all mini-batches as a tuple."""
     # Under jax.vmap over seeds, the seed may be the only traced value.
     return batches if are_known(*jax.tree.leaves(rollout), anywhere=True) else tuple(batches)

@@ -14,7 +14,7 @@ from mouse_core.collect import SharedStore, StoreClient
 
 
 class StoreWriterActor:
-    """The single writer of a store in a folder, as an actor; ``store_client`` creates a client of it.
+    """The single writer of a store in a folder, as an actor; ``store_client`` creates a client of the actor.
 
     If the actor dies, Ray restarts the actor and repeats calls in progress. The folder records which calls of each
     client are in the store, so that rows are written only once. A trainer can open the folder directly for reading, if

@@ -156,7 +156,7 @@ class Context:
         steps: The number of steps.
         folder: The folder of this run.
         batches: The arguments of the loader, except ``seed``.
-        opened: The description of the store, for ``store``.
+        opened: A function that opens the store; None if the study has no store.
         digest: Whether the loaders of ``loader()`` digest their batches.
         made: The loaders that ``loader()`` has created.
     """

@@ -92,8 +92,8 @@ def _(seed: torch.Tensor, index: torch.Tensor, n: int, purpose: int) -> torch.Te
 
 @torch.library.custom_op("mouse_torch::counted", mutates_args=())
 def _counted(index: torch.Tensor, blocks: int) -> torch.Tensor:
-    """Return the numbers from 1 on, in a form that hides their range from Inductor, because Inductor would otherwise
-    compute in 32 bits on CUDA.
+    """Return the integers ``1 .. blocks``, in a form that hides their range from Inductor. If Inductor knew the range,
+    it would compute in 32 bits on CUDA.
     """
     return torch.arange(1, blocks + 1, device=index.device)
 
@@ -116,7 +116,7 @@ def _numbers(index: torch.Tensor, n: int) -> torch.Tensor:
 
 
 def philox(seed: torch.Tensor, index: torch.Tensor, n: int, purpose: Purpose = Purpose.REPLAY) -> torch.Tensor:
-    """Return ``words``, computed only with torch operations."""
+    """Return the result of ``words``, computed only with torch operations."""
     return _blocks(_keys(seed, purpose), index, _numbers(index, n))[:n]
 
 
@@ -227,7 +227,7 @@ def _(seed: torch.Tensor, index: torch.Tensor, n: torch.Tensor, positions: torch
 def shuffled(
     seed: torch.Tensor, index: torch.Tensor, n: torch.Tensor, positions: torch.Tensor, most: int
 ) -> torch.Tensor:
-    """Return ``in_order``, computed only with torch operations."""
+    """Return the result of ``in_order``, computed only with torch operations."""
     size = min(most, SHUFFLED_UP_TO)
     words = philox(seed, index, size)
     # A smaller ``n`` uses the first words of a larger ``n``. With the sign bit flipped, signed words are sorted like

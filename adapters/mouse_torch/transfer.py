@@ -74,7 +74,7 @@ def _gather_slabs(
 
 
 def _delivered(views: list[TensorDict]) -> TensorDict:
-    """Return the batch, or a tuple of its views; the declared return type is that of a batch in both cases."""
+    """Return the batch, or a tuple of its views; in both cases, the annotated return type is the type of a batch."""
     return views[0] if len(views) == 1 else cast(TensorDict, tuple(views))
 
 

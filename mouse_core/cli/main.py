@@ -31,7 +31,8 @@ GROUP = "mouse_core.commands"
 """The group of entry points for commands of other packages."""
 
 Command = tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]
-"""Two functions of a command: one declares the arguments, one runs the command and returns the exit status.
+"""The two functions of a command: the first declares the arguments, and the second runs the command and returns the
+exit status.
 
 The docstring of the second function is the help of the command. Only the second function imports the modules of the
 command, so that ``mouse --help`` starts fast.

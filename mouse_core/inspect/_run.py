@@ -61,8 +61,8 @@ def are_states(columns: Sequence[ColumnReport]) -> bool:
 
 
 def same_again(columns: Sequence[ColumnReport], actions: ActionsReport | None) -> float:
-    """Return the probability that two steps from the same state have equal actions; 0 if observations have fractional
-    values, because equal steps are then no coincidence.
+    """Return the probability that two steps from the same state have equal actions. If observations have fractional
+    values, the result is 0, because then steps are almost never equal by chance.
     """
     seen = _observations(columns)
     whole = all(column.whole or column.dtype.startswith(("int", "uint", "bool")) for column in seen)
@@ -324,7 +324,7 @@ def _about_variety(column: ColumnReport, rows: int, *, arrived: bool) -> Iterato
 def _about_spec(scan: Scan, column: ColumnReport, spec: Any) -> Iterator[Finding]:
     """Yield findings about values outside of the dataset's spec.
 
-    Zeros are allowed as actions of first rows, which no action precedes.
+    In the first row of an episode, an action of zeros is allowed, because no action led to this row.
     """
     if column.low is None or column.high is None:
         return
@@ -349,7 +349,7 @@ def _about_spec(scan: Scan, column: ColumnReport, spec: Any) -> Iterator[Finding
 
 
 def _of_any_place(spec: Any) -> Any:
-    """Return a spec of a single number that allows every value of every dimension of a vector's spec."""
+    """Return a spec for single numbers that allows each value that is allowed in any dimension of the vector's spec."""
     if isinstance(spec, Bounded):
         return Bounded(spec.low.min(), spec.high.max(), (), spec.dtype)
     return Binary() if isinstance(spec, Binary) else Categorical(int(np.max(spec.nvec)))

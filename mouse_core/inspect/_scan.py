@@ -88,7 +88,7 @@ class Histogram:
         self.width *= 2
 
     def bars(self) -> tuple[list[float], list[int]]:
-        """Return edges ``[k + 1]`` and counts ``[k]``, or ``([], [])`` without values.
+        """Return edges ``[k + 1]`` and counts ``[k]``, or ``([], [])`` if there are no values.
 
         Empty bins at both ends are left out.
         """
@@ -268,7 +268,9 @@ def _bars(histogram: Histogram) -> dict[str, list[Any]]:
 
 
 def _by_place(moments: Moments) -> dict[str, list[Any]]:
-    """Return the lowest and the highest value, the mean and the deviation of each dimension; None without numbers."""
+    """Return the lowest and the highest value, the mean and the deviation of each dimension; None if there are no
+    numbers.
+    """
     found = {"low": moments.low, "high": moments.high, "mean": moments.mean, "deviation": moments.deviation}
     known = moments.count > 0
     return {name: np.where(known, values, np.array(None)).tolist() for name, values in found.items()}
@@ -729,8 +731,8 @@ class Scan:
         return columns, None if self.episodes is None else self.episodes.result(), actions
 
     def at_extreme(self, finding: Finding, dimension: int | None, which: str) -> Finding:
-        """Return a copy of a finding with the place of the lowest or highest value of a dimension; with ``dimension``
-        None, of all dimensions.
+        """Return a copy of a finding with the place of the lowest or highest value of a dimension. If ``dimension`` is
+        None, the value is the lowest or highest of all dimensions.
         """
         known = self._sample.extremes.get(finding.column or "")
         if known is None:
@@ -746,7 +748,7 @@ class Scan:
 
         Args:
             names: Names of dimensions, by column.
-            splits: Number of rows of each split, in order.
+            splits: Number of rows of each split, in the order of the splits in the data.
         """
         sampled = self._sample.result(self.rows, names)
         found = list(about_dimensions(sampled))

@@ -4,9 +4,9 @@ Correct recordings also contain unusual values. For example, Humanoid-v5 has 24 
 that differ by a factor of 1e15. So a value that is only unusual is reported as a note. A value that contradicts the
 other dimensions of its column (siblings), other rows, or the nature of an action is reported as a warning.
 
-Parts of the data are segments of adjacent rows, and episodes. In a correct recording, every episode may have a
+A part of the data is a segment of adjacent rows, or an episode. In a correct recording, every episode may have a
 different goal, and may or may not touch an object. So a part is reported only if it has several episodes, and if it
-differs from the other parts by more than these differ from each other.
+differs from the other parts by more than the other parts differ from each other.
 """
 
 from __future__ import annotations
@@ -159,7 +159,9 @@ def _saturated(column: SampledColumn, sampled: Sampled) -> Iterator[Finding]:
 
 
 def _values_between(values: Floats) -> int:
-    """Return how many distinct values are between the lowest and the highest, among the first few hundred values."""
+    """Return the number of distinct values between the lowest and the highest value, counted in the first few hundred
+    such values.
+    """
     values = values[np.isfinite(values)]
     inside = values[(values > values.min(initial=np.inf)) & (values < values.max(initial=-np.inf))]
     return len(np.unique(inside[:500]))
@@ -284,26 +286,28 @@ class _Parts:
     length: Int64s
 
     def rows(self, parts: Int64s) -> Bools:
-        """Return a mask of the rows in some segments."""
+        """Return a mask of the rows in the given segments."""
         return np.asarray(np.isin(self.part, parts))
 
     def episodes(self, parts: Int64s) -> tuple[Int64s, Int64s]:
-        """Return the indices into ``begins`` of two groups of long episodes: episodes mostly in these segments, and all
-        others.
+        """Return the indices into ``begins`` of two groups of long episodes: the episodes that lie mostly in the given
+        segments, and all other long episodes.
         """
         share = np.add.reduceat(self.rows(parts).astype(np.float64), self.begins) / self.length
         enough = self.length >= _FEWEST_IN_EPISODE
         return np.flatnonzero(enough & (share >= 0.5)), np.flatnonzero(enough & (share < 0.5))
 
     def tell(self, parts: Int64s) -> int:
-        """Return the size of the smaller group of ``episodes``; 0 if the groups are not informative."""
+        """Return the size of the smaller of the two groups that ``episodes`` returns; 0 if the segments are scattered
+        and there are too few long episodes.
+        """
         odd, rest = self.episodes(parts)
         one_stretch = int(parts.max()) - int(parts.min()) + 1 in (len(parts), self.count)
         whole = one_stretch or len(odd) + len(rest) >= _FEWEST_SCATTERED * self.count
         return min(len(odd), len(rest)) if whole else 0
 
     def finding(self, message: str, column: SampledColumn, place: int, parts: Int64s, *, loud: bool) -> Finding:
-        """Return a finding about some segments: a warning if ``loud``, else a note."""
+        """Return a finding about the given segments: a warning if ``loud``, else a note."""
         rows = np.flatnonzero(self.rows(parts))
         where, level = self.sampled.where(int(rows[0])), "warning" if loud else "note"
         return of_dimension("drift", level, message, column, place, where, some(self.sampled.episode[rows]))
@@ -352,8 +356,8 @@ def _between(column: SampledColumn, parts: _Parts) -> Iterator[Finding]:
 
 
 def _together(spread: Floats) -> Floats:
-    """Return the range of each dimension in each part, divided by the ranges of the other dimensions, because little
-    motion reduces all ranges.
+    """Return the range of each dimension in each part, divided by the ranges of the other dimensions. The division
+    compensates for parts with little motion, in which all ranges are small.
     """
     moving = (spread > 0).all(axis=0)
     if moving.sum() < 4:
@@ -394,15 +398,15 @@ def _beside(column: SampledColumn, place: int, low: Floats, high: Floats, parts:
 def _gap(ordered: Floats, inside: slice, factor: float, least: float) -> int | None:
     """Return the position of the only large gap in ascending positive numbers; None if there is no such gap.
 
-    If a unit differs in some parts, ranges differ by a constant factor and form two groups. If a door is opened in some
-    episodes and stays closed (except for rounding) in others, each episode has a different range, and there are no two
-    groups.
+    If some parts use another unit of measurement, their ranges differ by a constant factor, so all ranges form two
+    groups. If a door is opened in some episodes and stays closed (except for rounding) in others, each episode has a
+    different range, and there are no two groups.
 
     Args:
         ordered: The numbers, ascending.
-        inside: The positions after which the gap may be.
+        inside: The positions after which the gap can lie.
         factor: Smallest ratio between the numbers above and below the gap.
-        least: Numbers below this size are only rounding.
+        least: Numbers below ``least`` count as rounding errors.
     """
     ratios = ordered[1:] / np.maximum(ordered[:-1], 1e-300)
     at = int(ratios[inside].argmax()) + inside.start
@@ -529,7 +533,7 @@ _MANY = 0.05
 
 
 class Sketches:
-    """Computes a sketch, a few numbers, of each episode. Nearly equal episodes have close sketches."""
+    """Computes a sketch of each episode: a few numbers. Nearly equal episodes have nearly equal sketches."""
 
     def __init__(self) -> None:
         random = np.random.default_rng(0)
@@ -601,7 +605,8 @@ class Sketches:
 def _near(sketches: Floats, lengths: Int64s, hashes: UInt64s) -> tuple[Int64s, bool]:
     """Return pairs of close episodes of equal length, and whether they are too close to be a coincidence.
 
-    Episodes are sorted by length and by a number of the sketch, in three different orders; neighbours are compared.
+    Episodes are sorted three times by length, and by a different number of the sketch each time. Neighbours in each
+    order are compared.
     """
     count = len(lengths)
     nothing = np.zeros((0, 2), np.int64)
@@ -654,7 +659,7 @@ def about_splits(hashes: UInt64s, lengths: Int64s, first_rows: Int64s, splits: M
 
     Args:
         hashes, lengths, first_rows: Hash, length and first row of each episode.
-        splits: Number of rows of each split, in order.
+        splits: Number of rows of each split, in the order of the splits in the data.
     """
     if len(splits) < 2:
         return

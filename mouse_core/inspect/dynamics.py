@@ -340,7 +340,7 @@ def left_by_pair(steps: Steps) -> dict[str, float]:
 
 
 def explained_by_seen(steps: Steps) -> float:
-    """Return the share of the variance of the stated actions that is linear in ``o[t]``."""
+    """Return the share of the variance of the stated actions that a linear fit from ``o[t]`` explains."""
     actions = steps.actions["stated"]
     actions = actions - actions.mean(axis=0)
     squares = float((actions**2).sum())
@@ -469,7 +469,9 @@ def _vectors(column: SampledColumn) -> Floats:
 
 
 def _scaled(values: Floats) -> Floats:
-    """Scale values to mean 0 and deviation 1, ignoring outliers in the deviation; leave out constant dimensions."""
+    """Scale values to mean 0 and standard deviation 1; leave out constant dimensions. For the standard deviation,
+    outliers are clipped.
+    """
     finite = np.where(np.isfinite(values), values, np.nan)
     with np.errstate(all="ignore"):
         mean = np.nanmean(finite, axis=0)

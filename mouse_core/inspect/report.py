@@ -41,7 +41,9 @@ class Places:
         step: npt.NDArray[np.int64],
         dimensions: npt.NDArray[np.int64] | None = None,
     ) -> None:
-        """Add places, arrays ``[n]``; ``dimensions`` has the affected dimensions of the column without duplicates."""
+        """Add the episodes and steps of rows with the finding, arrays ``[n]``. ``dimensions`` lists each affected
+        dimension of the column once.
+        """
         if not len(episode):
             return
         if self._first is None:
@@ -103,7 +105,7 @@ class Finding:
 
 
 def sorted_by_level(findings: Sequence[Finding]) -> list[Finding]:
-    """Return errors, then warnings, then notes; within a level, the order stays."""
+    """Return errors, then warnings, then notes; findings of equal level stay in their order."""
     return sorted(findings, key=lambda item: LEVELS.index(item.level))
 
 

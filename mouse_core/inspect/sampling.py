@@ -210,7 +210,7 @@ def _bounds(found: npt.NDArray[Any]) -> tuple[Floats, Floats]:
 def quantiles(values: Floats, shares: tuple[float, ...]) -> list[Floats]:
     """Return quantiles of finite values, without interpolation.
 
-    For each share, the result is ``[width]``, NaN without values.
+    Each quantile is an array ``[width]``, with NaN for a dimension without finite values.
     """
     if not len(values):
         return [np.full(values.shape[1], np.nan) for _ in shares]

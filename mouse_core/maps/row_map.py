@@ -31,7 +31,7 @@ class GrowingRows:
     """The keys or the values of a map, by index: rows in memory that grows as needed.
 
     Args:
-        capacity: The number of rows for which the first write allocates memory; None: few rows.
+        capacity: The number of rows for which the first write allocates memory; None: memory for a few rows.
     """
 
     def __init__(self, capacity: int | None) -> None:
@@ -104,9 +104,9 @@ _MOST = (1 << 31) - 2
 class RowTable:
     """A hash table from hashes of rows to the indices (numbers) of the rows.
 
-    An entry has 64 bits: 31 bits of the hash, one bit that is 1, and the index of a row plus 1. An empty entry is 0. 32
-    other bits of the hash determine the first slot to probe; these bits are stored in a second array, so that the table
-    can be enlarged without reading rows. At most half of the entries are used.
+    An entry has 64 bits: 31 bits of the hash, one bit that is 1, and the index of a row plus 1. An empty entry is 0.
+    Another 32 bits of the hash determine the first slot to probe. These 32 bits are stored in a second array, so that
+    the table can be enlarged without reading rows. At most half of the entries are used.
     """
 
     def __init__(self) -> None:
@@ -198,8 +198,8 @@ class RowTable:
         """Probe from the given positions to the first entry with the same hash bits, or to an empty entry.
 
         All rows are probed in parallel, round by round. Rows that reach an empty entry write their own entry. If
-        several rows reach the same entry, the first row is written last, so its entry stays; the other rows find it in
-        the next round.
+        several rows reach the same entry, the first row is written last, so its entry stays; the other rows find this
+        entry in the next round.
 
         Returns:
             For each row, the index in the entry, or -1 for an empty entry; the position of the entry; and whether the
@@ -443,7 +443,7 @@ class RowIndex:
 
 
 def _places(new: Integers, n: int) -> Integers | None:
-    """Return the positions of new rows; None if every row is new, in order."""
+    """Return the positions of new rows; None if all ``n`` rows are new, because the positions are then 0, 1, 2, ..."""
     return None if new.size == n and (new == np.arange(n)).all() else new
 
 

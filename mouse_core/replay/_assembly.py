@@ -153,7 +153,7 @@ def _fill_masked(rows: Any, where: npt.NDArray[np.bool_], pad: float) -> None:
 
 
 def row_of(rows: Any, number: int) -> Any:
-    """Return row ``number`` of gathered rows."""
+    """Return the row with index ``number`` from gathered rows."""
     return rows[number] if isinstance(rows, list) else map_tree(lambda leaf: leaf[number], rows)
 
 

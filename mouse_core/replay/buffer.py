@@ -2,7 +2,7 @@
 
 A ``ReplayBuffer`` joins four parts behind one lock: a storage holds the rows, a writer chooses the slot of each row, a
 sampler chooses the rows of a batch, and transforms change the batch. ``BaseBuffer`` is the base class of buffers and
-ensembles of buffers. It implements numbered batches and the state.
+ensembles of buffers. It implements numbered batches, and saves and restores the state.
 
 The sampler, transforms with running statistics, and the episode index keep data about every row. The buffer reports
 writes to these objects for many rows at a time: before a draw, and before an unreported row is overwritten.
@@ -710,13 +710,13 @@ class ReplayBuffer(BaseBuffer):
     def stats(self) -> dict[str, Any]:
         """Return sizes and counters:
 
-        - ``size``, ``capacity``: in rows
+        - ``size``, ``capacity``: number of rows, and the largest number of rows
         - ``written``: number of rows ever written
         - ``samples``: number of batches ever drawn
         - ``updates``: number of priority updates
         - ``num_envs``: number of environments
         - ``nbytes``: bytes of memory, if the storage counts them
-        - ``synced``: written rows that are on disk, if the storage counts them
+        - ``synced``: number of written rows that are on disk, if the storage counts them
         """
         with self._lock, self._shared():
             sizes = {name: getattr(self._storage, name) for name in ("capacity", "written", "num_envs")}

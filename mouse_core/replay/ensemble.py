@@ -52,9 +52,9 @@ class ReplayBufferEnsemble(BaseBuffer):
         batch_size: The number of windows (single rows, or slices) in a batch, B, if ``sample`` is called without
             ``batch_size``.
         seed: In ``[0, 2**64)``.
-        num_buffer_sampled: How many times a member is drawn for each batch, with probabilities in proportion to the
-            weights; each drawn member contributes an equal number of windows. None: every member with a weight above 0
-            contributes windows to every batch.
+        num_buffer_sampled: The number of draws for each batch. Each draw chooses a member with a probability in
+            proportion to the member's weight, and adds an equal number of windows. None: every member with a weight
+            above 0 contributes windows to every batch.
         collate_fn: Converts the list of the members' batches to a batch, instead of concatenating each field.
         device: "cpu" or None; the adapters have other devices.
 
@@ -327,7 +327,7 @@ class ReplayBufferEnsemble(BaseBuffer):
 
     def _shares(self) -> dict[str, Any]:
         """The weights of the members as saved in a state, for each stage of the schedule. A stage is identified by the
-        number of its first sample.
+        index of its first sample.
         """
         shares = {str(first): tuple(weights.tolist()) for first, weights in self._schedule.weights.items()}
         return {"p": shares, "num_buffer_sampled": self._num_buffer_sampled or 0}
@@ -379,7 +379,7 @@ def join_batches(
         numbers: The index of the member of each batch.
         fill: Returns the values of a field in ``_WITHOUT`` for a batch without the field, given the shape of the
             batch's index.
-        join: A function that joins the parts of a field.
+        join: A function that joins the values of one field from all batches.
 
     Raises:
         SchemaError: A batch lacks a field that is not in ``_WITHOUT``.
@@ -435,9 +435,10 @@ def shares_of_all(p: Floats, size: int, offset: float) -> list[int]:
 
 
 def shares_of_some(p: Floats, size: int, key: Key, drawn: int) -> list[int]:
-    """Return how many windows each member contributes if ``drawn`` members are drawn in proportion to their weights.
+    """Return how many windows each member contributes if members are drawn ``drawn`` times, in proportion to their
+    weights.
 
-    With 10 windows and 3 drawn members, the first drawn member gets 4 windows.
+    With 10 windows and 3 draws, the first drawn member gets 4 windows.
     """
     ends = np.cumsum(p)
     ends[int(np.flatnonzero(p)[-1]) :] = 1.0  # rounding must not select a member after the last member with a weight
@@ -503,7 +504,7 @@ def shares_of(p: Any, members: int, size: int) -> Shares:
     Args:
         p: A weight of at least 0 for each member, or a ``Schedule`` of weights; None: equal weights.
         members: The number of members.
-        size: Rows in a batch.
+        size: Number of rows in a batch.
 
     Raises:
         ConfigError: Weights are invalid.

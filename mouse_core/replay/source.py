@@ -46,7 +46,8 @@ class BufferSource:
     """The numbered batches of a buffer; each batch is drawn in the caller's thread, ``ahead`` batches before its
     delivery.
 
-    So the draws do not depend on the number and timing of the threads that assemble batches.
+    Because the caller's thread draws, the draws do not depend on the number and timing of the threads that assemble
+    batches.
 
     Args:
         buffer: A ``ReplayBuffer`` or a ``ReplayBufferEnsemble``.

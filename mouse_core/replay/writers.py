@@ -172,7 +172,7 @@ class MaxValueWriter:
         return ranks
 
     def _known(self, storage: Storage) -> list[tuple[float, int]]:
-        """Return the heap, rebuilt from the rows if they may have changed."""
+        """Return the heap of ranks; rebuild the heap from the rows if the rows may have changed."""
         if self._heap is not None and len(self._heap) == len(storage):
             return self._heap
         ranks = self._reduce(storage.read(self.rank_key, slice(0, len(storage)))) if len(storage) else _NONE
@@ -181,7 +181,7 @@ class MaxValueWriter:
         return heap
 
     def reset(self, storage: Storage) -> None:
-        """Rank all rows again at the next write."""
+        """Mark the ranks as stale; the next write ranks all rows again."""
         self._heap = None
 
 

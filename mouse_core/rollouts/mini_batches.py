@@ -405,7 +405,8 @@ def amp_states(flat: Mapping[str, Array], obs_extractor: Extractor, ref_extracto
 
 
 def previous_states(states: AmpStates, rows: Array, starts: Array) -> dict[str, Array]:
-    """Return the previous states (``..._prev_...``) of a mini-batch of rows.
+    """Return the fields with ``_prev_`` in their names for a mini-batch of rows: the extractors' outputs for each row's
+    previous observation.
 
     Args:
         states: The AMP extractors' outputs for all rows.

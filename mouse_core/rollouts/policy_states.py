@@ -56,7 +56,7 @@ class PolicyStates:
         Args:
             given: The states ``(actor, critic)``, each of which is a tree or None; or None for a transition without
                 states.
-            step: The row of the states, which is not written yet.
+            step: The index of the row for these states; the row is not written yet.
 
         Raises:
             SchemaError: ``given`` is not a pair, its environments, structures, shapes or dtypes differ from earlier
@@ -134,7 +134,7 @@ def tree_map(call: Callable[..., Any], tree: Tree, *others: Tree, path: str = "h
     for None.
 
     Raises:
-        SchemaError: Another tree has a different structure.
+        SchemaError: The trees differ in structure.
     """
     node = _node(tree)
     if any(_node(other) != node for other in others):

@@ -213,8 +213,8 @@ class RolloutStorage:
         self._version += 1
 
     def get_statistics(self) -> tuple[Any, Any]:
-        """Return the mean length of trajectories, where the end of the rollout also ends a trajectory, and the mean
-        reward (``[K]`` for vector rewards).
+        """Return the mean length of trajectories, and the mean reward (``[K]`` for vector rewards). The end of the
+        rollout also ends a trajectory.
 
         Raises:
             RolloutError: The storage has no row.
@@ -459,7 +459,7 @@ class RolloutStorage:
     # ------------------------------------------------------------------ resuming
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that determines the order of rows in later mini-batches: integers.
+        """Return the state, a dict of integers, which determines the order of rows in later mini-batches.
 
         The state has no rows: a resumed rollout begins with an empty storage.
         """

@@ -49,7 +49,8 @@ _FIELDS: Mapping[str, Any] = {
 
 
 class RolloutAdapterConformance(InArrays):
-    """Tests that a framework's ``RolloutStorage`` stores, computes and delivers the same values as the core's.
+    """Tests that a framework's ``RolloutStorage`` stores, computes and delivers the same values as the
+    ``RolloutStorage`` of ``mouse_core``.
 
     Subclass it in a test file, under a name that begins with ``Test``, and set the class to test. For an adapter that
     consists of pure functions, write a small class that stores the state and has the methods of ``RolloutStorage``.
@@ -68,7 +69,9 @@ class RolloutAdapterConformance(InArrays):
     storage_class: Any = rollouts.RolloutStorage
 
     def test_rows_and_returns_are_those_of_the_core(self) -> None:
-        """Rows and returns equal the core's, with and without truncated episodes and normalized advantages."""
+        """Rows and returns equal the rows and returns of ``mouse_core``, with and without truncated episodes, and with
+        and without normalized advantages.
+        """
         for truncated in (False, True):
             for normalize in (False, True):
                 mine, core = self._filled(truncated=truncated, normalize_advantage=normalize)
@@ -80,7 +83,9 @@ class RolloutAdapterConformance(InArrays):
                 assert np.allclose(found, expected), f"statistics: expected {expected}, found {found}"
 
     def test_mini_batches_are_those_of_the_core(self) -> None:
-        """Every epoch has the core's rows in the core's order, for two rollouts in sequence, including histories."""
+        """Every epoch has the same rows in the same order as in ``mouse_core``, for two rollouts in sequence, including
+        histories.
+        """
         mine, core = self._filled()
         for options in ({}, {"drop_last": True}, {"histories": {"observations": 3}}):
             self._alike(mine, core, "mini_batch_generator", 5, 2, **options)
@@ -90,7 +95,7 @@ class RolloutAdapterConformance(InArrays):
         self._alike(mine, core, "mini_batch_generator", 3, 2)
 
     def test_recurrent_mini_batches_are_those_of_the_core(self) -> None:
-        """Trajectories are cut at the ends of episodes and padded, and have the core's masks."""
+        """Trajectories are cut at the ends of episodes and padded, with the same masks as in ``mouse_core``."""
         mine, core = self._filled()
         for shuffle in (False, True):
             self._alike(mine, core, "recurrent_mini_batch_generator", 2, 2, shuffle=shuffle)
@@ -173,7 +178,7 @@ class RolloutAdapterConformance(InArrays):
 
 
 def _steps(seed: int) -> list[dict[str, Any]]:
-    """The steps of a rollout."""
+    """Return the steps of an example rollout."""
     random = np.random.default_rng(seed)
 
     def step() -> dict[str, Any]:
@@ -194,7 +199,8 @@ _SIZE = 40
 
 
 class ReplayAdapterConformance(InArrays):
-    """Tests that a framework's ``ReplayBuffer`` draws, stores and rejects the same rows as the core's.
+    """Tests that a framework's ``ReplayBuffer`` draws, stores and rejects the same rows as the ``ReplayBuffer`` of
+    ``mouse_core``.
 
     Subclass it in a test file, under a name that begins with ``Test``, and set the classes to test:
 
@@ -207,7 +213,7 @@ class ReplayAdapterConformance(InArrays):
 
     Attributes:
         buffer_class: The adapter's buffer class.
-        ensemble_class: The adapter's ensemble class; None if it has none.
+        ensemble_class: The adapter's ensemble class; None if the adapter has no ensembles.
         replaced_dtypes: Dtypes that the framework lacks, and the dtypes that the adapter delivers instead.
         options: Further arguments for every buffer.
     """
@@ -221,7 +227,9 @@ class ReplayAdapterConformance(InArrays):
         return ArrayStorage(capacity, ndim)
 
     def test_it_takes_the_arguments_of_the_core(self) -> None:
-        """The framework's buffer has the core's arguments; additional ones are keyword-only."""
+        """The framework's buffer has the arguments of the buffer of ``mouse_core``; additional arguments are
+        keyword-only.
+        """
         same_arguments(self.buffer_class, replay.ReplayBuffer)
         if self.ensemble_class is not None:
             same_arguments(self.ensemble_class, replay.ReplayBufferEnsemble)
@@ -312,8 +320,9 @@ class ReplayAdapterConformance(InArrays):
             self.same(found, wanted, f"batch {number}")
 
     def test_a_state_is_that_of_the_core(self, tmp_path: Path) -> None:
-        """The core loads states of the framework's buffer, and the framework's buffer loads states of the core, as a
-        dict and as a file."""
+        """A buffer of ``mouse_core`` loads the states of the framework's buffer, and the framework's buffer loads the
+        states of a buffer of ``mouse_core``, as a dict and as a file.
+        """
         parts: dict[str, Any] = {"sampler": lambda: replay.PrioritizedSampler(0.7, 0.5), "transform": _frames}
         mine, core = self._pair(**parts)
         mine.extend(self.given(_rows(50)))
@@ -352,7 +361,7 @@ class ReplayAdapterConformance(InArrays):
         self.same(mine.sample(), core.sample(), "after a rejected call")
 
     def test_ensembles_are_those_of_the_core(self) -> None:
-        """Ensembles draw with the same shares and priorities as the core's ensembles."""
+        """Ensembles draw with the same shares and priorities as the ensembles of ``mouse_core``."""
         if self.ensemble_class is None:
             return
         pairs = [self._pair(sampler=lambda: replay.PrioritizedSampler(0.7, 0.5)) for _ in range(2)]
@@ -440,7 +449,7 @@ class AdapterConformance(InArrays):
         loader_class: The adapter's loader.
         replaced_dtypes: Dtypes that the framework lacks, and the dtypes that the adapter delivers instead.
         options: Further arguments for every loader.
-        patience: Seconds in which threads must end after ``close()``.
+        patience: The number of seconds within which threads must end after ``close()``.
     """
 
     loader_class: Any = PrefetchBatchifier
@@ -450,11 +459,15 @@ class AdapterConformance(InArrays):
     # ------------------------------------------------------------------ batches
 
     def test_it_takes_the_arguments_of_the_core(self) -> None:
-        """The adapter's loader takes the core's arguments, so that only the import differs between frameworks."""
+        """The adapter's loader takes the same arguments as the loader of ``mouse_core``, so that only the import
+        differs between frameworks.
+        """
         same_arguments(self.loader_class, PrefetchBatchifier)
 
     def test_batches_are_those_of_the_core(self) -> None:
-        """Batches equal the core's in every sampling mode, computed by the caller and by threads."""
+        """Batches equal the batches of ``mouse_core`` in every sampling mode, whether the caller or threads compute the
+        batches.
+        """
         store = example_store()
         for sampling in ("random", "last", "sequential", "batch"):
             for workers in (0, 1, 2, 8):
@@ -467,7 +480,9 @@ class AdapterConformance(InArrays):
                 self._same(loader, self._source(store, **within), 3)
 
     def test_fields_at_offsets_of_an_anchor(self) -> None:
-        """Fields at offsets equal the core's, from a store, from a custom source, and after a state was restored."""
+        """Fields at offsets of an anchor equal the fields that ``mouse_core`` delivers, from a store, from a custom
+        source, and after a state was restored.
+        """
         store = example_store()
         windows = {"action": range(5), "obs_continuous": [-1, 0], "obs_image": [-2, 0]}
         for options in (
@@ -526,7 +541,7 @@ class AdapterConformance(InArrays):
             assert set(loader.next_batch().keys()) == {"reward", "done"}
 
     def test_bad_arguments_are_refused(self) -> None:
-        """The constructor raises the errors of the core."""
+        """The constructor raises the same errors as the loader of ``mouse_core``."""
         store = example_store()
         for options in ({"sampling": "all"}, {"sequence_length": 301}, {"shard": (0, 3)}, {"prefetch": 0}):
             refused(ConfigError, partial(self._loader, store, **options), "expected")
@@ -599,7 +614,9 @@ class AdapterConformance(InArrays):
             assert json.loads(json.dumps(state)) == state
 
     def test_it_resumes_where_it_stopped(self) -> None:
-        """A restored loader continues the stream, seed included; core and adapter restore each other's states."""
+        """A restored loader continues the stream with the seed in the state. Loaders of ``mouse_core`` and of the
+        adapter restore each other's states.
+        """
         store = example_store()
         for sampling in ("random", "batch"):
             with self._loader(store, sampling=sampling) as first:

@@ -421,7 +421,7 @@ class Forest:
         )
 
     def _grow(self, before: int) -> None:
-        """Extend memory to all edges; edges from index ``before`` on are new."""
+        """Extend the memory so that it has a place for every edge; edges from index ``before`` on are new."""
         length = len(self._edge_map)
         if length > len(self._memory):
             larger = np.empty(max(length, len(self._memory) * 3 // 2, 16), _EDGE)

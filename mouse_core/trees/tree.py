@@ -56,8 +56,8 @@ Edges = list[list[tuple[int, int, bool]]]
 
 
 def components(edges: Edges) -> list[list[int]]:
-    """Return the strongly connected components: vertices on a common cycle are one group. A group follows all groups
-    that its edges lead to.
+    """Return the strongly connected components: vertices on a common cycle are one group. In the result, a group comes
+    after all groups to which its edges lead.
 
     Tarjan (1972), "Depth-first search and linear graph algorithms", without recursion.
     """

@@ -202,7 +202,7 @@ def _window(source: BatchSource, plan: Plan, number: int, view: int) -> dict[str
 
 
 def _offsets(source: BatchSource) -> dict[str, list[float]]:
-    """Return the offsets of each field from the anchor, in steps or seconds. Without windows by field, return {}."""
+    """Return the offsets of each field from the anchor, in steps or seconds; {} if no windows are set by field."""
     around = source.batch_plan.windows
     if around is None:
         return {}

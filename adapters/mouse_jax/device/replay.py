@@ -95,8 +95,8 @@ def as_dicts(tree: Any, lists: Collection[Any] = (), path: tuple[str | int, ...]
 
 
 def _check_one(replay: Replay, caller: str, *, traced: bool = True) -> None:
-    """Raise ConfigError if a function of a single replay is called, outside of ``jax.vmap``, with several replays; or
-    in ``jax.jit``, unless a replay may be ``traced``.
+    """Raise ConfigError if ``replay`` consists of several replays, unless the call is inside of ``jax.vmap``. If
+    ``traced`` is False, also raise ConfigError for a replay that is traced, as in ``jax.jit``.
     """
     if not traced and not are_known(replay.size, anywhere=True):
         raise ConfigError(f"{caller}: expected a replay outside of jax.jit, found a traced replay")
@@ -339,7 +339,7 @@ def can_sample(replay: Replay, min_length: Any = 1) -> jax.Array:
 
 
 def _without_rows(replay: Replay) -> Replay:
-    """Return a replay without its rows and its seed, which can be traced and which the check does not read."""
+    """Return a replay without its rows and its seed, because the check does not read them, and they can be traced."""
     nothing: Any = None
     return replace(replay, rows=nothing, seed=nothing)
 
@@ -599,7 +599,7 @@ def loads(replay: Replay, path: str | PathLike[str]) -> tuple[Replay, int]:
     Raises:
         ConfigError: ``replay`` is not empty, is several replays, or is traced.
         SchemaError, DataError: The rows do not fit the replay; see ``add``.
-        StateError: The file is damaged, or the saved buffer has other parts.
+        StateError: The file is damaged, or the saved buffer has another storage, sampler, writer or transform.
         StorageError: The file cannot be read (also an OSError).
     """
     _check_one(replay, "loads", traced=False)

@@ -217,7 +217,7 @@ class _Pool:
 
 
 def start(declared: dict[str, Any], folder: Path, run: str | None, log: Path) -> subprocess.Popen[bytes]:
-    """Start the process of a run, or if ``run`` is None, of the function that creates the store. The process ends when
+    """Start the process of a run; if ``run`` is None, start the process that creates the store. The process ends when
     this process ends."""
     variant, framework, seed = run.split("/") if run else ("", "", "0")
     request = {

@@ -280,7 +280,7 @@ def _taken_child(child: Any, where: str, fixed: bool, begun: InitialState | None
 
 
 def give(part: Any, state: Plain, where: str = "state") -> None:
-    """Restore a part, or an equal part, from a state that ``taken`` returned.
+    """Restore a part from a state that ``taken`` returned, for the same part or for an equal part of another process.
 
     Raises:
         StateError: The state belongs to another part.

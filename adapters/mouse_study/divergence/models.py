@@ -157,8 +157,9 @@ class Kind:
 
 
 def _renamed(names: Mapping[str, str], convert: Callable[[Array], Array], back: Callable[[Array], Array]) -> Any:
-    """Return the conversions in both directions for a kind whose arrays have other names; only the first array also has
-    another layout."""
+    """Return the conversions in both directions for a kind whose arrays have different names in the two frameworks;
+    only the first array also differs in layout.
+    """
     first = next(iter(names))
 
     def to_flax(arrays: Arrays, wanted: Shapes, what: What) -> Arrays:
@@ -219,14 +220,16 @@ def _attention_to_torch(arrays: Arrays, wanted: Shapes) -> Arrays:
 
 
 def _reshaped(values: Array, shape: tuple[int, ...] | None) -> Array:
-    """Split the heads: of 4 heads of 8, the query's kernel [32, 32] becomes [32, 4, 8], the output's [4, 8, 32]."""
+    """Split the axis of the heads. With 4 heads of size 8, the query's kernel [32, 32] becomes [32, 4, 8], and the
+    output's kernel becomes [4, 8, 32].
+    """
     if shape is None or int(np.prod(shape)) != values.size:
         return values
     return values.reshape(shape)
 
 
 def _rest(arrays: Arrays, *prefixes: str) -> Arrays:
-    """Return the arrays without a counterpart under their own names; an error then reports them as missing."""
+    """Return the arrays without a counterpart, with unchanged names; a later error reports these arrays as missing."""
     return {name: values for name, values in arrays.items() if name.startswith(prefixes)}
 
 

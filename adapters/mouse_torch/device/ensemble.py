@@ -114,7 +114,7 @@ class ReplayEnsemble(BufferModule):
             row.
 
         Raises:
-            ConfigError: The number is out of range, or a member cannot draw a batch (checked only on the host).
+            ConfigError: The index is out of range, or a member cannot draw a batch (checked only on the host).
             SchemaError: The batches of a member have other fields than the batches of the first member.
         """
         number = self.samples if index is None else number_of(index, self.samples.device)

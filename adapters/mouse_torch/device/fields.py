@@ -1,4 +1,4 @@
-"""Modules whose buffers are data, and memory of rows by field."""
+"""Modules that hold data in buffers, and the memory of rows with one buffer for each field."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _LINE = 64
 
 
 class BufferModule(torch.nn.Module):
-    """A module with data, which moves between devices with its parent, but keeps its dtypes in ``half()`` and similar
-    methods.
+    """A module with data. The data move between devices with the parent module, but ``half()`` and similar methods do
+    not change their dtypes.
 
     Args:
         arrays: Buffers by name.

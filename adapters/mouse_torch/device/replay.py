@@ -310,7 +310,7 @@ class Replay(BufferModule):
         Raises:
             ConfigError: The replay is not empty.
             SchemaError, DataError: The rows do not fit the replay.
-            StateError: The file is damaged, or the saved buffer has other parts.
+            StateError: The file is damaged, or the saved buffer has another storage, sampler, writer or transform.
             StorageError: The file cannot be read (also an OSError).
         """
         buffer = self._like()

@@ -19,7 +19,7 @@ def members_of(xp: Arrays, shares: Shares, key: DrawKey, stage_by: Any, size: in
         xp: Functions over arrays.
         shares: The shares of the members; each member contributes ``most`` candidate rows.
         key: The key of the batch.
-        stage_by: The index of the batch, an integer ``[]``, which selects the stage of the shares.
+        stage_by: The index of the batch, an integer ``[]``, which selects the stage of a schedule of shares.
         size: Rows in the batch.
     """
     words = xp.words(key, 1)

@@ -77,7 +77,8 @@ class Layout:
             row: A tree of objects with a ``shape`` and a ``dtype``, and possibly ``held``, the dtype of the field in
                 memory.
             capacity, batch_size, slices, priorities, order: The arguments of a replay.
-            num_envs: The number of environments, or None for one stream; ``...``: not given.
+            num_envs: The number of environments, or None for one stream; ``...`` if the caller did not pass
+                ``num_envs``.
             transform: A transform, or a sequence of transforms, that read only the batch.
             alignment: The alignment of the rows.
             sampler: A sampler, whose ``units`` are set; None: the sampler that the other options describe.

@@ -72,7 +72,8 @@ class DeviceSampler:
         return self.units.init(xp, ring)
 
     def settle(self, xp: Arrays, state: State, fields: Mapping[FieldKey, Any], count: int, ring: Ring) -> State:
-        """Return the state after a write, which ``units.extend`` has counted. The call may change the state's memory.
+        """Return the state after a write that ``units.extend`` has already counted. The call may write to the arrays of
+        ``state``.
 
         Args:
             xp: Functions over arrays.
@@ -110,7 +111,7 @@ class DeviceSampler:
             state: The state in NumPy.
             ring: The ring, of integers.
             sampler: The sampler of a host buffer with the rows of the ring.
-            batch_size: Units in a batch.
+            batch_size: Number of units (rows or slices) in a batch.
         """
         return {}
 
@@ -144,7 +145,7 @@ class DeviceSampler:
 class EpochSampler(DeviceSampler):
     """A sampler that draws every unit once per epoch, in a random order.
 
-    The state contains ``rows``, the number of units of the epoch, or 0 before the first epoch; ``began``, the number of
+    The state contains ``rows``, the number of units of the epoch, or 0 before the first epoch; ``began``, the index of
     the sample with which the epoch began; and ``drawn``, how many units were drawn in the epoch.
     """
 

@@ -177,7 +177,7 @@ class SumTree:
         return self.refresh(xp, changed, xp.where(there, slots, 0) >> SHIFT)
 
     def put(self, xp: Arrays, state: State, slots: Any, priority: Any, units: Any) -> State:
-        """Do ``update`` in NumPy, for checked slots, priorities and weights ``units``."""
+        """Perform ``update`` in NumPy, for checked slots, priorities and weights, where ``units`` are the weights."""
         changed = state | {"sums": xp.scatter(state["sums"], slots, units)}
         largest = priority.argmax()
         if priority[largest] > state["largest"]:

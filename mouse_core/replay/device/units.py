@@ -130,7 +130,7 @@ class Slices:
     """Slices of consecutive rows of one episode, like the slices of ``mouse_core.replay.SliceSampler``.
 
     Args:
-        sequence_length: Steps in a slice, S.
+        sequence_length: Number of steps in a slice, S.
         pad: Whether episodes shorter than a slice are drawn, padded to S steps, with a field ``mask``. True repeats the
             nearest existing step; a number is the value of all fields in missing steps. False leaves short episodes
             out.
@@ -150,8 +150,8 @@ class Slices:
     traj_key: FieldKey | None = None
     period: int = 1
     _fills: bool = field(init=False, repr=False)
-    """Whether ``pad`` is a number. Without this field, slices with the pads 0 and False would be equal, but they
-    compile differently.
+    """Whether ``pad`` is a number. Without this field, ``Slices`` with the pads 0 and False would be equal, although
+    the two pads need different compiled code.
     """
 
     def __post_init__(self) -> None:
@@ -356,8 +356,8 @@ class SliceUnits:
         return Windows(env, start)
 
     def at_slots(self, ring: Ring, slots: Any) -> Windows:
-        """Return the slices that begin in the given slots. Without padding, not every slot begins a slice; see
-        ``find``.
+        """Return the slices that begin in the given slots. Without padding, some slots are not the first row of any
+        slice; see ``find``.
         """
         step, env = (slots, slots * 0) if ring.envs == 1 else (slots // ring.envs, slots % ring.envs)
         return Windows(env, (step - (ring.cursor - ring.size)) % ring.steps)

@@ -62,7 +62,7 @@ class Draw:
 
 
 class Write(NamedTuple):
-    """The notice of a write that a sampler receives.
+    """The report of a write, which the buffer passes to its sampler.
 
     Attributes:
         slots: The written slots, int64 ``[n]``, in the order of the rows. In a ring the rows are ``first .. first + n -
@@ -84,9 +84,9 @@ class Storage(Protocol):
     """The storage of rows. A storage need not be thread-safe: the buffer holds its lock around every call.
 
     A storage may have two optional attributes, for windows that are counted from an episode's first step even if that
-    step was overwritten. ``indexes`` is a set of the episode indexes of the rows: a new index copies first steps from
-    the other indexes. ``overwritten(key)`` returns a field of the latest overwritten rows that can still be read, up to
-    the oldest time step in use.
+    step was overwritten. ``indexes`` is a set of the episode indexes of the rows: a new index copies the first steps of
+    episodes from the other indexes. ``overwritten(key)`` returns a field of the latest overwritten rows that can still
+    be read, up to the oldest time step in use.
 
     After an error in a method the storage is unchanged.
     """

@@ -61,7 +61,7 @@ class Marks(NamedTuple):
         return Marks(*[None if values is None else values[-1:].copy() for values in self])
 
     def others(self) -> Marks:
-        """The marks of the fields that are only compared."""
+        """The marks of the fields that are only compared with the other fields, for warnings."""
         return Marks(self.other_ends, self.other_ids)
 
     def begins(self, before: Marks | None) -> Bools:
@@ -78,7 +78,7 @@ def find_fields(
     caller names none.
 
     Args:
-        read: Returns a field's values.
+        read: A function that takes a field's name and returns the field's values.
         traj_key, end_keys: The named fields.
         done: The field to use instead of ``"done"`` in ``END_KEYS``; "terminated" and "truncated" are on the same
             level.

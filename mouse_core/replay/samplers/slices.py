@@ -217,7 +217,7 @@ class SliceSampler(SliceSampling):
     The episode index is updated with each write, so the time to draw a slice does not depend on the size of the buffer.
 
     Args:
-        sequence_length: Steps in a slice, S.
+        sequence_length: Number of steps in a slice, S.
         traj_key: The field with the number of each row's trajectory: an episode ends where this number changes.
         end_key: The field that is not 0 in the last row of an episode.
         truncated_key: A second field that is not 0 in the last row of an episode, for truncated episodes. If none of

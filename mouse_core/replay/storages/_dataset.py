@@ -82,7 +82,8 @@ class DatasetStorage:
         """Include the rows that the store has now. If earlier rows do not keep their slots, ``changes`` increases.
 
         Returns:
-            How many of its oldest rows the store dropped, if the remaining rows now lie in the slots from 0 on; else 0.
+            The number of oldest rows that the store dropped, if the remaining rows now lie in the slots from 0 on; else
+            0.
 
         Raises:
             ConfigError: The storage is not connected to a ``DatasetStore``.
@@ -207,7 +208,8 @@ def _state_of(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def _dropped(before: Snapshot, after: Snapshot) -> int:
-    """Return how many of an earlier snapshot's first rows a later snapshot of the same folder lacks; 0 if unknown.
+    """Return how many of the first rows of an earlier snapshot are missing in a later snapshot of the same folder; 0 if
+    this number is unknown.
 
     Example: if the earlier snapshot begins with row 40 and the later snapshot with row 70, the result is 30.
     """

@@ -382,8 +382,8 @@ class ArrayStorage(RingStorage):
         return self._appended(n), n
 
     def _append_single(self, rows: Any) -> bool:
-        """Write one row of plain values on a short path; return False for the first row and for rows of other
-        values.
+        """Write one row of plain values on a fast path. For the first row, and for rows with other values, return False
+        and write nothing.
         """
         if not self._single or type(rows) is not dict or len(rows) != len(self._single):
             return False

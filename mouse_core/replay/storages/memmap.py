@@ -134,7 +134,7 @@ class Head:
         path: The path of the file.
         capacity: Capacity in rows; None: the capacity in the file.
         ndim: 1 or 2.
-        outgoing: 1 for "outgoing" rows, 0 for "arrived" rows; None: the value in the file, 1 for a new file.
+        outgoing: 1 for "outgoing" rows, 0 for "arrived" rows; None: the value in the file, or 1 for a new file.
 
     Raises:
         ConfigError: The file belongs to a storage of another size, ``ndim`` or alignment; or the file is missing and
@@ -361,7 +361,8 @@ class MappedValues(Values):
 class RowSums:
     """The checksums of rows: for each file, XXH3 of the row's bytes with the row's number as seed.
 
-    So a row in the place of another row is also detected. Callers hold the folder's lock and call ``at`` first.
+    Because the seed is the row's number, a row that was stored in the place of another row is also detected. Callers
+    hold the folder's lock and call ``at`` first.
     """
 
     def __init__(self) -> None:
@@ -808,7 +809,7 @@ class MemmapStorage(RowStorage):
             self._memory, self._mapped = None, None
 
     def _map(self, now: Counters, schema: RowSchema) -> Columns:
-        """Map the rows' files in their current size."""
+        """Map the rows' files at their current size."""
         length = (now.generation, now.allocated)
         if self._memory is None or self._mapped != length:
             *files, sums_file = row_files(self.path, schema, now.generation).items()

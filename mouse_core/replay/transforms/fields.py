@@ -58,7 +58,7 @@ def check_keys(keys: Sequence[FieldKey], *, where: str) -> tuple[FieldKey, ...]:
 
 
 def at_the_root(keys: tuple[FieldKey, ...]) -> tuple[FieldKey, ...]:
-    """Return the fields, without a field under ``next`` if the same field at the root is also named."""
+    """Return ``keys`` without each field under ``next`` whose counterpart at the root is also in ``keys``."""
     named = {path_of(key) for key in keys}
     return tuple(key for key in keys if path_of(key)[0] != NEXT or path_of(key)[1:] not in named)
 

@@ -81,7 +81,7 @@ class Resize(_OfImages):
         keys: Fields of images.
         size: ``(height, width)`` of the delivered images.
         method: "bilinear" or "nearest".
-        layout: "HWC" or, as in torch, "CHW". None: "HWC" with 1 to 4 channels in the last axis.
+        layout: "HWC" or, as in torch, "CHW". None: "HWC", where the last axis must have 1 to 4 channels.
 
     Raises:
         ConfigError: No field is given, the size is invalid, or the method or layout is unknown.
@@ -207,7 +207,8 @@ class ToFloatImage(_OfImages):
         channels: The position of the channels in the result: "last", ``[..., H, W, C]`` as Flax expects, or "first",
             ``[..., C, H, W]`` as torch expects.
         dtype: A floating dtype.
-        layout: "HWC" or "CHW", the layout of the stored images. None: "HWC" with 1 to 4 channels in the last axis.
+        layout: "HWC" or "CHW", the layout of the stored images. None: "HWC", where the last axis must have 1 to 4
+            channels.
 
     Raises:
         ConfigError: No field is given, ``channels`` or ``layout`` is unknown, or the dtype is not a floating dtype.
@@ -295,8 +296,8 @@ def _bilinear(images: Array, height: int, width: int) -> Array:
 
 
 def _beside(images: Array, make: Callable[..., Array], old: int, new: int) -> Array:
-    """Return the table for an old and a new size on the device of the images; torch computes the table on the device,
-    because a copy would block.
+    """Return the resize table for an old and a new size, on the device of the images; torch computes the table on the
+    device, because a copy would block.
     """
     if is_tensor(images) and not may_look(images):
         return make(old, new, namespace(images), device=images.device)

@@ -128,8 +128,9 @@ class HindsightRelabel:
 
         Returns:
             ``hindsight_goal`` ``[N, T, ...]``; ``hindsight_drawn`` bool ``[N, T]``; and ``hindsight_left`` int64 ``[N,
-            T]``, the number of steps from each step on whose achieved goals are stored. For single rows, the arrays are
-            ``[batch, 1, ...]``. With the strategy "random", the result has only ``hindsight_left``.
+            T]``, for each step the number of consecutive steps from this step on that have stored achieved goals. For
+            single rows, the arrays are ``[batch, 1, ...]``. With the strategy "random", the result has only
+            ``hindsight_left``.
         """
         source = (NEXT, *path_of(self.achieved))
         behind = 0

@@ -339,7 +339,7 @@ class DeviceReplayConformance(InArrays):
 
     Attributes:
         orders: The supported orders, of "random", "epochs" and "queue".
-        variants: The number of random option sets of each kind of draws.
+        variants: The number of random option sets for each kind of draws.
         programs: The number of random programs with each option set.
     """
 

@@ -205,7 +205,7 @@ class StorageConformance:
     # ------------------------------------------------------------------ changes
 
     def test_rows_are_overwritten_in_place(self, tmp_path: Path) -> None:
-        """Overwriting moves neither cursor nor length, and counts as a change."""
+        """Overwriting rows leaves the cursor and the length unchanged, and increases ``changes``."""
         storage = self._new(5, 1, tmp_path)
         storage.append(rows_from(0, 8))
         changes = storage.changes
