@@ -77,13 +77,13 @@ class RowStream:
         format_metadata: Metadata under the names that the format gives them.
         mapped: A function that returns all rows as a ``datasets.Dataset`` of memory-mapped files; None if there are no
             such files.
-        opened: A function that returns a store, which reads the rows from the original files; None if that is
-            impossible.
+        opened: A function that returns a store, which reads the rows from the original files; None if no store can read
+            them.
         metadata: The metadata in the data, and additions by the reader. The alignment in the metadata is None if the
             data do not state it; then "arrived" is assumed.
         image_roots: Further folders (absolute, without links) in which images that rows name by path may be, besides
             the folders of the data.
-        noted: Digest of all rows that was recorded when the rows were written; None if none was recorded.
+        noted: The digest of all rows, recorded when the rows were written; None if no digest was recorded.
     """
 
     path: str
@@ -114,7 +114,8 @@ class RowStream:
 
         Args:
             path, format: See the class.
-            first: Some rows, or no rows, with the columns of all rows.
+            first: An array ``[n, ...]`` for each column, where n can be 0; the schema of all rows is derived from
+                these arrays.
             rows: A function that returns a new iterator over all rows, some rows at a time.
             **attributes: Other attributes of the stream.
         """
@@ -353,8 +354,8 @@ def pieces_of(rows: Any) -> Iterator[tuple[bool, Columns]]:
     begins after a row with ``done``.
 
     Yields:
-        Whether an episode begins with the piece, and the columns ``[n, ...]`` of the piece, without ``episode_step``
-            and without null metadata.
+        Pairs for each piece: whether an episode begins with the piece; and the columns ``[n, ...]`` of the piece,
+        without ``episode_step`` and without null metadata.
 
     Raises:
         ConfigError, SchemaError: Errors of ``row_batches``.
@@ -507,7 +508,7 @@ def link_parts(work: Path, result: Path, parts: Mapping[str, int], kind: str) ->
         kind: "arrow" or "parquet".
 
     Returns:
-        Number of rows by new name.
+        A dict from the new name of each file to its number of rows.
     """
     rows = {}
     stem = "data" if kind == "arrow" else "train"
@@ -775,7 +776,8 @@ def embedded(stream: Any, *, others: bool = True) -> Any:
 
     Args:
         stream: The rows.
-        others: Whether a path to a file that is no image, such as a sound, raises an error; otherwise the path stays.
+        others: Whether an error is raised for a path to a file that is no image, such as a sound; otherwise the path
+            stays unchanged.
 
     Returns:
         The new stream; ``stream`` itself if no column can name files.

@@ -86,7 +86,7 @@ def _concatenate(pending: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 MISSING = "observation_missing"
-"""Column that marks rows whose observation is missing in the source."""
+"""Name of the column that marks rows whose observation is missing in the source."""
 
 
 def travels_with_action(key: str) -> bool:
@@ -135,7 +135,8 @@ def flatten(name: str, value: Any, joint: str = "_") -> dict[str, Any]:
 def named(whole: str, value: Any) -> Columns:
     """Return observations or actions ``[n, ...]`` by column name.
 
-    A single array is named ``whole``; nested arrays are named ``whole.<key>``.
+    A single array gets the name in ``whole``, such as "observation"; nested arrays get names such as
+    "observation.<key>".
     """
     return {name: np.asarray(leaf) for name, leaf in flatten(whole, value, ".").items()}
 
@@ -150,7 +151,8 @@ def keys_of(name: str, whole: str) -> list[str]:
 
 
 def nested(columns: Mapping[str, Any], whole: str) -> Any:
-    """Return the column ``whole``, or a nested mapping of its parts.
+    """Return the column with the name ``whole`` or, if the values are nested, a nested mapping of the columns
+    ``whole.<key>``.
 
     For example, ``whole.a.b`` is at ``result["a"]["b"]``.
     """
@@ -594,7 +596,9 @@ class TransitionRows:
 
 
 def transition_rows(parts: Iterable[tuple[Any, ...]], *, final: str | None, where: str) -> Iterator[Columns]:
-    """Yield rows for all transitions; each part holds the arguments of ``TransitionRows.add``."""
+    """Yield rows for all transitions; each item of ``parts`` contains the arguments for one call of
+    ``TransitionRows.add``.
+    """
     rows = TransitionRows(final=final, where=where)
     for part in parts:
         yield rows.add(*part)

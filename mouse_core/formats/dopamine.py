@@ -47,8 +47,9 @@ def read_dopamine(
 ) -> RowStream:
     """Read checkpoints of a replay buffer as rows, starting with the oldest transition.
 
-    ``done`` is 1 where ``terminal`` is set. Dopamine sets ``terminal`` for truncated episodes too, so ``done`` is never
-    2 for them. Further arrays (``$store$_<name>_ckpt``) become ``metadata_<name>`` and move with the action.
+    ``done`` is 1 where ``terminal`` is set. Dopamine also sets ``terminal`` at the end of truncated episodes, so these
+    episodes have ``done`` 1 instead of 2. Further arrays (``$store$_<name>_ckpt``) become ``metadata_<name>`` and move
+    with the action.
 
     Args:
         path: The folder with ``$store$_observation_ckpt.<number>.gz`` and so on; a folder that contains this folder as

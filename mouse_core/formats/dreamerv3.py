@@ -46,8 +46,8 @@ _LEFT_OUT = ("stepid", "consec", "reset")
 class _Chunk(NamedTuple):
     """A file of a stream.
 
-    The name of the file states the time of the first step, the name of the chunk, the name of the following chunk, and
-    the number of steps.
+    The file name consists of the time of the first step, the name of the chunk, the name of the next chunk, and the
+    number of steps.
     """
 
     time: str
@@ -63,8 +63,9 @@ def read_dreamerv3(
     """Read the replay of DreamerV3, one stream after another; streams are ordered by the times of their first steps.
 
     ``done`` is 1 at a step with ``is_last`` and ``is_terminal``. ``done`` is 2 at other steps with ``is_last``, at a
-    step before a step with ``is_first``, and at the end of a stream. If the first chunks of a stream were deleted, its
-    first episode is incomplete. Keys with a slash, which hold states of a model, become columns ``metadata_<key>``.
+    step before a step with ``is_first``, and at the end of a stream. If the first chunks of a stream were deleted, the
+    first episode of the stream is incomplete. Keys with a slash, which hold states of a model, become columns
+    ``metadata_<key>``.
 
     Args:
         path: The folder, with files ``TIME-ID-FOLLOWING-LENGTH.npz``, or one such file.

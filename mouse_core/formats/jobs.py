@@ -201,7 +201,9 @@ class _Words:
 
 
 def _parts_of(function: Any) -> list[tuple[str, Any]]:
-    """Return a function's defaults, its closure values, and the names that it reads from its module."""
+    """Return the defaults of a function, the values of its closure, and the names that the function reads from its
+    module.
+    """
     code = function.__code__
     parts = [("defaults", function.__defaults__), ("defaults by keyword", function.__kwdefaults__)]
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
@@ -427,7 +429,7 @@ class Job:
         return sum(part.rows for part in self.parts.values())
 
     def begin_anew(self) -> None:
-        """Remove all parts."""
+        """Remove all parts, so that the job starts again from the beginning."""
         for part in self.parts.values():
             for name in part.files:
                 remove(self.folder / name)

@@ -255,7 +255,7 @@ class TreeLayout(Aligned):
         return [self.task] if isinstance(self.task, str) else [*(self.task or ())]
 
     def leads(self) -> list[str]:
-        """Paths of actions and observations."""
+        """Paths of actions and observations; if these paths contain ``*``, they determine the names of episodes."""
         roles = self.roles()
         return [path for role in ("action", "observation") for path in roles.get(role, {}).values()]
 
@@ -269,7 +269,9 @@ class TreeLayout(Aligned):
 
     @property
     def whole(self) -> bool:
-        """Whether the layout determines where episodes end without the flags ``terminated`` and ``truncated``."""
+        """Whether the ends of episodes are known from the layout, so that the flags ``terminated`` and ``truncated``
+        are not needed for this.
+        """
         return self.one_a_file or self.episode_ends is not None or any("*" in path for path in self.leads())
 
     def group(self) -> str:
@@ -546,7 +548,7 @@ class ZarrTree(H5File):
     def notes(self) -> list[str]:
         """Return notes on missing chunks of the arrays that ``find`` returned.
 
-        For zarr, missing chunks have the fill value.
+        Missing chunks of a zarr array are read as the fill value.
         """
         return [
             f"{path}: {absent} of {chunks} chunks are missing and are read as the fill value."
@@ -737,7 +739,9 @@ def _array(where: str, path: str, role: str, name: str, part: Mapping[str, Any],
 
 
 def _hint(role: str, path: str, layout: TreeLayout) -> str:
-    """Return the remedy for an error about metadata that cannot be read, or an empty text for arrays of other roles."""
+    """Return, for an array of metadata that cannot be read, the part of the error text that says what to do; "" for
+    other roles.
+    """
     group = layout.group()
     below = path.split("/")[len(group.split("/")) if group else 0 :]
     place = "/".join([group, *below]).lstrip("/")

@@ -43,7 +43,7 @@ def _downloading(name: str, whom: str, *, where: str, by_hand: str, install: str
         name: Name of the module.
         whom: Name of the library for error messages.
         where: A text with the name of the dataset and the folders that were searched.
-        by_hand: The command with which a user downloads the dataset.
+        by_hand: The command with which a user can download the dataset.
         install: Arguments of ``pip install`` for the library and its requirements.
 
     Raises:

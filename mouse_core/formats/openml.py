@@ -131,7 +131,7 @@ def _file(root: Path) -> Path:
 
 
 def _default_target(file: Path) -> str | None:
-    """Return the target that the file ``description.xml`` in the folder of the table states."""
+    """Return the name of the target column from the file ``description.xml`` in the folder of the table."""
     description = file.with_name("description.xml")
     if not description.is_file():
         return None

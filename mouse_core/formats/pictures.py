@@ -107,7 +107,9 @@ class Pictures:
 
 
 Changed = Mapping[str, tuple[Pictures, PictureEncoding]]
-"""Columns whose encoding changes: by name, the description of the images and the new encoding."""
+"""The type of a dict from the name of each column whose encoding changes to the description of its images and the new
+encoding.
+"""
 
 
 def by_column(given: str | Sequence[str] | Mapping[str, str]) -> dict[str, PictureEncoding]:
@@ -547,7 +549,7 @@ class _PartWriter:
     Args:
         folder: Folder of the job.
         stream: The source.
-        changed: Columns that become videos.
+        changed: Columns whose images are written to videos.
         schema: Schema of the rows with frames.
         base: Folder of the videos inside ``folder``.
         number: Index of the part.
@@ -617,7 +619,7 @@ class _PartWriter:
     def finish(self) -> tuple[list[str], list[list[str]]]:
         """Close the files and check the number of frames.
 
-        Return the file names, and the path and digest of each video.
+        Return the names of the files, and the path and digest of each video in the part.
         """
         videos = []
         for writer in self._writers.values():

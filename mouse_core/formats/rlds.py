@@ -304,9 +304,9 @@ def read_rlds(
         final: How to store the last action of an episode whose steps end without ``is_last``, so that the observation
             after the action is missing: "drop" omits the action, "mark" adds a row of zeros. By default such an episode
             raises an error.
-        last_step: Content of the last step of an episode. "observation", as RLDS defines it: the action and reward of
-            the last step have no meaning and are omitted. "transition", as in many datasets of Open X and in DROID:
-            this action and reward are valid, and the observation after them is missing (see ``final``).
+        last_step: What the last step of an episode contains. With "observation", as RLDS defines it, the action and
+            reward of the last step have no meaning and are omitted. With "transition", as in many datasets of Open X
+            and in DROID, this action and reward are valid, and the observation after them is missing (see ``final``).
         batch_rows: Largest number of rows of a batch.
         path: Name of the source for error messages.
 

@@ -62,7 +62,7 @@ class Channel(NamedTuple):
         topic: Name of the topic.
         type: Name of the type of the messages.
         encoding: Encoding of the messages: "cdr", "ros1", "json", "protobuf".
-        schema: Language in which the definition is written.
+        schema: Language in which the definition of the type is written.
         definition: Definition of the fields of the type.
     """
 
@@ -355,9 +355,9 @@ class TopicLayout(Aligned):
 
     A path is a topic and fields of its messages: ``/joint_states.position``, ``/tf.transforms[0].transform``,
     ``/imu.orientation_covariance[0:3]``. ``/joint_states.position[shoulder, elbow]`` selects two values by their
-    names in the message's list ``name``; a message without one of these names is skipped. The path of a message selects
-    all numbers of the message in order, without the header. The path of an image selects the pixels. The path of a text
-    selects the text. Several paths are given as a list, or as a mapping from names to paths.
+    names in the message's list ``name``; a message that lacks one of these names is skipped. The path of a message
+    selects all numbers of the message in order, without the header. The path of an image selects the pixels. The path
+    of a text selects the text. Several paths are given as a list, or as a mapping from names to paths.
 
     Every recording is an episode with a step for each tick of a clock. At each tick, the message of a topic is either
     the nearest in time or the last before the tick (``match``), and at most ``tolerance`` seconds away. If a topic has
@@ -1012,7 +1012,7 @@ class AlignedRecording:
 
     @property
     def left_out(self) -> int:
-        """Number of ticks outside of episodes."""
+        """Number of ticks that belong to no episode."""
         return len(self.ticks) - sum(stop - first for first, stop in self.runs)
 
     def _message(self, channel: Channel, data: memoryview) -> Mapping[str, Any]:
@@ -1205,7 +1205,8 @@ def _number(value: Any, place: Place) -> float:
 def ticks_of(times: Sequence[Times], rate: float) -> Times:
     """Return ticks at a rate, from the first message to the last.
 
-    One tick is at the first message of the topic that starts last; all other ticks follow and precede it at the rate.
+    One tick is at the first message of the topic that starts last; the other ticks lie before and after it, at equal
+    distances.
 
     Example with 20 ticks per second: a topic has messages at 0 and 90 ms, and another topic starts at 40 ms. The ticks
     are at 40 and 90 ms. There is no tick at -10 ms, before the first message.
@@ -1266,7 +1267,7 @@ def runs_of(whole: npt.NDArray[np.bool_], numbers: npt.NDArray[np.float64]) -> l
     """Return the index of each episode's first tick, and the index after the last; an episode has two or more ticks.
 
     Args:
-        whole: Whether all columns have a value at each tick.
+        whole: For each tick, whether all columns have a value.
         numbers: Number of the episode at each tick; 0 for a tick outside of episodes.
     """
     running = np.where(whole, numbers, 0)

@@ -384,7 +384,7 @@ _DTYPES = {
 _KINDS = ("tensordict._td.TensorDict", "tensordict.tensordict.TensorDict", "tensordict._tensordict.TensorDict")
 
 Lane = tuple[int, int]
-"""How many leading dimensions are for time and environments, and the index of an environment."""
+"""Two numbers: how many leading dimensions are for time and environments, and the flat index of one environment."""
 
 
 @dataclass(frozen=True)

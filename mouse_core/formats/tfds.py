@@ -62,7 +62,7 @@ def masked_crc32c(data: Any) -> int:
 
 
 NamedRecords = Iterator[tuple[bytes, str]]
-"""Records; each record comes with its name for error messages."""
+"""Pairs of the bytes of a record, and the name of the record for error messages."""
 
 
 def tfrecords(path: str | os.PathLike[str]) -> NamedRecords:
@@ -496,7 +496,7 @@ def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_encoded(leaf: Leaf) -> bool:
-    """Whether each value of a leaf must be decoded separately."""
+    """Whether the values of a leaf must be decoded one by one."""
     return leaf.kind == "image" or leaf.encoding != "none"
 
 

@@ -475,7 +475,7 @@ class RolloutBuffer(BatchFiles):
         self._resume()
 
     def _mark_lost(self, change: VersionChange) -> None:
-        """Mark earlier sealed groups of later policy versions as lost, because their policy was abandoned."""
+        """Mark sealed groups as lost if their version is newer than the version to which the trainer went back."""
         before = [part for part in self._parts if part.number < change.sealed]
         ahead = {part.key.policy_version: self._versions.is_ahead(part.key.policy_version) for part in before}
         self._lost.update(part.place for part in before if ahead[part.key.policy_version])
@@ -668,7 +668,9 @@ class RolloutBuffer(BatchFiles):
         return new
 
     def _wait_for_room(self, limit: int, timeout: float | None) -> None:
-        """Wait until ``num_ahead`` is below ``limit``, unless the last batch lacked rollouts."""
+        """Wait until ``num_ahead`` is below ``limit``; return at once if the last batch could not be created for lack
+        of rollouts.
+        """
         deadline = None if timeout is None else time.monotonic() + check_seconds("timeout", timeout)
         with self._changed:
             while not self._is_lacking:
@@ -856,7 +858,7 @@ class RolloutBuffer(BatchFiles):
         return stored.batch_id
 
     def batch_at(self, index: int, batch_size: int | None = None) -> str | None:
-        """Return the id of the stored batch number ``index``. All callers receive the same id.
+        """Return the id of the stored batch with the index ``index``. All callers receive the same id.
 
         Args:
             index: The number of batches that were stored before the batch.

@@ -526,8 +526,8 @@ def concatenate(
 
 
 def examples_digest(index: int, examples: Sequence[RLExample], first_row: int = 0) -> StreamDigest:
-    """Return the digest of a batch of examples: of tokens, loss masks, advantages and log-probabilities. Each example
-    counts as one window.
+    """Return the digest of the tokens, loss masks, advantages and log-probabilities in a batch. Each example counts as
+    one window.
 
     The digest equals ``StreamDigest.of(index, arrays)`` if all examples have equal lengths, and does not depend on
     padding or packing. Declared columns are part of the digest; uids, environments and versions are not.

@@ -263,7 +263,7 @@ def table_to_rollouts(
 
     Args:
         table: The columns.
-        known: Values of columns that the table may lack, as Python values.
+        known: Python values for columns that the table may lack.
         declared: The declared columns.
     """
     batches = table.to_batches() if isinstance(table, pa.Table) else [table]
@@ -508,7 +508,7 @@ class GroupFile:
         rewards: The rollouts' rewards; None for an unknown reward.
         tokens: Number of tokens of each rollout, over all turns.
         declared: The number of columns that were declared when the group was sealed.
-        untrained: The positions in the group of rollouts without a token in the loss.
+        untrained: For each rollout without a token in the loss, the position of this rollout in the group.
         columns: The values of the columns with one number per example, as JSON: for each column name, a list with a
             value or null for each rollout. The text is empty if there are no values.
         first: The number of rollouts of other groups before this group in the file.
@@ -809,7 +809,8 @@ def find_parts(path: Path, declared: Columns = NO_COLUMNS) -> list[GroupFile]:
 def writing_files(root: Path, folders: Sequence[str], *, sync: bool) -> Iterator[list[str]]:
     """Context manager: publish files when the block ends, either all files or none.
 
-    The block writes each file with ``write_partial``, syncs the file if necessary, and appends the path to the list.
+    The block writes each file with ``write_partial``, syncs the file if necessary, and appends the path to the list
+    that the context manager provides.
 
     Args:
         root: The buffer's folder, for messages.

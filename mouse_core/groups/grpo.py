@@ -419,8 +419,7 @@ class GrpoBatchMaker:
     Args:
         environment_name: The only environment whose rollouts are accepted; None: all environments.
         rng_seed: The seed, in ``[0, 2**64)``; None: 0.
-        advantage: ``Rloo()`` (None), ``Grpo()``, ``DrGrpo()``, or a custom function; see
-            ``Advantage``.
+        advantage: ``Rloo()`` (the default, if None), ``Grpo()``, ``DrGrpo()``, or a custom function; see ``Advantage``.
         filter_zero_variance: Whether to leave out groups in which all rewards are equal, up to rounding, because their
             advantages are zero. With a custom ``advantage`` function, no group is left out unless the function has an
             attribute ``compares``. Rollouts of other groups fill the batch, so its size does not change.
@@ -430,10 +429,11 @@ class GrpoBatchMaker:
             "drop": the first newer rollout removes the older group. "keep": both may be drawn, each group is scored
             separately, and rollouts of older versions are accepted even after newer rollouts. None: "keep" if
             ``retention`` or ``max_staleness`` is given, else "drop". Versions that are numbers are compared as numbers.
-        max_staleness: The largest staleness of a rollout: its distance in versions from the version of
-            ``set_policy_version``, or without a call, from the latest version seen. The distance is the difference of
-            numeric versions, or for other versions the number of versions in between.
-        max_uses: The largest number of batches that may contain a rollout.
+        max_staleness: The largest staleness of a rollout: how many versions the rollout is behind the version that
+            ``set_policy_version`` set last or, if this method was never called, behind the latest version seen. For
+            numeric versions, this is the difference; for other versions, it is the number of later versions that were
+            seen.
+        max_uses: The largest number of batches in which the same rollout may be used.
         pool_groups: Whether sealed groups of the same environment, problem and policy version are scored as one group.
             The advantage of a rollout then depends on the groups that arrived before its batch was drawn.
 

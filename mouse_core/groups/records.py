@@ -118,7 +118,7 @@ class RolloutColumn:
         dtype: The dtype of the values: bool, or a NumPy integer or float dtype.
         shape: The shape of every value, such as () for a number or (64, 64, 3) for an image. Pad values of different
             sizes to the largest size, and store the size in a second column, such as ``shape=(2,)``.
-        fill: The value that replaces missing values and fills padding, which may be NaN.
+        fill: The value that replaces missing values and fills padding; NaN is allowed.
         finite: Whether NaN and infinite values raise DataError when they are added.
 
     Raises:
@@ -461,8 +461,9 @@ class Versions:
         return goes_back
 
     def behind(self, version: str) -> int:
-        """Return how many versions ``version`` is behind the newest version: the difference of numeric versions,
-        rounded up, or for other versions the number of versions in between; 0 if ``version`` is not behind.
+        """Return how many versions ``version`` is behind the newest version; 0 if it is not behind. For numeric
+        versions, this is the difference, rounded up; for other versions, it is the number of later versions that were
+        seen.
         """
         return self._between(version, self._seen[-1][1] if self.latest is None else self.latest)
 

@@ -25,8 +25,8 @@ class HeldRollouts:
         group: The group index of each rollout, int64 ``[n]``.
         environment: The position of each rollout's environment in ``environments``, int64 ``[n]``.
         environments: The names of the environments.
-        staleness: The number of versions that each rollout is behind the newest version, int64 ``[n]``: the difference
-            of numeric versions, or for other versions the number of versions in between.
+        staleness: The number of versions that each rollout is behind the newest version, int64 ``[n]``. For numeric
+            versions, this is the difference; for other versions, it is the number of later versions that were seen.
         age: Seconds between the creation of each rollout and the creation of the newest rollout, float64 ``[n]``.
         newer: For each rollout, the number of rollouts of the same environment that arrived later, int64 ``[n]``.
         tokens: The number of tokens of each rollout, int64 ``[n]``.
@@ -234,8 +234,8 @@ group, because the other groups in a call change when batches are drawn. So a pl
 a time, with all rollouts of the group, including drawn rollouts.
 
 An object with an attribute ``compares`` is called for many groups at once, and must compute each group separately.
-"rewards" leaves out groups whose rollouts have equal rewards, because their advantages are zero; "nothing", the default
-of plain functions, leaves out no group.
+If ``compares`` is "rewards", groups whose rollouts have equal rewards are left out, because their advantages are zero.
+If it is "nothing", the default of plain functions, no group is left out.
 
 An object with a method ``of_batch(rollouts, worth)`` changes the advantages of a batch after the draw. The method
 receives the B rollouts of the batch and the advantage of each rollout, float64 ``[B]``, and returns the advantage of

@@ -84,7 +84,7 @@ class RolloutClient(Client):
             DataError, TimedOutError: See ``RolloutBuffer.add_rollouts``; nothing was added.
             StorageError: See ``RolloutBuffer.add_rollouts``; also if no server answered in time, so that the result is
                 unknown. Adding the rollouts again is safe.
-            ClosedError, ForkError: The client was closed, or belongs to the parent process; the buffer was closed.
+            ClosedError, ForkError: The client or the buffer was closed, or the client belongs to the parent process.
         """
         given = list(rollouts)
         declared = self._columns_for(given)

@@ -1,9 +1,9 @@
 """The stored content of a rollout buffer: the index, batches, and rollouts, which are read when needed.
 
 The index is a log of sealed groups, of batches, and of the rollouts that batches used. The index is read when a folder
-is opened. The index makes it unnecessary to open all files. The index also stores the order of the files, and the uids
-of used rollouts, which stay known after old batch files are deleted. Files that are missing in the index are read and
-added. Only the index contains the policy versions of ``set_policy_version``.
+is opened. With the index, the files need not be opened. The index also stores the order of the files, and the uids of
+used rollouts, which stay known after old batch files are deleted. Files that the index does not list are read and added
+to the index. Only the index contains the policy versions of ``set_policy_version``.
 """
 
 from __future__ import annotations
@@ -309,7 +309,7 @@ class BatchFiles:
         self._changes: list[VersionChange] = []
 
     def batch_at(self, index: int) -> str | None:
-        """Return the id of batch number ``index``; None if the batch does not exist yet."""
+        """Return the id of the batch with the index ``index``; None if this batch does not exist yet."""
         return self._stored[index].batch_id if index < len(self._stored) else None
 
     def read_batch(self, batch_id: str) -> list[RLExample]:
@@ -331,10 +331,10 @@ class BatchFiles:
         """Return how many versions each example was behind the newest version when its batch was created, ``[B]``; NaN
         if unknown.
 
-        The newest version is the newest version of all added rollouts. The distance is the difference of numeric
-        versions, or for other versions the number of versions in between. If the trainer went back to a version before
-        the example's version, the distance is the sum of the versions on both branches: for version 5, if
-        ``set_policy_version`` set 3 and then 4, the distance is 2 + 1.
+        The newest version is the newest version of all added rollouts. For numeric versions, the distance is the
+        difference; for other versions, it is the number of later versions that were seen. If the trainer went back to a
+        version before the example's version, the distance is the sum of the versions on both branches: for version 5,
+        if ``set_policy_version`` set 3 and then 4, the distance is 2 + 1.
 
         Raises:
             MissingFieldError, DataError, StorageError: See ``read_batch``.
@@ -382,7 +382,7 @@ class FolderBatches(BatchFiles):
         return f"the folder {str(self._root)!r}, which has {len(self._stored)}"
 
     def batch_at(self, index: int) -> str | None:
-        """Return the id of batch number ``index``; None while the batch is not in the log."""
+        """Return the id of the batch with the index ``index``; None if the log does not contain this batch yet."""
         if index >= len(self._stored):
             self._follow()
         return super().batch_at(index)
@@ -393,7 +393,7 @@ class FolderBatches(BatchFiles):
         return super().batch_staleness(batch_id)
 
     def _follow(self) -> None:
-        """Read new records of the log. The number of a batch is final only when the batch is in the log."""
+        """Read new records of the log. The index of a batch is final only when the batch is in the log."""
         records, self._position = follow_log(index_path(self._root), self._position)
         new = _decode([record for record in records if record.startswith((b"batches\n", b"version\n"))])
         self._changes += [one._replace(batches=one.batches + len(self._stored)) for one in new.changes]

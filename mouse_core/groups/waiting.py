@@ -124,7 +124,7 @@ class SealingPlan:
 
     Args:
         sealed: The groups to seal.
-        groups: The new state of the groups that change; a state without rollouts means that no rollout waits.
+        groups: The new state of each group that changes; the state has no rollouts if no rollout of the group waits.
         new: The new rollouts by uid.
     """
 
@@ -230,7 +230,7 @@ class Waiting:
         return _sealing(self.groups)
 
     def ahead(self, versions: Versions) -> SealingPlan:
-        """Return a plan that seals the groups of versions newer than the latest set version."""
+        """Return a plan that seals the groups whose policy version is newer than the version that was set last."""
         return _sealing({key: group for key, group in self.groups.items() if versions.is_ahead(key.policy_version)})
 
     def due(self, now: float) -> SealingPlan:

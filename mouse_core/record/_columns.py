@@ -25,7 +25,7 @@ from mouse_core.spec import Alignment, Bounded, Categorical, Composite, NonTenso
 from mouse_core.store.fields import array_type, fields_of_steps
 
 Infos = Iterable[str] | Mapping[str, Any]
-"""The type of ``infos``: names of infos, or dtypes by name."""
+"""The type of ``infos``: the names of infos, or a mapping from names to dtypes."""
 
 # Largest number of bounds that are listed individually.
 _MOST_BOUNDS = 1024
@@ -84,7 +84,9 @@ def recording_of_dm_env(env: Any, observation: Any, action: Any, policy: str | N
 
 
 def _described(spec: Any) -> dict[str, Any]:
-    """Return a spec as JSON; if more than 1024 bounds differ, only the lowest and the highest bound."""
+    """Return a spec as JSON. If a leaf has more than 1024 different bounds, the JSON contains only its lowest and its
+    highest bound.
+    """
     leaves = {}
     for key, one in spec.leaves().items() if isinstance(spec, Composite) else [((), spec)]:
         many = isinstance(one, Bounded) and one.limits is None and one.low.size > _MOST_BOUNDS
@@ -165,8 +167,9 @@ class Column:
         name: The name of the column.
         keys: The nested keys of the value, outermost first; empty if the observation is a single value.
         spec: The spec of the value.
-        convert: Converts a value to the stored value; returns a copy, because environments reuse their arrays.
-        as_png: Whether values are images that are stored as PNG.
+        convert: A function that returns the value to store. The result is a copy, because environments reuse their
+            arrays.
+        as_png: Whether the values are images to store as PNG.
     """
 
     name: str
@@ -262,8 +265,8 @@ def _as_png(value: Any) -> dict[str, Any]:
 
 
 def _as_array(value: Any, *, dtype: Any, shape: tuple[int, ...], floats: Any) -> Any:
-    """Copy an array to a dtype and a shape. With ``dtype`` None, the dtype is kept; but if ``floats`` is given,
-    integers are converted to ``floats``.
+    """Copy an array to a dtype and a shape. If ``dtype`` is None, the dtype is kept, except that integers are converted
+    to the dtype ``floats`` if it is given.
     """
     refuse_hidden(value)
     made = np.array(value)

@@ -1,10 +1,9 @@
-"""Writing episodes to a store: rows are in the store's alignment and in order, and an interrupted episode also gets an
-end.
+"""Writes episodes to a store, in the store's alignment and in order, and handles interrupted episodes.
 
 The rows of an episode wait in memory until the episode has ended. For each recorded environment, the subfolder
 ``recording`` of a store has a file with the same rows, so that no row is lost if the process is killed. When the
-episode has ended, the file receives a note with the number of its first row in the store, counted over all rows ever
-written. When the store has all rows, the file is emptied. So the next recorder knows which rows of the file the store
+episode has ended, a note records the index that its first row gets in the store, counted over all rows ever written to
+the store. When the store has all rows, the file is emptied. So the next recorder knows which rows of the file the store
 lacks. Example: a note says that 4 rows are written to the store from row 998 on. If the store has received 1,000 rows
 in total, the recorder appends the last two of the 4 rows.
 
@@ -282,8 +281,8 @@ class LeftOver:
         return self.waited[self._there(store) :] if self.waited else []
 
     def goes_to(self, number: int, count: int) -> None:
-        """Record that the last ``count`` rows are being written to the store, where the first of these rows gets the
-        index ``number``. With this record, recovery can continue after a crash.
+        """Record that the last ``count`` rows are now written to the store, where the first of these rows gets the
+        index ``number``. If this process crashes too, the next recorder continues from this record.
         """
         remove(self.note)
         note = MappedLog(self.note)
@@ -359,7 +358,7 @@ def truncate(row: Row) -> None:
 
 
 def _equal(found: Mapping[str, Any], row: Row) -> bool:
-    """Whether a stored row equals a row; the stored row may since have been marked as the last of its episode."""
+    """Whether a stored row equals another row; the stored row may also be marked as the last row of its episode."""
     return all(name in found and _same(found[name], value) for name, value in row.items() if name not in _ENDS)
 
 
@@ -415,7 +414,7 @@ class EpisodeWriter:
         self._step, self._seen, self._gone, self._is_cut = 0, seen, None, False
 
     def step(self, action: Row, reward: Any, terminated: Any, truncated: Any, seen: Row) -> None:
-        """Add a step; after a StorageError, its rows wait in memory.
+        """Add a step. After a StorageError, the rows of the step wait in memory.
 
         Args:
             action: The columns of the action.

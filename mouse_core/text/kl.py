@@ -37,7 +37,7 @@ def kl_estimates(
     == ================ ==============================================================================
     k1 ``d``            unbiased; may be negative for single tokens
     k2 ``d * d / 2``    never negative, low variance, biased; its gradient is the divergence's gradient
-    k3 ``e^-d - 1 + d`` unbiased and never negative; GRPO adds this one to its loss
+    k3 ``e^-d - 1 + d`` unbiased and never negative; GRPO adds this estimate to its loss
     == ================ ==============================================================================
 
     Schulman, "Approximating KL divergence" (2020); Shao et al., "DeepSeekMath" (2024), equation 4, for k3 in GRPO.

@@ -301,7 +301,7 @@ def values_of(texts: pa.RecordBatch, column: str | None, *, may_be_none: bool = 
     """Parse the value of each row in a column of JSON; return None for each row if the column does not exist.
 
     Args:
-        texts: The rows. A text in the column is parsed as JSON once more.
+        texts: The rows. If the parsed value is a text, the text is also parsed as JSON.
         column: Name of the column; None if there is no column.
         may_be_none: Whether rows may lack a value.
 

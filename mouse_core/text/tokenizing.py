@@ -129,7 +129,7 @@ def _stamp_of(paths: Iterable[Path]) -> list[Any]:
 def _of_lines(files: list[Path], name: str) -> list[Path]:
     """Return the files of JSON lines, or of lines of text.
 
-    The result is empty if the folder has no JSON lines and not only text files.
+    The result is empty if the folder has no files of JSON lines, and has other files besides text files.
 
     Raises:
         ConfigError: The folder has files of JSON lines and data of other formats.
@@ -266,7 +266,7 @@ def _of_objects(name: str, columns: _Columns, objects: Iterable[Any]) -> Iterato
     """Convert objects (dicts, or texts if one column is read) to record batches.
 
     Raises:
-        DataError: An object has another type, a row lacks a required value, or no row has a column.
+        DataError: An object has another type, a row lacks a required value, or a column exists in no row.
     """
     alone = next(iter(columns)) if len(columns) == 1 else None
     kind = list if alone is not None and columns[alone] == JSON else str
@@ -322,7 +322,7 @@ def encoded(
         num_workers: Number of processes. With 0, a single thread calls the tokenizer.
 
     Raises:
-        ConfigError: The recipe or the tokenizer cannot be pickled, which processes need.
+        ConfigError: The recipe or the tokenizer cannot be pickled, so it cannot be sent to processes.
         WorkerError: A process ended early.
     """
     if num_workers:

@@ -21,7 +21,7 @@ from mouse_core.errors import ConfigError
 from mouse_core.files.reading import damaged
 
 PATIENCE = 15.0
-"""Seconds that the library may take for a request; a request reads at most about 64 MB."""
+"""Largest time in seconds for one request to the HDF5 library; a request reads at most about 64 MB."""
 
 _CHUNK_BYTES = 256 << 10
 _CHILD = Path(__file__).with_name("h5_child.py")

@@ -38,7 +38,7 @@ def pickled_arrays(data: bytes, *, where: str) -> dict[str, npt.NDArray[Any]]:
     """Return the arrays of a dict that ``numpy.save`` pickled.
 
     Args:
-        data: The pickle: an array of objects without dimensions, whose value is the dict.
+        data: The pickle: a 0-dimensional array of objects, whose value is the dict.
         where: Prefix of error messages.
 
     Raises:
@@ -66,7 +66,7 @@ def _loaded(data: bytes, where: str) -> Any:
 
 
 def _check(data: bytes, where: str) -> None:
-    """Raise DataError for each opcode that arrays do not need, before the pickle is loaded."""
+    """Raise DataError if a pickle has opcodes that arrays do not need; the pickle is not loaded."""
     try:
         for opcode, argument, _ in pickletools.genops(data):
             if not _OPCODES.fullmatch(opcode.name):

@@ -129,7 +129,7 @@ def _chunks(names: list[str]) -> dict[str, int]:
 def _names(root: str) -> list[str]:
     """Return all files in a folder.
 
-    Raise ValueError for a link to a file outside, and for a pipe, whose reading would block.
+    Raise ValueError for a link to a file outside of the folder, and for a pipe, because reading a pipe would block.
     """
     base, found = os.path.realpath(root), []
     for folder, folders, files in os.walk(root):

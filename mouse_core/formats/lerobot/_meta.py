@@ -296,7 +296,7 @@ class Frames:
     def batch(self, rows: Columns, schema: pa.Schema, *, where: str) -> pa.RecordBatch:
         """Return rows with images in the form of the schema.
 
-        The time of a row for a missing observation is set one frame later.
+        If the observation of a row is missing, the row's time becomes one frame later.
         """
         if MISSING in rows and (clock := f"metadata_{TIME}") in rows:
             late = rows[MISSING].reshape(rows[clock].shape) / self.described.frames_per_second
@@ -575,7 +575,7 @@ class Episodes:
         return episode, rows - (self.ends - self.lengths)[episode]
 
     def called(self, rows: Int64s, row: int) -> str:
-        """Return the name of the frame ``rows[row]`` for error messages."""
+        """Return, for error messages, a name of the frame with the index ``rows[row]``."""
         (place,), (number,) = self.places(rows[row : row + 1])
         return f"frame {number} of episode {self.index[place]}"
 
@@ -588,7 +588,7 @@ class Description:
         features: The features by key.
         frames_per_second: Rate of the recording.
         episodes: The episodes.
-        tasks: Texts of tasks by number.
+        tasks: A dict from the number of each task to its text.
         stats: Content of ``meta/stats.json``.
         info: Content of ``meta/info.json``.
         lost: A sentence for each file or entry of the metadata that could not be read.

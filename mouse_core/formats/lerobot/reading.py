@@ -126,7 +126,7 @@ class EpisodeCheck:
             self.first_untimely = f"frame {number[at]} of episode {index}, at {times[at]:.4f} s"
 
     def faults(self) -> Iterator[tuple[str, str, str]]:
-        """Yield the faults: for each a code, a severity, and a sentence."""
+        """Yield a code, a severity and a sentence for each fault."""
         for place in sorted(self.broken)[:_MOST_SAID]:
             yield "broken-episode", "error", f"episode {self._frames.episodes.index[place]}: {self.broken[place]}"
         if len(self.broken) > _MOST_SAID:
@@ -194,7 +194,7 @@ def read_lerobot(
         cameras: Whether to read images; videos need the extra ``video``.
         skip_broken: Whether to leave out broken episodes: rows, times or frames are missing, shapes differ from the
             features, or files are damaged. ``notes`` name these episodes. All files are read first, and all frames are
-            decoded. Of an interrupted recording, all complete episodes are read.
+            decoded. If the recording was interrupted, all of its complete episodes are read.
         tolerance: Largest distance in seconds between a video frame and a row's "timestamp", like LeRobot's
             ``tolerance_s``; by default 0.0001, plus the rounding of the numbers.
         batch_rows: Approximate number of rows of a batch; fewer if rows are large.

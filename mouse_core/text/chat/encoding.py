@@ -59,10 +59,11 @@ def render_chat(
 ) -> RenderedChat:
     """Render a chat to text, with the spans of characters that an assistant generated.
 
-    If the template has ``{% generation %}``, the text inside of this statement is generated. Otherwise two renderings
-    are compared for each answer: the chat that ends with the answer, and the chat before the answer with the generation
-    prompt. The answer is the text that only the first rendering contains, up to the end of turn if the template writes
-    it. For this, the second rendering must be the beginning of the first; this is checked for every answer.
+    If the template has ``{% generation %}``, the text inside of this statement counts as generated. Otherwise two
+    renderings are compared for each answer: the first rendering ends with the answer, and the second ends before the
+    answer, with the generation prompt. The answer is the text that only the first rendering contains; if the template
+    writes an end of turn, the answer ends with this text. The first rendering must begin with the second rendering;
+    this is checked for every answer.
 
     An answer with ``weight`` 0 (a key of OpenAI's fine-tuning data) does not count as generated.
 
@@ -74,8 +75,8 @@ def render_chat(
             ignored if the template has ``{% generation %}``.
 
     Raises:
-        DataError: An error of ``render``, or the generated text cannot be determined; the error names the message and
-            the reason.
+        DataError: ``ChatTemplate.render`` raised an error, or the generated text cannot be determined; the error names
+            the message and the reason.
     """
     renderings = Renderings(template, messages, tools)
     text = renderings(renderings.messages)
@@ -156,7 +157,9 @@ def _without(value: Any, text: str) -> Any:
 
 
 def _check_header(renderings: Renderings, before: str, place: int, where: str) -> None:
-    """Raise DataError unless a header precedes the answer. Otherwise text of the template would count as generated."""
+    """Raise DataError unless a header precedes the answer. Without a header, text of the template could count as
+    generated.
+    """
     earlier = renderings.messages[:place]
     if before != renderings(earlier):
         return
@@ -234,8 +237,8 @@ def encode_preference(
 ) -> dict[str, Ids]:
     """Convert a prompt with two answers to tokens, for ``DataCollatorForPreference`` of TRL.
 
-    If a token has characters of both the prompt and an answer, for example because a prompt ends with a space, both
-    answers begin with the first of these tokens.
+    If a token contains characters of both the prompt and an answer, for example because the prompt ends with a space,
+    this token belongs to the answer, and the ids of both answers begin at this token's index.
 
     Args:
         template: The template.
@@ -299,7 +302,7 @@ def tokens_of(tokenizer: Any, texts: Sequence[str]) -> list[tuple[Ids, Ids]]:
 
 
 def _whole(offsets: Ids) -> Ids:
-    """Return offsets that include white space, because some tokenizers remove it from the offsets of tokens.
+    """Return offsets that include white space, because some tokenizers leave white space out of the offsets of tokens.
 
     For example, offsets (0, 1), (3, 3), (3, 4) become (0, 1), (1, 3), (3, 4). Empty ranges at or before the end of
     another token stay empty, because such tokens have no characters.
@@ -383,7 +386,7 @@ def to_turns(chat: EncodedChat, *, logprobs: npt.ArrayLike | None = None) -> tup
 def _runs(chat: EncodedChat) -> list[tuple[int, int]]:
     """Return the range of tokens for each span.
 
-    If no token of a span is left, the range is empty, at the span's position.
+    If truncation removed all tokens of a span, the range is empty, at the position of the span.
     """
     spans = np.array(chat.rendered.spans, np.int64).reshape(-1, 2)
     if not len(spans):
@@ -472,12 +475,12 @@ class Chats(_OfChats, PaddedRecipe):
     generated token, before or after truncation, are left out.
 
     Args:
-        template: The template. If the template writes the time, its argument ``now`` is required, because its texts
-            would change with the time.
+        template: The template. If the template writes the time, its argument ``now`` is required, so that a later call
+            creates the same texts.
         max_length: Number of tokens in a row, L; both ids and masks of longer chats are truncated.
         messages: The column of the chats.
-        tools: The column of the tools that may be called, with a list of JSON schemas (or null) in each row. With None,
-            there is no such column. If no row has this column, a DataError is raised.
+        tools: The column of the tools that may be called, with a list of JSON schemas (or null) in each row. If
+            ``tools`` is None, chats have no tools. If no row has the given column, a DataError is raised.
         end_of_turn, truncation_side: As in ``encode_chat``.
         pad_id: The token id for padding; by default the tokenizer's id for padding, or its end-of-text id if there is
             no id for padding.
@@ -572,8 +575,8 @@ class Preferences(PaddedRecipe):
         template: The template. If the template writes the time, its argument ``now`` is required.
         max_length: Number of tokens in a row, L; longer texts are truncated.
         prompt: The column of the prompts. If None, ``chosen`` and ``rejected`` contain complete chats, and the prompt
-            is the common beginning of both chats. If one chat is the beginning of the other, the last common message
-            belongs to the answer.
+            is the common beginning of both chats. If one chat is the beginning of the other chat, the last common
+            message belongs to both answers.
         chosen: The column of the preferred answers.
         rejected: The column of the other answers.
         tools, truncation_side, pad_id, padding_side, keep: As in ``Chats``.

@@ -158,7 +158,9 @@ class ChatTemplate:
 
 
 def _fixed(now: datetime) -> datetime:
-    """Return the same time with a fixed offset and a name as its timezone, which another process can unpickle."""
+    """Return the same time in a timezone that has only a fixed offset and a name, because another process can unpickle
+    such a timezone.
+    """
     offset = now.utcoffset()
     zone = None if offset is None else timezone(offset, now.tzname() or "")
     return datetime.combine(now.date(), now.time(), zone)

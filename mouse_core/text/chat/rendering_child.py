@@ -101,7 +101,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _alarm(seconds: int) -> None:
-    """End this process after ``seconds``, in case the parent process died before it could do so; 0 means no limit."""
+    """End this process after ``seconds``, even if the parent process has died and cannot end it; 0 means no limit."""
     if hasattr(signal, "alarm"):
         signal.alarm(seconds)
 
