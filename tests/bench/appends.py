@@ -131,7 +131,7 @@ def while_sampling(settings: Settings) -> list[Table]:
         ]
         notes = [
             "Times are wall-clock times while another thread or process appends without pauses.",
-            "A thread of the same interpreter holds the interpreter lock (GIL), so sampling waits for the thread.",
+            "An appending thread of the same process holds the interpreter lock (GIL), so sampling waits for the lock.",
         ]
         name = f"{title}, while another thread or process appends"
         return [first, compare(settings, "appends-beside", name, beside, rounds=rounds, notes=notes)]

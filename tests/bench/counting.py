@@ -107,6 +107,6 @@ def _derived(settings: Settings, rewards: Any) -> Table:
         "mouse NStepReturn(3, 0.99)": read(NStepReturn(3, 0.99)),
         "mouse NStepReturn(500, 0.99)": read(NStepReturn(500, 0.99)),
     }
-    notes = ["The function of mouse first reads rewards and ends of episodes from the store; it returns float32."]
+    notes = ["The function of mouse first reads rewards and ends of episodes from the store, and returns float32."]
     title, rounds = f"Fields computed from {len(rewards):,} rows", max(5, settings.rounds // 4)
     return compare(settings, "derived", title, contenders(passes), rounds=rounds, notes=notes)

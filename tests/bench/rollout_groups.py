@@ -142,7 +142,7 @@ def _writing(settings: Settings) -> Table:
         budget=3,
         units=_AT_ONCE,
         unit="rollouts",
-        notes=["Times are wall-clock times. The row for encoding encodes tables in memory and writes no file."],
+        notes=["Times are wall-clock times. The row with pyarrow is the time to encode in memory, without a file."],
     )
     # Not between rounds: for a minute ext4 passes over the inodes that were freed whenever a file is made, and that
     # takes several times as long as making it.
@@ -177,7 +177,7 @@ def _opening(settings: Settings) -> Table:
         budget=2,
         units=_AT_ONCE,
         unit="rollouts",
-        notes=["Times are wall-clock times. All rows except the first verify digests and the checksums of pages."],
+        notes=["Times are wall-clock times. In all rows except the first, digests and page checksums are verified."],
     )
     shutil.rmtree(folder)
     return table

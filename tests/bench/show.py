@@ -86,13 +86,13 @@ _INTRODUCTION = """\
 # Benchmarks
 
 `make bench` writes this page (and `make bench-scale` measures the largest data). Compare ratios rather than times,
-since the machine below is small and was shared with other work. Run the command to measure your own machine.
+since the machine in the table is small and was shared with other work. Run `make bench` to measure your own machine.
 
 {machine}
 
 ![How many times the floor a batch takes](assets/benchmarks.svg)
 
-A whole run of `make bench` adds a line to `benchmarks/history.jsonl`. The picture shows the last runs. A dot to the
+A complete run of `make bench` adds a line to `benchmarks/history.jsonl`. The image shows the last runs. A dot to the
 right of 1 is a missed goal:
 
 ![Each goal's figure in units of its limit, run by run](assets/benchmarks-history.svg)

@@ -262,7 +262,7 @@ def parts(settings: Settings, batch_size: int) -> Table:
         "mouse source[i]": source.__getitem__,
     }
     notes = [
-        "The row with Arrow's cast converts the same windows repeatedly, and as many batches together as source[i].",
+        "Arrow's cast converts the same windows in every turn, for several batches at once, as source[i] does.",
         "The remaining time of source[i] is spent in Python, which creates a dict and six arrays for each batch.",
     ]
     title = f"Where the time of a batch goes, B={batch_size}, S=64, six columns"
