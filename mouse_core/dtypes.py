@@ -393,6 +393,7 @@ def check_dtype(dtype: npt.DTypeLike, *, where: str) -> np.dtype[np.generic]:
 
 
 def replaced_by(replace_dtypes: Mapping[Any, npt.DTypeLike]) -> dict[np.dtype[Any], np.dtype[Any]]:
-    """Return the replacements of dtypes that a framework lacks, as NumPy's dtypes; ConfigError if one is invalid."""
+    """Return the replacements of dtypes that a framework lacks, as NumPy's dtypes; raise ConfigError if a dtype is
+    invalid."""
     checked = partial(check_dtype, where="replace_dtypes")
     return {checked(dtype): checked(other) for dtype, other in replace_dtypes.items()}

@@ -298,7 +298,7 @@ def read_metadata(part: Any, *, label: str = "dataset") -> DatasetMetadata:
 
 
 def _places(part: Any, label: str) -> Iterator[tuple[str, DatasetMetadata]]:
-    """Yield the name of each place of a dataset that keeps metadata, and the metadata there."""
+    """Yield, for each place in which a dataset stores metadata, the name of the place and the metadata."""
     schema = part.schema if isinstance(part, pa.Table | pa.RecordBatch) else part
     texts = []
     if isinstance(schema, pa.Schema):
@@ -523,7 +523,8 @@ def _check_values(metadata: DatasetMetadata) -> None:
 
 
 def _check_spec(given: Any) -> Any:
-    """Return the specs of columns as a ``Composite``, None without specs; raise ConfigError for other values."""
+    """Return the specs of columns as a ``Composite``, or None if there are no specs; raise ConfigError for other
+    values."""
     if given is None or (isinstance(given, Mapping) and not given):
         return None
     from mouse_core.spec import Composite, Stacked
@@ -578,7 +579,8 @@ def _check_dimensions(given: Any) -> Mapping[str, tuple[str, ...]]:
 
 
 def _joined_names(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the names by column of several parts, without columns whose names differ."""
+    """Join the names of dimensions of several parts, by column; columns whose names differ between parts are left
+    out."""
     joint: dict[str, Any] = {}
     for names in parts:
         joint |= {column: name for column, name in names.items() if column not in joint}

@@ -453,7 +453,7 @@ def as_lists(batch: Any) -> Any:
 
 
 def child_of(node: Any, name: str | int) -> Any:
-    """Return the child of a node by name; raise KeyError, IndexError or TypeError if there is none."""
+    """Return the child of a node by name; raise KeyError, IndexError or TypeError if the node has no such child."""
     if isinstance(name, str) and isinstance(node, tuple):
         if name not in getattr(node, "_fields", ()):
             raise KeyError(name)

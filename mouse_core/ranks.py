@@ -41,7 +41,7 @@ class Board(Protocol):
         ...
 
     def get(self, name: str) -> str | None:
-        """Return the note of a name without waiting; None if there is none."""
+        """Return the note with a name, without waiting; None if no note has this name."""
         ...
 
     def remove(self, name: str) -> None:

@@ -86,7 +86,8 @@ class RemoteMemory(Protocol):
 
 
 def merged(begins: Int64s, ends: Int64s, gap: int = 0) -> tuple[Int64s, Int64s]:
-    """Return the ranges in ascending order, merged where at most ``gap`` bytes lie between; int64 ``[n]`` each.
+    """Return the ranges in ascending order, merged where at most ``gap`` bytes lie between two ranges; int64 ``[n]``
+    each.
 
     Example: ranges 50..60, 0..10, 5..30 and 34..40 with a gap of 4 become 0..40 and 50..60. In ascending order, the
     running maxima of the ends are 10, 30, 40 and 60. Only the last range begins more than 4 bytes after the running
@@ -232,7 +233,7 @@ class LocalFiles:
 
     @classmethod
     def of(cls, segments: Sequence[Any]) -> LocalFiles | None:
-        """Return the files of ``segments``; None if there are none, or if the system has no ``madvise``."""
+        """Return the files of ``segments``; None if no segment is in a file, or if the system has no ``madvise``."""
         in_files = any(one.sealed_files or _mapped_files(one) for one in segments)
         return cls(segments) if resource is not None and hasattr(mmap.mmap, "madvise") and in_files else None
 

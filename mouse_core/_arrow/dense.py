@@ -179,8 +179,8 @@ def dense_rows(
         pad: The value that pads rows shorter than ``shape``; None: a shorter row raises RowError.
 
     Raises:
-        RowError: A row is null without ``fill``, wider than ``shape``, or narrower without ``pad``, or a value does not
-            fit ``dtype``.
+        RowError: A row is null and ``fill`` is None, a row is wider than ``shape``, a row is shorter and ``pad`` is
+            None, or a value does not fit ``dtype``.
     """
     array = plain(array)
     nulls = _nulls(array)
@@ -289,7 +289,7 @@ def _values_of_lists(array: pa.Array, nulls: _Bools | None) -> tuple[npt.NDArray
 
 
 def _check_widths(lengths: Int64s, nulls: _Bools | None, width: int, *, is_padded: bool) -> None:
-    """Raise RowError if a row has more values than ``width``, or fewer values without padding."""
+    """Raise RowError if a row has more values than ``width``, or if rows are not padded and a row has fewer values."""
     wrong = lengths > width
     if not is_padded and not wrong.any():
         wrong = lengths < width if nulls is None else (lengths < width) & ~nulls

@@ -154,7 +154,7 @@ class Augmenter(Generic[T]):
         return shape, self._place(shared, fields)
 
     def _shape(self, fields: Mapping[str, Any]) -> tuple[int, int]:
-        """Return ``(B, S)`` of a batch; ``(B, 1)`` without steps."""
+        """Return ``(B, S)`` of a batch; ``(B, 1)`` if the batch has no axis of steps."""
         for name, values in fields.items():
             if values.ndim < self._batch_dims:
                 axes = "[B, S, ...]" if self._batch_dims == 2 else "[B, ...]"
@@ -189,9 +189,9 @@ class Augmenter(Generic[T]):
 class TokenAugmenter(Augmenter[dict[str, npt.NDArray[Any]]]):
     """Augments batches of NumPy arrays, ``{field: [B, S, ...]}``.
 
-    ``update_augmentations(batch)`` draws permutations, scales, shifts and crops. Every later call applies them
-    to a batch, with new masks. ``mouse_torch`` and ``mouse_jax`` have a class of the same name with the same
-    arguments; with the same seed, all three classes draw the same numbers.
+    ``update_augmentations(batch)`` draws permutations, scales, shifts and crops. Every later call applies these draws
+    to a batch, with new masks. ``mouse_torch`` and ``mouse_jax`` have a class of the same name with the same arguments;
+    with the same seed, all three classes draw the same numbers.
 
     Args:
         augment: The augmentations.

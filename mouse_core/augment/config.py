@@ -200,7 +200,7 @@ class ScaleFields:
 
     @property
     def line(self) -> tuple[float, float] | None:
-        """Scale and shift of the line through the endpoints; None without endpoints.
+        """Scale and shift of the line through the endpoints; None if no endpoints are set.
 
         For 0 to -1 and 255 to 1, the scale is 2 / 255 and the shift is -1.
         """

@@ -54,7 +54,8 @@ class StreamAugment:
     memory: ArrayMemory = field(default_factory=lambda: ArrayMemory(_POOL_FROM), compare=False, repr=False)
 
     def arriving_dtypes(self, dtypes: DTypes) -> dict[str, np.dtype[np.generic]]:
-        """Return the dtypes in which fields must be gathered, given the ``dtypes`` without augmentation."""
+        """Return the dtypes in which fields must be gathered, given the ``dtypes`` that these fields would have without
+        augmentation."""
         found = dict(dtypes)
         for name in found:
             if name in self._scaled:
@@ -187,7 +188,7 @@ def stream_augment(
     offsets: Collection[str] = (),
     masks: Collection[str] = (),
 ) -> StreamAugment | None:
-    """Return a source's augmentation; None if it leaves batches unchanged.
+    """Return a source's augmentation; None if the augmentation leaves batches unchanged.
 
     Args:
         config: The augmentations.

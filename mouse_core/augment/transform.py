@@ -161,7 +161,8 @@ def check_masked_as(field: str, fill: Any, values: Array) -> None:
 
 
 def _fill(values: Array, hidden: Array, fill: Any, empty: Empty | None) -> Array:
-    """Return ``values`` with ``fill`` where ``hidden``; without ``empty``, ``values`` may be modified in place."""
+    """Return ``values``, with ``fill`` at the steps where ``hidden`` is True; if ``empty`` is None, ``values`` may be
+    modified in place."""
     if is_numpy_array(values):
         fill = _scalar(np, values, np.asarray(fill))
         filled = values

@@ -251,7 +251,8 @@ class Packing:
 
 
 def check_packed(packed: Any) -> int | None:
-    """Return the requested capacity, None for no capacity; raise ConfigError if ``packed`` is invalid."""
+    """Return the requested capacity, or None if no capacity is requested; raise ConfigError if ``packed`` is
+    invalid."""
     if packed is True:
         return None
     if not is_whole(packed) or packed < 1:

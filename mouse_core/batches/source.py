@@ -102,10 +102,10 @@ class BatchSource:
         transitions: Whether batches consist of transitions, for either alignment of the store: the observation, the
             ``action``, its ``reward``, whether it ``terminated`` or ``truncated`` the episode, and the next
             observation. Each field whose name begins with "obs" has a second field ``next_<name>``. Without a
-            ``sequence_length`` a batch is ``[B, ...]``; with one it has windows ``[B, S, ...]`` of consecutive
-            transitions of one episode. ``mask``, bool, marks present transitions: in ``[B, ...]`` all transitions, and
-            in windows the transitions before the end of the episode. The ``dtypes`` and ``normalize`` of a field also
-            apply to the field ``next_<name>``.
+            ``sequence_length`` a batch is ``[B, ...]``; with a ``sequence_length`` it has windows ``[B, S, ...]`` of
+            consecutive transitions of one episode. ``mask``, bool, marks present transitions: in ``[B, ...]`` all
+            transitions, and in windows the transitions before the end of the episode. The ``dtypes`` and ``normalize``
+            of a field also apply to the field ``next_<name>``.
 
     Raises:
         ConfigError: An argument is out of range, the store has too few rows, the sampling is unknown, or shards do not

@@ -156,8 +156,8 @@ class TailColumn:
 
 
 def checked(value: Any, column: TailColumn) -> Any:
-    """Check a value and return its stored form: None for a null, a number or an array of the column's dtype, or an
-    object.
+    """Check a value and return its stored form: a number or an array of the column's dtype, or an object; None for a
+    null.
 
     Raises:
         ValueError, TypeError, pyarrow.ArrowException: The column does not accept the value.
@@ -440,7 +440,8 @@ def holds(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
 
 
 def is_empty(value: Any) -> bool:
-    """Return whether a value contains no type information: a null, or a list without other values, such as ``[]``."""
+    """Return whether a value contains no type information: a null, or a list that holds at most nulls and such lists,
+    such as ``[]`` or ``[None]``."""
     return is_hidden(value) or (isinstance(value, list | tuple) and all(map(is_empty, value)))
 
 

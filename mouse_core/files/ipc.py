@@ -109,7 +109,8 @@ class Memory(NamedTuple):
     """The position of one of a column's buffers in the file.
 
     Args:
-        kind: "nulls" (a bit for each value; no bytes without nulls), "ends" (of lists, texts and bytes), or "values".
+        kind: "nulls" (a bit for each value; empty if there are no nulls), "ends" (of lists, texts and bytes), or
+            "values".
         begin: The first byte in the file.
         size: The size in bytes.
     """
@@ -491,7 +492,8 @@ class SummedFile:
 
     Args:
         path: The path of the file, for messages.
-        memory: The memory of the mapped file. A ``mmap`` also gets advice on the use of its pages.
+        memory: The memory of the mapped file. If the memory is a ``mmap``, the kernel also gets advice on the use of
+            its pages.
         schema: The columns of the file.
         rows: Number of rows.
         batch_rows: Number of rows of a record batch; the last can have fewer.

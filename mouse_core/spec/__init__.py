@@ -59,7 +59,8 @@ the columns of MOUSE's documents as the fields of ``STANDARD_FIELDS``.
 
 
 def check_alignment(alignment: str | None, default: Alignment | None = None) -> Alignment:
-    """Return ``alignment`` if it is "arrived" or "outgoing", ``default`` for None, else raise ConfigError."""
+    """Return ``alignment`` if it is "arrived" or "outgoing", and ``default`` if ``alignment`` is None; otherwise raise
+    ConfigError."""
     alignment = default if alignment is None else alignment
     check_choice("alignment", alignment, get_args(Alignment))
     return alignment  # type: ignore[return-value]
@@ -253,8 +254,8 @@ def merge_fields(fields: Iterable[Field], dims: Mapping[str, int | None], layout
     end.
 
     A field that replaces a standard field gets at least the standard ``min_ndim``; if it has the standard bounds and no
-    labels, it also gets the standard labels. A field without ``dim`` gets its dimension from ``dims``, under the name
-    of its option in ``DIMS``.
+    labels, it also gets the standard labels. If a standard field has no ``dim``, its dimension is looked up in
+    ``dims``, under the name of the option that sets this dimension (see ``DIMS``).
     """
     merged = {standard.name: standard for standard in LAYOUTS[layout]}
     for given in fields:
@@ -304,7 +305,8 @@ class FieldSpec:
             object.__setattr__(self, "stored_dtype", self.dtype)
 
     def replace(self, **changes: Any) -> FieldSpec:
-        """Return the field with other attributes; a new ``dtype`` without ``stored_dtype`` sets both."""
+        """Return the field with other attributes; if ``dtype`` is given and ``stored_dtype`` is not, ``stored_dtype``
+        becomes the same dtype."""
         return replace(self, **({"stored_dtype": None, **changes} if "dtype" in changes else changes))
 
 

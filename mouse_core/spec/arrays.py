@@ -1117,7 +1117,8 @@ def _as_booleans(mask: Any, where: str) -> Array:
 
 
 def _check_mask(mask: Any, shape: Shape, where: str) -> Array | None:
-    """Return a mask for every element (None without elements); raise ConfigError if an element has no allowed code."""
+    """Return a mask for every element (None if there is no mask or no element); raise ConfigError if an element has no
+    allowed code."""
     if mask is None:
         return None
     array = spread(_as_booleans(mask, where), shape, where=f"{where}: mask")

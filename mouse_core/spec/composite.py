@@ -580,7 +580,7 @@ def stack_specs(specs: Sequence[Any], axis: int = 0) -> Any:
 
 
 def contains_lazy(spec: Domain) -> bool:
-    """Whether a spec is a ``Stacked`` or has one as an entry."""
+    """Whether a spec is a ``Stacked``, or has a ``Stacked`` as an entry."""
     if isinstance(spec, Composite):
         return any(contains_lazy(one) for one in spec.entries.values())
     return isinstance(spec, Stacked)

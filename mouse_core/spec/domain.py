@@ -402,7 +402,7 @@ class Domain:
         uniformly distributed between finite bounds, exponentially distributed from the finite bound if the other bound
         is infinite, and normally distributed without finite bounds. The random key of a ``Composite``'s field depends
         on the field's name, so adding a field does not change other fields. A longer batch begins with the rows of a
-        shorter one.
+        shorter batch.
 
         Args:
             seed: An integer in ``[0, 2**64)``, or a key of ``mouse_core.randomness``.

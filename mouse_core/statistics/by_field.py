@@ -105,7 +105,7 @@ class MissingRows:
         return self._missing[1]
 
     def _marked(self, begin: int) -> Int64s:
-        """Return the rows from ``begin`` on without a recorded observation."""
+        """Return the rows from ``begin`` on that have no recorded observation."""
         snapshot = self._snapshot
         said = {_MISSING: Field(_MISSING, dtype=np.int64, shape=(), fill=0)}
         types, rows = snapshot.config.types, snapshot.num_rows
@@ -215,9 +215,9 @@ class FieldStatistics:
     Args:
         count: The number of finite values, int64; for images, the number of images; 0 if a file does not contain the
             number.
-        mean, std, min, max: float64. ``std`` is the population standard deviation, as in ``numpy.std``. Without counted
-            values, these statistics are NaN or infinite.
-        quantiles: float64 by share; empty without quantiles.
+        mean, std, min, max: float64. ``std`` is the population standard deviation, as in ``numpy.std``. If no value was
+            counted, these statistics are NaN or infinite.
+        quantiles: float64 by share; empty if no quantiles were computed.
         rank_error: The largest error of the rank of a quantile, as a share of all numbers.
         is_image: Whether the field has images, so that the statistics are per channel.
     """
@@ -314,7 +314,7 @@ class Statistics(Mapping[str, FieldStatistics]):
 
         Raises:
             ConfigError: The folder has no ``meta/stats.json``.
-            DataError: The file is damaged; the message names it.
+            DataError: The file is damaged; the message names the file.
         """
         from mouse_core.statistics._files import load
 

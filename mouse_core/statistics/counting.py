@@ -95,7 +95,7 @@ class Moments:
 
     @property
     def deviation(self) -> Floats:
-        """The standard deviation of all counted numbers, float64 ``[width]``; NaN without numbers."""
+        """The standard deviation of all counted numbers, float64 ``[width]``; NaN if no number was counted."""
         with np.errstate(invalid="ignore"):
             return np.sqrt(self.squares / np.where(self.count, self.count, np.nan))
 
@@ -261,7 +261,7 @@ class Sketch:
             low, high: The lowest and the highest counted number.
 
         Returns:
-            float64 ``[len(shares)]``; NaN without numbers.
+            float64 ``[len(shares)]``; NaN if no number was counted.
         """
         if not self.count:
             return np.full(len(shares), np.nan)

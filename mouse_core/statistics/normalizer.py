@@ -164,7 +164,8 @@ class Scaling:
         return xp, xp.reshape(values, (-1, max(1, self.centre.size)))
 
     def check_field(self, spec: FieldSpec, *, axes_before: int) -> None:
-        """Raise SchemaError unless a field's shape, without ``axes_before`` leading axes, fits ``centre``."""
+        """Raise SchemaError unless the shape of a field fits ``centre``; the first ``axes_before`` axes of the field
+        are not compared."""
         expected = spec.shape[axes_before:] if spec.image_shape is None else spec.image_shape[2:]
         alone = self.centre.shape == () and math.prod(expected) == 1  # shape [1] in files
         if self.centre.shape != expected and not alone:

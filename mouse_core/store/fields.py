@@ -141,9 +141,9 @@ def _mouse_columns(config: SnapshotConfig) -> dict[str, str | None]:
     """Return, for each observation field of the layout "mouse", the column that the field reads in rows that were added
     as episodes.
 
-    Rows of added episodes have columns ``observation`` or ``observation.<key>``. A field reads a column of its kind if
-    exactly one such column exists. The result has None for a field if no column fits and the field's default column is
-    of another kind.
+    Rows of added episodes have columns ``observation`` or ``observation.<key>``. If exactly one of these columns has
+    the kind of a field, the field reads this column. The result has None for a field if no column fits and the field's
+    default column is of another kind.
     """
     images = {field.column for field in config.fields.values() if field.image}
     found: dict[str, list[str]] = {"obs_continuous": [], "obs_discrete": [], "obs_image": []}
@@ -457,7 +457,7 @@ def _always_within(dtype: np.dtype[Any], bounds: tuple[int, int] | None) -> bool
 
 
 def meant_by(name: Any, readers: Mapping[str, Any], columns: Container[str] = ()) -> str:
-    """Return a suggestion for an unknown field name, as the end of an error message; "" without a suggestion.
+    """Return a suggestion for an unknown field name, as the end of an error message; "" if there is no suggestion.
 
     Args:
         name: The requested name.

@@ -72,7 +72,7 @@ class Store(ABC):
 
     @property
     def fields(self) -> dict[str, Field]:
-        """The fields that the store knows, including fields without a column."""
+        """The fields of the store, including fields whose column does not exist."""
         return dict(self.snapshot().config.fields)
 
     @overload

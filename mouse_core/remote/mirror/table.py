@@ -607,8 +607,8 @@ class Table(Descriptor):
 
 
 def same_pages(states: Int64s, others: Int64s, masks: Int64s) -> npt.NDArray[np.bool_]:
-    """Return whether both states are equal in the presence and the eviction counts of the pages in ``masks``, bool
-    ``[n]``.
+    """Return, for each block, whether its states in ``states`` and ``others`` agree on the presence and the eviction
+    counts of the pages in ``masks``, bool ``[n]``.
     """
     same: npt.NDArray[np.bool_] = (states ^ others) & (masks | _counts()[masks]) == 0
     return same
@@ -707,7 +707,8 @@ class Placed:
         return self.begin // PAGE
 
     def known_sums(self) -> PageChecksums | None:
-        """Return the checksums of the object's pages; None without a source. Raises the errors of ``PageSums``."""
+        """Return the checksums of the object's pages; None if the object has no source of checksums. Raises the errors
+        of ``PageSums``."""
         return None if self.sums is None else self.sums()
 
     def damaged(self, page: int) -> DataError:
@@ -739,7 +740,7 @@ class Runs:
 
     @classmethod
     def of(cls, parts: Sequence[tuple[Placed, slice]], blocks: Int64s, masks: Int64s) -> Runs:
-        """Return the runs that contain the pages of blocks, given the objects of ``Known.of``."""
+        """Return the runs that contain the pages of blocks, given the objects that ``Known.of`` returned."""
         # The offset between objects prevents runs across two objects.
         numbers = np.repeat(np.arange(len(parts)), [part.stop - part.start for _, part in parts])
         firsts, ends = runs(pages_of(blocks + numbers * (_APART // PAGES), masks))

@@ -192,7 +192,7 @@ class DatasetStore(Store):
 
     @property
     def path(self) -> str | None:
-        """The folder of the store; None without a folder."""
+        """The folder of the store; None if the store has no folder."""
         return self._rows.path
 
     def flush(self) -> None:
@@ -267,7 +267,7 @@ class DatasetStore(Store):
 
     @property
     def fields(self) -> dict[str, Field]:
-        """The fields that the store knows, including fields without a column."""
+        """The fields of the store, including fields whose column does not exist."""
         return dict(self._rows.seen().schema.fields)
 
     def snapshot(self, rows: int | None = None) -> Snapshot:
@@ -434,8 +434,8 @@ class DatasetStore(Store):
           2. ``agent_done`` has the same codes for each agent, and 3 in transitions after the agent's end.
 
         Args:
-            episode: A mapping with the arguments below as keys, or an object with them as attributes, such as a Minari
-                episode.
+            episode: A mapping whose keys are the names of the arguments below, or an object with attributes of these
+                names, such as a Minari episode.
             observations: Arrays ``[T + 1, ...]`` or ``[T, ...]``, in nested dicts or tuples, or a list with such a dict
                 for each step.
             actions: Arrays ``[T, ...]``, which can be nested like observations.

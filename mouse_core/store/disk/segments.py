@@ -103,7 +103,8 @@ def one_batch(table: pa.Table) -> pa.RecordBatch:
 
 
 def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return a column without extension types, which only processes with the defining library know."""
+    """Return a column in its storage type, because a process can read an extension type only if the library that
+    defines the type is imported."""
     storage = getattr(column.type, "storage_type", None)
     return column if storage is None else pa.chunked_array([chunk.storage for chunk in column.chunks], storage)
 
