@@ -48,11 +48,11 @@ def integers(bits: Pair, high: jax.Array) -> jax.Array:
     """Convert random words to integers in ``[0, high)``, with the same results as ``Key.integers``.
 
     ``Key.integers`` converts a word's upper 53 bits, m, to the float64 ``m * 2**-53``, multiplies it by ``high`` and
-    truncates. The float64 product is rounded to 53 bits before it is truncated. So a product that lies less than half a
-    unit in the last place below an integer is rounded up to the integer. This function computes the product exactly.
-    The product's integer part q has b bits, which leaves 53 - b bits for the fraction. So the float64 product is
-    rounded up to q + 1 if the fraction is at least ``1 - 2**(b - 54)``. A tie is also rounded to q + 1, because the
-    last bit of q + 1 is 0.
+    truncates. The float64 product is rounded to 53 bits before it is truncated. This rounding rounds a product up to an
+    integer if the product lies less than half a unit in the last place below the integer. ``integers`` computes the
+    product exactly. The product's integer part q has b bits, which leaves 53 - b bits for the fraction. With 53 - b
+    bits, the float64 product is rounded up to q + 1 if the fraction is at least ``1 - 2**(b - 54)``. A tie is also
+    rounded to q + 1, because the last bit of q + 1 is 0.
 
     Args:
         bits: The two halves of the words, uint32 ``[n]`` each.

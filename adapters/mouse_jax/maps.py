@@ -15,9 +15,9 @@ from mouse_jax.trees import as_arrays, as_jax
 class RowMap(maps.RowMap):
     """``mouse_core.maps.RowMap`` that accepts and returns pytrees of ``jax.Array``.
 
-    Rows are kept in the host's memory. Call the methods outside of ``jax.jit``. The same rows get the same indices as
-    in NumPy and torch. Without x64 (``jax_enable_x64``), 64-bit values and indices have the dtypes in
-    ``REPLACED_DTYPES``.
+    Rows are kept in the host's memory. Call the methods outside of ``jax.jit``. The ``RowMap`` classes for NumPy, torch
+    and JAX assign the same indices to the same rows. Without x64 (``jax_enable_x64``), 64-bit values and indices have
+    the dtypes in ``REPLACED_DTYPES``.
 
     Args:
         *args, **options: The arguments of ``mouse_core.maps.RowMap``: keys, values, capacity, seed.

@@ -70,8 +70,9 @@ def read(
 
 @dataclass(frozen=True)
 class _Block:
-    """The rows ``starts[0] .. end - 1`` of a block. Its episodes have the indices ``first``, ``first + 1``, ..., and
-    begin at the rows ``starts``."""
+    """The rows ``starts[0] .. end - 1`` of a block. The episodes of the block have the indices ``first``, ``first +
+    1``, ..., and begin at the rows ``starts``.
+    """
 
     first: int
     starts: npt.NDArray[np.int64]

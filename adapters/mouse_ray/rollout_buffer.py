@@ -19,8 +19,8 @@ class RolloutBufferActor(groups.RolloutBuffer):
     The actor has the arguments and methods of ``RolloutBuffer``. The attributes ``batches``,
     ``num_groups``, ``num_waiting`` and ``num_ahead`` are methods, and ``size()`` is the length. If the actor dies, Ray
     restarts the actor, which finds all rollouts of answered ``add_rollouts`` calls in its folder. Ray repeats calls in
-    progress; this does not duplicate rollouts, and a repeated ``batch_at`` returns the same batch. Only
-    ``create_and_store_batch`` is not repeated, and raises an error; ``batches`` shows whether the batch was stored.
+    progress; this does not duplicate rollouts, and a repeated ``batch_at`` returns the same batch. A call of
+    ``create_and_store_batch`` is not repeated but raises an error; ``batches`` shows whether the batch was stored.
 
     Calls of several producers run concurrently, and share disk syncs. Send many rollouts in each call: Ray then passes
     their arrays in shared memory without a copy. The arrays stay in shared memory while the rollouts wait for their

@@ -91,8 +91,8 @@ class Results:
         runs: Facts of every run.
         table: One row per value, with the columns of ``SCHEMA``, sorted by run and step. Every step has a ``loss``, the
             time that it waited for a batch (``wait``) and the time of its computation (``compute``), both in seconds;
-            ``memory`` is the process's memory in bytes, recorded from time to time. Other names are values that the
-            training reported.
+            ``memory`` is the process's memory in bytes, recorded from time to time. All other names belong to values
+            that the training reported.
         missing: Names of declared runs that have not started.
 
     Raises:

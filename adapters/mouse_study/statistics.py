@@ -47,7 +47,7 @@ def iqm(values: ArrayLike, *, axis: int = 0) -> Floats:
     removed.
 
     Of n sorted values, the first ``n // 4`` and the last ``n // 4`` are left out: 2 + 2 of 8 values, and none of 3
-    values. So the result for up to 3 values is their mean.
+    values. For up to 3 values, the result is the mean of all values.
 
     Args:
         values: the numbers, at least one along the axis.

@@ -112,9 +112,9 @@ class DataLoader(PrefetchBatchifier, torch.utils.data.DataLoader[Any]):
     """A ``PrefetchBatchifier`` that is also a ``torch.utils.data.DataLoader``, for the trainers of other libraries.
 
     Every process gets its rows of each batch, and no trainer shards the rows again: Accelerate's ``prepare``, Fabric's
-    ``setup_dataloaders``, and the trainers of Lightning and Ray treat the loader as already distributed. So
-    ``batch_size`` is the size of the batch over all processes. Accelerate and Lightning save the loader's state in
-    their checkpoints; Transformers skips batches by their indices, without loading the batches.
+    ``setup_dataloaders``, and the trainers of Lightning and Ray treat the loader as already distributed. ``batch_size``
+    is the size of the batch over all processes. Accelerate and Lightning save the loader's state in their checkpoints;
+    Transformers skips batches by their indices, without loading the batches.
 
     A DataLoader with worker processes can deliver the epoch that ``set_epoch`` selected, as dicts of tensors, from
     ``loader.dataset`` and ``loader.sampler``: ``StatefulDataLoader(loader.dataset, batch_size=None,

@@ -21,8 +21,8 @@ class RowMap(maps.RowMap):
     """``mouse_core.maps.RowMap`` that accepts and returns TensorDicts and tensors.
 
     A TensorDict may have any batch size, even ``[]``; results have the same batch size. Tensors, and tensors in dicts,
-    have the shape ``[n, ...]``. Rows are kept in the host's memory, for tensors on any device. The same rows have the
-    same indices in NumPy and JAX.
+    have the shape ``[n, ...]``. Rows are kept in the host's memory, for tensors on any device. The ``RowMap`` classes
+    for NumPy, torch and JAX assign the same indices to the same rows.
 
     Args:
         *args, **options: The arguments of ``mouse_core.maps.RowMap``: keys, values, capacity, seed.

@@ -42,9 +42,9 @@ from mouse_torch.trees import on_host
 class TensorStorage(RingStorage):
     """Rows as nested dicts or tuples of tensors on a device, whose memory is allocated when the first row is written.
 
-    Rows are written, gathered and transformed on the device; only indices are copied. Otherwise a ``TensorStorage``
-    behaves like an ``ArrayStorage``: the first write determines the fields, and each of the two storages loads
-    checkpoints of the other.
+    Rows are written, gathered and transformed on the device; only indices are copied. In all other respects, a
+    ``TensorStorage`` behaves like an ``ArrayStorage``: the first write determines the fields, and each of the two
+    storages loads checkpoints of the other.
 
     Args:
         capacity: Number of rows. With ``ndim=2``, ``capacity`` counts the rows of all environments, and is rounded down

@@ -50,7 +50,9 @@ def _observations(columns: Sequence[ColumnReport]) -> list[ColumnReport]:
 
 
 def are_states(columns: Sequence[ColumnReport]) -> bool:
-    """Whether all observations are discrete states. Such observations, and even episodes, may be equal by chance."""
+    """Whether all observations are discrete states. Discrete observations, and even complete episodes of discrete
+    observations, can be equal by chance.
+    """
     seen = _observations(columns)
     return bool(seen) and all(
         isinstance(column.shape, list)

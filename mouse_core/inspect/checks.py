@@ -1,8 +1,9 @@
 """Checks of single dimensions, and comparisons of parts of the data that should be similar.
 
 Correct recordings also contain unusual values. For example, Humanoid-v5 has 24 constant dimensions of 348, and scales
-that differ by a factor of 1e15. So a value that is only unusual is reported as a note. A value that contradicts the
-other dimensions of its column (siblings), other rows, or the nature of an action is reported as a warning.
+that differ by a factor of 1e15. For this reason, a value that is only unusual is reported as a note. A value that
+contradicts the other dimensions of its column (siblings), other rows, or the nature of an action is reported as a
+warning.
 
 A part of the data is a segment of adjacent rows, or an episode. In a correct recording, every episode may have a
 different goal, and may or may not touch an object. So a part is reported only if it has several episodes, and if it

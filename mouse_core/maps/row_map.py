@@ -272,7 +272,7 @@ class RowTable:
 
 
 def _marks(hashes: Hashes) -> npt.NDArray[np.uint64]:
-    """Return the bits of hashes that entries contain. They are never 0, because 0 marks an empty entry."""
+    """Return the bits of hashes that entries contain. The results are never 0, because 0 marks an empty entry."""
     marks: npt.NDArray[np.uint64] = (hashes << _HALF) | _ONE_MARK
     return marks
 

@@ -372,9 +372,10 @@ class BaseBuffer:
 
         Earlier rows keep their ``index`` and their priorities; new rows get the largest priority, like written rows. A
         sampler without replacement starts a new epoch. If the store dropped its oldest rows, the remaining rows keep
-        their priorities, and their ``index`` decreases by the number of dropped rows. So before you call ``refresh``,
-        call ``update_priority`` for the batches that were drawn earlier. If the store was cleared (``clear()``), all
-        priorities start again. The count of samples continues. Like a write, the call changes only later batches.
+        their priorities, and their ``index`` decreases by the number of dropped rows. Because indices can decrease,
+        call ``update_priority`` for earlier batches before you call ``refresh``. If the store was cleared
+        (``clear()``), all priorities start again. The count of samples continues. Like a write, the call changes only
+        later batches.
 
         Raises:
             ConfigError: The storage is not a store but a snapshot, a dataset or a storage of written rows; in an
@@ -628,8 +629,8 @@ class ReplayBuffer(BaseBuffer):
         same.
 
         If the storage is kept, both buffers share its rows and one lock. If the sampler or the writer is kept, the new
-        buffer gets a copy of it, including priorities. Afterwards write through only one of the two buffers, because
-        the other buffer does not receive the initial priorities of written rows. To add a transform, pass
+        buffer gets a copy of it, including priorities. After ``with_parts``, write through only one of the two buffers,
+        because the other buffer does not receive the initial priorities of written rows. To add a transform, pass
         ``transform=[*buffer.transform.transforms, mine]``.
 
         Args:

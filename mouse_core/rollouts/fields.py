@@ -296,7 +296,7 @@ class HostArrays:
         device: The device of the arrays: "cpu" or None, which means "cpu".
 
     Raises:
-        ConfigError: Another device is given.
+        ConfigError: The device is neither "cpu" nor None.
     """
 
     def __init__(self, device: Any = None) -> None:

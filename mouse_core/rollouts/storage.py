@@ -65,7 +65,7 @@ class RolloutStorage:
         seed: Seed of the order of rows in mini-batches, in ``[0, 2**64)``.
         amp_cfg: A dict of two functions; mini-batches contain the outputs of both for the previous observation of each
             row: ``amp_obs_extractor(obs)`` and ``amp_ref_obs_extractor((ref_obs, mask))``, which returns a state or
-            ``(state, mask)``. Both functions are called with all rows, ``[T * N, ...]``.
+            ``(state, mask)``. Both extractors are called with all rows, ``[T * N, ...]``.
         device: "cpu" or None; adapters support other devices.
         hidden_axis: The axis of the environments in the hidden states of one step. None: axis 1 if a state has three or
             more dimensions, ``[layers, N, ...]``; else axis 0, ``[N, ...]``.

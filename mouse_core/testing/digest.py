@@ -16,9 +16,9 @@ def stream_digest(loader: Any, n: int) -> str:
 
     Batches of NumPy, PyTorch and JAX have the same digest if and only if they have the same fields with the same
     values. The width of a number is ignored: an integer counts as int32 if all values of its array fit, and otherwise
-    as int64. A float counts as float32 if the conversion is exact, and otherwise as float64. So a stream that JAX
-    without x64 stores in 32 bits has the digest of the 64-bit stream, unless narrowing changed a value. All NaNs count
-    as equal; -0.0 and 0.0 count as different.
+    as int64. A float counts as float32 if the conversion is exact, and otherwise as float64. For example, a stream that
+    JAX without x64 stores in 32 bits has the digest of the 64-bit stream, unless narrowing changed a value. All NaNs
+    count as equal; -0.0 and 0.0 count as different.
 
     Args:
         loader: A loader, which advances by ``n`` batches; a ``BatchSource``, whose first batches are used; or any

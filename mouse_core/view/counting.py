@@ -201,7 +201,7 @@ class EpisodeList:
                 column of rows, the value of an episode is the last value in its rows that is not null.
 
         Raises:
-            ConfigError: There is no such column.
+            ConfigError: The column does not exist.
         """
         own = self.columns()
         if name in own:

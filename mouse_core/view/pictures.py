@@ -29,7 +29,7 @@ def picture(snapshot: Snapshot, name: str, row: int) -> tuple[bytes, str]:
         row: The row of the step.
 
     Raises:
-        ConfigError: There is no such column, or the row has no image.
+        ConfigError: The column ``name`` does not exist, or the row has no image.
         DataError: The image cannot be decoded, is too large, or is outside of the allowed folders.
     """
     try:

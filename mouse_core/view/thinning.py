@@ -33,7 +33,7 @@ def thinned(read: Callable[[int, int], Floats], begin: int, end: int, buckets: i
 
     The steps are divided into ``buckets`` ranges of equal length. In each bucket, the steps with the smallest and the
     largest value are kept. Values that are not finite (NaN, infinite) are gaps; in each bucket, the first and the last
-    gap are kept. So the range of the curve in a bucket equals the range of the kept points. If there are few steps, all
+    gap are kept. In each bucket, the kept points have the same range as the complete curve. If there are few steps, all
     steps are kept.
 
     Args:

@@ -234,8 +234,8 @@ def view(
         names: The names that the page shows.
         port: The port; 0 for any free port.
         height: Height of the page in a notebook, in pixels.
-        inspect: Whether the inspection of all rows starts immediately, in a thread. Otherwise users start it on the
-            page.
+        inspect: Whether the inspection of all rows starts immediately, in a thread. If False, users start the
+            inspection on the page.
 
     Returns:
         The viewer. Open its ``url`` in a browser; a notebook shows the viewer if it is the last line of a cell.

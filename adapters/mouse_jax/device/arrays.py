@@ -1,8 +1,8 @@
 """Array functions of JAX for the samplers of ``mouse_core.replay.device``.
 
 Indices are int32, and counts of rows and slices are uint32, modulo 2**32. Sums of weights need 64 bits, which JAX has
-only with x64. So each sum is stored as two halves of 32 bits. Operations on sums join the halves, and are traced within
-``jax.enable_x64``.
+only with x64. Without x64, each sum is stored as two halves of 32 bits. Operations on sums join the halves, and are
+traced within ``jax.enable_x64``.
 """
 
 from __future__ import annotations

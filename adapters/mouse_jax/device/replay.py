@@ -359,8 +359,8 @@ def sample(replay: Replay, index: Any, batch_size: int | None = None, *, beta: A
 
     Args:
         replay: A replay with rows; under ``jax.jit``, which raises no errors, see ``can_sample``.
-        index: The index of the sample, from 0, below 2**32; can be traced. Or a random key of JAX; the host cannot
-            repeat such draws.
+        index: The index of the sample, from 0, below 2**32; or a random key of JAX, with which the host cannot repeat
+            the draw. The index can be traced.
         batch_size: Number of rows or slices in the batch, B; by default the batch size of the replay.
         beta: The exponent of ``priority_weight``: a number from 0, which can be traced, or a traceable function from
             the index of the sample, such as a ``LinearSchedule``; by default the exponent of the replay.
@@ -523,13 +523,13 @@ def sample_ensemble(
     """Return the batch with index ``index`` from several replays; each replay contributes its share.
 
     The batch equals the batch of a ``mouse_core.replay.ReplayBufferEnsemble`` with the same seed over buffers with the
-    same rows. This holds if no other caller samples the buffers, and if each member with a weight above 0 has a row in
-    every batch. A member's share is its weight times the batch size, rounded up or down at random, so that the mean is
-    exact. The seeds of members come from ``seed``, and the transforms of members are applied.
+    same rows. The batches are equal if no other caller samples the buffers, and if each member with a weight above 0
+    has a row in every batch. A member's share is its weight times the batch size, rounded up or down at random, so that
+    the mean is exact. The seeds of members come from ``seed``, and the transforms of members are applied.
 
     Args:
         replays: Replays with order="random", all of which have rows; see ``can_sample``.
-        index: The index of the sample, from 0, below 2**32; can be traced. Or a random key of JAX.
+        index: The index of the sample, from 0, below 2**32; or a random key of JAX. The index can be traced.
         batch_size: Number of rows or slices in the batch, B.
         p: A weight for each replay, at least 0; by default equal weights. The weights of a ``Schedule`` change with the
             index of the sample; ``index`` then must not be a random key.

@@ -27,8 +27,8 @@ class Spill:
 
     Call the object with rows anywhere in a function under ``jax.jit`` or ``jax.lax.scan``, any number of times. Each
     row is written to the store once and in order, even if the ring of a replay overwrites the row. JAX does not support
-    ordered callbacks inside ``jax.vmap``. So call the object outside of ``jax.vmap``, with rows that include the mapped
-    axis. Calls do not wait for the store.
+    ordered callbacks inside ``jax.vmap``. Therefore call a ``Spill`` outside of ``jax.vmap``, with rows that include
+    the mapped axis. Calls do not wait for the store.
 
     The rows of an episode are consecutive in a store, so the rows of each stream wait in the host's memory until their
     episode ends. In every stream, the allocated memory is as long as the longest episode that has not ended. If the

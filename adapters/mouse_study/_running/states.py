@@ -169,8 +169,8 @@ def seed_global_generators(seed: int) -> None:
 class InitialState:
     """The objects and arrays that a state contained before the first step, by path.
 
-    An optimizer, a function or another variable may refer to a tensor or array of this state. So such an array is
-    overwritten in place when the run resumes. An array that a step has replaced is created anew.
+    An optimizer, a function or another variable may refer to a tensor or array of this state. Therefore an array of the
+    initial state is overwritten in place when the run resumes. An array that a step has replaced is created anew.
 
     Args:
         part: The training's state before the first step.

@@ -29,11 +29,11 @@ class ReplayEnsemble(BufferModule):
     """Draws batches from several replays on one device; each replay contributes its share.
 
     The batches equal the batches of a ``mouse_core.replay.ReplayBufferEnsemble`` with the same seed over buffers with
-    the same rows. This holds if no other caller samples the buffers, and if each member with a weight above 0 has a row
-    in every batch. A member's share is its weight times the batch size, rounded up or down at random, so that the mean
-    is exact. The seeds of members come from the seed of the ensemble, and the transforms of members are applied. Like a
-    ``Replay``, an ensemble draws in eager code, in compiled code and in CUDA graphs, and counts its samples on the
-    device. Rows are written to the members.
+    the same rows. The batches are equal if no other caller samples the buffers, and if each member with a weight above
+    0 has a row in every batch. A member's share is its weight times the batch size, rounded up or down at random, so
+    that the mean is exact. The seeds of members come from the seed of the ensemble, and the transforms of members are
+    applied. Like a ``Replay``, an ensemble draws in eager code, in compiled code and in CUDA graphs, and counts its
+    samples on the device. Rows are written to the members.
 
     Args:
         replays: Replays with order="random", which become parts of this module.

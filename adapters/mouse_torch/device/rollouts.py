@@ -119,10 +119,10 @@ class RolloutStorage(BufferModule, rollouts.RolloutStorage):
 
     The storage has the methods of ``mouse_torch.RolloutStorage``, and returns the same mini-batches in the same order
     for the same seed and rows. Rows and epochs are counted on the device, so that each replay of a CUDA graph writes
-    the next row, or reads the rows in a new order. All memory is allocated in the constructor. So optional fields need
-    a mask, which marks missing values, and ``hidden_states`` must define the shapes of hidden states. If the storage is
-    part of a module, the module's ``state_dict`` includes rows and counters. The array of a field, ``[T, N, ...]``, is
-    ``storage["name"]``.
+    the next row, or reads the rows in a new order. All memory is allocated in the constructor. For this reason,
+    optional fields need a mask, which marks missing values, and ``hidden_states`` must define the shapes of hidden
+    states. If the storage is part of a module, the module's ``state_dict`` includes rows and counters. The array of a
+    field, ``[T, N, ...]``, is ``storage["name"]``.
 
     On the host, calls in a wrong order and values that are not finite raise the errors of
     ``mouse_torch.RolloutStorage``. On other devices and in compiled code, values are not checked, and steps after the

@@ -1,7 +1,7 @@
 """Samplers of a device replay: pure functions from a state to the rows of a batch and the next state.
 
-A sampler is a frozen dataclass with values that are constant for a compiler. Its state is a dict of arrays. The torch
-and JAX adapters hold the state, and call the functions in eager and compiled code.
+A sampler is a frozen dataclass with values that are constant for a compiler. A sampler's state is a dict of arrays. The
+torch and JAX adapters hold the state, and call the functions in eager and compiled code.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
 A write counts the slices that its rows complete, and a draw finds a slice by a search in these counts.
 
 The slices of one environment are numbered in the order of the rows that complete them. The last row of a slice
-completes it. With padded short episodes, the first row of an episode completes the episode's first slice. So the number
-of slices before a row never changes, and slice k is completed by the last row that has k slices before it. A slice
-whose first row is overwritten ends less than S - 1 rows after the oldest row. With padding, one more slice, which was
-not counted, may begin at the oldest row.
+completes it. With padded short episodes, the first row of an episode completes the episode's first slice. With this
+numbering, the number of slices before a row never changes, and slice k is completed by the last row that has k slices
+before it. A slice whose first row is overwritten ends less than S - 1 rows after the oldest row. With padding, one more
+slice, which was not counted, may begin at the oldest row.
 
 Example: with slices of 3 steps, pad=False and two episodes of 4 and 3 steps, the rows have 0, 0, 0, 1, 2, 2, 2 slices
 before them: the slices end at the rows 2, 3 and 6.

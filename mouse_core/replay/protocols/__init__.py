@@ -210,12 +210,12 @@ class Sampler(Protocol):
     rows. The remaining rows lie in the slots from 0 on. Rows after the remaining rows are new, and ``wrote`` does not
     report them. For a sampler without ``dropped`` the buffer calls ``reset``.
 
-    A sampler with a priority for each row has ``update_priority(storage, index, priority)``. It sets the priorities,
-    float ``[...]``, of the rows in the slots ``index`` of the same shape; if a slot occurs twice, the last priority
-    counts. It raises DataError for a priority that is negative, NaN or infinite, and IndexError for a slot that is not
-    in use. The sampler may also have ``check_update(storage, index, priority)``, which raises these errors without
-    changing priorities; ``index`` is None for rows that are not written yet. A buffer calls ``check_update`` before it
-    writes rows with a field of priorities.
+    A sampler with a priority for each row has ``update_priority(storage, index, priority)``. This method sets the
+    priorities, float ``[...]``, of the rows in the slots ``index`` of the same shape; if a slot occurs twice, the last
+    priority counts. ``update_priority`` raises DataError for a priority that is negative, NaN or infinite, and
+    IndexError for a slot that is not in use. The sampler may also have ``check_update(storage, index, priority)``,
+    which raises these errors without changing priorities; ``index`` is None for rows that are not written yet. A buffer
+    calls ``check_update`` before it writes rows with a field of priorities.
     """
 
     @property

@@ -27,8 +27,8 @@ class EpisodeFields(NamedTuple):
         ids: The field that numbers trajectories; None without such a field.
         numbers: Whether ``ids`` are delivered as episode numbers; otherwise a change of ``ids`` only marks the end of
             an episode.
-        other_ends, other_ids: Known fields that the caller did not name. These fields are only compared: a warning
-            names a row where they end an episode but the named fields do not.
+        other_ends, other_ids: Known fields that the caller did not name. A warning names a row where these known fields
+            end an episode but the named fields do not; otherwise the known fields are ignored.
     """
 
     ends: tuple[FieldKey, ...]

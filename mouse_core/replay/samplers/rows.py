@@ -365,10 +365,10 @@ class ReverseSampler(BaseSampler):
     """Draws rows backwards in time: a batch is the newest row and the rows ``stride``, ``2 * stride``, ... before it;
     the next batch begins one row earlier (Rotinov, "Reverse Experience Replay", 2019).
 
-    So the value of a terminal step is learned before earlier steps are drawn. When a batch would begin ``2 * stride``
-    rows before the newest row, the sampler begins again with the newest row. Rows are numbered in the order of writing;
-    with ``ndim=2``, the environments of a time step follow one another. A batch that reaches beyond the oldest row
-    continues with the newest row.
+    With this order, the value of a terminal step is learned before earlier steps are drawn. When a batch would begin
+    ``2 * stride`` rows before the newest row, the sampler begins again with the newest row. Rows are numbered in the
+    order of writing; with ``ndim=2``, the environments of a time step follow one another. A batch that reaches beyond
+    the oldest row continues with the newest row.
 
     Args:
         stride: The distance between consecutive rows of a batch, in rows.

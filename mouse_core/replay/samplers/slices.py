@@ -241,16 +241,16 @@ class SliceSampler(SliceSampling):
         period: The distance between the first steps of slices, counted from the first step of an episode. With a period
             of 3, slices begin at the steps 0, 3, 6, ... With a span, positions are counted from the earliest step at
             which the span allows a slice to begin. Slices keep their positions after a ring has overwritten the first
-            step of the episode, if a sampler of these rows with the same fields has indexed that step. This also holds
-            for a buffer that ``with_parts`` returned. A sampler of a mapped storage that is opened again finds the
-            first step if it is among the latest 1,024 overwritten rows in the files. Otherwise positions are counted
-            from the oldest existing step. If an episode has lost its first steps, it may have no complete slice left.
-            Then its remaining steps, from the next position at which a slice can begin, are a short slice, unless short
-            episodes are left out.
+            step of the episode, if a sampler of these rows with the same fields has indexed that step. A buffer that
+            ``with_parts`` returned also keeps the positions of slices. A sampler of a mapped storage that is opened
+            again finds the first step if it is among the latest 1,024 overwritten rows in the files. If the first step
+            of an episode is unknown, positions are counted from the oldest existing step. An episode that has lost its
+            first steps may have no complete slice left. In this case, the remaining steps of the episode, from the next
+            position at which a slice can begin, are a short slice, unless short episodes are left out.
         dilation: The distance between consecutive steps of a slice, in rows. With 4 steps and a dilation of 2, a slice
             has the rows 0, 2, 4 and 6, and a complete slice needs an episode of 7 rows. The rows between these steps,
-            with their rewards, are left out. So a buffer with ``NextView``, ``NStep``, ``HindsightRelabel`` or
-            ``ReturnsToGo`` of slices ``[B, S]`` raises ConfigError.
+            with their rewards, are left out. Therefore a dilation above 1 in a buffer with ``NextView``, ``NStep``,
+            ``HindsightRelabel`` or ``ReturnsToGo`` of slices ``[B, S]`` raises ConfigError.
         burn_in: The number of extra steps before a slice, from which a recurrent network computes its initial state.
             The extra steps are the rows before the row at which the slice begins. ``mask`` is False for extra steps
             before the start of the episode. The positions of slices do not depend on ``burn_in``, so with

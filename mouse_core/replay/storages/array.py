@@ -180,11 +180,11 @@ class RowStorage:
 class RingStorage(RowStorage):
     """Base class of a ring of rows: sizes, counters, and checks of writes and reads.
 
-    A subclass keeps the rows in the memory of this process. It defines ``append``, ``put``, ``get``, ``read``,
-    ``state`` and ``load`` of ``mouse_core.replay.Storage``. ``_pieces(n)`` returns the slots of the next ``n`` rows,
-    ``_appended(n)`` counts the rows, and ``_check_slots(slots)`` checks slots. ``_size`` is the number of rows, and
-    ``_schema`` the ``RowSchema`` of the first write, if rows have one. ``load`` sets ``_size`` and ``written``. ``put``
-    and ``load`` add 1 to ``changes``, so that samplers read the rows again.
+    A subclass keeps the rows in the memory of this process. The subclass defines ``append``, ``put``, ``get``,
+    ``read``, ``state`` and ``load`` of ``mouse_core.replay.Storage``. ``_pieces(n)`` returns the slots of the next
+    ``n`` rows, ``_appended(n)`` counts the rows, and ``_check_slots(slots)`` checks slots. ``_size`` is the number of
+    rows, and ``_schema`` the ``RowSchema`` of the first write, if rows have one. ``load`` sets ``_size`` and
+    ``written``. ``put`` and ``load`` add 1 to ``changes``, so that samplers read the rows again.
 
     Args:
         capacity: The largest number of rows.

@@ -217,7 +217,7 @@ class ListStorage(RingStorage):
     """A storage of arbitrary Python objects.
 
     Arrays and tensors, and the dicts, lists, tuples and dataclasses that contain them, are copied at writes and reads.
-    Other objects are stored as references.
+    Objects of all other types are stored as references, without a copy.
 
     A batch has one field for each leaf of nested dicts, tuples and lists of arrays. A field is an array in every batch
     if all rows in the storage have numbers of equal shape in this field; otherwise the field is a list. Lists of arrays

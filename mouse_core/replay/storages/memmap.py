@@ -205,12 +205,12 @@ class Head:
 
     @property
     def written(self) -> int:
-        """The same as ``now().written``, but faster."""
+        """The value of ``now().written``, read without the other counters, which is faster."""
         return self.words[_COPIES[self.words[_WHICH]]]
 
     @property
     def changes(self) -> int:
-        """The same as ``now().changes``, but faster."""
+        """The value of ``now().changes``, read without the other counters, which is faster."""
         return self.words[_COPIES[self.words[_WHICH]] + 1]
 
     def commit(self, now: Counters) -> None:

@@ -569,8 +569,8 @@ class Concatenate:
 class Pad:
     """Pads the rows of ragged fields to equal length, and adds the mask ``<name>_mask``.
 
-    A field of arrays ``[length, ...]`` becomes one array ``[batch, L, ...]`` with a mask, bool ``[batch, L]``. So a
-    batch consists only of arrays, which ``jax.jit`` and most models require. Convert text to numbers first.
+    A field of arrays ``[length, ...]`` becomes one array ``[batch, L, ...]`` with a mask, bool ``[batch, L]``. After
+    padding, a batch consists only of arrays, which ``jax.jit`` and most models require. Convert text to numbers first.
 
     Args:
         keys: Names of fields; without names, all ragged fields.

@@ -275,8 +275,8 @@ class CatFrames:
     rows of its episode that still exist. The transform finds the start of an episode as ``SliceSampler`` does. The
     first frame of an episode replaces missing frames before the start of the episode. The field under ``next`` is also
     stacked (its observation follows the last frame of the stack), so ``keys`` need not contain the field under
-    ``next``. This transform must precede other transforms that change its fields. Only ``NextView`` and
-    ``HindsightRelabel`` may precede this transform, and a later ``NStep`` treats each stack as one value.
+    ``next``. ``CatFrames`` must precede other transforms that change the fields ``keys``. Only ``NextView`` and
+    ``HindsightRelabel`` may precede ``CatFrames``, and a later ``NStep`` treats each stack as one value.
 
     If called directly with slices ``[N, T]``, the transform uses only the steps of the slice.
 

@@ -70,9 +70,9 @@ class HindsightRelabel:
     achieved goal of the transition (under ``next``). A field ``relabelled``, bool, marks the transitions with a new
     goal.
 
-    "Outgoing" rows without ``next`` do not store the achieved goal of the last transition of an episode. This
+    "Outgoing" rows without ``next`` do not store the achieved goal of the last transition of an episode. The last
     transition keeps its goal, and its outcome is never drawn as a goal. An ``NStep`` sum with a new goal ends before
-    this transition. To use the last transition as well, store rows with ``next``, or "arrived" rows.
+    the last transition. To use the last transition as well, store rows with ``next``, or "arrived" rows.
 
     Args:
         compute_reward: Called as ``compute_reward(achieved_goal, desired_goal, batch)`` with arrays ``[N, T, ...]``;
@@ -446,16 +446,16 @@ class NStep:
     - every field under ``next``, and every field whose name begins with ``next_``: the value of step ``t + m - 1``,
     - ``discount``, float32 with as many axes as the reward: ``discount**m``; and ``steps``, int64 ``[N, T]``: ``m``.
 
-    So the target is ``reward + discount * (done != 1) * value(next)``. The end of an episode stops the sum. If the sum
-    of a step ends at a terminal observation, ``done`` is 1 in this step. If the sum ends where the episode is
-    truncated, ``done`` is 2, and the target bootstraps. The end of a slice also stops the sum, and the bootstrap uses
-    fewer steps.
+    With these fields, the target is ``reward + discount * (done != 1) * value(next)``. The end of an episode stops the
+    sum. If the sum of a step ends at a terminal observation, ``done`` is 1 in this step. If the sum ends where the
+    episode is truncated, ``done`` is 2, and the target bootstraps. The end of a slice also stops the sum, and the
+    bootstrap uses fewer steps.
 
     Agents may end separately if rows have ``agent_done`` ``[A]`` and rewards ``[A]`` or ``[A, ...]``; for the codes see
     ``DatasetStore.add_episode``. An agent's sum stops at its own end, and its ``agent_done`` is the code of that end.
-    Its rewards after the end (code 3) count as 0. Where an agent is truncated, the sums of all agents stop, because all
-    agents share one ``next``. So the target of an agent is ``reward + discount * (agent_done != 1) * value(next)``, and
-    steps where ``agent_done`` is 3 have no target.
+    The rewards of an agent after its end (code 3) count as 0. Where an agent is truncated, the sums of all agents stop,
+    because all agents share one ``next``. The target of an agent is ``reward + discount * (agent_done != 1) *
+    value(next)``, and steps where ``agent_done`` is 3 have no target.
 
     The formula comes from Sutton and Barto, "Reinforcement learning", 2nd edition, section 7.1, with truncated episodes
     handled as in Pardo et al., "Time limits in reinforcement learning" (ICML 2018).
