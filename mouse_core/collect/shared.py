@@ -4,8 +4,8 @@ A client numbers its writes: 1, 2, 3. A log in the store's folder records which 
 written, the log receives the client, the number of the write, the number of rows written to the store so far, and the
 number of rows in the write::
 
-    actor-1, write 7: 100 rows behind row 5,200     the process dies
-    the store is opened again, and has 5,260 rows   so 60 of the 100 are there
+    actor-1, write 7: 100 rows after row 5,200      the process dies
+    the store is opened again, and has 5,260 rows   so the store has 60 of the 100 rows
 
 When actor-1 repeats the unanswered write 7, the other 40 rows are written. The log also records the number of rows when
 the folder is opened (``store.disk.folder.note_opened``): rows that the store's owner appends later belong to no client.
@@ -241,7 +241,7 @@ class SharedStore:
         self._last[write.client] = write  # the newest write is the last item
 
     def _note(self, *writes: _Write, sync: bool = False) -> None:
-        """Append records that are not in the log yet, and ``writes``, to the log."""
+        """Append to the log the records that it does not contain yet, and then ``writes``."""
         if self._log is None:
             return
         if self._records >= _MOST_RECORDS:

@@ -503,8 +503,8 @@ class TransitionRows:
     def _mark_begins(self, parts: dict[str, Columns]) -> None:
         """Mark where episodes begin.
 
-        An episode begins with the first transition, and after each ``following`` that differs from the next
-        observation.
+        An episode begins at the first transition, and at each transition whose observation differs from ``following``
+        of the transition before.
         """
         begins = parts["begins"]["begins"]
         for name, values in parts["following"].items():

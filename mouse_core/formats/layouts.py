@@ -188,7 +188,7 @@ class TreeLayout(Aligned):
         self.check_alignment("metadata")
 
     def _problems(self) -> Iterator[str]:
-        """Yield error messages for arguments that are invalid on their own."""
+        """Yield an error message for each argument that is invalid whatever the other arguments are."""
         if self.observation is None and self.action is None:
             yield "expected a path for observation or action, found neither"
         for role, paths in self.roles().items():

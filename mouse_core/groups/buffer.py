@@ -721,8 +721,8 @@ class RolloutBuffer(BatchFiles):
             return counts
 
     def _there(self, again: Mapping[int, Iterable[str]]) -> Iterator[RolloutRecord]:
-        """Yield the stored rollouts of groups; the keys of ``again`` are indices of sealed groups, or -1 for rollouts
-        that are not sealed.
+        """Yield the stored rollouts of the groups in ``again``. A key of ``again`` is the index of a sealed group, or
+        -1 for rollouts that are not sealed.
         """
         if waiting := again.get(-1):
             yield from self._waiting.load([[self._waiting.by_uid[uid] for uid in waiting]])[0]

@@ -226,14 +226,14 @@ class Layout:
         return arrays
 
     def _repeat(self, numbers: npt.NDArray[np.int64], dtype: type[np.generic]) -> npt.NDArray[Any]:
-        """Repeat a number for each token of its example; 0 for padding."""
+        """Repeat the number of each example for all tokens of the example; padding gets 0."""
         each = np.zeros(len(self._counts), dtype)
         each[::2] = numbers[self._order]
         return np.repeat(each, self._counts).reshape(self._shape)
 
 
 def _places(slots: npt.NDArray[np.int64], name: str, most: int | None) -> int:
-    """Return for how many turns or examples a row has values: ``most``, or as many as needed if ``most`` is None."""
+    """Return the number of turns or examples for which a row has values; if ``most`` is None, as many as needed."""
     needed = int(slots.max(initial=-1)) + 1
     if most is None:
         return max(needed, 1)

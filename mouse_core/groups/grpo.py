@@ -589,7 +589,7 @@ class GrpoBatchMaker:
             self._take(piece, members)
 
     def _arrive(self, piece: GroupSlice) -> None:
-        """Assign numbers to the rollouts of a slice, in order of arrival."""
+        """Set ``serial`` and ``arrival`` of a slice, and count its rollouts."""
         environment, count = piece.part.key.environment, len(piece.part.uids)
         self._newest = max(self._newest, *piece.part.created)
         piece.serial, piece.arrival = self._serial, self._arrived[environment]
@@ -598,7 +598,9 @@ class GrpoBatchMaker:
         self._arrived[environment] += count
 
     def _count_in(self, piece: GroupSlice) -> ScoredGroup | None:
-        """Return the group for a slice, which may be new; None if the slice is rejected."""
+        """Return the group of a slice, or a new group if the slice is the first of its group; None if the slice is
+        rejected.
+        """
         environment, _, version = piece.part.key
         count = len(piece.part.uids)
         if self._environment not in (None, environment):

@@ -16,7 +16,7 @@ from mouse_core.spec import check_count, check_number
 @dataclass(frozen=True)
 class HeldRollouts:
     """The known properties of a batch maker's n rollouts, in order of arrival: all rollouts of groups that have at
-    least one drawable rollout. Other rollouts of these groups were drawn or removed.
+    least one drawable rollout. The rollouts of these groups that cannot be drawn were drawn before or removed.
 
     Args:
         present: Whether each rollout can still be drawn, bool ``[n]``.
@@ -54,14 +54,15 @@ class HeldRollouts:
 
 Retention = Callable[[HeldRollouts], npt.ArrayLike]
 """A function that takes ``HeldRollouts`` with at least one rollout, and returns a weight for each of the n rollouts,
-``[n]``: numbers of at least 0, or bools as 1 and 0. A rollout is drawn in proportion to its weight. A rollout of weight
-0 is removed permanently, so its weight must stay 0, as with ``lambda rows: rows.tokens <= 4096``.
+``[n]``: numbers of at least 0, or bools, which count as 1 and 0. A rollout is drawn in proportion to its weight. A
+rollout of weight 0 is removed permanently, so its weight must stay 0, as with ``lambda rows: rows.tokens <= 4096``.
 """
 
 
 @dataclass(frozen=True)
 class TopK:
-    """Keep the ``k`` rollouts of each group with the highest rewards; among equal rewards, the earlier rollouts.
+    """Keep, in each group, the ``k`` rollouts with the highest rewards; if rewards are equal, earlier rollouts are
+    kept.
 
     ``TopK`` needs groups that arrive complete, as sealed by a ``RolloutBuffer``. ``TopK(k, above_median=True)`` chooses
     the same rollouts as TorchRL's ``TopKRewardSelector(size of groups, k)``.

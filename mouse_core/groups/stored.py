@@ -228,8 +228,8 @@ def read_index(root: Path) -> Index:
 def _compare(
     root: Path, records: Sequence[bytes], *, clean: bool
 ) -> tuple[Index, list[GroupFile], list[StoredBatch], list[str]]:
-    """Compare the index with the files; return the corrected index, the groups and batches that were missing in it, and
-    the missing files.
+    """Compare the index with the files; return the corrected index, the groups and batches that the index lacked, and
+    the files that are missing.
     """
     index = _decode(records)
     declared = read_declared(root)

@@ -694,7 +694,7 @@ class StoreWriter:
 
 
 def recorder_of(env: Any, recorders: Mapping[str, tuple[type[_T], str]], hint: str) -> type[_T]:
-    """Return the class that records an environment: a class of this package, also derived from a class of the
+    """Return the class that records an environment. It is derived from a class of this package and from a class of the
     environment's library.
 
     Args:

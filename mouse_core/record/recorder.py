@@ -344,7 +344,7 @@ class VectorRecorder:
 
     @property
     def left(self) -> int | None:
-        """The number of episodes under ``limit`` that have not ended; None without a limit."""
+        """How many of the episodes that ``limit`` allows have not ended yet; None without a limit."""
         running = sum(episode.is_running for episode in self._episodes)
         return None if self._more is None else self._more + running
 

@@ -203,8 +203,8 @@ class AdaptiveKLController:
             count: The number of answers; by default the number of values in ``kl``.
 
         Raises:
-            ConfigError: ``kl`` is empty or has a number that is not finite; ``count`` is below 1; or ``count`` is so
-                large that the coefficient could become 0, at least five horizons.
+            ConfigError: ``kl`` is empty or has a number that is not finite; ``count`` is below 1; or ``count`` is at
+                least five times ``horizon``, so that the coefficient could become 0.
         """
         found = np.asarray(host_array(widened(kl)), np.float64)
         if not found.size or not np.isfinite(found).all():

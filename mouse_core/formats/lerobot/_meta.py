@@ -323,7 +323,9 @@ class Frames:
         return {key: column_of(key) for key in self.pictures if self.described.features[key].dtype == "video"}
 
     def unlike(self, batch: pa.RecordBatch, rows: npt.NDArray[np.int64], file: _Path) -> Iterator[tuple[int, str]]:
-        """Yield the index of each episode with a row whose frame number differs from ``rows``, and the reason."""
+        """Yield the index of each episode that has other frame numbers than the expected numbers ``rows``, and the
+        reason.
+        """
         index, (episode, number) = self.episodes.index, self.episodes.places(rows)
         found = [_indices(batch, name, file) for name in INDEX[:2]]
         wrong = np.flatnonzero((found[0] != index[episode]) | (found[1] != number))
@@ -425,7 +427,7 @@ class Frames:
         return brought
 
     def numbered(self, rows: Columns, ordinals: npt.NDArray[np.int64]) -> Columns:
-        """Return the rows with a column of episode numbers; ``ordinals`` are indices among the episodes with rows."""
+        """Return the rows with an added column of episode numbers; ``ordinals`` are indices in ``_numbers``."""
         return {**rows, "metadata_episode_index": self._numbers[np.clip(ordinals, 0, len(self._numbers) - 1)]}
 
     @memo

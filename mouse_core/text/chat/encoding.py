@@ -141,7 +141,7 @@ def _of_answer(renderings: Renderings, text: str, place: int, end: str) -> tuple
 
 
 def _writes_end(renderings: Renderings, before: str, place: int, end: str) -> bool:
-    """Whether the template writes the end of turn. The text of the answer may contain the same characters."""
+    """Whether the template writes the end of turn, even if the text of the answer does not contain it."""
     said = renderings.messages[place]
     without = _without(said, end)
     return without == said or end in renderings((*renderings.messages[:place], without))[len(before) :]
