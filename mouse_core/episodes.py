@@ -103,7 +103,7 @@ def sums_by_episode(
 
 def restarts(before: Any, time: Any) -> Any:
     """Return whether each step begins an episode: its time is 0, or at most the time of the step before it. Times below
-    0 are unknown."""
+    0 are treated as unknown."""
     return (time == 0) | ((time >= 0) & (before >= 0) & (time <= before))
 
 

@@ -314,7 +314,7 @@ class LocalFiles:
         return None
 
     def looks_further(self) -> bool:
-        """Return False: the kernel chooses which pages stay."""
+        """Return False, because the kernel chooses which pages stay in memory."""
         return False
 
     def still(self, token: object) -> bool:

@@ -339,7 +339,7 @@ _CALLS_OF_NAMED = 1 << 32
 
 
 class Change(NamedTuple):
-    """One augmentation, from an option or by name, with its random streams.
+    """One augmentation, of an option or of named fields, with the random streams of this augmentation.
 
     Args:
         what: The augmentation.

@@ -298,7 +298,8 @@ class Planner:
         return drawn if few else drawn[:, begin:end], size
 
     def _together(self, first: int, count: int, rows: slice) -> Int64s | None:
-        """Draw the windows ``rows`` of several batches together; None if the sampler does not support it."""
+        """Draw the windows ``rows`` of several batches together; None if the sampler cannot draw several batches
+        together."""
         draw = getattr(self.sampler, "starts_of_many", None)
         return None if draw is None else draw(self.seed, first, count, self.snapshot, self.epoch_start, rows)
 

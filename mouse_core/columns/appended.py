@@ -440,8 +440,8 @@ def holds(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
 
 
 def is_empty(value: Any) -> bool:
-    """Return whether a value contains no type information: a null, or a list that holds at most nulls and such lists,
-    such as ``[]`` or ``[None]``."""
+    """Return whether a value contains no type information: a null, or a list that contains only nulls or nothing, at
+    any depth, such as ``[]`` or ``[None]``."""
     return is_hidden(value) or (isinstance(value, list | tuple) and all(map(is_empty, value)))
 
 

@@ -320,7 +320,7 @@ def _is_last(sampler: Any) -> bool:
 
 
 def _sized(sampler: Any, batch_size: int) -> WindowSampler:
-    """Return the sampler with another batch size, if it supports any size."""
+    """Return the sampler with another batch size, if the sampler supports any batch size."""
     sized: WindowSampler = replace(sampler, batch_size=batch_size) if isinstance(sampler, _OURS) else sampler
     return sized
 

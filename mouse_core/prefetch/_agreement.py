@@ -97,8 +97,8 @@ class Agreement:
         self._refreshes, self._is_pending = refreshes, False
 
     def _meets(self) -> bool:
-        """Return whether other ranks, and a board on which ranks exchange notes, exist. The program may create both
-        after the loader.
+        """Return whether other ranks, and a board on which ranks exchange notes, exist. The program can create the
+        ranks and the board after the loader.
         """
         if self._board is not None:
             return True
@@ -162,8 +162,8 @@ class Agreement:
             unread = [rank for rank in came if board.get(f"{name}/read/{rank}") is None]
 
     def _check_gone_on(self, missing: Sequence[int], at: int) -> None:
-        """Raise ConfigError if a rank that took part in as many agreements as this rank has already continued to batch
-        ``at`` or a later batch.
+        """Raise ConfigError if another rank took part in as many agreements as this rank, and has already continued to
+        batch ``at`` or a later batch.
         """
         for rank in missing:
             held, _, index = (self._board.get(f"{self._name}/at/{rank}") or "-1 -1").partition(" ")
@@ -174,7 +174,8 @@ class Agreement:
                 )
 
     def _check_waiting(self, missing: Sequence[int], waited: float, call: str, at: int, *, tell: bool) -> None:
-        """Raise ConfigError after the time limit; before it, warn once with the names of the missing ranks."""
+        """Raise ConfigError after the time limit; before the time limit, warn once with the names of the missing
+        ranks."""
         seconds = self._board.seconds
         absent = f"rank {', '.join(map(str, missing[:_MOST_RANKS]))}"
         if waited > seconds:

@@ -119,8 +119,8 @@ def check_source(source: BatchSource, state: Mapping[str, Any], remark: str = ""
 
 
 def _fingerprints_of_other_capacities(source: BatchSource, state: Mapping[str, Any]) -> list[str]:
-    """Return the fingerprints of the same stream if it is packed for other numbers of shards; empty if windows are not
-    packed.
+    """Return the fingerprints that the same stream has when packed for other numbers of shards; empty if windows are
+    not packed.
 
     The capacity of a packed batch depends on the number of shards, because with fewer shards each shard has more
     windows. A source with ``uneven="pad"`` also reads a mask, which a packed batch does not contain.

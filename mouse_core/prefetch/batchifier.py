@@ -234,7 +234,7 @@ def _source_of(
 
 def _refuse(asked: Mapping[str, Any], what: str, *but: str) -> None:
     """Raise ConfigError if a value is given for an argument that ``what`` does not support: any argument in ``asked``,
-    except the arguments ``but``."""
+    except the arguments in ``but``."""
     for name, value in asked.items():
         is_default = value in (_OF_BATCHES[name], None) or (name == "shard" and value == _WHOLE)
         if name not in but and not is_default:

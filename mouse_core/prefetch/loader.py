@@ -41,7 +41,7 @@ class Feed:
         """Prepare batch ``index`` in the caller's thread; ``first`` is True for the first batch of this feed.
 
         Returns:
-            Whether the threads must restart, because a thread may have requested a batch before it was drawn.
+            Whether the threads must restart, because a thread may have requested a batch before the batch was drawn.
         """
         if first:
             len(self.source)  # raises ConfigError if the caller shards a sharded source again

@@ -283,8 +283,8 @@ def _bytes_of(batch: Any) -> int:
 
 
 def _usage() -> tuple[float, int]:
-    """Return the processor seconds of this thread, and how many blocks and pages it has read; on systems without counts
-    per thread, the numbers of the process.
+    """Return the processor seconds of this thread, and how many blocks and pages this thread has read. On systems that
+    do not count per thread, return the numbers of the process.
     """
     if os.name != "posix":
         return perf_counter(), 0

@@ -131,8 +131,8 @@ class FolderRows(StoreBackend):
         self._end, self._kept = first, None
 
     def _have(self, lease: Lease, before: Manifest, now: Manifest) -> None:
-        """Hold the lease of a state. Segments with files that only the previous state names keep the lease of the
-        previous state."""
+        """Keep the lease of a state. If only the previous state names the files of a segment, the segment keeps the
+        lease of the previous state."""
         if now.segments[: len(before.segments)] != before.segments:
             shared, named = Shared(self._shared.lease), now.file_numbers()
             for file in (file for segment in self.segments for file in segment.sealed_files):

@@ -1205,9 +1205,9 @@ class TailReader(_TailMemory):
     def whole(self) -> list[range]:
         """Return the ranges of committed rows that are undamaged; afterwards ``extent`` returns these rows.
 
-        Each returned range begins at the start of a block, and ends at the end of a block or of one of the last
-        commits. Example: with 5000 rows in blocks of 1024 and a flipped bit in row 1500, rows 0..1023 and 2048..4999
-        are returned.
+        Each returned range begins at the start of a block, and ends with the last row of a block, or with the last row
+        of one of the latest commits. Example: with 5000 rows in blocks of 1024 and a flipped bit in row 1500, rows
+        0..1023 and 2048..4999 are returned.
         """
         commits, sums = read_commits(self._places, self.layout), self._sums
         most, size = commits[0].rows if commits else 0, self.layout.block_rows
