@@ -55,7 +55,9 @@ def _common(shape: tuple[int, ...], tokens: tuple[int, ...]) -> int:
 
 
 def _layout(sharding: Sharding, common: int) -> Sharding:
-    """Return the sharding of an array: the sharding of the tokens for its common leading axes."""
+    """Return the sharding of an array. The leading axes that the array has in common with the tokens are sharded like
+    the tokens.
+    """
     if not isinstance(sharding, NamedSharding) or len(sharding.spec) <= common:
         return sharding
     spec: Any = PartitionSpec(*sharding.spec[:common])  # type: ignore[no-untyped-call]

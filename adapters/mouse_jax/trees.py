@@ -52,7 +52,7 @@ def as_jax(batch: Any, target: jax.Device | Sharding | None) -> Any:
         target: A device or a sharding; None: JAX's default device.
 
     Raises:
-        DataError: A number does not fit; the message names the field.
+        DataError: A 64-bit number does not fit in 32 bits; the message names the field.
     """
     if is_tree(batch) and any(map(is_varying, flatten(batch).values())):
         return map_tree(lambda leaf: _lists(leaf, target) if is_varying(leaf) else as_jax(leaf, target), batch)
@@ -80,7 +80,7 @@ def narrowed(batch: Any) -> Any:
     """Return a batch with the values of ``as_jax`` as NumPy arrays on the host, for a digest.
 
     Raises:
-        DataError: A number does not fit; the message names the field.
+        DataError: A 64-bit number does not fit in 32 bits; the message names the field.
     """
     replaced = replaced_dtypes()
     if not replaced:

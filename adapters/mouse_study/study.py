@@ -269,7 +269,7 @@ class Study:
             function is called once, and its store is saved in the study's folder. If ``store`` is None, the training
             functions create their batches themselves.
         batches: Arguments of the loader, the same for all frameworks; or a function that returns these arguments for a
-            variant's options. Arguments that such a function returns may be any objects.
+            variant's options. The values that the function returns can be any objects.
         evaluate_every: The number of steps between two evaluations; None: only after the last step.
         checkpoint_every: The number of steps between two checkpoints, from which a killed run continues.
         threads: The number of threads for computations of a run. With another number of threads, sums may be rounded

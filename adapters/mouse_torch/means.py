@@ -69,7 +69,7 @@ def global_mean(
             of a step. If there is no mask, ``count`` is the number of elements of ``values`` in all micro-batches and
             processes.
         group: The processes that share the batch; None: all processes. Without ``torch.distributed``: this process.
-        averaged: Whether gradients are averaged over the group afterwards; if False, they are summed.
+        averaged: Whether gradients are averaged over the group after the backward pass; False: gradients are summed.
 
     Returns:
         A scalar in the dtype of ``values``, at least float32. If no value counts, the result and its gradient are 0.

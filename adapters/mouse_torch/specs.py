@@ -70,7 +70,7 @@ def to_torchrl(spec: Domain) -> Any:
         spec: The spec; its ``device`` becomes the device of the TorchRL spec.
 
     Raises:
-        ConfigError: torch does not have a dtype.
+        ConfigError: torch does not have a dtype of the spec.
         ImportError: TorchRL is not installed.
     """
     theirs = _torchrl("to_torchrl")

@@ -217,8 +217,9 @@ def _gather_stored(source: BatchSource, pin: bool, index: int) -> _Slabs:
 
 
 def _arrays(source: BatchSource, gathered: _Slabs) -> Any:
-    """Return the arrays of a batch in its slabs; each has the delivered kind of dtype, possibly with the stored
-    width."""
+    """Return the arrays of a batch in its slabs. Each array has the kind of the delivered dtype (such as float or
+    integer), but may have the width of the stored dtype.
+    """
     views = []
     for slab in gathered.slabs:
         arrays = gathered.layout.arrays(slab.numpy())

@@ -217,7 +217,7 @@ def _stuck(column: SampledColumn, sampled: Sampled) -> Iterator[Finding]:
 def _rests(
     column: SampledColumn, place: int, first: int, length: int, long: npt.NDArray[np.int64], sampled: Sampled
 ) -> bool:
-    """Whether a run of equal values is explained by an object at rest or at its limit, and not by a failed sensor.
+    """Whether an object at rest or at its limit, rather than a failed sensor, explains a run of equal values.
 
     Args:
         column, place: The dimension.

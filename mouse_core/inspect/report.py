@@ -443,7 +443,7 @@ class Report:
         alignment: The alignment of the rows, "arrived" or "outgoing".
         alignment_found: A text that describes where the alignment comes from.
         rows: Number of rows.
-        columns: The columns, in their order.
+        columns: The columns, in the order of the data.
         episodes: The episodes; None if the rows have no ``done``.
         actions: Statistics of the actions; None if there is no column of actions.
         findings: Errors, warnings and notes, in this order.

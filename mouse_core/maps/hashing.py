@@ -207,7 +207,7 @@ def pick(rows: Any, fields: tuple[FieldKey, ...] | None) -> Any:
 
 
 def filled(found: Any, absent: npt.NDArray[np.bool_], default: Any) -> Any:
-    """Return a tree of values in which absent rows have a default."""
+    """Return a tree of values in which absent rows get a default value."""
     leaves = flatten(found)
     given = flatten(default) if isinstance(default, Mapping | tuple) else dict.fromkeys(leaves, default)
     if given.keys() != leaves.keys():

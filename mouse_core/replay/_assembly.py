@@ -244,7 +244,7 @@ def replace_fields(rows: Any, values: Mapping[FieldKey, Any], places: Slots, cou
         count: The number of values of each field.
 
     Raises:
-        MissingFieldError: The rows do not have a field.
+        MissingFieldError: The rows lack a field of ``values``.
         DataError: A field does not have ``count`` values.
     """
     for key, leaf in values.items():

@@ -309,7 +309,7 @@ class BaseBuffer:
 
     @property
     def transform(self) -> Transform | None:
-        """The transforms of batches, composed."""
+        """The transforms of batches, joined in one ``Compose``."""
         return self._transform
 
     @property
@@ -390,7 +390,7 @@ class BaseBuffer:
         return bool(getattr(getattr(self, "storage", None), "grows", False))
 
     def _refresh(self) -> None:
-        """Do the work of ``refresh``; the caller holds the locks."""
+        """Perform ``refresh``; the caller holds the locks."""
         raise NotImplementedError
 
     def draw(self, batch_size: int | None = None, *, seed: int | None = None) -> Drawn:
@@ -638,7 +638,8 @@ class ReplayBuffer(BaseBuffer):
                 kept.
 
         Raises:
-            ConfigError: The parts are incompatible. After any error this buffer is unchanged.
+            ConfigError: The storage, sampler, writer and transforms do not fit together. After any error this buffer is
+                unchanged.
         """
         other = object.__new__(type(self))
         with self._lock, self._shared():
@@ -683,7 +684,7 @@ class ReplayBuffer(BaseBuffer):
 
     @property
     def sampler(self) -> Sampler:
-        """The sampler, up to date with the rows that were written."""
+        """The sampler, after all written rows were reported to it."""
         with self._lock, self._shared():
             self._sync()
         return self._sampler
@@ -905,7 +906,7 @@ class ReplayBuffer(BaseBuffer):
         """Overwrite stored rows in place, without inverse transforms; cursor and length stay the same.
 
         Args:
-            index: A valid index of ``buffer[index]``.
+            index: An index that ``buffer[index]`` accepts.
             rows: One row if ``index`` is an integer; else a tree of arrays whose first axes are the axes of ``index``,
                 or a list of rows. A tree for all rows (``buffer[:]``) of an ``ArrayStorage`` or a ``TensorStorage`` may
                 add fields; all later rows must then have these fields.
@@ -1329,7 +1330,9 @@ class ReplayBuffer(BaseBuffer):
         return self._deliver_rows(rows, slots.shape)
 
     def _slots_in_order(self) -> Slots:
-        """Return the slots of all rows, oldest first, ``[n]`` or ``[time, env]``; ConfigError without an order."""
+        """Return the slots of all rows, oldest first, ``[n]`` or ``[time, env]``; raise ConfigError if the writer does
+        not keep rows in order.
+        """
         storage = self._storage
         if not self._writer.ordered:
             raise ConfigError(f"in_order: expected a writer that keeps rows in order, found {self._writer!r:.80}")

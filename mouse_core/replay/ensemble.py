@@ -28,7 +28,7 @@ from mouse_core.spec import check_count
 Floats = npt.NDArray[np.float64]
 
 _WITHOUT: Mapping[FieldKey, Any] = {"priority_weight": np.float32(1), "mask": np.True_, "generation": np.int64(0)}
-"""Fields that only some members' batches can have, and their values for the other members."""
+"""Fields that only the batches of some members can have, and the values of these fields for the other members."""
 
 # ``call`` of the keys from which the members' seeds are drawn.
 _MEMBERS = 1 << 63

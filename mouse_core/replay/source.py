@@ -55,7 +55,7 @@ class BufferSource:
         ahead: The number of batches between a draw and the delivery of its batch.
 
     Raises:
-        ConfigError: Neither the argument nor the buffer has a batch size.
+        ConfigError: ``batch_size`` is None, and the buffer has no batch size.
     """
 
     # What a loader asks of a feed; see ``prefetch.loader``.
@@ -95,7 +95,8 @@ class BufferSource:
         error is raised only if the failed batch is the next batch to deliver.
 
         Returns:
-            Whether a batch was drawn whose earlier draw failed; a thread may already have requested this batch.
+            Whether a batch was drawn after an earlier draw of the same batch had failed; a thread may already have
+            requested this batch.
 
         Raises:
             ConfigError: See ``ReplayBuffer.sample``.

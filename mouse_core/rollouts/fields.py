@@ -175,7 +175,7 @@ def motion_mimic_fields(
 
     Args:
         training_type: "rl" or "distillation".
-        obs_shape, actions_shape: Shapes in one environment.
+        obs_shape, actions_shape: Shapes of observations and actions in one environment.
         ref_obs_shape, privileged_obs_shape, privileged_ref_obs_shape, rnd_state_shape: Shapes of optional fields; None
             or ``(None,)`` leaves the field out. Privileged reference observations require reference observations.
         apply_dagger_actions: Whether the storage has the field ``dagger_actions``.
@@ -329,7 +329,7 @@ class StepChecks:
     """Validates one step of all environments, and converts it to a row of a storage.
 
     Args:
-        fields: The result of ``complete_fields``.
+        fields: The fields, as ``complete_fields`` returns them.
         num_envs: The number of environments, N.
         spec: The storage's fields from ``stored_spec``, in the storage's dtypes.
         arrays: The array type.
@@ -382,7 +382,7 @@ class StepChecks:
 
         Args:
             given: The result of the method ``given``.
-            step: The number of the row, for messages; None if unknown.
+            step: The index of the row, for error messages; None if unknown.
 
         Raises:
             SchemaError, MissingFieldError: A shape or dtype does not suit its field, or a mask is passed without its

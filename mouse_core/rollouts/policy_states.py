@@ -130,8 +130,8 @@ def _check_same(path: str, row: Array, array: Array) -> None:
 
 
 def tree_map(call: Callable[..., Any], tree: Tree, *others: Tree, path: str = "hidden_states") -> Tree:
-    """Apply ``call(path, leaf, *other_leaves)`` to every array of a tree of tuples, lists and dicts; None is returned
-    for None.
+    """Apply ``call(path, leaf, *other_leaves)`` to every array of a tree of tuples, lists and dicts; if the tree is
+    None, return None.
 
     Raises:
         SchemaError: The trees differ in structure.

@@ -298,7 +298,7 @@ class ReplayAdapterConformance(InArrays):
         refused(ConfigError, lambda: plain.update_priority(np.zeros(1, np.int64), np.zeros(1)), "uses priorities")
 
     def test_rows_are_read_and_written_over(self) -> None:
-        """Rows are read and overwritten by index arrays of any shape, slices and masks."""
+        """Rows can be read and overwritten with index arrays of any shape, with slices, and with masks."""
         mine, core = self._pair()
         for buffer, given in ((mine, self.given), (core, lambda rows: rows)):
             buffer.extend(given(_rows(20)))

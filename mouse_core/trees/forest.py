@@ -481,7 +481,7 @@ class Forest:
         """Return the outcomes of each action at an observation.
 
         Args:
-            root: An observation without an axis of rows, or the index of a node.
+            root: A single observation (without an axis of rows), or the index of a node.
 
         Returns:
             Rows in TED ``[n, ...]``, one row for each edge, with a field "count" and the mean reward.
@@ -495,7 +495,7 @@ class Forest:
         """Return the tree of known rollouts that begin at an observation.
 
         Args:
-            root: An observation without an axis of rows, or the index of a node. Other fields are ignored.
+            root: A single observation (without an axis of rows), or the index of a node. Other fields are ignored.
             max_depth: The largest number of edges from the root to a vertex; None for no limit.
             compact: Whether an observation with one incoming and one outgoing edge becomes part of an edge instead of a
                 vertex.

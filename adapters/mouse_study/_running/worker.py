@@ -388,7 +388,7 @@ class _Loaders:
 
 
 def _loader_of(batches: Any) -> Any:
-    """Return the loader of a method ``next_batch``; return other objects unchanged."""
+    """If an object is the method ``next_batch`` of a loader, return the loader; return other objects unchanged."""
     owner = getattr(batches, "__self__", None)
     return owner if getattr(owner, "next_batch", None) == batches else batches
 

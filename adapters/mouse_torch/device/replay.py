@@ -293,7 +293,7 @@ class Replay(BufferModule):
             path: A file; or an existing directory, in which the file ``replay.mouse`` is written.
 
         Raises:
-            SchemaError: NumPy does not have a dtype.
+            SchemaError: NumPy does not have the dtype of a field.
             StorageError: The file cannot be written (also an OSError).
         """
         buffer = self._like()
@@ -332,7 +332,7 @@ class Replay(BufferModule):
 
         Raises:
             ConfigError: The buffer is not empty, or has another capacity or ``ndim``.
-            SchemaError: NumPy does not have a dtype.
+            SchemaError: NumPy does not have the dtype of a field.
         """
         xp, _, state, ring = self._in_torch()
         lead = (ring.steps,) if ring.num_envs is None else (ring.steps, ring.num_envs)

@@ -16,7 +16,7 @@ def members_of(xp: Arrays, shares: Shares, key: DrawKey, stage_by: Any, size: in
     """Return the member of each row of a batch, and the position of the row in the concatenated rows of the members.
 
     Args:
-        xp: Functions over arrays.
+        xp: The array functions of the framework.
         shares: The shares of the members; each member contributes ``most`` candidate rows.
         key: The key of the batch.
         stage_by: The index of the batch, an integer ``[]``, which selects the stage of a schedule of shares.
@@ -38,7 +38,7 @@ def joined(xp: Arrays, batches: Mapping[int, dict[str, Any]], owner: Any, places
     """Join the batches of several members to one batch.
 
     Args:
-        xp: Functions over arrays.
+        xp: The array functions of the framework.
         batches: The batch of each member.
         owner, places: The results of ``members_of``.
 

@@ -37,7 +37,7 @@ def to_host(
 
     Args:
         layout: The constants of the replay.
-        xp: Functions over the arrays of the state.
+        xp: The array functions of the state's framework.
         state: The state of the sampler.
         ring: The ring.
         rows: The memory of the rows, a tree of NumPy arrays ``[T, ...]`` or ``[T, E, ...]``.
@@ -118,7 +118,7 @@ def state_from_host(
 
     Args:
         sampler: The sampler of the replay.
-        xp: Functions over the arrays of the state.
+        xp: The array functions of the state's framework.
         state: The state without rows.
         ring: The ring of the buffer's rows, from ``rows_from_host``.
         fields: The rows in NumPy by field, ``[n, ...]`` or ``[n, E, ...]``, the oldest first.

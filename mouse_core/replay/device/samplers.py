@@ -76,7 +76,7 @@ class DeviceSampler:
         ``state``.
 
         Args:
-            xp: Functions over arrays.
+            xp: The array functions of the framework.
             state: The state.
             fields: The written time steps by field, ``[count, ...]`` or ``[count, E, ...]``.
             count: Number of time steps.
@@ -394,7 +394,7 @@ def priorities_of(xp: Arrays, sampler: DeviceSampler, indices: Any, priorities: 
     ``[n]``.
 
     Args:
-        xp: Functions over arrays.
+        xp: The array functions of the framework.
         sampler: The sampler of a replay.
         indices: Slots of any shape.
         priorities: Numbers of the same shape, or one number for each slice.

@@ -161,7 +161,7 @@ class SumTree:
         """Set the priorities of slots, float32 ``[n]``; if a slot occurs twice, its last priority counts.
 
         Args:
-            xp: Functions over arrays.
+            xp: The array functions of the framework.
             state: The tree.
             rows: The number of slots in use; other slots are ignored.
             slots: Indices ``[n]``.

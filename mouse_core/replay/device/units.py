@@ -55,7 +55,7 @@ class RowPlan(NamedTuple):
         """Return the batch: the fields of the gathered rows, and the fields of the plan.
 
         Args:
-            xp: Functions over arrays.
+            xp: The array functions of the framework.
             rows: A tree of ``[*read, ...]``.
             beta: The exponent of ``priority_weight``.
         """
@@ -281,7 +281,7 @@ class SliceUnits:
         """Return the state of an empty ring whose next rows begin in the middle of their episodes.
 
         Args:
-            xp: Functions over arrays.
+            xp: The array functions of the framework.
             state: The state.
             lost: The number of steps that the first episode of each environment had before the first row, ``[E]``.
             first_ids: The trajectory numbers of the first rows, ``[E]``, or None.

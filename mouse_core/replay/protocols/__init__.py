@@ -130,8 +130,8 @@ class Storage(Protocol):
             one: Whether ``rows`` is a single row, or for ``ndim=2`` a single time step, without the first axis.
 
         Returns:
-            The number of the first row, and the count of rows. Of more than ``capacity`` rows, only the last
-            ``capacity`` remain.
+            The number of the first row, and the count of rows. If more than ``capacity`` rows are appended, only the
+            last ``capacity`` rows remain.
         """
 
     def put(self, slots: Slots, rows: Any) -> None:

@@ -40,9 +40,9 @@ class SumTree:
     the tree. All operations take arrays and cost ``O(n log size)`` for ``n`` indices.
 
     Example with 2 children per node instead of 16: the weights 3, 0, 1, 2 have the parents 3 and 3, and the total is 6.
-    A random number 3/4 gives the target 4 (4.5, rounded down). The first node covers the targets 0 to 2, so the search
-    continues in the second node with the rest 4 - 3 = 1. The children of the second node have the weights 1 and 2. The
-    first child covers only the rest 0, so the second child, which is index 3, is drawn.
+    A random number of 3/4 gives the target 4 (3/4 of the total 6, rounded down). The first node covers the targets 0 to
+    2, so the search continues in the second node with the rest 4 - 3 = 1. The children of the second node have the
+    weights 1 and 2. The first child covers only the rest 0, so the second child, which is index 3, is drawn.
 
     Args:
         size: The number of indices, at least 1. All weights are 0 at first. The sum of the weights must be less than

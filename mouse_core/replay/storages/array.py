@@ -137,7 +137,8 @@ def state_rows(
 
 
 class RowStorage:
-    """Base class of storages of columns: it has the schema of rows; subclasses hold the rows.
+    """Base class of storages that keep rows as columns; the base class has the schema of rows, and subclasses hold the
+    rows.
 
     Args:
         ndim: 1, or 2 for ``[time, env]``.
@@ -292,7 +293,7 @@ def check_slots(slots: Slots, size: int) -> None:
 
 
 def slot_error(slots: Slots, size: int) -> RowIndexError:
-    """Return the RowIndexError for slots of which some are not in use."""
+    """Return the RowIndexError for a list of slots, some of which are not in use."""
     outside = slots[(slots < 0) | (slots >= size)].reshape(-1)
     return RowIndexError(f"index: expected 0..{size - 1}, found {outside[:1].tolist() or 'an empty storage'}")
 

@@ -67,7 +67,7 @@ class Signatures:
         self._layout: tuple[dict[FieldKey, np.dtype[Any] | None], Callable[[Any], bool]] | None = None
 
     def mark_changed(self, slot: int) -> None:
-        """Record that a slot has a new object; its signature is computed at the next batch."""
+        """Record that a slot has a new object; the object's signature is computed at the next batch."""
         if slot == len(self._by_slot):
             self._by_slot.append(None)
         else:

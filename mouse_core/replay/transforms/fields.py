@@ -297,7 +297,7 @@ class Rename:
         names: New names by stored names: ``{"obs": "observation", "next_obs": ("next", "observation")}``.
 
     Raises:
-        ConfigError: Two fields would have the same name.
+        ConfigError: After renaming, two fields would have the same name.
         MissingFieldError: The batch lacks a field.
         SchemaError: The batch already has a field of a new name.
     """
@@ -350,7 +350,7 @@ class Select(_OfFields):
     """Keeps the fields ``keys`` and the sampler's fields (index, mask, priority_weight, traj_id, slice_id, buffer_ids).
 
     Args:
-        keys: Names of fields, or of nodes with all their fields.
+        keys: Names of fields or of nodes; a node stands for all fields below it.
 
     Raises:
         ConfigError: A name is invalid.
@@ -358,7 +358,7 @@ class Select(_OfFields):
     """
 
     def __call__(self, batch: Any) -> Any:
-        """Return the batch with only the kept fields, in the batch's order."""
+        """Return the batch with only the kept fields, in the order of the input batch."""
         for key in self.keys:
             find(batch, key, where="Select")
         wanted = [path_of(key) for key in (*self.keys, *BOOKKEEPING)]
@@ -371,7 +371,7 @@ class Exclude(_OfFields):
     """Removes fields.
 
     Args:
-        keys: Names of fields, or of nodes with all their fields.
+        keys: Names of fields or of nodes; a node stands for all fields below it.
 
     Raises:
         ConfigError: A name is invalid.
@@ -573,7 +573,7 @@ class Pad:
     padding, a batch consists only of arrays, which ``jax.jit`` and most models require. Convert text to numbers first.
 
     Args:
-        keys: Names of fields; without names, all ragged fields.
+        keys: Names of fields; if no name is given, all ragged fields are padded.
         length: The padded length L; None: the length of the longest row in the batch; batches then differ in shape.
         value: The value of padded elements.
         side: The padded side: "right", after the row, or "left", before the row, as for text generation.

@@ -109,8 +109,9 @@ class MarkSlices:
 
     A recurrent network that is trained on slices resets its state at the first step of each slice. Sums along time stop
     at the last step, as at the end of an episode. ``MarkSlices(first="is_init", last=[("next", "truncated"), ("next",
-    "done")])`` marks a slice like a truncated episode. Missing steps have no mark. Fields are bool, in the shape of
-    ``index``. If the batch already has a field of this name, the existing marks are kept.
+    "done")])`` marks a slice like a truncated episode. Missing steps have no mark. The added fields are bool, in the
+    shape of ``index``. If the batch already has a field that ``first`` or ``last`` names, the existing marks in this
+    field are kept.
 
     Args:
         first: The field, or a list of fields, that are True in the first step of each slice.

@@ -86,8 +86,8 @@ class HindsightRelabel:
             ``NextView`` first.
         horizon: In a buffer, the largest number of steps between a transition and its goal; None: up to the end of the
             episode.
-        goal, achieved, reward, done, mask: The names of these fields; goals may be nested, as in ``("observation",
-            "desired_goal")``.
+        goal, achieved, reward, done, mask: The names of the fields of the goal, the achieved goal, the reward, done and
+            the mask; goals may be nested, as in ``("observation", "desired_goal")``.
 
     Raises:
         ConfigError: An argument is out of range, or a function does not accept the three arguments.

@@ -29,7 +29,7 @@ _UPDATES = 8
 
 
 class Nodes(NamedTuple):
-    """A row with nodes of every kind."""
+    """A row that nests every kind of container."""
 
     above: Any
     beside: Any
@@ -269,7 +269,7 @@ class ReplayOracle:
         return [int(word) for word in Key(self.seed, Purpose.REPLAY, index).bits(count)]
 
     def rows(self, places: Sequence[tuple[int, int]]) -> dict[str, Any]:
-        """Return the fields of some environments' time steps, and their slots."""
+        """Return the fields and the slots of the given time steps of the given environments."""
         rows = [self.streams[env][step] for env, step in places]
         return {name: [row[name] for row in rows] for name in rows[0]} | {
             "index": [self.slot(env, step) for env, step in places]

@@ -23,7 +23,7 @@ Rows = dict[str, Any]
 
 
 class Nodes(NamedTuple):
-    """A row with nodes of every kind."""
+    """A row that nests every kind of container."""
 
     layers: Any
     rest: Any
