@@ -366,7 +366,7 @@ class StreamDigest:
 
     @classmethod
     def from_state(cls, state: Any) -> StreamDigest:
-        """Return the digest from a ``state_dict()``; StateError if the state is invalid."""
+        """Return the digest from a ``state_dict()``; raise StateError if the state is invalid."""
         try:
             total = int(state["total"], 16)
             windows = state_number("windows", state["windows"])

@@ -235,7 +235,7 @@ class EpisodeIndex:
 
     Args:
         num_envs: Number of environments, E.
-        steps: Largest number of time steps that exist.
+        steps: Largest number of time steps of an environment that exist at the same time.
         first: The index of the first step.
         next_ids: The next id in every environment, if the index assigns the ids of episodes, int64 ``[E]``; by default
             ``0 .. E - 1``. Episodes of environment e have the ids e, e + E, e + 2 * E, ...
@@ -492,7 +492,7 @@ class WindowView:
 
     Args:
         table: The index of the episodes.
-        rule: The rule that defines their windows.
+        rule: The rule that defines the windows of an episode.
     """
 
     def __init__(self, table: EpisodeIndex, rule: WindowRule) -> None:

@@ -424,9 +424,10 @@ class ReadAhead:
         views: Function that returns the views by which a block is copied; None for a block that is not copied.
         gathered: Function that yields the ranges of a batch that are read but not copied: first the known ranges, then
             the ranges that reading the known ranges reveals.
-        read: Function that returns the blocks that are read for a block. If batches are drawn from stretches (runs of
-            consecutive rows that are read at once), it returns a block of stretches, and also the block itself if
-            stretches can be evicted early. Otherwise, it returns the block itself.
+        read: Function that takes a block of batches and returns the blocks whose rows must be read. If batches are
+            drawn from stretches (runs of consecutive rows that are read at once), the function returns a block of
+            stretches, and also the given block if stretches can be evicted early. Otherwise, the function returns the
+            given block.
     """
 
     def __init__(

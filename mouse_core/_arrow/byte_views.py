@@ -1,7 +1,7 @@
 """Copying of the windows of many columns in one call.
 
-A value of Arrow's type ``binary_view`` has 16 bytes: the length of the value, and the position of the value as the
-index of a buffer and an offset. Values of up to 12 bytes are stored in the view. Casting an array of views to
+A value of Arrow's type ``binary_view`` has 16 bytes: the length of the value, the index of the buffer that contains the
+value, and the offset in this buffer. Values of up to 12 bytes are stored in the view. Casting an array of views to
 ``binary`` copies the values one after another to contiguous memory: a loop of memcpy over runs of any length, without
 the GIL.
 

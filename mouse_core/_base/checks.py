@@ -18,7 +18,8 @@ UNREADABLE = (
     *(ValueError, LookupError, TypeError, AttributeError, ArithmeticError),
     *(RecursionError, SyntaxError, MemoryError),
 )
-"""Errors that can occur when a file that users may have edited is read; the dtype "," raises a SyntaxError."""
+"""Errors that can occur when a file that users may have edited is read; for example, NumPy raises a SyntaxError for the
+dtype ","."""
 
 
 def values_of(count: int) -> str:

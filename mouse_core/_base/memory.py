@@ -30,7 +30,8 @@ _MOST_SHARED = 8
 
 
 def sparse_zeros(shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Return zeros for sparse writes: each write allocates a page of 4 KB; usual large arrays use pages of 2 MB."""
+    """Return an array of zeros for few, scattered writes: each write allocates a page of 4 KB, while usual large arrays
+    use pages of 2 MB."""
     zeros: npt.NDArray[Any]
     nbytes = prod((shape,) if isinstance(shape, int) else shape) * np.dtype(dtype).itemsize
     if nbytes < _LARGE or not hasattr(mmap, "MADV_NOHUGEPAGE"):

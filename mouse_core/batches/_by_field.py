@@ -347,8 +347,8 @@ def anchors_of(
 
 
 def readers_around(readers: Readers, windows: FieldWindows, snapshot: Snapshot) -> dict[str, Any]:
-    """Return the readers of a source with offsets. The reader of each field with offsets is followed by the reader of
-    the field's mask.
+    """Return the readers of a source in which some fields are delivered at offsets. The reader of each field with
+    offsets is followed by the reader of the field's mask.
 
     Args:
         readers: The readers of all delivered fields.

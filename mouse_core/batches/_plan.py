@@ -410,7 +410,7 @@ def planned_windows(readers: Readers, length: int, around: int = 0) -> int:
     """Return the number of windows to locate together. Locating fewer windows would take nearly as long, because about
     a hundred array operations are needed for any number of windows.
 
-    A window needs 32 bytes, plus 24 bytes for each field, or 8 bytes for a field of single numbers. If fields have
+    A window needs 32 bytes, plus 24 bytes for each field (8 bytes if the field is a single number). If fields have
     offsets, ``around`` runs of rows are read around the steps of each window, and each run needs 56 more bytes.
     Example: with 6 fields, the result is 2,883,584 // (32 + 24 * 6) = 16,384 windows.
     """

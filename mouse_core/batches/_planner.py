@@ -122,7 +122,7 @@ class Planner:
         windows: Approximate number of windows that are located together.
         padded: The sampler, if its windows can have missing steps.
         uneven: See ``BatchSource``.
-        packed: Whether only present steps are located.
+        packed: Whether windows are packed, so that only present steps are located.
     """
 
     sampler: WindowSampler
@@ -153,7 +153,7 @@ class Planner:
 
         Raises:
             ConfigError: The snapshot has too few rows for a batch, or shards get different numbers of windows of the
-                last batch of the first epoch. With different numbers, the mean over an empty shard would be NaN, and
+                last batch of the first epoch. If the numbers differed, the mean over an empty shard would be NaN, and
                 the means of shards would have unequal weights.
         """
         last = self.epoch_start + self.batches_per_epoch - 1

@@ -74,10 +74,11 @@ class BatchSource:
             without overlap, at the end of each episode; False leaves such windows out. True repeats the last present
             step; a number is the value of all fields in missing steps. None means True. With ``windows``, ``pad`` also
             applies to rows beyond the ends of an episode; False leaves out anchors with such rows.
-        uneven: What happens if the shards do not divide a batch evenly. "refuse": raise ConfigError. "pad": every shard
-            gets ``ceil(b / count)`` of ``b`` windows; a shard with fewer windows also gets the first window of the next
-            shard. Batches then have a field ``mask``, bool ``[b, S]``, which is False in the additional window; pass
-            the mask to ``global_mean`` of the framework's package. ``uneven`` is not part of the fingerprint.
+        uneven: What happens if the windows of a batch cannot be divided evenly among the shards. "refuse": raise
+            ConfigError. "pad": every shard gets ``ceil(b / count)`` of ``b`` windows; a shard with fewer windows also
+            gets the first window of the next shard. Batches then have a field ``mask``, bool ``[b, S]``, which is False
+            in the additional window; pass the mask to ``global_mean`` of the framework's package. ``uneven`` is not
+            part of the fingerprint.
         windows: By field, the rows around an anchor to deliver: offsets in rows, or ``Seconds``. Every step of a window
             is an anchor. A field with K offsets has the shape ``[B, S, K, ...]``, or ``[B, K, ...]``. A second field
             ``<field>_mask``, bool, ``[B, S, K]`` or ``[B, K]``, marks present rows. Rows beyond the ends of the
@@ -93,8 +94,8 @@ class BatchSource:
             window is cropped to a random length at a random position; all lengths are equally likely. A window is
             shorter if its episode ends earlier. ``mask`` marks the present steps.
         packed: Whether to concatenate windows without missing steps: fields are ``[T, ...]``, and ``cu_seqlens``,
-            ``position`` and ``sequence_id`` locate each row's window. A number sets the number of rows in each batch,
-            padded with 0, with a ``mask``. Packing is the last change of a batch.
+            ``position`` and ``sequence_id`` locate each row's window. If ``packed`` is a number, each batch has this
+            number of rows, is padded with 0, and has a ``mask``. Packing is the last change of a batch.
         layout: The names, dtypes and shapes of delivered fields. "stored": each column under its own name, in its dtype
             and shape, such as ``uint8 [B, S, H, W, C]``. "mouse": the fields of MOUSE's documents, such as int64
             ``obs_image``. None: "mouse" if the first rows were added by ``from_dataset`` or ``append`` without other

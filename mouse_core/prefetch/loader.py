@@ -381,8 +381,8 @@ class Loader(Generic[T]):
 
         The digest continues if the state has the digest of a complete stream: from one process, or from all ranks
         together (``mouse_core.digest.whole_state``). With several ranks, rank 0 continues the digest and the other
-        ranks begin at zero, so that the sum is the stream's digest. With the state of one of several ranks, all ranks
-        begin at zero.
+        ranks begin at zero, so that the sum is the stream's digest. If ``state`` comes from only one of several ranks,
+        all ranks begin at zero.
 
         Frames of videos must be decoded by the versions in the state (``mouse_core.video.decoder_version``).
         ``accept_decoder=True`` also accepts other versions, whose pixels may differ in their last bits.

@@ -116,7 +116,7 @@ class ShardSource(_Around):
     Args:
         source: The source of complete batches, ``[B, ...]`` in every field.
         shard: The shard; see ``BatchSource``.
-        uneven: What happens if the shards do not divide a batch evenly; see ``BatchSource``.
+        uneven: What happens if the windows of a batch cannot be divided evenly among the shards; see ``BatchSource``.
 
     Raises:
         ConfigError: The shard is invalid, the source is already sharded, or its windows are packed.

@@ -76,8 +76,9 @@ class FieldWindows:
 
     Args:
         offsets: By field, K distances from the anchor, in rows or seconds.
-        pad: The value of missing rows. True: the nearest row of the episode. A number is the value of all elements of
-            missing rows. False: anchors with missing rows are not drawn, so no row is missing.
+        pad: The value of missing rows. True: copies of the nearest row of the episode replace missing rows. A number is
+            the value of all elements of missing rows. False: anchors with missing rows are not drawn, so no row is
+            missing.
         batch_dims: The number of axes before the axes of a field: 1 for ``[B]``, 2 for ``[B, S]``.
         has_axis: Whether fields have an axis of length K; if not, K is 1.
     """

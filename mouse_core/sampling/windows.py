@@ -413,7 +413,7 @@ class EpisodeAnchors(EpisodeWindows):
     episode.
 
     Args:
-        before, behind: Number of rows of the episode before and after every step.
+        before, behind: Number of rows that the episode must have before and after every step of a window.
     """
 
     pad: bool | float = False

@@ -375,7 +375,7 @@ class NonTensor(Leaf):
         return math.inf
 
     def astype(self, dtype: Any) -> Self:
-        """Return the spec unchanged: objects have no other dtype."""
+        """Return the spec unchanged, because objects have no other dtype."""
         return self
 
     def project(self, values: Any) -> Any:
@@ -391,7 +391,7 @@ class NonTensor(Leaf):
     decode = project
 
     def enumerate(self, *, most: int = MOST_VALUES) -> Any:
-        """Raise ConfigError: there are infinitely many objects.
+        """Raise ConfigError, because there are infinitely many objects.
 
         Args:
             most: Highest allowed number of values; has no effect.

@@ -208,7 +208,7 @@ _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 
 def key_of(seed: int | Key, path: tuple[str | int, ...] = ()) -> Key:
-    """Return the key of the field at a path, which depends only on the seed and the path."""
+    """Return the random key of the field at a path; the key depends only on the seed and the path."""
     key = seed if isinstance(seed, Key) else Key(check_seed(seed), Purpose.SPECS)
     if not path:
         return key

@@ -271,8 +271,8 @@ class Statistics(Mapping[str, FieldStatistics]):
         """Return the statistics of a store whose first rows are the counted rows; the result is bit-identical to
         ``statistics(store)``.
 
-        Only the later rows are read, and before them the rows of at most one incomplete block (about a million
-        numbers). As for a loader's state, the number of earlier rows and a few of these rows are compared with the
+        Only the later rows are read, plus the rows of at most one incomplete block (about a million numbers) before the
+        later rows. As for a loader's state, the number of earlier rows and a few of these rows are compared with the
         counted rows.
 
         Raises:

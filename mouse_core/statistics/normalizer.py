@@ -187,8 +187,8 @@ class Normalizer(Mapping[str, Scaling]):
 
     Args:
         scalings: The scaling of each field.
-        counted: Statistics that are updated when a snapshot has more rows, together with the scalings. None: the
-            scalings are fixed.
+        counted: Statistics of the rows; when a snapshot has more rows, these statistics and the scalings are updated.
+            None: the scalings are fixed.
     """
 
     def __init__(self, scalings: Mapping[str, Scaling], counted: Statistics | None = None) -> None:

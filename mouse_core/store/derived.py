@@ -524,8 +524,8 @@ class TimeFromStart:
 class TimeToEnd:
     """The number of transitions after a row's observation in its episode, int64.
 
-    The last row of an episode has 0 with alignment "arrived", and 1 with "outgoing". In an unfinished episode, only the
-    present rows are counted.
+    In the last row of an episode, the number is 0 with alignment "arrived", and 1 with "outgoing". In an unfinished
+    episode, only the present rows are counted.
     """
 
     def spec(self, name: str, rows: Spec) -> FieldSpec:

@@ -722,9 +722,9 @@ class FolderClient:
     async def _get_some(self, path: str, ranges: Sequence[tuple[int, int]], version: str) -> list[memoryview]:
         """Return up to ``GROUP`` ranges of an object.
 
-        One call for all ranges needs a third of the processor time of single calls, but cannot be conditional, so the
-        version is compared afterwards. Since different contents have different versions, an unchanged version shows
-        that the ranges have this version.
+        One call for all ranges needs a third of the processor time of one call for each range. Such a call cannot
+        require a version of the object, so the version is compared afterwards. Since different contents have different
+        versions, an unchanged version shows that the ranges have this version.
         """
         if version and len(ranges) < _FEW:
             return list(await asyncio.gather(*(self._get(path, begin, end, version) for begin, end in ranges)))

@@ -144,7 +144,8 @@ class Pace:
                     self._uses = uses
 
     def awaits(self, blocks: Int64s) -> bool:
-        """Whether the batch that was requested with exactly this array object as blocks has not been read yet."""
+        """Whether a requested batch has not been read yet; the batch is recognised by the array object of its
+        blocks."""
         with self._lock:
             return any(asked.blocks is blocks for asked in self._asked)
 
@@ -697,7 +698,7 @@ class Mirror:
         fail: How long a request is repeated after a temporary failure, with growing pauses. With "raise", the request
             is repeated for ``patience`` seconds, and then the reader gets the error; with "retry", it is repeated
             without end. On a full disk, fewer pages are kept.
-        patience: The time in seconds for ``fail="raise"``.
+        patience: How long a request is repeated if ``fail`` is "raise", in seconds.
 
     Raises:
         ConfigError: A limit is invalid, or the system has no file locks.

@@ -1,6 +1,6 @@
 """The state that the processes of a mirror share, and the operations of one process on this state.
 
-The state consists of the numbers of the processes that share the mirror, a sparse file of bytes, a table of its blocks,
+The state consists of a number for each process that shares the mirror, a sparse file of bytes, a table of its blocks,
 and the offsets of objects. A process claims blocks, evicts pages, writes bytes, and verifies pages of other processes.
 
 A mirror is divided into blocks of 64 KB, and each block into 16 pages of 4 KB. Presence and eviction are tracked per
@@ -933,7 +933,7 @@ class Counters:
         evicted: Evicted bytes.
         requests: Requested ranges.
         retries: Requests that were repeated after a failure.
-        damaged: Blocks of the cache, and requests, whose bytes differ from the written bytes.
+        damaged: Number of cache blocks and of requests whose bytes differ from the written bytes.
         waits: Number of reads that waited for absent pages.
         seconds: Total waiting time of these reads in seconds.
     """
@@ -976,7 +976,7 @@ class Limits:
     Args:
         pages: The largest number of pages to keep.
         fail: With "retry", failed requests are repeated without end; with "raise", for ``patience`` seconds.
-        patience: The time in seconds for ``fail="raise"``.
+        patience: How long failed requests are repeated if ``fail`` is "raise", in seconds.
     """
 
     pages: int

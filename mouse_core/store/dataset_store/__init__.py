@@ -127,7 +127,7 @@ class DatasetStore(Store):
                 batch for each 128 to 256 rows. None means the layout of the newest file.
             **options: Arguments of ``DatasetStore``; ``alignment`` defaults to the alignment of the stored rows. If
                 ``path`` is an address, also the options of ``mouse_core.remote.Reaching``, such as ``storage_options``
-                and ``cache``; if it has another format, also the options of ``mouse_core.formats.open``, such as
+                and ``cache``; if ``path`` has another format, also the options of ``mouse_core.formats.open``, such as
                 ``format`` and ``final``.
 
         Returns:

@@ -1038,8 +1038,8 @@ class TailFile(_TailMemory, Descriptor):
         return self.layout.nbytes + self.extent.objects_end
 
     def commit(self) -> None:
-        """Commit all rows with their checksums, so that readers see the rows; if commits wait, sync the rows to the
-        disk first.
+        """Commit all rows with their checksums, so that readers see the rows; if commits must wait for the disk, sync
+        the rows to the disk first.
 
         Raises:
             StorageError: The rows cannot be synced to the disk; the rows stay in the file, and the next call tries
