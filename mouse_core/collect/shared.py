@@ -186,8 +186,8 @@ class SharedStore:
         return 0 if last is None else last.count
 
     def _check_name(self, client: str, token: str, *, is_hello: bool) -> None:
-        """Assign a name to the client that sends "hello" with a new token; raise ConfigError for calls of another
-        client.
+        """Assign a name to the client that sends "hello" with a new token; raise ConfigError for later calls of the
+        client that had the name before.
         """
         with self._lock:
             has = self._tokens.setdefault(client, token)

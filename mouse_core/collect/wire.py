@@ -167,7 +167,9 @@ def _encoded(name: str, values: Any) -> tuple[list[Any], list[Buffer]]:
 
 
 def _arrow_bytes(name: str, values: Any) -> list[Buffer]:
-    """Encode a column of values that Arrow supports as the messages of a schema and a record batch."""
+    """Encode a column of values that Arrow supports. The result is a message of the schema and a message of a record
+    batch.
+    """
     try:
         if isinstance(values, pa.Array | pa.ChunkedArray):
             values.validate(full=True)

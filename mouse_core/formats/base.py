@@ -75,12 +75,12 @@ class RowStream:
         faults: Faults of the data. Each fault has a code as in ``mouse inspect``, a severity ("error" or "warning"),
             and a sentence.
         format_metadata: Metadata under the names that the format gives them.
-        mapped: A function that returns all rows as a ``datasets.Dataset`` of memory-mapped files; None if there are no
-            such files.
+        mapped: A function that returns all rows as a ``datasets.Dataset`` of memory-mapped files; None if the rows are
+            not in memory-mapped files.
         opened: A function that returns a store, which reads the rows from the original files; None if no store can read
             them.
-        metadata: The metadata in the data, and additions by the reader. The alignment in the metadata is None if the
-            data do not state it; then "arrived" is assumed.
+        metadata: The metadata that the data contain, and metadata that the reader adds. The alignment in the metadata
+            is None if the data do not state it; then "arrived" is assumed.
         image_roots: Further folders (absolute, without links) in which images that rows name by path may be, besides
             the folders of the data.
         noted: The digest of all rows, recorded when the rows were written; None if no digest was recorded.
@@ -575,8 +575,8 @@ class RowDigest:
     """A digest of rows, which are added as record batches one after another.
 
     Args:
-        schema: The schema of the rows; required only if there may be no batches. The default is the schema of the first
-            batch.
+        schema: The schema of the rows; required only if it is possible that there are no batches. The default is the
+            schema of the first batch.
         hashed: A function that returns a new hash object, with the methods ``update`` and ``digest``.
     """
 

@@ -208,7 +208,7 @@ class _Padding:
     """Removes the rows of zeros before an episode, and marks where episodes begin.
 
     With padding of 2, rows ``a b(end) 0 0 c d`` become ``a b c d``, and episodes begin at a and c. The last two rows
-    are always held back, because rows of zeros are padding only if there are ``count`` of them.
+    are always held back, because ``count`` rows of zeros are padding, but fewer rows of zeros are not.
 
     Args:
         count: Number of rows of zeros before an episode; fewer rows of zeros are not padding.

@@ -140,9 +140,9 @@ class TreeLayout(Aligned):
             instead of ``alignment``.
         episode_ends: An array of ascending row indices: for each episode, the index of the row after its last row.
         is_last: A flag for each row, which is set in the last row of each episode. Of several paths, the first existing
-            path is used. With next observations, the last row is the last transition. Without next observations, the
-            last row has the episode's final observation. With ``is_last``, ``terminated`` and ``truncated`` determine
-            only how an episode ended.
+            path is used. If the layout has next observations, the last row is the last transition; otherwise, the last
+            row has the episode's final observation. With ``is_last``, ``terminated`` and ``truncated`` determine only
+            how an episode ended.
         episode_steps: The number of steps after which the environment truncated episodes, for files without
             ``truncated``.
         one_a_file: Whether each file is an episode.
@@ -154,7 +154,8 @@ class TreeLayout(Aligned):
         alignment: Whether a row's action, reward and flags belong to the transition after the row's observation
             ("outgoing") or before it ("arrived"). One value for all, or a mapping with the keys ``action``, ``reward``,
             ``terminated``, ``truncated`` and ``metadata``.
-        ending: Kind of end for an episode without a set flag: "truncated" (``done`` 2) or "terminal" (``done`` 1).
+        ending: The kind of end of an episode in which neither ``terminated`` nor ``truncated`` is set: "truncated"
+            (``done`` 2) or "terminal" (``done`` 1).
     """
 
     moved: ClassVar[tuple[str, ...]] = ("action", "reward", "terminated", "truncated")
@@ -841,7 +842,7 @@ class RowRange:
         arrays: The arrays from which the rows are read.
         first: The first row.
         steps: The number of transitions.
-        closed: Whether the last observation is stored, in one more row.
+        closed: Whether the last observation is also stored, so that there is one more row than transitions.
         whole: Whether the rows are exactly one episode.
         where: The file and episode, for error messages.
         layout: The layout, with the alignment of these rows.

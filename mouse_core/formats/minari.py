@@ -485,7 +485,9 @@ def _of_episode(path: Path) -> dict[str, Any]:
 
 
 def _record_batches(file: Path, rows: int, decoded: int) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a file in batches of at most ``BUDGET`` bytes. The images of a row take ``decoded`` bytes."""
+    """Yield the rows of a file in batches of at most ``BUDGET`` bytes. ``decoded`` is the size in bytes of the decoded
+    images of a row.
+    """
     for batch in file_batches(file, rows_at_once(decoded + 64, most=rows, budget=BUDGET)):
         step = rows_at_once(bytes_a_row(batch) + decoded, most=rows, budget=BUDGET)
         for start in range(0, batch.num_rows, step):

@@ -55,7 +55,7 @@ class Stack:
         values: Features of the steps, each stacked to ``[n, ...]``; nested features are mappings.
         count: Number of steps.
         episode: Index of the episode.
-        first: Index in the episode of the first of these steps.
+        first: The index that the first of these steps has in the episode.
         last: Whether the last of these steps is the last step of the episode.
         of_episode: Features of the episode, except its steps.
     """
@@ -769,8 +769,8 @@ def push_rlds_to_reverb(
         rlds_data: An iterable of episodes, as in ``convert_rlds_to_trajectories``.
         observer: Any callable that takes a trajectory. The observer may declare a spec: by a method
             ``get_table_signature()``, like Reverb observers of TF-Agents (with the sequence axis in front), or by an
-            attribute ``data_spec`` or ``spec``. Then the structure, dtypes and shapes of every trajectory are compared
-            with the spec before the call. A Reverb table without a signature accepts any trajectory.
+            attribute ``data_spec`` or ``spec``. If there is a spec, the structure, dtypes and shapes of every
+            trajectory are compared with it before the call. A Reverb table without a signature accepts any trajectory.
         policy_info_fn: As in ``convert_rlds_to_trajectories``. An observer that expects ``()`` as ``policy_info`` still
             receives the result of the function, as with TF-Agents.
 

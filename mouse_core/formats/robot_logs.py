@@ -387,7 +387,8 @@ class TopicLayout(Aligned):
             episode begins.
         alignment: Whether the action and reward at a tick belong to the transition after the tick's observation
             ("outgoing") or before it ("arrived"); or a mapping with the keys ``action`` and ``reward``.
-        ending: Kind of end for an episode without a set flag: "truncated" (``done`` 2) or "terminal" (``done`` 1).
+        ending: The kind of end of an episode in which neither ``terminated`` nor ``truncated`` is set: "truncated"
+            (``done`` 2) or "terminal" (``done`` 1).
         files: File name pattern of the recordings in a folder, such as ``"episode_*.mcap"``.
     """
 
@@ -679,7 +680,9 @@ class Kind(NamedTuple):
 
 Fields = tuple[tuple[str, Kind], ...]
 Definitions = Mapping[str, Fields]
-"""Fields of messages by type, where the type has the form ``package/Name``; the requested type comes first."""
+"""The type of a dict from message types (``package/Name``) to the fields of these messages; the requested message type
+is first.
+"""
 # Types that ROS 1 has built in, and does not define.
 _TIMES = {f"builtin_interfaces/{name}": "int32 sec\nuint32 nanosec" for name in ("Time", "Duration")}
 
@@ -1385,7 +1388,9 @@ def _rows(recording: AlignedRecording, layout: TopicLayout, batch_rows: int) -> 
 
 
 def _columns(piece: StepBlock, layout: TopicLayout) -> tuple[Columns, Columns, Columns]:
-    """Return three groups of columns: observations, actions and results after them, actions and results before them."""
+    """Return three dicts of columns: the observations; the actions and results after each observation; and the actions
+    and results before each observation.
+    """
     by_role: dict[str, dict[str, npt.NDArray[Any]]] = {}
     for column, values in piece.values.items():
         by_role.setdefault(column.role, {})[column.name] = _stacked(column, values)

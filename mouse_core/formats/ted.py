@@ -362,7 +362,9 @@ def _by_lane(values: npt.NDArray[Any], shape: tuple[int, ...]) -> npt.NDArray[An
 
 
 def _check_ted(root: Arrays, following: Arrays, next_only: set[Key], shape: tuple[int, ...]) -> None:
-    """Raise SchemaError if arrays do not begin with ``shape``, or an entry in ``next`` is missing at the root."""
+    """Raise SchemaError if the shape of an array does not begin with ``shape``, or an entry in ``next`` is missing at
+    the root.
+    """
     for key, values in (root | {("next", *key): values for key, values in following.items()}).items():
         if values.shape[: len(shape)] != shape:
             raise SchemaError(f"{'.'.join(key)}: expected {list(shape)} steps, found shape {list(values.shape)}")
@@ -1114,8 +1116,8 @@ def _runs(stream: RowStream) -> Iterator[tuple[Columns, Bools]]:
     An episode of one row has no step and is left out.
 
     Yields:
-        The rows, and whether an episode ends at each row. The last row of the stream ends an episode only if it has a
-            done code, because the last episode may continue.
+        Pairs: some rows; and for each of these rows, whether an episode ends at the row. The last row of the stream
+            ends an episode only if it has a done code, because the last episode may continue.
     """
     for name in ("action", "reward", "done"):
         if not any(belongs_to(other, name) for other in stream.schema.names):
@@ -1264,7 +1266,7 @@ def write_checkpoint(
         ConfigError: ``path`` exists, the layout is unknown, or the capacity or cursor is out of range.
         SchemaError, DataError: The layout cannot store the data, as for ``TED2Flat``.
         StorageError: Files cannot be written; no part of them remains.
-        ImportError: h5py is not installed, for "h5".
+        ImportError: ``layout`` is "h5", and h5py is not installed.
     """
     check_choice("layout", layout, _LAYOUTS)
     if hasattr(steps, "storage"):

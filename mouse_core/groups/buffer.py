@@ -185,8 +185,8 @@ class Making:
 
         Raises:
             ConfigError: The buffer has no batch maker.
-            DataError: The batch does not consist of examples or does not name its rollouts (later calls raise again),
-                or a file is damaged.
+            DataError: The batch does not consist of examples or does not name its rollouts (later calls raise the same
+                error), or a file is damaged.
             StorageError: A group cannot be read.
         """
         if self.maker is None:
@@ -866,7 +866,7 @@ class RolloutBuffer(BatchFiles):
                 no batch.
 
         Raises:
-            ConfigError: See ``create_and_store_batch``; also if batches before ``index`` do not exist.
+            ConfigError: An error of ``create_and_store_batch``, or batches before ``index`` do not exist.
             DataError, StorageError, ClosedError, ForkError: See ``create_and_store_batch``.
         """
         number = check_count("index", index, 0)

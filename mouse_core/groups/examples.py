@@ -318,7 +318,7 @@ def make_examples(
             array with a number for each token.
 
     Returns:
-        The examples in the order of the rollouts. Their arrays are views of four long arrays.
+        The examples in the order of the rollouts. The arrays of the examples are views of four long arrays.
 
     Raises:
         DataError: The number of advantages differs from ``n``, an advantage is not finite, ``rollouts`` is empty, or a
@@ -454,12 +454,12 @@ def pack(
     Returns:
         The arrays of ``pad``, all ``[R, L]``, and ``segment_ids`` int32, which counts the examples of a row from 1 and
         is 0 for padding, and ``positions`` int32, the position of a token in its example. A token attends only to
-        tokens of its own segment. Columns with a value per example are ``[R, E, *shape]``, and a token has the value at
-        ``segment_ids - 1``. ``turn_ids`` count the turns of a row.
+        tokens of its own segment. Columns with a value per example are ``[R, E, *shape]``, and the value of a token is
+        at the index ``segment_ids - 1``. ``turn_ids`` count the turns of a row.
 
     Raises:
         ConfigError: ``length``, ``num_rows``, ``pad_to_multiple_of``, ``max_turns`` or ``max_examples`` is below 1.
-        DataError: See ``pad``; also if more rows, turns or examples are needed than the fixed numbers.
+        DataError: An error of ``pad``, or more rows, turns or examples are needed than the fixed numbers.
     """
     fields = _fields(examples)
     sizes = _sizes(fields)
@@ -495,10 +495,10 @@ def concatenate(
     Returns:
         The arrays of ``pad``, all ``[T]``, and ``cu_seqlens`` int32 ``[n + 1]``: example k has the tokens
         ``cu_seqlens[k] .. cu_seqlens[k + 1] - 1``, as in flash-attention. ``position`` int32 is the position of a token
-        in its example, and ``sequence_id`` int32 is the number of the token's example, from 0. With a capacity the
-        arrays are ``[capacity]``, and ``mask`` bool is False after the last example, where ``position`` is 0 and
-        ``sequence_id`` is n. Declared columns are ``[T, *shape]`` with a value per token, ``[n, *shape]`` per example,
-        and ``[turns, *shape]`` per turn; ``turn_ids`` is the turn of each token.
+        in its example, and ``sequence_id`` int32 is the index of the token's example. With a capacity the arrays are
+        ``[capacity]``, and ``mask`` bool is False after the last example, where ``position`` is 0 and ``sequence_id``
+        is n. Declared columns are ``[T, *shape]`` with a value per token, ``[n, *shape]`` per example, and ``[turns,
+        *shape]`` per turn; ``turn_ids`` is the turn of each token.
 
     Raises:
         ConfigError: ``capacity`` or ``max_turns`` is below 1.

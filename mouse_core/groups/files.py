@@ -8,7 +8,7 @@ The name of a Parquet file contains a digest of its content, and every page has 
 
 Rollouts, turns and examples are stored as Arrow columns. Arrays are stored flat, so that every tool can read them: the
 values per token of a turn or an example are one list, and other values are a number or a list. Metadata is JSON text. A
-value of a type that JSON lacks is an object with one key that begins with "$"::
+value of a type that JSON does not have is written as an object with one key, which begins with "$"::
 
     {"temperature": 0.7, "range": (1, 2)}   ->   {"temperature": 0.7, "range": {"$tuple": [1, 2]}}
 """
@@ -708,7 +708,7 @@ def encode_groups(
         groups: The rollouts of each group.
         rows: The rollouts of all groups, as Arrow.
         compression: The codec of pages.
-        numbers: For each group, how many groups were sealed before.
+        numbers: For each group, how many groups were sealed before this group.
         declared: The number of declared columns.
     """
     metadata = {_PLACES: " ".join(map(str, numbers)).encode(), _ROWS: " ".join(map(str, map(len, groups))).encode()}

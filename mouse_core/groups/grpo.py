@@ -430,9 +430,9 @@ class GrpoBatchMaker:
             separately, and rollouts of older versions are accepted even after newer rollouts. None: "keep" if
             ``retention`` or ``max_staleness`` is given, else "drop". Versions that are numbers are compared as numbers.
         max_staleness: The largest staleness of a rollout: how many versions the rollout is behind the version that
-            ``set_policy_version`` set last or, if this method was never called, behind the latest version seen. For
-            numeric versions, this is the difference; for other versions, it is the number of later versions that were
-            seen.
+            ``set_policy_version`` set last or, if this method was never called, behind the latest version seen. The
+            staleness is the difference of the two versions if they are numeric, else the number of later versions that
+            were seen.
         max_uses: The largest number of batches in which the same rollout may be used.
         pool_groups: Whether sealed groups of the same environment, problem and policy version are scored as one group.
             The advantage of a rollout then depends on the groups that arrived before its batch was drawn.
@@ -788,7 +788,8 @@ class GrpoBatchMaker:
 
     def get_batch_metadata(self, batch: Sequence[RLExample]) -> dict[str, Any]:
         """Return the metadata of a batch: its size, tokens, uids, and rollouts by environment and version. The
-        metadata of the last batch also has "rewards", and "staleness", the staleness of each example at its draw.
+        metadata of the last batch also has "rewards", and "staleness", the staleness of each example at the time of its
+        draw.
         """
         return metadata_of(batch, self._last)
 

@@ -461,9 +461,8 @@ class Versions:
         return goes_back
 
     def behind(self, version: str) -> int:
-        """Return how many versions ``version`` is behind the newest version; 0 if it is not behind. For numeric
-        versions, this is the difference, rounded up; for other versions, it is the number of later versions that were
-        seen.
+        """Return how many versions ``version`` is behind the newest version; 0 if it is not behind. The result is the
+        difference of both versions, rounded up, if they are numeric, else the number of later versions that were seen.
         """
         return self._between(version, self._seen[-1][1] if self.latest is None else self.latest)
 

@@ -25,8 +25,8 @@ class HeldRollouts:
         group: The group index of each rollout, int64 ``[n]``.
         environment: The position of each rollout's environment in ``environments``, int64 ``[n]``.
         environments: The names of the environments.
-        staleness: The number of versions that each rollout is behind the newest version, int64 ``[n]``. For numeric
-            versions, this is the difference; for other versions, it is the number of later versions that were seen.
+        staleness: The number of versions that each rollout is behind the newest version, int64 ``[n]``. The staleness
+            is the difference of the two versions if they are numeric, else the number of later versions that were seen.
         age: Seconds between the creation of each rollout and the creation of the newest rollout, float64 ``[n]``.
         newer: For each rollout, the number of rollouts of the same environment that arrived later, int64 ``[n]``.
         tokens: The number of tokens of each rollout, int64 ``[n]``.

@@ -24,7 +24,7 @@ from mouse_core.groups.records import Columns, RolloutRecord, uids_of, version_n
 class RolloutClient(Client):
     """Adds rollouts to a ``RolloutBuffer`` that another process on this machine has open.
 
-    The other process serves the buffer, ``StoreServer(SharedBuffer(buffer))``. When a call returns, its data is on
+    The other process serves the buffer by ``StoreServer(SharedBuffer(buffer))``. When a call returns, its data is on
     disk, as for a direct call of the buffer. If the server stops, a call waits for a new server and is repeated; data
     that already arrived is not added twice. A client may be used by one thread at a time. Trainers read batches from
     the folder: ``RolloutStream(folder, ...)``.

@@ -331,8 +331,8 @@ class BatchFiles:
         """Return how many versions each example was behind the newest version when its batch was created, ``[B]``; NaN
         if unknown.
 
-        The newest version is the newest version of all added rollouts. For numeric versions, the distance is the
-        difference; for other versions, it is the number of later versions that were seen. If the trainer went back to a
+        The newest version is the newest version of all added rollouts. The distance is the difference of the two
+        versions if they are numeric, else the number of later versions that were seen. If the trainer went back to a
         version before the example's version, the distance is the sum of the versions on both branches: for version 5,
         if ``set_policy_version`` set 3 and then 4, the distance is 2 + 1.
 

@@ -349,8 +349,8 @@ def collect_parts(
 def _parts_of(store: Store, where: str) -> Iterator[SplitPiece]:
     """Yield the ``datasets.Dataset`` objects that hold the rows of a store, without conversion.
 
-    ``store.to_dataset()`` would convert the rows to a single schema in memory. A push converts them while it writes the
-    shards.
+    ``store.to_dataset()`` would convert the rows to a single schema in memory. A push converts the rows while it writes
+    the shards.
     """
     first_row = 0
     snapshot = store.snapshot()

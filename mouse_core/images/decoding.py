@@ -38,8 +38,8 @@ def fill_images(
     """Decode rows of images into rows of ``out``.
 
     Args:
-        runs: Runs of rows. Each run has rows of an image column (binary, or ``{bytes, path}``), the row of ``out`` for
-            the first of these rows, and the allowed folders of paths.
+        runs: Runs of rows. Each run consists of some rows of an image column (binary, or ``{bytes, path}``), the index
+            of the first of these rows in ``out``, and the allowed folders of paths.
         shape: The shape ``(H, W, C)`` of every image.
         out: ``[rows, H * W * C]`` of any dtype.
         fill: Pixel value for rows that are null; if ``fill`` is None, a null raises an error.

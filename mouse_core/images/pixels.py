@@ -337,7 +337,7 @@ def _from_png(encoded: bytes | memoryview, shape: tuple[int, ...]) -> npt.NDArra
     """Return the pixels of a plain PNG of ``shape``. Return None if the PNG has chunks that affect pixels, or if the
     file has another format or shape.
 
-    The data are passed directly to Pillow's decoder. For small images, this takes half the time of Pillow's reader.
+    The data are passed directly to Pillow's decoder, which for small images takes half the time of Pillow's reader.
     """
     header = _png_header(shape)
     if bytes(encoded[: len(header)]) != header:

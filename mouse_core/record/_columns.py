@@ -286,7 +286,7 @@ def _conversion(column: Column, dtype: Any) -> Callable[[Any], Any]:
 
 
 def values_of(columns: list[Column], value: Any, number: int | None = None) -> Row:
-    """Convert an observation or action to values by column.
+    """Convert an observation or action to a dict from column names to values.
 
     Args:
         columns: The columns.

@@ -60,8 +60,8 @@ def record(
         The store, or the client.
 
     Raises:
-        ConfigError, SchemaError, DataError: See ``Recorder``; also if both or neither of ``episodes`` and ``until`` are
-            given, or the given number is below 1.
+        ConfigError, SchemaError, DataError: An error of ``Recorder``; or both or neither of ``episodes`` and ``until``
+            are given; or the given number is below 1.
         StorageError: The rows cannot be written.
     """
     count = _how_many(episodes, until, store)

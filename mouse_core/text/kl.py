@@ -92,9 +92,9 @@ def kl_penalized_rewards(
 ) -> Array:
     """Return the rewards of tokens minus a KL penalty: ``reward - coef * kl``.
 
-    The reward of an answer is added to the last token of the answer that is in the mask. Ziegler et al.,
-    "Fine-tuning language models from human preferences" (2019), section 2.2; Stiennon et al., "Learning to summarize
-    from human feedback" (2020). RLOO uses the sum of the result over the tokens of an answer.
+    A reward for an answer is added at the answer's last token in the mask. Ziegler et al., "Fine-tuning language models
+    from human preferences" (2019), section 2.2; Stiennon et al., "Learning to summarize from human feedback" (2020).
+    RLOO uses the sum of the result over the tokens of an answer.
 
     Args:
         rewards: A reward for each answer, ``[...]``, or for each token, ``[..., L]``.
@@ -171,7 +171,8 @@ class AdaptiveKLController:
     Args:
         coef: The current weight of the divergence; above 0, because a weight of 0 would never change.
         target: The target divergence, in nats; above 0.
-        horizon: The number of answers over which the coefficient changes by the full relative error; at least 1.
+        horizon: The number of answers after which the coefficient has changed by the complete, clipped relative error;
+            at least 1.
 
     Raises:
         ConfigError: A number is out of range.

@@ -349,8 +349,8 @@ class FrameDecoder:
             out: Array for the pixels: uint8 ``[n, H, W, 3]`` for colours (RGB), uint8 ``[n, H, W, 1]`` for greys, or
                 uint16 ``[n, H, W, 1]`` for the unchanged pixel values of grey videos.
             crop: Part of a frame, ``(top, left, height, width)``; by default the complete frame.
-            resize: Whether frames are resized (with swscale's defaults) if ``out`` has another H and W. If not, frames
-                of another size raise DataError. Frames of uint16 are never resized.
+            resize: Whether frames are resized (with swscale's defaults) if ``out`` has another H and W. If False,
+                frames of another size raise DataError. Frames of uint16 are never resized.
 
         Raises:
             ImportError: PyAV is not installed.

@@ -121,8 +121,8 @@ class VideoFiles:
         """Decode the frames of rows into rows of ``out``; frames that depend on the same key frame are read together.
 
         Args:
-            runs: Runs of rows. Each run has rows of a column, the row of ``out`` for the first of these rows, and the
-                allowed folders of videos.
+            runs: Runs of rows. Each run consists of some rows of a column, the index of the first of these rows in
+                ``out``, and the allowed folders of videos.
             shape: ``(H, W, C)`` of a frame.
             out: ``[rows, H * W * C]`` of any dtype, C-contiguous.
             fill: Pixel value for rows that are null; if ``fill`` is None, a null raises an error.
@@ -203,7 +203,7 @@ def videos_of(dataset: Any) -> VideoFiles:
 def carry_videos(videos: Sequence[tuple[str, str]], roots: Sequence[str], folder: StrPath) -> int:
     """Link or copy the videos of a dataset and their indexes into another folder, at the same relative paths.
 
-    Videos are hard-linked, which needs no space. They are copied if the file system has no links, or if the folder is
+    Videos are hard-linked, which needs no space. Videos are copied if the file system has no links, or if the folder is
     on another file system. Each video is compared with its listed digest.
 
     Args:

@@ -605,7 +605,7 @@ class VideoIndex:
 
 
 def index_video(path: StrPath, *, sidecar: StrPath | None = None) -> VideoIndex:
-    """Return the stored index of a video. If there is none, create it by reading the file once, and store it.
+    """Return the stored index of a video. If no index is stored, read the file once, and create and store the index.
 
     The stored index is replaced if it is damaged or belongs to another file. If the index cannot be written, it is
     returned without being stored.

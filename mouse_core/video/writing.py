@@ -208,7 +208,7 @@ class VideoWriter:
 
     Raises:
         ImportError: PyAV is not installed, or has no encoder for the codec.
-        ConfigError: The codec does not accept such frames.
+        ConfigError: The codec does not accept frames of this shape or dtype.
         StorageError: The file cannot be written.
     """
 

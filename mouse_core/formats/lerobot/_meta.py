@@ -53,7 +53,7 @@ def allowance(times: Floats, tick: float, frames_per_second: float, tolerance: f
         tick: Unit of the video's times in seconds. For example, at 30 frames per second, times are rounded with a tick
             of 1/1000 s, and exact with a tick of 1/15360 s.
         frames_per_second: Frames per second of the recording.
-        tolerance: Tolerance of the caller in seconds; by default LeRobot's value.
+        tolerance: The tolerance that the caller chose, in seconds; by default LeRobot's value.
     """
     ticks = 1 / (frames_per_second * tick)
     rounded = tick / 2 if abs(ticks - round(ticks)) > 1e-6 * ticks else 0.0
@@ -101,7 +101,7 @@ class Videos:
         root: The dataset's folder.
         described: The metadata.
         cameras: The features with videos.
-        decode: Whether to decode all frames. If so, a frame that cannot be decoded counts as missing.
+        decode: Whether to decode all frames. If True, a frame that cannot be decoded counts as missing.
         tolerance: See ``allowance``.
     """
 
@@ -314,12 +314,16 @@ class Frames:
 
     @memo
     def encoded(self) -> dict[str, str]:
-        """Names of columns of image files, by feature. Before ``batch``, these columns hold the bytes of the files."""
+        """Names of columns of image files, by feature. Before the call of ``batch``, these columns hold the bytes of
+        the files.
+        """
         return {key: column_of(key) for key in self.pictures if self.described.features[key].dtype == "image"}
 
     @memo
     def codes(self) -> dict[str, str]:
-        """Names of columns of video frames, by feature. Before ``batch``, these columns hold codes of frames."""
+        """Names of columns of video frames, by feature. Before the call of ``batch``, these columns hold codes of
+        frames.
+        """
         return {key: column_of(key) for key in self.pictures if self.described.features[key].dtype == "video"}
 
     def unlike(self, batch: pa.RecordBatch, rows: npt.NDArray[np.int64], file: _Path) -> Iterator[tuple[int, str]]:

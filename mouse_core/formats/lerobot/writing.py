@@ -78,7 +78,7 @@ class EpisodeStats:
     def result(self) -> dict[str, Stats]:
         """Return min, max, mean, std, count and quantiles by feature.
 
-        For images: shape ``[C, 1, 1]``, pixels scaled to 0..1.
+        The statistics of images have the shape ``[C, 1, 1]``, for pixels scaled to 0..1.
         """
         found = {key: _of_numbers(np.concatenate(parts)) for key, parts in self._held.items()}
         for key, counts in self._pixels.items():
