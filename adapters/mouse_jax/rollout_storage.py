@@ -92,7 +92,7 @@ class Rollout:
         arrays: Fields ``[T, N, ...]``, including masks.
         hidden_states: ``(actor, critic)``, arrays ``[T, ...]``, or None.
         step: Number of added rows, int32 ``[]``; more than T if rows were dropped.
-        epoch: Number of read epochs of mini-batches, uint32 ``[]``.
+        epoch: Number of epochs of mini-batches that were read, uint32 ``[]``.
         computed: Whether returns are computed for the present rows, bool ``[]``.
         seed: The halves of the seed, uint32 ``[2]``.
         layout: The constants, which are static in ``jax.jit``.

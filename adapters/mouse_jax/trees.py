@@ -48,7 +48,7 @@ def as_jax(batch: Any, target: jax.Device | Sharding | None) -> Any:
     JAX arrays if the rows are numbers.
 
     Args:
-        batch: Arrays whose memory is never modified later, because on a host JAX may share it.
+        batch: Arrays whose memory is never modified later, because on a host JAX may share this memory.
         target: A device or a sharding; None: JAX's default device.
 
     Raises:

@@ -32,7 +32,7 @@ class RolloutBufferActor(groups.RolloutBuffer):
     # Producers that wait for free space do not block other callers of the actor.
     @ray.method(concurrency_group="producers")
     def add_rollout(self, rollout: RolloutRecord, *, timeout: float | None = None) -> bool:  # type: ignore[override]
-        """Add one rollout; return whether it was new. See ``add_rollouts``."""
+        """Add one rollout; return whether the rollout was new. See ``add_rollouts``."""
         return super().add_rollouts([rollout], timeout=timeout) == 1
 
     @ray.method(concurrency_group="producers")

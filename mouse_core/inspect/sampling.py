@@ -30,7 +30,7 @@ class SampledColumn:
         low, high: Lowest and highest values over all rows, float64 ``[width]``.
         low_at, high_at: The episode and step of the lowest and of the highest values, ``[width, 2]``; -1 if unknown.
         names: Names of the dimensions in the data, or None.
-        continuous: Whether the numbers are floats.
+        continuous: Whether the column's numbers are floats, not integers.
     """
 
     name: str

@@ -853,7 +853,7 @@ class ReplayBuffer(BaseBuffer):
         return opened(rows, storage.ndim - 1 if one else storage.ndim, ragged)
 
     def _append(self, row: Any) -> int:
-        """Write one row to a plain ring (the short path), and return its slot."""
+        """Write one row to a plain ring (the fast path), and return the row's slot."""
         if forks() != self._forks:
             self._check_process()
         storage = self._storage

@@ -224,7 +224,7 @@ def cut(n: int, num_mini_batches: int, *, drop_last: bool = False, what: str = "
         n: Number of rows.
         num_mini_batches: Number of mini-batches.
         drop_last: Whether the remaining rows are dropped; otherwise the first mini-batches have one additional row.
-        what: The name of the rows in messages.
+        what: The noun for the rows in error messages.
 
     Raises:
         ConfigError: ``n`` is less than ``num_mini_batches``, or ``num_mini_batches`` is invalid.
@@ -267,7 +267,7 @@ def take_mini_batch(
         flat: Fields ``[T * N, ...]``.
         rows: Flat row indices ``[B]``.
         starts: The result of ``episode_starts``, bool ``[T, N]``.
-        amp: The AMP extractors' outputs, for the previous states.
+        amp: The AMP extractors' outputs, from which the previous states are taken.
         histories: The number of frames by field.
         hidden_states: The hidden states of all rows.
         hidden_axis: The axis of the environments in hidden states.
@@ -304,7 +304,7 @@ def take_recurrent_mini_batch(
         arrays: Fields ``[T, N, ...]``, including ``dones``.
         envs: Indices of the environments, ``[n]``.
         num_trajectories: See ``trajectory_rows``; required under ``jax.jit``.
-        amp: The AMP extractors' outputs, for the previous states.
+        amp: The AMP extractors' outputs, from which the previous states are taken.
         hidden_states: The hidden states of all rows.
         hidden_axis: The axis of the environments in hidden states.
 
@@ -384,8 +384,9 @@ def amp_states(flat: Mapping[str, Array], obs_extractor: Extractor, ref_extracto
 
     Args:
         flat: Fields ``[T * N, ...]``.
-        obs_extractor: Called with observations ``[T * N, ...]``.
-        ref_extractor: Called with ``(reference observations, mask)``; returns a state, or ``(state, mask)``.
+        obs_extractor: A function that is called with observations ``[T * N, ...]``.
+        ref_extractor: A function that is called with ``(reference observations, mask)``; it returns a state, or
+            ``(state, mask)``.
 
     Raises:
         SchemaError: An extractor returned another number of rows.

@@ -343,7 +343,7 @@ class ReplayAdapterConformance(InArrays):
         self.same(other.sample(), back.sample(), "after a rejected call")
 
     def test_what_is_refused_changes_nothing(self) -> None:
-        """Rows of another form, and sampling from an empty buffer, raise errors and change nothing."""
+        """Incompatible rows, and sampling from an empty buffer, raise errors and change nothing."""
         mine, core = self._pair()
         refused(MouseError, mine.sample)
         refused(MouseError, core.sample)
@@ -656,7 +656,7 @@ class AdapterConformance(InArrays):
                 loader.close()
 
     def test_a_state_of_something_else_is_refused(self) -> None:
-        """A rejected state leaves the loader as it was."""
+        """A rejected state does not change the loader."""
         store, others = example_store(), example_store(0)
         others.extend(example_columns(300, first=1))
         with self._loader(store) as loader:

@@ -59,7 +59,8 @@ class WindowSamplerConformance:
                 assert number >= 1, f"expected at least 1, found {number}"
 
     def test_windows_lie_in_the_snapshot(self) -> None:
-        """Starts are integers ``[b]``, with b up to the batch size, for every index, also for the smallest snapshot.
+        """The starts of a batch are integers ``[b]``, where b is at most the batch size, for every index, also for the
+        smallest snapshot.
 
         In 300 rows, a sampler rarely draws a start that is too late by one step. In the smallest snapshot, only one
         start is valid, so this error shows.

@@ -198,7 +198,8 @@ class EpisodeList:
 
         Returns:
             Numbers, float64 ``[n]``, with NaN for missing values; or texts ``[n]``, with None for missing values. For a
-                column of rows, the value of an episode is the last value in its rows that is not null.
+                column with a value in every row, the value of an episode is the last value that is not null in the rows
+                of the episode.
 
         Raises:
             ConfigError: The column does not exist.

@@ -282,7 +282,7 @@ def _copies(pairs: Iterable[tuple[Layer, Layer, Callable[[Arrays], Arrays]]]) ->
     """Return the arrays of the destination layers, each with its new values.
 
     Args:
-        pairs: Source, destination, and the conversion of the arrays.
+        pairs: For each pair of layers, the source, the destination, and the function that converts the arrays.
 
     Raises:
         SchemaError: Names or shapes do not match, or layers that share an array assign different values.

@@ -28,7 +28,7 @@ class BufferModule(torch.nn.Module):
 
     Args:
         arrays: Buffers by name.
-        persistent: Whether the buffers belong to the state of the module.
+        persistent: Whether the module's ``state_dict`` includes the buffers.
     """
 
     def __init__(self, arrays: Mapping[str, torch.Tensor] | None = None, *, persistent: bool = True) -> None:

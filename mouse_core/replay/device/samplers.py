@@ -293,7 +293,7 @@ class ByPriority(DeviceSampler):
         return self.tree.refresh(xp, state, nodes)
 
     def _begun(self, xp: Arrays, rule: SliceUnits, state: State, ring: Ring, count: int) -> tuple[State, Any]:
-        """Mark the rows at which slices begin; return the state, and the changed rows of leaves.
+        """Mark the rows at which slices begin; return the state, and the rows of the tree's first level that changed.
 
         After ``count`` new steps, slices of S steps may also begin at the S - 1 steps before the new steps. With
         padding, a slice may also begin at one of the oldest steps, with the remaining steps of its episode.

@@ -411,7 +411,7 @@ class StorageEpisodes:
         return found
 
     def _read_before(self, storage: Storage, first: int, fields: EpisodeFields) -> Marks | None:
-        """Return the marks of the time step before row ``first``, if it still exists."""
+        """Return the marks of the time step before row ``first``, if this time step still exists."""
         num_envs = storage.num_envs
         if first < num_envs or storage.written - (first - num_envs) > storage.capacity:
             return None

@@ -340,7 +340,7 @@ class PrioritizedSampler(BaseSampler):
         self._size = len(storage)
 
     def reset(self, storage: Storage) -> None:
-        """Treat all rows as new rows without a priority."""
+        """Discard all priorities, so that all rows count as new rows."""
         self._set_largest(1.0)
         self._tree, self._known = None, np.zeros(0, np.int64)
 

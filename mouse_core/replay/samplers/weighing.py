@@ -256,7 +256,7 @@ def _refusal(expected: str, priority: Any, wrong: npt.NDArray[np.bool_], alpha: 
 
 
 def narrowed(priority: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    """Return priorities as float32; numbers beyond its range become infinite."""
+    """Return priorities as float32; numbers beyond the range of float32 become infinite."""
     if priority.dtype == np.float32:
         return priority
     with np.errstate(over="ignore"):

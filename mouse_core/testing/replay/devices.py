@@ -446,7 +446,7 @@ class DeviceReplayConformance(InArrays):
     # ------------------------------------------------------------------ guarantees
 
     def test_a_sample_is_a_function_of_its_number(self) -> None:
-        """A sample depends only on its index and the seed, for any order of samples, and when it is repeated."""
+        """A sample depends only on its index and the seed, even if samples are drawn in another order or repeatedly."""
         state, other = (self.add(self._init(_PLAIN, seed), _arrays(Rows().next(20), None)) for seed in (2**64 - 1, 5))
         drawn: dict[int, list[Any]] = {}
         for index in (5, 2, 5, 2**32 - 1, 2):
@@ -469,8 +469,9 @@ class DeviceReplayConformance(InArrays):
             np.testing.assert_array_equal(self.to_numpy(leaf), expected, ".".join(path))
 
     def test_what_is_refused_changes_nothing(self) -> None:
-        """Rows of another form, masked values, unexpected priorities and empty batches raise errors and change
-        nothing."""
+        """Incompatible rows (other fields, shapes or dtypes), masked values, unexpected priorities and empty batches
+        raise errors and change nothing.
+        """
         state, oracle, rows = self._init(_PLAIN, 5), ReplayOracle(_PLAIN, 5), Rows().next(20)
         assert not bool(self.can_sample(state)), "expected can_sample to be False"
         refused(MouseError, lambda: self.sample(state, 0))

@@ -39,7 +39,8 @@ class StorageConformance:
                 return MyStorage(capacity, ndim=ndim, alignment=alignment)
 
     Attributes:
-        typed: Whether all rows must have the form of the first row; False for a storage of arbitrary objects.
+        typed: Whether all rows must have the fields, shapes and dtypes of the first row; False for a storage of
+            arbitrary objects.
         ndims: The supported values of ``ndim``.
         alignments: The supported alignments.
         buffer: The class of buffers for transformed rows.
@@ -259,7 +260,7 @@ class StorageConformance:
             assert storage.written == 7
 
     def test_a_refused_first_write_says_nothing(self, tmp_path: Path) -> None:
-        """After a rejected first write, or a rejected write into unused slots, the form of rows is still undefined."""
+        """After a rejected first write, or a rejected write into unused slots, rows may still have any fields."""
         storage = self._new(5, 1, tmp_path)
         refused(IndexError, lambda: storage.put(np.array([0, 1]), rows_from(0, 2)))
         other = {**rows_from(0, 2), "obs": np.zeros((2, 7)), "reward": np.zeros(2, np.int64)}
@@ -269,7 +270,9 @@ class StorageConformance:
         self._holds(storage, {0: 0, 1: 1})
 
     def test_what_is_refused_changes_nothing(self, tmp_path: Path) -> None:
-        """Rows of another form, masked values, nulls, damage and unused slots raise errors and change nothing."""
+        """Incompatible rows (other fields, shapes or dtypes), masked values, nulls, damage and unused slots raise
+        errors and change nothing.
+        """
         storage = self._new(5, 1, tmp_path)
         storage.append(rows_from(0, 3))
         changes = storage.changes

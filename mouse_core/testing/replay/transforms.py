@@ -56,7 +56,7 @@ class TransformConformance:
         }
 
     def test_a_batch_is_a_function_of_what_was_drawn(self) -> None:
-        """Two computations of a batch are equal, and the input arrays are not written to."""
+        """Two computations of the same batch give equal results, and do not write to the input arrays."""
         for buffer in self._history():
             drawn = buffer.draw()
             for leaf in flatten(drawn.rows).values():
