@@ -240,7 +240,7 @@ def read_batch(body: Buffer, schema: pa.Schema | None = None, *, most: int | Non
     """Read the record batch of a client; its values are views of ``body``.
 
     Args:
-        body: The message of the record batch; without ``schema``, preceded by the message of the schema.
+        body: The message of the record batch; if ``schema`` is None, the message of the schema is in front of it.
         schema: The columns; None: read the schema from ``body``.
         most: The largest number of values, including values in lists and dicts; None: a limit computed from the size of
             ``body``.

@@ -124,7 +124,7 @@ def digest_of(function: Callable[..., Any], version: str, called: str) -> str:
 
 
 def in_words(value: Any) -> str:
-    """Describe a value that can be pickled completely, in a text that is the same in every process.
+    """Return a text that describes a picklable value completely, and that is the same in every process.
 
     A pickle is unsuitable: it orders sets by hashes that differ between processes, and its bytes depend on whether two
     equal texts are the same object. The description of a function consists of its compiled code (not the text of its

@@ -109,9 +109,9 @@ class TreeLayout(Aligned):
     One name may be empty; the array at its path gets the column name that a single path would get.
 
     If paths contain ``*``, an episode consists of all arrays with the same name for ``*``. With ``one_a_file``, each
-    file is an episode. Otherwise episodes end at the rows that ``episode_ends`` or ``is_last`` mark, or, without these,
-    where ``terminated`` or ``truncated`` is set. If an episode has one observation more than actions, the last
-    observation is the final observation of the episode.
+    file is an episode. If neither is used, episodes end at the rows that ``episode_ends`` or ``is_last`` mark or,
+    without these two arguments, where ``terminated`` or ``truncated`` is set. If an episode has one observation more
+    than actions, the last observation is the final observation of the episode.
 
     Args:
         observation: Values ``[T, ...]`` or ``[T + 1, ...]``.

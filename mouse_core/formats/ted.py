@@ -732,7 +732,7 @@ def steps_of(
         entries: The open folder or file.
         batch_rows: Largest number of steps in a block.
         done: The flag that ends a trajectory, for a layout that stores each observation once.
-        done_keys, reward_keys: Keys that belong in ``next``, for such a layout.
+        done_keys, reward_keys: Keys that belong in ``next``, for a layout that stores each observation once.
 
     Raises:
         SchemaError: The data are not steps of TED.

@@ -24,9 +24,10 @@ from mouse_core.groups.records import Columns, RolloutRecord, uids_of, version_n
 class RolloutClient(Client):
     """Adds rollouts to a ``RolloutBuffer`` that another process on this machine has open.
 
-    The other process serves the buffer by ``StoreServer(SharedBuffer(buffer))``. When a call returns, its data is on
-    disk, as for a direct call of the buffer. If the server stops, a call waits for a new server and is repeated; data
-    that already arrived is not added twice. A client may be used by one thread at a time. Trainers read batches from
+    The other process serves the buffer with a ``StoreServer(SharedBuffer(buffer))``. When a call returns, its data is
+    on disk, as for a direct call of the buffer. If the server stops, a call waits for a new server and is repeated;
+    data that already arrived is not added twice. A client may be used by one thread at a time. Trainers read batches
+    from
     the folder: ``RolloutStream(folder, ...)``.
 
     Args:
@@ -77,8 +78,8 @@ class RolloutClient(Client):
             timeout: Seconds to wait for room; None: no limit.
 
         Returns:
-            The number of new rollouts. It is smaller than the number of added rollouts if the call was repeated after
-            its answer was lost.
+            The number of new rollouts. This number is smaller than the number of added rollouts if the call was
+            repeated because its answer was lost.
 
         Raises:
             DataError, TimedOutError: See ``RolloutBuffer.add_rollouts``; nothing was added.

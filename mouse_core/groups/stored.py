@@ -106,7 +106,7 @@ class VersionChange(NamedTuple):
     """The index entry of a call of ``set_policy_version``.
 
     Args:
-        version: The version, which became the latest version.
+        version: The version that became the latest version.
         sealed: The number of groups that were sealed before the call. Of these groups, the groups of later versions are
             lost.
         batches: The number of batches that were stored before the call.

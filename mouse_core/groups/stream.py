@@ -417,7 +417,7 @@ class RolloutStream:
         return batch_id
 
     def _check_before(self, index: int, *, may_come: bool = False) -> None:
-        """Raise StateError if the batch before the current position differs from the batch there when the state was
+        """Raise StateError if the batch before the current position is not the batch that was there when the state was
         saved.
         """
         before = self._batch_at(index - 1) if index else ""

@@ -30,8 +30,8 @@ class Recorder:
     has a placeholder action. In an "outgoing" store, the episode has T rows, without its final observation. Columns are
     named as in ``DatasetStore.add_episode``: ``observation`` and ``action``; for nested spaces ``observation.<key>``
     and ``action.<key>``. Batches have fields of these names, in the columns' dtype and shape. ``done`` is 1 if the
-    episode terminated, and 2 if the episode was truncated but not terminated. Environment, spec, spaces, versions and
-    policy are in ``store.metadata.recordings``.
+    episode terminated, and 2 if the episode was truncated but not terminated. ``store.metadata.recordings`` describes
+    the environment, its spec and spaces, the versions of packages, and the policy.
 
     Rewards may be vectors. If ``terminated`` or ``truncated`` are flags of agents ``[A]``, the episode ends when its
     last agent ends, and the column ``agent_done`` has the codes of agents; see ``DatasetStore.add_episode``.

@@ -523,7 +523,9 @@ def _watched(batches: Iterator[pa.RecordBatch], digest: RowDigest) -> Iterator[p
 
 
 def _known_texts(source: Source, root: Path, recipe: Recipe, split: str | None) -> tuple[int, str]:
-    """Return how many texts there are, and the digest of the texts. If files are unchanged, read both from a cache."""
+    """Return how many texts there are, and the digest of the texts. If the files are unchanged, both values are read
+    from a cache.
+    """
     if source.stamp is None:
         return _digest_of(source, recipe)
     asked = json.dumps([os.path.abspath(source.name), split, str(recipe.columns)])

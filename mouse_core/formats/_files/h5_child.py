@@ -14,7 +14,9 @@ from contextlib import suppress
 from typing import Any, BinaryIO
 
 MEMORY = 3 << 30
-"""Limit of the process's address space in bytes, including its libraries. A chunk that does not fit cannot be read."""
+"""Limit of the process's address space in bytes, including its libraries. A chunk that needs more memory cannot be
+read.
+"""
 
 DEPTH = 16
 

@@ -171,7 +171,7 @@ def _folder(folder: Path) -> list[Path]:
 def _plain_names(names: list[Any], file: Path, what: str) -> list[str]:
     """Return the names in a description.
 
-    Raise DataError unless they are different names of files in the same folder.
+    Raise DataError unless the names are different names of files in the same folder.
     """
     for name in names:
         if not isinstance(name, str) or name in ("", ".", "..") or os.path.basename(name) != name or "\\" in name:

@@ -41,9 +41,9 @@ class ChatTemplate:
         variables: Additional variables of the template, such as ``bos_token``, ``eos_token`` and ``documents``.
         now: The time that ``strftime_now`` returns. With None, it is the time of the rendering, so texts are not
             reproducible.
-        arguments: The form in which the template receives the arguments of tool calls. With "given", the form in the
-            chat. With "dict", JSON texts are parsed to dicts, for templates that write ``arguments | tojson``. With
-            "json", dicts are converted to JSON texts, for templates that write the arguments unchanged.
+        arguments: The form in which the template receives the arguments of tool calls. With "given", the arguments keep
+            their form in the chat. With "dict", JSON texts are parsed to dicts, for templates that write ``arguments |
+            tojson``. With "json", dicts are converted to JSON texts, for templates that write the arguments unchanged.
         max_chars: Largest number of characters of a rendered text.
         max_seconds: Largest duration of a rendering in seconds.
 
