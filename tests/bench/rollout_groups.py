@@ -142,7 +142,7 @@ def _writing(settings: Settings) -> Table:
         budget=3,
         units=_AT_ONCE,
         unit="rollouts",
-        notes=["Times are wall-clock times. The row with pyarrow is the time to encode in memory, without a file."],
+        notes=["Times are wall-clock times. pyarrow encodes the tables in memory and writes no file."],
     )
     # Not between rounds: for a minute ext4 passes over the inodes that were freed whenever a file is made, and that
     # takes several times as long as making it.
