@@ -483,7 +483,7 @@ class ShardWriter:
             self._writer.write_batch(piece)
 
     def finish(self) -> tuple[list[str], Any]:
-        """Close the file. Return its name, and None, because this writer adds no ``facts`` to a part of a job."""
+        """Close the file. Return the name of the file, and None, because a part of this writer has no ``facts``."""
         self._open.close()
         if isinstance(self._writer, pq.ParquetWriter):
             add_parquet_checksum(self._path)

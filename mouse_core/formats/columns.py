@@ -494,7 +494,7 @@ class TransitionRows:
     def finish(self) -> Columns | None:
         """Return rows for the transitions that were held back; None if there are none.
 
-        The last of these transitions ends its episode.
+        The last transition that was held back ends its episode.
         """
         if self._held is None or not len(self._held["begins"]["begins"]):
             return None

@@ -3,7 +3,7 @@
 A layout states which arrays hold actions, rewards and so on.
 
 The last observation of an episode is stored if the episode has one observation more than actions, or has next
-observations. Otherwise ``final`` determines the treatment of the last transition.
+observations. If the last observation is not stored, ``final`` determines the treatment of the last transition.
 
 The parts of this module in order: layouts in Python or YAML, layouts with a name, trees and their arrays, episodes, and
 the reader.

@@ -118,7 +118,9 @@ def mcap_messages(path: str | os.PathLike[str]) -> Messages:
 
 
 def _chunk_records(chunk: Any) -> Iterator[Any]:
-    """Yield the records of a chunk. This is 8 times as fast as the package mcap, and limits the decompressed size."""
+    """Yield the records of a chunk. The function is 8 times as fast as the package mcap, and limits the decompressed
+    size.
+    """
     from mcap.data_stream import ReadDataStream
     from mcap.opcode import Opcode
     from mcap.records import Channel, Message, Schema

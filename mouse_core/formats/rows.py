@@ -115,8 +115,8 @@ def read_rows(
         batch_rows: Largest number of rows of a batch.
 
     Raises:
-        ConfigError: The path or a split does not exist, the path has no such data, or a folder has other data besides
-            one dataset, which would otherwise be left out silently.
+        ConfigError: The path or a split does not exist, the path has no Arrow or Parquet data, or a folder has other
+            data besides one dataset. Without this error, the other data would be left out silently.
         DataError: A file is damaged, or its rows differ from the recorded checksums; shards are missing; or a dataset
             refers to files outside of its folder.
         SchemaError: The columns or the metadata of files contradict each other.

@@ -872,7 +872,9 @@ def _count_steps(entries: Entries, done: Key = ("done",)) -> int:
 
 
 def _ring(entries: Entries, steps: int) -> tuple[int, int, int, bool]:
-    """Return a ring's positions per environment, its environments, its used positions, and whether all are used."""
+    """Return how many positions a ring has for each environment, how many environments, how many used positions, and
+    whether the ring is full.
+    """
     numbers = entries.numbers
     shape = numbers.get("_storage_shape") or [steps]
     shape = [shape] if isinstance(shape, int) else list(shape)

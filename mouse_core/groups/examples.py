@@ -412,8 +412,8 @@ def pad(
         ``tokens`` int32, ``loss_mask`` bool, ``advantage`` float32, ``generator_log_probs`` float32, and ``mask`` bool,
         which is True for tokens of examples; all ``[B, L]``. Padding is ``pad_token``, 0 and False. Declared columns
         are ``[B, L, *shape]`` with a value per token, ``[B, T, *shape]`` per turn, and ``[B, *shape]`` per example;
-        declared columns are padded with their fill. With values per turn, ``turn_ids`` int32 ``[B, L]`` is the turn of
-        each token (-1: no turn).
+        declared columns are padded with their fill. If a column has values per turn, ``turn_ids`` int32 ``[B, L]`` is
+        the turn of each token (-1: no turn).
 
     Raises:
         ConfigError: ``length``, ``pad_to_multiple_of`` or ``max_turns`` is below 1.

@@ -524,7 +524,8 @@ class GrpoBatchMaker:
             raise other_one(rollout.rollout_uid, [called.get(name, name) for name in differing], "add_rollout")
 
     def add_rollout(self, rollout: RolloutRecord) -> None:
-        """Add a rollout, unless it belongs to another environment, is a duplicate, is stale, or has an older version.
+        """Add a rollout. It is ignored if it belongs to another environment, is a duplicate, is stale, or has an older
+        version.
 
         ``older_groups`` determines whether a rollout with an older version than other rollouts of its problem is added.
 

@@ -328,8 +328,8 @@ def left_over(path: str) -> Iterator[LeftOver]:
 def adopt(store: DatasetStore, *, mark: bool) -> None:
     """Append to a store the rows that killed recorders left in its folder.
 
-    An interrupted episode becomes truncated at its last row. With ``mark`` False, the episode is left out, unless some
-    of its rows are in the store.
+    An interrupted episode becomes truncated at its last row. If ``mark`` is False, the interrupted episode is left out,
+    unless some of its rows are in the store.
 
     Raises:
         DataError: A file is damaged; the message names the file.

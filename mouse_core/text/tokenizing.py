@@ -145,7 +145,7 @@ def _of_lines(files: list[Path], name: str) -> list[Path]:
 
 
 def _suffix(file: Path) -> str:
-    """Return a file's suffix before the suffix of its compression."""
+    """Return the suffix of a file; for a compressed file, the suffix in front of the compression's suffix."""
     return Path(file.stem).suffix if file.suffix in _COMPRESSED else file.suffix
 
 
