@@ -53,8 +53,8 @@ class Source:
     Args:
         name: The name of the texts in error messages.
         batches: A function that returns a new iterator over record batches with the columns that a recipe reads.
-        stamp: A value that changes when the files change, and is computed without reading the files; None if reading
-            the files is the only way to detect a change.
+        stamp: A value that changes when the files change, and is computed without reading the files; None if a change
+            can be detected only by reading the texts.
     """
 
     name: str
