@@ -465,7 +465,7 @@ def _saved_statistics(path: str) -> Any:
 
 
 def _alignment(stream: RowStream, found: Scan) -> str:
-    """Describe where the alignment comes from, and whether the rows agree with it."""
+    """Describe where the alignment comes from, and whether the rows agree with this alignment."""
     if stream.format not in ("datasets", "parquet"):
         how = f"the reader of {stream.format} defines it"
     elif stream.metadata.alignment is not None:

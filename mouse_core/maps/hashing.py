@@ -250,10 +250,10 @@ def row_hash(rows: Any, *, seed: int = 0) -> npt.NDArray[np.uint64]:
     """Return the hash of each row, 128 bits over its exact bytes.
 
     Rows are equal if all their bytes are equal: -0.0 differs from 0.0, and a NaN equals a NaN with the same bits. Rows
-    up to 1 KiB are hashed by two multilinear functions of their 32-bit words, whose coefficients come from the seed:
-    two different rows that were chosen without knowledge of the seed have equal hashes with a probability below 2**-64
-    (Lemire and Kaser, "Strongly universal string hashing is fast", 2014). Longer rows, text and bytes are hashed by
-    XXH3.
+    up to 1 KiB are hashed by two multilinear functions of their 32-bit words; the coefficients of these functions come
+    from the seed. Two different rows that were chosen without knowledge of the seed have equal hashes with a
+    probability below 2**-64 (Lemire and Kaser, "Strongly universal string hashing is fast", 2014). Longer rows, text
+    and bytes are hashed by XXH3.
 
     Args:
         rows: A tree of arrays ``[n, ...]`` of any dtype, lists of text or bytes, or ragged arrays.

@@ -48,7 +48,7 @@ class ReplayBufferEnsemble(BaseBuffer):
         *buffers: Replay buffers, ensembles, or data that a buffer takes as its storage (a ``DatasetStore``, a dataset).
         p: A weight of at least 0 for each member; by default all weights are equal. With a ``Schedule`` the weights
             change with the index of the sample, for example from recorded to fresh data.
-        transform: Changes the whole batch; see ``ReplayBuffer``.
+        transform: Changes the joined batch of all members; see ``ReplayBuffer``.
         batch_size: The number of windows (single rows, or slices) in a batch, B, if ``sample`` is called without
             ``batch_size``.
         seed: In ``[0, 2**64)``.

@@ -492,7 +492,7 @@ class Forest:
         return self.get_tree(root, max_depth=1, compact=False).rows()
 
     def get_tree(self, root: Any, *, max_depth: int | None = None, compact: bool = True) -> Tree:
-        """Return the tree of known rollouts that begin at an observation.
+        """Return the tree of recorded rollouts that begin at an observation.
 
         Args:
             root: A single observation (without an axis of rows), or the index of a node. Other fields are ignored.

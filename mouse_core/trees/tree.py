@@ -1,4 +1,4 @@
-"""Tree: the known continuations of an observation."""
+"""Tree: the recorded continuations of an observation."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def _places(tree: Tree) -> tuple[list[float], list[int]]:
 
 @dataclass(frozen=True, eq=False)
 class Tree:
-    """The known rollouts that begin at an observation: vertices, and edges that consist of the steps between two
+    """The recorded rollouts that begin at an observation: vertices, and edges that consist of the steps between two
     vertices.
 
     Vertices are ordered by their distance from the root, which is vertex 0; edges are ordered by the vertex that they

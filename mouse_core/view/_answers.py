@@ -476,7 +476,7 @@ def _cells(values: npt.NDArray[np.float64], count: int) -> npt.NDArray[np.int64]
 def _axis(values: npt.NDArray[Any]) -> tuple[npt.NDArray[np.float64], list[str] | None]:
     """Return numbers unchanged, and texts as indices among the sorted texts.
 
-    If there are few texts, return them too.
+    If there are few texts, also return the sorted texts.
     """
     if values.dtype != object:
         return values.astype(np.float64), None

@@ -34,9 +34,9 @@ _NUMPY, _ON_HOST = Arrays(), TorchArrays(torch.device("cpu"))
 class Replay(BufferModule):
     """A replay buffer on a device that never waits for values, for vectorised environments in torch.
 
-    Batches equal the batches of a ``mouse_core.replay.ReplayBuffer`` with the same seed and writes and the
-    corresponding sampler: a ``RandomSampler`` or ``SliceSampler``; with priorities, a ``PrioritizedSampler`` or
-    ``PrioritizedSliceSampler``; for the order "epochs", a ``SamplerWithoutReplacement`` or
+    Batches equal the batches of a ``mouse_core.replay.ReplayBuffer`` with the same seed, the same writes and the
+    corresponding sampler. The corresponding sampler is a ``RandomSampler`` or ``SliceSampler``; with priorities, a
+    ``PrioritizedSampler`` or ``PrioritizedSliceSampler``; for the order "epochs", a ``SamplerWithoutReplacement`` or
     ``SliceSamplerWithoutReplacement`` with ``drop_last=True``; for the order "queue", a
     ``ConsumingSampler(shuffle=False, drop_last=True)``.
 

@@ -169,7 +169,7 @@ class Storage(Protocol):
         """Restore the storage from ``state``.
 
         Raises:
-            StateError: The state is damaged or comes from a storage of another shape.
+            StateError: The state is damaged, or comes from a storage of another kind or size.
         """
 
 

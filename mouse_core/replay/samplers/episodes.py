@@ -84,7 +84,7 @@ def find_fields(
             level.
 
     Raises:
-        MissingFieldError: The caller names no field, and the rows have no known field.
+        MissingFieldError: The caller names no field, and the rows have no field of ``END_KEYS`` or ``TRAJ_KEYS``.
     """
     ends = _ends_there(read, done)
     there = [key for key in TRAJ_KEYS if _has(read, key)]
@@ -386,8 +386,8 @@ class StorageEpisodes:
         known.add(self)
 
     def _known_begins(self, storage: Storage, episodes: EpisodeIndex) -> list[Int64s]:
-        """Return the first steps of the oldest episodes, ``[E]`` each, from other indexes of the same rows, and from
-        the present index, if a change of rows in place made it stale.
+        """Return the first steps of the oldest episodes, ``[E]`` each. The steps come from other indexes of the same
+        rows, and from this index if a change of rows in place made this index stale.
         """
         fields, oldest, num_envs = self._found, episodes.begin, episodes.num_envs
         if fields is None:

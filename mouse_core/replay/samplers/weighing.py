@@ -29,7 +29,8 @@ UNIT = float(1 << UNIT_BITS)
 
 Small weights are precise enough: with alpha=0.6, a row of priority 0 and eps=1e-8 has 266 units, so rounding changes
 the weight by at most 0.2%. Large weights fit: the weights of a buffer must sum to less than 2**63, so in a buffer of 10
-million rows a weight may be 55,000 times the weight of priority 1, which is a priority of 79 million.
+million rows, a weight can be up to 55,000 times the weight of priority 1. With alpha=0.6, this is the weight of a
+priority of 79 million.
 """
 
 LARGEST_ALPHA = 8.0

@@ -513,8 +513,8 @@ class Concatenate:
     """Joins fields along their last axis, for example a position and a velocity into one vector.
 
     A field of one number for each step counts as a vector of length 1. The axes of ``index`` and ``mask`` define the
-    steps. In a batch without ``index`` and ``mask``, the field with the most axes has a vector for each step; if all
-    fields have one axis, each field has one number for each step.
+    steps. In a batch without ``index`` and ``mask``, the field with the most axes counts as a vector for each step. If
+    all fields have only one axis, each field counts as one number for each step.
 
     Args:
         keys: The fields to join, in this order; all must have the same dtype.

@@ -542,7 +542,9 @@ class NStep:
 
 
 def _table(values: npt.NDArray[np.float64], beside: Array) -> Array:
-    """Return a table of numbers on the device of an array; torch computes it there, because a copy would block."""
+    """Return a table of numbers on the device of an array; torch computes the table on the device, because a copy would
+    block.
+    """
     xp, device = namespace(beside), device_of(beside)
     if not is_tensor(beside) or device.type == "cpu":
         return xp.asarray(values, device=device)
@@ -586,9 +588,9 @@ def n_step_sums(
             with the episode.
 
     Returns:
-        Sums, ``[N, T, ...]``, computed in float64 and returned in the dtype of ``reward``, or in float32 if ``reward``
-        is not floating-point; the numbers of steps, int64 ``[N, T]``, 0 for a missing step; and the code of each
-        agent's first end within these steps, ``[N, T, A]``, or 0.
+        Three arrays. The sums, ``[N, T, ...]``, are computed in float64 and returned in the dtype of ``reward``, or in
+        float32 if ``reward`` is not floating-point. The numbers of summed steps are int64 ``[N, T]``, 0 for a missing
+        step. The codes, ``[N, T, A]``, contain the code of each agent's first end within the summed steps, or 0.
     """
     xp = namespace(reward)
     length = valid.shape[1]
