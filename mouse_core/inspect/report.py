@@ -181,7 +181,7 @@ def show(report: Report, *, viewer: Sequence[str] = ()) -> None:
     Args:
         report: The report.
         viewer: The command, as a list of words, that shows the data with the same reading options; the place of a
-            finding is appended to it. By default ``mouse view`` with the source of the report.
+            finding is appended to this command. By default ``mouse view`` with the source of the report.
     """
     print("\n".join(_lines(report, viewer)))  # noqa: T201
 

@@ -49,8 +49,9 @@ def trajectory_rows(dones: Array, *, num_trajectories: int | None = None) -> tup
 
     Args:
         dones: See ``episode_starts``.
-        num_trajectories: K. By default the number of trajectories in the rollout, which is unknown under ``jax.jit``:
-            there, pass a number that is large enough (``T * N`` always suffices); additional trajectories are empty.
+        num_trajectories: K. By default the number of trajectories in the rollout. Under ``jax.jit``, where this number
+            is unknown, pass a number that is large enough (``T * N`` always suffices); additional trajectories are
+            empty.
 
     Returns:
         Flat row indices ``[T, K]``, arbitrary after a trajectory's end; and whether the row exists, bool ``[T, K]``.

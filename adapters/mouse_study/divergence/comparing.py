@@ -59,7 +59,8 @@ def where_they_part(
             not call compiled functions, because layers inside them cannot be observed.
         torch_optimizer: A function that creates an optimizer for a list of parameters. If an optimizer is missing,
             updates are not compared. If the training does something before or after each step, such as clipping or a
-            schedule, add it as a hook of the optimizer (``register_step_pre_hook``, ``register_step_post_hook``).
+            schedule, add this operation as a hook of the optimizer (``register_step_pre_hook``,
+            ``register_step_post_hook``).
         flax_optimizer: An ``optax.GradientTransformation``, which is compiled.
         names: Paths in the PyTorch model, mapped to paths in the Flax model; see ``transfer``.
         updates: The number of compared updates, at least 1. A schedule of the learning rate is found only if it changes

@@ -55,10 +55,10 @@ def transfer(source: Any, destination: Any, *, names: Mapping[str, str] | None =
 
     Layers correspond if their paths are equal, such as ``blocks.0.linear`` for ``blocks[0].linear``. ``layers`` of an
     ``nnx.Sequential`` and ``cell`` of an ``nnx.RNN`` are not part of paths, and layer 2 of a GRU with several layers is
-    ``gru.2``. Numbers in paths count only layers with weights: in a ``Sequential`` of linear, ReLU and linear, the
-    second linear layer corresponds to the second layer of a list of two. Remaining layers correspond if each is the
-    only layer of its kind and shape in its model, and if the pairs have the same order in both models. A PyTorch layer
-    that shares all weights with another layer needs no twin.
+    ``gru.2``. Numbers in paths count only layers with weights: the second linear layer in a ``Sequential`` of linear,
+    ReLU and linear has the number 1, like the second layer in a list of two layers. Remaining layers correspond if each
+    is the only layer of its kind and shape in its model, and if the pairs have the same order in both models. A PyTorch
+    layer that shares all weights with another layer needs no twin.
 
     Args:
         source: A ``torch.nn.Module`` or a ``flax.nnx.Module``.

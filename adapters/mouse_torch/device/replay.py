@@ -61,8 +61,8 @@ class Replay(BufferModule):
         priorities: The options of priorities: rows (or slices, by their first rows) are drawn in proportion to powers
             of their priorities. If ``priorities`` is None, all rows or slices are equally likely. New rows have the
             largest priority so far, at least 1; ``set_priorities`` changes priorities. ``beta`` is a number, a tensor
-            ``[]`` on the device, or a function from the index of the sample, a tensor, to a tensor, such as a
-            ``LinearSchedule``.
+            ``[]`` on the device, or a function that takes the index of the sample (a tensor) and returns a tensor, such
+            as a ``LinearSchedule``.
         order: The order of rows. "random": rows are drawn with replacement. "epochs": every row is drawn once per
             epoch, shuffled; slices do not overlap. "queue": every row is drawn once, the oldest first.
         sampler: A custom sampler in place of ``priorities`` and ``order``: an instance of a subclass of

@@ -253,8 +253,8 @@ class Arrays:
 
         Args:
             words: The complete result of one call of ``words``, ``[n]``.
-            high: An int, an array ``[]``, or an array ``[n]`` with a number for each word; at least 0; for 0 the result
-                is 0.
+            high: An int, an array ``[]``, or an array ``[n]`` with a number for each word. Each number is at least 0;
+                if ``high`` is 0, the index is 0.
         """
         drawn = (words >> _ELEVEN).astype(np.float64)
         # A product with an int is faster than a product with a NumPy number. For ``high`` below 2**53, no product is

@@ -21,8 +21,8 @@ from mouse_core.replay.transforms.fields import Apply, Cast, Pad
 from mouse_core.spec import Alignment, check_alignment, check_choice, check_count
 
 Order = Literal["random", "epochs", "queue"]
-"""The order of units: "random", drawn from all units with replacement; "epochs", each unit once per epoch; or "queue",
-each unit once, the oldest first.
+"""The order of units. "random": units are drawn from all units with replacement. "epochs": each unit is drawn once per
+epoch. "queue": each unit is drawn once, the oldest first.
 """
 
 # The sum of two numbers below fits into 32 bits.

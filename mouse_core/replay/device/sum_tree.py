@@ -121,8 +121,8 @@ class SumTree:
         return state | {"sums": sums, "least": least}
 
     def draw(self, xp: Arrays, state: State, key: DrawKey, size: int) -> tuple[Any, Any, Any]:
-        """Draw slots in proportion to their weights, ``[B]``; return the slots, their weights divided by the least
-        weight, float32 ``[B]``, and the sum of all weights.
+        """Draw ``size`` slots, B, in proportion to their weights. Return the slots, ``[B]``; the weights of these
+        slots divided by the smallest weight, float32 ``[B]``; and the sum of all weights.
         """
         words, levels = xp.words(key, size), len(self.starts) - 1
         # The level at which a search begins: the root, or the lowest level of at most ``top_rows`` rows.

@@ -11,8 +11,8 @@ A folder has these files, where ``G`` is the number of times that all rows were 
     journal       rows that are being changed in place
 
 The head has two copies of all counters, and one word of the head selects the valid copy. A change is written to the
-other copy and takes effect when a single store sets that word, so a process that dies before the store has changed
-nothing.
+other copy, and takes effect when a single memory write sets that word. A process that dies before this memory write has
+changed nothing.
 """
 
 from __future__ import annotations

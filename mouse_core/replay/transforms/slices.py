@@ -273,8 +273,8 @@ class CatFrames:
     """Replaces each observation by the last ``frames`` observations of its episode, concatenated, oldest first.
 
     Frames are stored once. The buffer reads the earlier frames of a drawn row, or of the first row of a slice, from the
-    rows of its episode that still exist. The transform finds the start of an episode as ``SliceSampler`` does. The
-    first frame of an episode replaces missing frames before the start of the episode. The field under ``next`` is also
+    existing rows of the same episode. The transform finds the start of an episode as ``SliceSampler`` does. The first
+    frame of an episode replaces missing frames before the start of the episode. The field under ``next`` is also
     stacked (its observation follows the last frame of the stack), so ``keys`` need not contain the field under
     ``next``. ``CatFrames`` must precede other transforms that change the fields ``keys``. Only ``NextView`` and
     ``HindsightRelabel`` may precede ``CatFrames``, and a later ``NStep`` treats each stack as one value.
