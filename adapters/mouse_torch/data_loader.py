@@ -125,7 +125,8 @@ class DataLoader(PrefetchBatchifier, torch.utils.data.DataLoader[Any]):
         shard: ``(rank, count)``, or "auto". With "auto" the loader finds the rank of this process, at the latest at the
             first batch, because a trainer may start the processes after the loader was created. With "auto", an
             unsharded ``BatchSource`` and a ``MixtureSource`` are sharded like a store. A replay buffer or a custom
-            source is sharded only by ``(rank, count)``; with "auto" every process gets all of its rows.
+            source is sharded only by ``(rank, count)``; with "auto", every process gets all rows of the buffer or
+            source.
         as_dict: Whether a batch is a dict of tensors instead of a TensorDict; Transformers needs dicts.
         options: The other arguments of ``PrefetchBatchifier``.
 

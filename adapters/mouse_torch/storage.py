@@ -40,7 +40,7 @@ from mouse_torch.trees import on_host
 
 
 class TensorStorage(RingStorage):
-    """Rows as nested dicts or tuples of tensors on a device, whose memory is allocated when the first row is written.
+    """Stores rows that are nested dicts or tuples of tensors on a device; the first write allocates the memory.
 
     Rows are written, gathered and transformed on the device; only indices are copied. In all other respects, a
     ``TensorStorage`` behaves like an ``ArrayStorage``: the first write determines the fields, and each of the two

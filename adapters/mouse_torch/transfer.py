@@ -79,8 +79,8 @@ def _delivered(views: list[TensorDict]) -> TensorDict:
 
 
 def from_numpy(array: npt.NDArray[Any]) -> torch.Tensor:
-    """Return a tensor that shares the memory of an array, also for bfloat16 and 8-bit floats, which torch cannot
-    convert.
+    """Return a tensor that shares the memory of an array, also for bfloat16 and 8-bit floats, which
+    ``torch.from_numpy`` cannot convert.
 
     Raises:
         SchemaError: torch does not have the dtype.

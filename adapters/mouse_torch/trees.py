@@ -26,7 +26,9 @@ from mouse_torch.transfer import from_numpy, sent, to_numpy
 
 
 def as_tree(rows: Any, *, host: FieldKey = ()) -> Any:
-    """Convert TensorDicts in rows to dicts of tensors, and the field named ``host`` to a NumPy array for samplers."""
+    """Convert TensorDicts in rows to dicts of tensors, and the field that the argument ``host`` names to a NumPy array
+    for samplers.
+    """
     path = (host,) if isinstance(host, str) else host
     return _opened_tree(rows, lambda place, leaf: to_numpy(leaf) if path and place[: len(path)] == path else leaf)
 

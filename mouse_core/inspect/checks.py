@@ -244,7 +244,9 @@ def _jumps(values: Floats, row: int, sampled: Sampled) -> bool:
 
 
 def _came_to_rest(values: Floats, first: int) -> bool:
-    """Whether a value changed little before its run of equal values, like a released object, unlike a failed sensor."""
+    """Whether a value changed only little before its run of equal values, as for a released object. The value of a
+    failed sensor stops abruptly.
+    """
     changes = np.abs(np.diff(values))
     usual = float(np.median(changes[changes > 0])) if (changes > 0).any() else 0.0
     return first > 0 and float(changes[max(0, first - 3) : first].max(initial=0.0)) < 0.1 * usual

@@ -8,8 +8,8 @@ because a policy chooses it from ``o[t+1]``. If the action of the row before exp
 action, the actions are shifted by a row.
 
 A shift to the later action is detected by a reverse fit, which predicts each action from ``o[t]`` and ``o[t+1]``. The
-action taken between the two observations was chosen from ``o[t]`` and led to ``o[t+1]``, so they contain all
-information about this action. An action that was chosen from ``o[t+1]`` is predicted worse, because the two
+action taken between the two observations was chosen from ``o[t]`` and led to ``o[t+1]``, so these observations contain
+all information about this action. An action that was chosen from ``o[t+1]`` is predicted worse, because the two
 observations contain no information about the noise of the policy.
 """
 

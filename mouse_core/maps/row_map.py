@@ -471,7 +471,7 @@ class RowMap:
 
     If a row occurs twice in one write, its last values count. A map without values is a set of rows.
 
-    Each row has an index, int64, in the order of first writes, which can be used to index further arrays.
+    Each row has an index, int64, in the order of first writes; this index can address rows of further arrays.
 
     Args:
         keys: The fields of rows that form the key; None: all fields.

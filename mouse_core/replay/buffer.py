@@ -972,8 +972,8 @@ class ReplayBuffer(BaseBuffer):
     def end_episodes(self, done: FieldKey = "done") -> None:
         """Mark the newest row of each environment as truncated, unless this row already ends its episode.
 
-        Call this after ``loads`` if the buffer was saved in the middle of an episode and the next row begins another
-        episode. A second call changes nothing.
+        Call ``end_episodes`` after ``loads`` if the buffer was saved in the middle of an episode and the next row
+        begins another episode. A second call changes nothing.
 
         Args:
             done: The field of done codes, which is set to 2; a field ``truncated`` on the same level is set to True.

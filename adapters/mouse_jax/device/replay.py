@@ -538,7 +538,7 @@ def sample_ensemble(
     Returns:
         A batch as in ``sample``, with the rows of the members one after another, and ``buffer_ids``, int32, the member
         of each row. For rows of members without ``mask`` or ``priority_weight``, these fields are True and 1. If any
-        member has one of these fields, every batch has the field, even if the member contributes no row.
+        member has ``mask`` or ``priority_weight``, every batch has this field, even if the member contributes no row.
 
     Raises:
         ConfigError: There are no replays, weights are invalid, a number is out of range, or a replay cannot draw a

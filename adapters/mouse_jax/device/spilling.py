@@ -32,8 +32,8 @@ class Spill:
 
     The rows of an episode are consecutive in a store, so the rows of each stream wait in the host's memory until their
     episode ends. In every stream, the allocated memory is as long as the longest episode that has not ended. If the
-    process is killed, only the waiting rows are lost. At ``close``, the last row of an episode that has not ended gets
-    ``truncated``, or a ``done`` of 2.
+    process is killed, only the waiting rows are lost. At ``close``, in the last row of each episode that has not ended,
+    ``truncated`` is set to True, or ``done`` is set to 2.
 
     Args:
         store: A writable store with the alignment of the rows; ``close`` does not close the store.

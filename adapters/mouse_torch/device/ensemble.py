@@ -110,8 +110,8 @@ class ReplayEnsemble(BufferModule):
         Returns:
             A batch as in ``Replay.sample``, with the rows of the members one after another, and ``buffer_ids``, int64,
             the member of each row. For rows of members without ``mask`` or ``priority_weight``, these fields are True
-            and 1. If any member has one of these fields, every batch has the field, even if the member contributes no
-            row.
+            and 1. If any member has ``mask`` or ``priority_weight``, every batch has this field, even if the member
+            contributes no row.
 
         Raises:
             ConfigError: The index is out of range, or a member cannot draw a batch (checked only on the host).

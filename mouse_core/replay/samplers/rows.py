@@ -415,9 +415,9 @@ class ReverseSampler(BaseSampler):
 class StalenessSampler(BaseSampler):
     """Draws rows by the age of the policy version that collected them: excludes old rows, and may prefer newer rows.
 
-    The staleness of a row is ``version - row[version_key]``, at least 0; a batch has it as the field ``staleness``.
-    Rows are drawn independently of each other. After a write or a change of the version, the next draw recomputes the
-    weights of all rows.
+    The staleness of a row is ``version - row[version_key]``, at least 0; a batch contains the staleness in the field
+    ``staleness``. Rows are drawn independently of each other. After a write or a change of the version, the next draw
+    recomputes the weights of all rows.
 
     Args:
         max_staleness: The largest staleness of a row that may be drawn; None: no limit.

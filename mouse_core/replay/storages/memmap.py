@@ -337,8 +337,8 @@ class MappedValues(Values):
     def with_room(
         self, schema: RowSchema, arrays: Sequence[Any], now: Counters, refs: Callable[[], Sequence[Refs]]
     ) -> Counters:
-        """Allocate space for all given rows, so that a full disk raises before any row is written; return the
-        counters.
+        """Allocate space for all given rows, so that a full disk raises StorageError before any row is written; return
+        the counters.
         """
         self.at(now).reserve(sum(value.size for part in varying_of(schema, arrays) for value in part), refs)
         return now if self.nbytes == now.room else now._replace(room=self.nbytes)

@@ -64,7 +64,7 @@ class HindsightRelabel:
     terminated, truncated and trajectory numbers. ``HindsightRelabel`` must precede other transforms that change goals;
     only ``NextView`` may precede ``HindsightRelabel``. Steps that are read after a single transition get the same goal
     as the transition, so that a later ``NStep`` sums the rewards of one goal. In slices each step gets its own goal, so
-    a buffer of slices with this transform and ``NStep`` or ``ReturnsToGo`` raises ConfigError.
+    a buffer of slices with ``HindsightRelabel`` and ``NStep`` or ``ReturnsToGo`` raises ConfigError.
 
     The goal is set at the root and under ``next``. The reward is ``compute_reward(achieved, goal, batch)``, with the
     achieved goal of the transition (under ``next``). A field ``relabelled``, bool, marks the transitions with a new

@@ -310,8 +310,9 @@ class DeviceReplayConformance(InArrays):
     """Tests that a replay on a device draws, stores and saves the same rows as ``mouse_core.replay.ReplayBuffer``.
 
     Random programs cover every order, slices, priorities and transforms, writes beyond the ring's capacity, and files
-    in both directions. Subclass it in a test file, under a name that begins with ``Test``, and define the functions of
-    a replay. The functions may change a state in place or create a new one; later calls get the returned state.
+    that the replay and the host buffer exchange. Subclass it in a test file, under a name that begins with ``Test``,
+    and define the functions of a replay. The functions may change a state in place or create a new one; later calls get
+    the returned state.
 
         class TestMine(DeviceReplayConformance):
             def init(self, example, capacity, **options):
