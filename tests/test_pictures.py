@@ -9,7 +9,7 @@ from scripts.draw_house import house
 from scripts.draw_pictures import ASSETS, pictures
 
 # The one of figures is drawn by what measures them.
-NAMES = sorted({path.name for path in ASSETS.glob("*.svg")} - {"benchmarks.svg"})
+NAMES = sorted({path.name for path in ASSETS.glob("*.svg")} - {"benchmarks.svg", "benchmarks-history.svg"})
 
 
 @cache

@@ -358,7 +358,7 @@ def loaded(kind: type[Layout], source: Layout | Mapping[str, Any] | str | os.Pat
     try:
         return kind(**said)
     except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from error
+        raise ConfigError(f"{where}: {str(error).removeprefix('layout: ')}") from error
     except TypeError as error:
         raise ConfigError(f"{where}: {str(error).partition('__init__() ')[2] or error}") from error
 

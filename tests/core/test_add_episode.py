@@ -441,7 +441,7 @@ def test_later_episodes_must_be_like_the_first() -> None:
         store.add_episode(3)
     with pytest.raises(ConfigError, match="found list; add_episodes takes several"):
         store.add_episode([episode(0)])
-    with pytest.raises(ConfigError, match=r"add_episodes: expected a list of episodes, found one .*: add_episode"):
+    with pytest.raises(ConfigError, match=r"add_episodes: expected a list of episodes, found one .*; call add_episode"):
         store.add_episodes(episode(0))
     with pytest.raises(MouseError, match="spec"):
         DatasetStore(spec={"missing": SimpleNamespace()}).add_episode(episode(0))

@@ -111,7 +111,7 @@ def test_flags_of_arrays_that_hold_several_episodes(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="timeouts: expected 20 rows, one for each step, found 0"):
         read_layouts(save(tmp_path / "y.npz", arrays | {"timeouts": np.bool_(True)}), layout=layout, final="mark")
     named = {name: layout[name] for name in ("observation", "action", "reward")}
-    with pytest.raises(ConfigError, match=r"expected one of .* found several"):
+    with pytest.raises(ConfigError, match=r"expected only one of .* found several"):
         read_layouts(tmp_path / "x.npz", layout=named | {"is_last": "timeouts", "one_a_file": True})
 
 
