@@ -328,7 +328,7 @@ def test_files_of_one_folder_say_one_thing(tmp_path: Path) -> None:
     one, other = with_metadata(table(), DatasetMetadata("outgoing")), table()
     pq.write_table(one, tmp_path / "a.parquet")
     pq.write_table(other, tmp_path / "b.parquet")
-    with pytest.raises(SchemaError, match=r"found 'outgoing' in .*a\.parquet and none, which means 'arrived', in .*b\.parquet"):
+    with pytest.raises(SchemaError, match=r"found .outgoing. in .*a\.parquet and none, .* in .*b\.parquet"):
         formats.open(tmp_path)
     pq.write_table(with_metadata(table(), DatasetMetadata("arrived")), tmp_path / "b.parquet")
     with pytest.raises(SchemaError, match=r"'outgoing' in .*a\.parquet and 'arrived' in .*b\.parquet"):
