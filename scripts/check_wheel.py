@@ -48,8 +48,17 @@ with mouse_jax.PrefetchBatchifier(store, sequence_length=4, batch_size=2, seed=0
     assert loader.next_batch()["observation.state"].shape == (2, 4, 8)
 """,
     "formats": """
-store.save("steps.h5", "ted", layout="flat")
-assert len(DatasetStore.open("steps.h5")) == len(store)
+from mouse_core import DataError
+Path("damaged.hdf5").write_bytes(b"\\x89HDF\\r\\n\\x1a\\n" + bytes(100))
+try:
+    DatasetStore.open("damaged.hdf5")
+except DataError:
+    pass
+import h5py
+with h5py.File("steps.hdf5", "w") as file:
+    file["observations"], file["actions"] = np.zeros((20, 3), np.float32), np.zeros((20, 1), np.float32)
+    file["rewards"], file["terminals"], file["timeouts"] = np.ones(20), np.arange(20) == 19, np.zeros(20, bool)
+assert len(DatasetStore.open("steps.hdf5", final="drop")) == 20
 """,
     "video": """
 from mouse_core import DataError
@@ -142,7 +151,7 @@ from mouse_core import BatchSource, DatasetStore, PrefetchBatchifier
 from mouse_core.formats import rlds
 from mouse_core.replay import ArrayStorage, PrioritizedSampler, ReplayBuffer
 from mouse_core.rollouts import RolloutStorage
-from mouse_core.groups import advantages
+from mouse_core.groups import Grpo
 from mouse_core.testing import stream_digest
 
 random = np.random.RandomState(0)
@@ -176,7 +185,7 @@ for step in range(5):
     storage.add_transitions({"values": random.rand(4), "rewards": random.rand(4), "dones": np.zeros(4)})
 storage.compute_returns(np.zeros(4), 0.9, 0.95)
 digests.append([batch.rows.tolist() for batch in storage.mini_batch_generator(2, 2)])
-digests.append(advantages([0, 1, 1], normalize_std=True).round(6).tolist())
+digests.append(Grpo()([0, 1, 1], [0, 0, 0]).round(6).tolist())
 print(hashlib.sha256(repr(digests).encode()).hexdigest())
 print(", ".join(f"{name} {version(name)}" for name in NAMES))
 """

@@ -245,7 +245,7 @@ def test_only_some_runs_are_taken(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_what_cannot_be_declared_is_refused() -> None:
     for changed, message in (
         ({"frameworks": {"tensorflow": trained.train}}, "frameworks: expected torch, jax or numpy"),
-        ({"frameworks": {}}, "frameworks: expected one or more"),
+        ({"frameworks": {}}, "frameworks: expected at least one"),
         ({"frameworks": {"numpy": lambda context: None}}, "expected a function at the top level of a module"),
         ({"frameworks": {"numpy": "train"}}, "expected a function, or a text 'module:function', found 'train'"),
         ({"variants": {"a/b": {}}}, "variants: expected names of letters"),
