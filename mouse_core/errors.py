@@ -80,7 +80,7 @@ class WorkerError(MouseError, RuntimeError):
 
 
 class EpisodeError(DataError):
-    """Two steps cannot follow each other in an episode; ``episode`` and ``step`` are their position, counted from 0."""
+    """A step cannot follow the previous step of its episode; ``episode`` and ``step`` are its position, from 0."""
 
     def __init__(self, message: str, *, episode: int = 0, step: int = 0) -> None:
         super().__init__(message)

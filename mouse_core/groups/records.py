@@ -447,7 +447,7 @@ class Versions:
         return place == len(self._seen) - 1
 
     def set_latest(self, version: str) -> bool:
-        """Set the latest version; return whether a newer version was set or seen before.
+        """Set the latest version; return True if a newer version is known already.
 
         Newer versions are removed, because the same version numbers may occur again for another policy.
         """

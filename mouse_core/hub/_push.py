@@ -488,8 +488,8 @@ def push_to_hub(
         config: Name of the configuration to push, as in ``load_dataset``; other configurations stay unchanged.
         endpoint: The address of the Hub; by default the environment variable ``HF_ENDPOINT``, or the public address.
         progress: Whether to show progress bars for writing and uploading.
-        dry_run: Whether to write and check everything without any network request, and return the result of a push to
-            an empty repository.
+        dry_run: Whether to only try the push: all files are written and checked without a network request. The
+            returned result is that of a push to an empty repository.
 
     Raises:
         ConfigError: An argument is invalid, a split has no rows, there is no token, or the card cannot be extended.

@@ -347,8 +347,8 @@ def _beyond(anchors: Anchors, firsts: Int64s, ends: Int64s) -> Bools:
 
 
 def _edges(slot: Int64s, lead: Int64s, tail: Int64s, unit: int, lowest: Int64s, last: Int64s) -> tuple[Int64s, Int64s]:
-    """Return the positions of missing rows in runs, ascending, and the positions of the rows that replace them, int64
-    ``[m]`` each.
+    """Return two arrays int64 ``[m]``: the positions of missing rows, ascending, and the positions of the rows that
+    replace them. The positions count the rows of all runs.
 
     Example: a run of 4 rows has the positions 8..11. Its first and last row are missing (``lead`` 1, ``tail`` 3), and
     its second and third row replace them (``lowest`` 1, ``last`` 2). So the positions 8 and 11 are missing, and 9 and

@@ -363,8 +363,8 @@ class Segment:
         return self.table.slice(row, count)
 
     def _listed(self, row: int, count: int) -> list[int]:
-        """Return the row indices in the table of ``count`` consecutive rows of the segment; the returned indices may be
-        in any order.
+        """Return the index in the table for each of ``count`` consecutive rows of the segment. The indices need not be
+        ascending.
         """
         assert self.indices is not None
         listed: list[int] = self.indices.column(0).slice(row, count).to_pylist()

@@ -473,7 +473,7 @@ class Table(Descriptor):
         Args:
             me: The number of the calling process.
             blocks: The blocks, ascending, int64 ``[n]``.
-            masks: The requested pages of each block, int64 ``[n]``.
+            masks: A bit mask of the requested pages for each block, int64 ``[n]``.
             lives: Function that returns whether a process is running, so that its claim is valid.
             steal: Whether to take over blocks that running processes have claimed.
 
@@ -1027,7 +1027,7 @@ class Keeper:
 
         Args:
             blocks: Blocks, ascending, int64 ``[n]``.
-            masks: The requested pages of each block, int64 ``[n]``.
+            masks: A bit mask of the requested pages for each block, int64 ``[n]``.
             when: The time at which the blocks are read; pages that are needed earlier are not evicted.
             urgent: Whether a reader waits for the pages, so that they are fetched even without room.
             steal: Whether to take over blocks that another process has been fetching for too long.

@@ -368,7 +368,7 @@ class Arrays:
         return self.range(count) if count < len(nodes) else nodes >> SHIFT
 
     def weights(self, priority: Any, alpha: float, eps: float, most: int) -> Any:
-        """Convert priorities, float32 ``[n]`` of at least 0, to wide weights of at most ``most``; see
+        """Convert priorities (float32 ``[n]``, at least 0) to 64-bit weights of at most ``most``; see
         ``weighing.weights_of``.
         """
         return np.minimum(weighing._weighed(priority, eps, weighing.powers(alpha)), most)

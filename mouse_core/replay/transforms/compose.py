@@ -77,7 +77,7 @@ class Compose:
 
     @property
     def gather(self) -> Callable[..., dict[str, Any]] | None:
-        """Call each transform's ``gather`` with the key of the transform's later call; return the results."""
+        """Call each transform's ``gather`` with the random key of that transform, and return the results."""
         return self._gather if self._gathering else None
 
     def _gather(self, storage: Any, index: Any, episodes: Any, key: Key) -> dict[str, Any]:
