@@ -63,6 +63,7 @@ def make_rollouts(count: int, answers: int = 64) -> list[RolloutRecord]:
 
 def tables(settings: Settings) -> list[Table]:
     """All of it."""
+    return [_writing(settings), _opening(settings), _drawing(settings), _packing(settings)]
 
 
 def figures(settings: Settings) -> list[Figure]:
