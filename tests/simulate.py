@@ -118,9 +118,13 @@ class System:
         fault = self.plan.faults.get(self.count)
         if self.trace:
             self.trace(f"  {self.count}: {name} {str(arguments)[:110]}{f'  <- {fault}' if fault else ''}")
+
+        def half() -> Any:
+            return call(arguments[0], bytes(arguments[1])[: len(arguments[1]) // 2], *arguments[2:])
+
         if fault in ("kill", "half"):
             if fault == "half" and name in WRITES:
-                call(arguments[0], bytes(arguments[1])[: len(arguments[1]) // 2], *arguments[2:])
+                half()
             os._exit(KILLED)
         if fault == "power":
             write_tree(self.root.with_name("cut"), self.disk.left(self._rng))
@@ -132,7 +136,7 @@ class System:
         if fault == "error":
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         if fault == "short" and name in WRITES and len(arguments[1]) > 1:
-            return call(arguments[0], bytes(arguments[1])[: len(arguments[1]) // 2], *arguments[2:])
+            return half()
         done = call(*arguments, **options)
         if name in ("fsync", "fdatasync"):
             self.disk.sync(os.readlink(f"/proc/self/fd/{arguments[0]}"))
@@ -393,7 +397,7 @@ class OfClients(World):
 
 
 class OfMemmap(World):
-    """Mapped rows, the oldest of which are overwritten."""
+    """Mapped rows; the oldest rows are overwritten. Each call holds a lock, so no reader looks during a call."""
 
     CAPACITY = 37
 
@@ -456,9 +460,6 @@ class OfMemmap(World):
             wanted = self.rows(number, 1)
             assert rows["b"][at].tolist() == wanted["b"][0].tolist(), f"torn: row {number}"
             assert rows["text"][at] == wanted["text"][0], f"torn: row {number}"
-
-    def reader(self, folder: Path) -> Callable[[], None]:
-        return lambda: None  # a lock is held around every call, so nobody looks in the middle of one
 
 
 class OfRollouts(World):

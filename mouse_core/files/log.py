@@ -91,7 +91,7 @@ def _records(
             return
         if _sum(header[:-4]) != header_sum:
             if not any(header) and not _has_record(file.read()):
-                return  # space that was reserved for a record, of which a power cut left nothing or the last pages
+                return  # reserved space: a power cut lost its record, or all pages of the record but the last
             raise DataError(f"log {path}: expected a record at byte {position}, found damage")
         end = position + _HEADER.size + length
         if end > size:

@@ -489,7 +489,7 @@ def push_to_hub(
         endpoint: The address of the Hub; by default the environment variable ``HF_ENDPOINT``, or the public address.
         progress: Whether to show progress bars for writing and uploading.
         dry_run: Whether to only try the push: all files are written and checked without a network request. The
-            returned result is that of a push to an empty repository.
+            result describes a push to an empty repository.
 
     Raises:
         ConfigError: An argument is invalid, a split has no rows, there is no token, or the card cannot be extended.

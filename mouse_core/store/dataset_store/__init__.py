@@ -187,7 +187,7 @@ class DatasetStore(Store):
 
     @property
     def sync(self) -> str:
-        """Which rows of a writer survive a power cut; see ``open``. For rows in memory, the value is "none"."""
+        """The argument ``sync`` of ``open``: the rows that survive a power cut; "none" if the rows are in memory."""
         return self._rows.sync
 
     @property
@@ -440,8 +440,8 @@ class DatasetStore(Store):
                 for each step.
             actions: Arrays ``[T, ...]``, which can be nested like observations.
             rewards: ``[T]``; for K objectives ``[T, K]``, for A agents ``[T, A]`` or ``[T, A, K]``.
-            terminated, truncated: How the episode ended: a flag, or flags ``[T]``, of which only the last is allowed to
-                be set. None means False. Flags ``[T, A]`` mark the end of each agent and create the column
+            terminated, truncated: How the episode ended: a flag, or flags ``[T]``. Only the last flag can be set. None
+                means False. Flags ``[T, A]`` mark the end of each agent and create the column
                 ``agent_done``.
             infos: Arrays ``[T + 1, ...]`` with a value for each observation, or ``[T, ...]`` with a value for each
                 reward; arrays can be nested.
