@@ -90,7 +90,7 @@ def goals(cores: int) -> Iterator[Goal]:
         yield Goal(work, wanted, _figure(key), limit, not wanted.startswith("at least"), unit)
     for name, work in (
         ("between 32 appends, not seen", "alternating with append on one thread"),
-        ("between 32 appends, seen every 1000", "the same, appended rows seen every 1,000"),
+        ("between 32 appends, seen every 1000", "alternating with append, and seeing new rows every 1,000"),
         ("while a process appends", "while another process appends"),
     ):
         yield _times(f"sampling, {work}", "slows at most 2 times", _slowed(name), 2.0)
@@ -105,8 +105,8 @@ _LARGER = [
         ("of-disk", "exact random windows", "at least 0.8 of the disk's random reads of 4 KB", 0.8, " times"),
         ("blocks-over-exact", "windows from blocks", "at least 3.5 times as fast as exact random ones", 3.5, " times"),
         ("images-of-disk", "frames of 84x84, exact", "at least 0.8 of the disk's long reads", 0.8, " times"),
-        ("plan-read", "exact random windows", "at most 2.5 bytes read for each delivered", 2.5, ""),
-        ("blocks-read", "windows from blocks", "at most 1.1 bytes read for each delivered", 1.1, ""),
+        ("plan-read", "exact random windows", "at most 2.5 bytes read for each delivered byte", 2.5, ""),
+        ("blocks-read", "windows from blocks", "at most 1.1 bytes read for each delivered byte", 1.1, ""),
         (
             "late",
             "the slowest of 1,000 exact batches",
@@ -118,13 +118,13 @@ _LARGER = [
 ]
 # What data on an object storage that is 20 ms away are to reach.
 _ELSEWHERE = [
-    (f"elsewhere-{key}", f"20 ms away: {work}", wanted, limit, unit)
+    (f"elsewhere-{key}", f"object storage 20 ms away: {work}", wanted, limit, unit)
     for key, work, wanted, limit, unit in (
         ("windows-exact-over-lance", "windows, exact", "at least 5 times as fast as Lance", 5, ""),
         ("windows-blocks-link", "windows, blocks", "at least 0.9 of the link", 0.9, ""),
         ("gigabit-windows-blocks-link", "windows, blocks, 1 Gbit/s", "at least 0.9 of the link", 0.9, ""),
         ("columns-50-hits", "a cache of half the data, exact", "at least 0.78 of the pages are there", 0.78, ""),
-        ("windows-50-hits", "the same, windows", "at least 0.78 of the pages are there", 0.78, ""),
+        ("windows-50-hits", "a cache of half the data, windows", "at least 0.78 of the pages are there", 0.78, ""),
         *(
             (
                 f"large-{layout}-warm",

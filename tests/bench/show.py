@@ -46,7 +46,7 @@ def _spread(values: Quartiles, scale: float = 1.0) -> str:
 
 def _head(table: Table) -> tuple[str, ...]:
     counted = f"{table.unit}/s" if table.unit else "batches/s"
-    return ("", "times the first", "us a batch", counted, *(("GB/s",) if table.nbytes else ()))
+    return ("", "times the first row", "us a batch", counted, *(("GB/s",) if table.nbytes else ()))
 
 
 def _cells(table: Table, row: Row) -> tuple[str, ...]:
@@ -90,26 +90,27 @@ since the machine in the table is small and was shared with other work. Run `mak
 
 {machine}
 
-![How many times the floor a batch takes](assets/benchmarks.svg)
+![Time of a batch, divided by the time of the floor](assets/benchmarks.svg)
 
-A complete run of `make bench` adds a line to `benchmarks/history.jsonl`. The image shows the last runs. A dot to the
-right of 1 is a missed goal:
+A complete run of `make bench` adds a line to `benchmarks/history.jsonl`. In the next image, each dot is one goal in
+one of the latest runs; a dot to the right of 1 is a missed goal:
 
-![Each goal's figure in units of its limit, run by run](assets/benchmarks-history.svg)
+![For each run and goal, the measured figure divided by the limit of the goal](assets/benchmarks-history.svg)
 
 ## How to read this
 
-- The **floor** is a loop of `memcpy` in C over the same windows, into allocated memory. No reader of these data can be
-  faster on one core. Ratios compare each row of a table with the first row.
+- The **floor** is a loop in C that copies the same windows with `memcpy` into allocated memory. On one core, no reader
+  of these data can be faster. Ratios compare each row of a table with the first row.
 - In one process, the compared programs alternate every few milliseconds. A ratio is computed for each pair of turns, so
   a slow phase of the machine affects both programs alike. Tables show medians, with quartiles in brackets.
 - The time of a program is its processor time or the wall-clock time, whichever is less, so other work on the machine
   does not count. For programs with several processes, or decoding on several cores, the time is the wall-clock time.
 - Every program runs on one core, except where threads or processes are measured. torch uses one thread, the fastest
   setting for TorchRL on this machine.
-- Other libraries run with their fastest settings: arrays in memory or mapped flat files instead of record batches,
-  cached trajectory bounds, and jitted functions without their compilation time.
-- `mouse source[i]` delivers the stored dtypes, as other libraries do (`dtypes={{"obs_continuous": "float32"}}`).
+- Other libraries run with their fastest settings. They read arrays in memory or mapped flat files instead of record
+  batches, and keep the bounds of trajectories in a cache. The compilation time of jitted functions is not counted.
+- In rows named `mouse source[i]`, batches have the stored dtypes, as in other libraries
+  (`dtypes={{"obs_continuous": "float32"}}`).
 """
 
 
