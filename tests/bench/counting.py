@@ -48,7 +48,8 @@ def _passes(settings: Settings, store: DatasetStore, observation: Any) -> Table:
     }
     title = f"One pass over {len(observation):,} rows of {_WIDTH} float32"
     notes = [
-        "mouse computes count, mean, standard deviation, minimum and maximum. Times are processor time of all threads."
+        "mouse computes count, mean, standard deviation, minimum and maximum. Times are the processor time of all "
+        "threads."
     ]
     options: dict[str, Any] = {"rounds": max(5, settings.rounds // 4), "budget": 3, "nbytes": observation.nbytes}
     return compare(settings, "statistics", title, contenders(passes), **options, notes=notes)
@@ -107,6 +108,9 @@ def _derived(settings: Settings, rewards: Any) -> Table:
         "mouse NStepReturn(3, 0.99)": read(NStepReturn(3, 0.99)),
         "mouse NStepReturn(500, 0.99)": read(NStepReturn(500, 0.99)),
     }
-    notes = ["The function of mouse first reads rewards and ends of episodes from the store, and returns float32."]
+    notes = [
+        "The times of mouse include reading rewards and ends of episodes from the store. The results of mouse are "
+        "float32."
+    ]
     title, rounds = f"Fields computed from {len(rewards):,} rows", max(5, settings.rounds // 4)
     return compare(settings, "derived", title, contenders(passes), rounds=rounds, notes=notes)

@@ -132,7 +132,7 @@ def peers(modules: Sequence[str], work: str, *arguments: Any) -> Iterator[Conten
         except ImportError as error:
             yield f"{name} did not take part: {error}"
         except RuntimeError as error:
-            yield f"{name} raised an error: {str(error).partition(chr(10))[0]}"
+            yield f"{name} raised an error, {str(error).partition(chr(10))[0].partition('. ')[0]}"
 
 
 def compare(
@@ -212,13 +212,13 @@ def compare_on(device: str, settings: Settings, key: str, title: str, given: Ite
 def peer(package: str, name: str, make: Callable[[], Callable[[int], Any]]) -> Iterator[Contender | str]:
     """Somebody else's, or a note that says why it is not there."""
     if find_spec(package) is None:
-        yield f"{name}: not measured, as {package} is not installed here"
+        yield f"{name}: not measured, since {package} is not installed"
         return
     try:
         call = make()
         call(0)
     except Exception as error:
-        yield f"{name}: not measured: {type(error).__name__}: {str(error).strip().partition(chr(10))[0]:.200}"
+        yield f"{name}: not measured, {type(error).__name__}: {str(error).partition(chr(10))[0].partition('. ')[0]}"
         return
     yield Contender(name, call)
 

@@ -178,7 +178,9 @@ def _opening(settings: Settings) -> Table:
         budget=2,
         units=_AT_ONCE,
         unit="rollouts",
-        notes=["Times are wall-clock times. In all rows except the first, digests and page checksums are verified."],
+        notes=[
+            "Times are wall-clock times. In all rows except the first row, digests and page checksums are verified."
+        ],
     )
     shutil.rmtree(folder)
     return table

@@ -137,8 +137,8 @@ def _warm(data: Path, size: Size, batch_size: int) -> Table:
     timings = interleave(of, rounds=_ROUNDS, budget_seconds=4.0)
     key = size.key if batch_size == 32 else f"{size.key}-{batch_size}"
     notes = [
-        "All pages are in the page cache. The times of new windows include the lookup of record batches that were not "
-        "read before."
+        "All pages of the files are in the page cache of the operating system. The times of new windows include the "
+        "lookup of record batches that were not read before."
     ]
     return table_of(key, f"{size.title}, B={batch_size}, S=64", timings, nbytes=copied[0].nbytes, notes=notes)
 

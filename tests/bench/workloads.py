@@ -262,7 +262,8 @@ def parts(settings: Settings, batch_size: int) -> Table:
         "mouse source[i]": source.__getitem__,
     }
     notes = [
-        "Arrow's cast converts the same windows in every turn, for several batches at once, as source[i] does.",
+        "The row of Arrow's cast measures the conversion of the same windows in every turn. Like source[i], a cast "
+        "converts several batches at once.",
         "The remaining time of source[i] is spent in Python, which creates a dict and six arrays for each batch.",
     ]
     title = f"Where the time of a batch goes, B={batch_size}, S=64, six columns"
