@@ -1,20 +1,31 @@
 """Durable logs: records are appended to a file, and are read when the file is opened again.
 
-A header precedes each record: the length and the checksum of the record, and a checksum of these two numbers,
-little-endian in 8, 4 and 4 bytes::
+A header precedes each record: the length of the record, the number of bytes of the log that were synced when the
+record was appended, the checksum of the record, and a checksum of these three numbers, little-endian in 8, 8, 4 and 4
+bytes::
 
-    b"abc"  ->  03 00 00 00 00 00 00 00 | 50 39 2f 89 | checksum of these 12 bytes | 61 62 63
+    b"abc"  ->  03 00 00 00 00 00 00 00 | 00 00 00 00 00 00 00 00 | 50 39 2f 89 | checksum of these 20 bytes | 61 62 63
 
-After a crash, only the last record can be incomplete. The append of an incomplete record has not returned to its
-caller, so a reader drops this record. Damage before the last record raises DataError. The two kinds of logs are:
+A crash can leave an incomplete record, and a power cut can lose any page that was not synced, even if a later page
+survives. So the first damaged record is the end of the log, unless the damaged bytes were promised. Then reading
+raises DataError. Promised are:
 
-- ``Log`` is a file that grows with each record. A file with an incomplete last record looks like a file that was
-  truncated later. So a second file, the note ``<name>.size``, has the number of acknowledged bytes. The number is
-  reduced before the log is shortened, and increased after a record was appended::
+- synced bytes. A later header, or the note (see below), has their number. Example: the record at byte 100 is damaged,
+  and a record at byte 900 has the number 300; then the damage is an error. If the number were 100, byte 100 would be
+  the end of the log, and the record at byte 900 would be dropped.
+- acknowledged bytes, until the machine is restarted. If the last start of the machine lost acknowledged bytes, opening
+  the log emits a StoreWarning.
+
+The two kinds of logs are:
+
+- ``Log`` is a file that grows with each record. A file without its last records looks like a shorter log. So a second
+  file, the note ``<name>.size``, has the number of synced and of acknowledged bytes. The numbers are reduced before the
+  log is shortened, and increased after a record was appended::
 
       append 20 bytes to 100   after a crash here, the log has 100..120 bytes; bytes after the noted 100 are dropped
       write 120 to the note    from now on, a log of 119 bytes is damaged, and a missing log raises DataError too
 
+  The note is not synced when its numbers increase, so after a power cut the numbers can be too small.
 - ``MappedLog`` is mapped memory: appending a record costs no system call, 1 instead of 8 microseconds. The length of a
   record is written last, as one word; a length of 0 marks the end of the log. Only the process that created a mapped
   log appends to that log. Other processes read the log after that process has ended.
@@ -24,22 +35,23 @@ from __future__ import annotations
 
 import os
 import struct
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from mouse_core.errors import DataError
+import numpy as np
+
+from mouse_core.errors import DataError, StoreWarning
 from mouse_core.files.checksum import checksum
 from mouse_core.files.locking import Descriptor, this_boot
 from mouse_core.files.mapped import mapped, open_file, origin, set_aside, sync_mapped
 from mouse_core.files.reading import damaged, reading
 from mouse_core.files.writing import beside, publish, remove, storing, sync_folders, write_at
 
-# Length of the record, its checksum, and the checksum of both. A damaged length without a checksum would hide all later
-# records.
-_HEADER = struct.Struct("<QII")
-_BLOCK = 2**20
+# Length of the record, number of synced bytes, checksum of the record, and the checksum of these numbers.
+_HEADER = struct.Struct("<QQII")
 # The note: number of synced bytes, number of acknowledged bytes, the boot in which they were acknowledged, a checksum.
 _NOTE = struct.Struct("<QQQI")
 # The header of a mapped log: the magic, the origin of the file, and the seed of the checksums.
@@ -54,55 +66,51 @@ def _sum(content: bytes, seed: int = 0) -> int:
     return checksum(content, seed) & 0xFFFFFFFF
 
 
-def _frame(record: bytes, seed: int = 0) -> bytes:
-    length_and_sum = _HEADER.pack(len(record), _sum(record, seed), 0)[:-4]
-    return length_and_sum + _sum(length_and_sum).to_bytes(4, "little") + record
+def _frame(record: bytes, synced: int, seed: int = 0) -> bytes:
+    numbers = _HEADER.pack(len(record), synced, _sum(record, seed), 0)[:-4]
+    return numbers + _sum(numbers, seed).to_bytes(4, "little") + record
 
 
-def _has_record(content: bytes) -> bool:
-    """Whether a record possibly begins anywhere in ``content``; also True if too many bytes would have to be
-    searched."""
-    content = content.rstrip(b"\0") + bytes(_HEADER.size)
-    starts = range(len(content) - _HEADER.size)
-    is_header = (_sum(content[at : at + 12]) == int.from_bytes(content[at + 12 : at + 16], "little") for at in starts)
-    return len(content) > _BLOCK or any(is_header)
+def _was_synced(content: bytes, position: int, seed: int) -> bool:
+    """Whether a header says that byte ``position`` of the log was synced; ``content`` has the bytes from there on."""
+    for shift in range(8):
+        # A header at byte ``shift + 8 * i`` of ``content`` has the number of synced bytes in ``words[i + 1]``.
+        words = np.frombuffer(content, "<u8", (len(content) - shift) // 8, shift)[1:]
+        for i in np.flatnonzero((words > position) & (words <= position + len(content))).tolist():
+            begin = shift + 8 * i
+            header = content[begin : begin + _HEADER.size]
+            if _sum(header[:-4], seed) == int.from_bytes(header[-4:], "little"):
+                return True
+    return False
 
 
 def _records(
-    path: Path, file: BinaryIO, position: int = 0, *, seed: int = 0, is_mapped: bool = False
+    path: Path, file: BinaryIO, position: int = 0, *, seed: int = 0, keeps_all: bool = False
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield the start of each complete record, and the record, from byte ``position`` on.
+    """Yield the start of each undamaged record, and the record, from byte ``position`` on, up to the end of the log.
 
     Args:
         path: The file, for messages.
         file: The file at ``position``.
         position: The start of a record.
         seed: The seed of the checksums.
-        is_mapped: Whether a length of 0 marks the end of the log; old records can follow after the end.
+        keeps_all: Whether bytes that were not synced are promised, too; then a length of 0 marks the end of the log.
 
     Raises:
-        DataError: A record before the last record is damaged.
+        DataError: A record is damaged, and its bytes were promised.
     """
-    size = os.fstat(file.fileno()).st_size
-    while position + _HEADER.size <= size:
-        header = file.read(_HEADER.size)
-        length, record_sum, header_sum = _HEADER.unpack(header)
-        if is_mapped and not length:
-            return
-        if _sum(header[:-4]) != header_sum:
-            if not any(header) and not _has_record(file.read()):
-                return  # reserved space: a power cut lost its record, or all pages of the record but the last
-            raise DataError(f"log {path}: expected a record at byte {position}, found damage")
-        end = position + _HEADER.size + length
-        if end > size:
-            return
-        record = file.read(length)
-        if _sum(record, seed) != record_sum:
-            if end == size:
-                return
+    while len(header := file.read(_HEADER.size)) == _HEADER.size:
+        length, _, record_sum, header_sum = _HEADER.unpack(header)
+        if _sum(header[:-4], seed) == header_sum:
+            record = file.read(length)
+            if len(record) == length and _sum(record, seed) == record_sum:
+                yield position, record
+                position += _HEADER.size + length
+                continue
+        file.seek(position)
+        if (keeps_all and length) or _was_synced(file.read(), position, seed):
             raise DataError(f"log {path}: expected an intact record at byte {position}, found a damaged record")
-        yield position, record
-        position = end
+        return
 
 
 # ---------------------------------------------------------------------- a file that grows
@@ -117,7 +125,7 @@ class Log(Descriptor):
             ``records``.
 
     Raises:
-        DataError: A record is damaged, or acknowledged records are missing.
+        DataError: Promised records are damaged or missing.
         StorageError: The file cannot be read or written.
     """
 
@@ -130,7 +138,7 @@ class Log(Descriptor):
         self._is_named = False  # whether the file's name is known to be on disk
         with storing(f"log {path}"):
             remove(beside(path))
-            synced, acknowledged = _noted(path)
+            synced, acknowledged, written = _noted(path)
             self._file = _open(path)
             try:
                 with path.open("rb") as file:
@@ -141,8 +149,16 @@ class Log(Descriptor):
                         else:
                             visit(begin, record)
                 _check_size(path, self.size, acknowledged)
+                if self.size < written:
+                    warnings.warn(
+                        f"log {path}: its last {written - self.size} bytes of {written} are dropped: the file was "
+                        "copied, or the machine was restarted, and these bytes were not synced",
+                        StoreWarning,
+                        stacklevel=3,
+                    )
                 if self.size < os.fstat(self._file).st_size:
                     os.ftruncate(self._file, self.size)
+                    os.fsync(self._file)  # a dropped record must not survive a power cut behind a new record
                 self._note = Descriptor(_open(note_path(path)))
                 self._acknowledge(min(synced, self.size), self.size)
             except BaseException:
@@ -159,7 +175,7 @@ class Log(Descriptor):
         Raises:
             StorageError: The record cannot be written.
         """
-        frame = _frame(record)
+        frame = _frame(record, self._synced)
         with storing(f"log {self.path}"):
             try:
                 write_at(self._file, frame, self.size)
@@ -177,8 +193,12 @@ class Log(Descriptor):
     def cut(self, size: int) -> None:
         """Shorten the log to its first ``size`` bytes; after a StorageError the log is unchanged."""
         with storing(f"log {self.path}"):
+            is_synced = size < self._synced
             self._acknowledge(min(self._synced, size), size)
             os.ftruncate(self._file, size)
+            if is_synced:
+                with suppress(OSError):
+                    os.fsync(self._file)  # as in ``__init__``
         self.size = size
 
     def read(self, begin: int) -> bytes:
@@ -208,7 +228,7 @@ class Log(Descriptor):
             file = _open(new, os.O_TRUNC)
             try:
                 for record in records:
-                    frame = _frame(record)
+                    frame = _frame(record, 0)
                     write_at(file, frame, size)
                     places.append(size)
                     size += len(frame)
@@ -260,24 +280,26 @@ def note_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.size")
 
 
-def _noted(path: Path) -> tuple[int, int]:
-    """Return how many bytes of a log are synced, and how many are acknowledged; 0 and 0 if there is no valid note."""
+def _noted(path: Path) -> tuple[int, int, int]:
+    """Return how many bytes of a log were synced, how many must be present, and how many were acknowledged; zeros if
+    there is no valid note.
+    """
     try:
         note = note_path(path).read_bytes()
     except FileNotFoundError:
-        return 0, 0
+        return 0, 0, 0
     if len(note) != _NOTE.size or _sum(note[:-4]) != int.from_bytes(note[-4:], "little"):
-        return 0, 0
+        return 0, 0, 0
     synced, written, boot, _ = _NOTE.unpack(note)
-    return synced, written if boot and boot == this_boot() else synced
+    return synced, written if boot and boot == this_boot() else synced, written
 
 
 def _check_size(path: Path, size: int, acknowledged: int) -> None:
-    """Raise DataError if a log is shorter than its acknowledged bytes."""
+    """Raise DataError if the undamaged records of a log have fewer bytes than its acknowledged records."""
     if size < acknowledged:
-        found = f"{size} whole ones" if path.exists() else "no file"
+        found = f"{size} bytes of undamaged records" if path.exists() else "no file"
         raise DataError(
-            f"log {path}: expected {acknowledged} acknowledged bytes, found {found} bytes: records are missing. "
+            f"log {path}: expected {acknowledged} bytes of records, found {found}: records are damaged or missing. "
             f"Restore the log from a copy, or remove {note_path(path)} to continue with the remaining records"
         )
 
@@ -332,7 +354,7 @@ class MappedLog(Descriptor):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._seed = 0
+        self._seed = self._synced = 0
         self._end = _MAPPED.size
         with storing(f"log {path}"):
             self._file = open_file(path, create=True)
@@ -357,7 +379,7 @@ class MappedLog(Descriptor):
         Raises:
             StorageError: The disk has no room for the record.
         """
-        frame, begin = _frame(record, self._seed), self._end
+        frame, begin = _frame(record, self._synced, self._seed), self._end
         end = begin + len(frame)
         if end + 8 > self._bytes:
             self._grow(end + 8)
@@ -370,13 +392,14 @@ class MappedLog(Descriptor):
         """Remove all records."""
         self._end = _MAPPED.size
         self._memory[self._end : self._end + 8] = _ZEROS
-        self._seed = (self._seed + 1) % (1 << 32)
-        self._memory[16:24] = self._seed.to_bytes(8, "little")
+        self._seed, self._synced = (self._seed + 1) % (1 << 32), 0
+        self._memory[16:24] = _twice(self._seed).to_bytes(8, "little")
 
     def sync(self) -> None:
         """Wait until all records are on disk; raises StorageError if syncing fails."""
         with storing(f"log {self.path}"):
             sync_mapped(self._file, self._memory)
+        self._synced = self._end
 
     def _grow(self, least: int) -> None:
         size = max(2 * self._bytes, -(-least // _LEAST_BYTES) * _LEAST_BYTES)
@@ -397,20 +420,22 @@ def read_mapped_log(path: Path) -> list[bytes]:
     """Return the records of a mapped log whose writer has ended.
 
     Raises:
-        DataError: A record is damaged. After a restart of the machine, a damaged record counts as the end of the log.
+        DataError: A record is damaged, and its bytes were promised. After a restart of the machine, and in a copy, only
+            synced bytes are promised.
     """
-    records: list[bytes] = []
     with reading(path), path.open("rb") as file:
         head = file.read(_MAPPED.size)
         if len(head) < _MAPPED.size or not any(head):
-            return records  # the writer ended before it wrote the header
+            return []  # the writer ended before it wrote the header
         magic, written, seed = _MAPPED.unpack(head)
         if magic != _MAGIC:
             raise damaged(path, f"expected a mapped log, found {magic!r}")
-        try:
-            for _, record in _records(path, file, _MAPPED.size, seed=seed, is_mapped=True):
-                records.append(record)
-        except DataError:
-            if written and written == origin(file.fileno()):
-                raise
-    return records
+        if seed != _twice(seed >> 32):
+            raise damaged(path, f"expected the seed of the checksums twice, found {seed:016x}")
+        keeps_all = bool(written) and written == origin(file.fileno())
+        return [record for _, record in _records(path, file, _MAPPED.size, seed=seed >> 32, keeps_all=keeps_all)]
+
+
+def _twice(seed: int) -> int:
+    """Return the number in the header of a mapped log for a seed of 32 bits; a flipped bit can be detected."""
+    return seed << 32 | seed

@@ -5,7 +5,7 @@ import os
 import random
 import signal
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mouse_core import DataError
+from mouse_core.errors import StoreWarning
+from mouse_core.files import locking
 from mouse_core.files.locking import Descriptor
 from mouse_core.files.log import Log, MappedLog, note_path, read_log, read_mapped_log
 from mouse_core.files.writing import sync_folders
@@ -21,7 +23,7 @@ from mouse_core.store.disk.tail import TailFile
 from tests.core.killing import forked
 from tests.core.power_cut import Disk
 
-FIRST, HEAD = 24, 16
+FIRST, HEAD = 24, 24
 
 
 @given(steps=st.lists(st.one_of(st.none(), st.binary(max_size=40_000))))
@@ -204,10 +206,10 @@ def test_rewritten_records_are_acknowledged(tmp_path: Path) -> None:
     path = tmp_path / "log"
     with Log(path) as log:
         log.append(b"older" * 9, sync=False)
-        assert log.rewrite([b"first", b"second"]) == [0, 21]
+        assert log.rewrite([b"first", b"second"]) == [0, 29]
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])
-    with pytest.raises(DataError, match="expected 43 acknowledged bytes, found 21 whole ones"):
+    with pytest.raises(DataError, match="expected 59 bytes of records, found 29 bytes of undamaged records"):
         read_log(path)
     path.write_bytes(whole)
     assert read_log(path) == [b"first", b"second"]
@@ -242,23 +244,62 @@ def test_descriptors_that_an_interrupt_kept_from_opening_close_in_silence() -> N
     assert {Log, MappedLog, TailFile} <= set(kinds)
 
 
-@pytest.mark.parametrize("follows", [False, True])
-def test_a_record_whose_first_page_a_power_cut_lost_is_torn(follows: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("later", "is_refused"), [([], False), ([False] * 3, False), ([True], False), ([True, False], True)]
+)
+@pytest.mark.parametrize("is_noted", [False, True])
+def test_the_first_lost_page_ends_a_log_unless_it_was_synced(
+    later: list[bool], is_refused: bool, is_noted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a record that follows a synced record proves that the power was not cut during the sync."""
     log = Log(tmp_path / "log")
     log.append(b"a" * 3500, sync=True)
     begin = log.size
     log.append(b"b" * 1500, sync=False)
-    end = log.size
-    if follows:
-        log.append(b"c", sync=False)
+    noted = note_path(log.path).read_bytes()
+    for sync in later:
+        log.append(b"c", sync=sync)
     log.close()
-    note_path(log.path).unlink()
+    note_path(log.path).write_bytes(noted if is_noted else b"")
+    (tmp_path / "boot").write_text("2" * 15)
+    monkeypatch.setattr(locking, "_BOOT", tmp_path / "boot")
     content = bytearray(log.path.read_bytes())
-    content[begin:4096] = bytes(4096 - begin)  # of the record, only its second page reached the disk
-    assert any(content[4096:end])
+    content[begin:4096] = bytes(4096 - begin)  # of the second record, only its second page reached the disk
+    assert any(content[4096:])
     log.path.write_bytes(content)
-    if follows:
-        with pytest.raises(DataError, match=f"expected a record at byte {begin}, found damage"):
-            read_log(log.path)
-    else:
-        assert read_log(log.path) == [b"a" * 3500]
+    if is_refused:
+        for opened in (read_log, Log):
+            with pytest.raises(DataError, match=f"expected an intact record at byte {begin}, found a damaged record"):
+                opened(log.path)
+        return
+    assert read_log(log.path) == [b"a" * 3500]
+    with pytest.warns(StoreWarning, match="its last 1524 bytes") if is_noted else nullcontext():
+        Log(log.path).close()
+    assert log.path.stat().st_size == begin
+
+
+def test_of_a_mapped_log_only_synced_records_are_promised_after_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "records"
+    log = MappedLog(path)
+    for number in range(9):
+        log.append(bytes([number]) * 40)
+        if number == 5:
+            log.sync()
+    content = bytearray(path.read_bytes())
+    content[8:16] = bytes(8)  # of another start of the machine
+    for number in range(9):
+        begin = FIRST + number * (HEAD + 40)
+        for damage in (bytes(HEAD + 40), b"x"):
+            damaged = bytearray(content)
+            damaged[begin + 8 : begin + 8 + len(damage)] = damage
+            damaged[begin : begin + len(damage[:8])] = damage[:8]
+            path.write_bytes(damaged)
+            if number < 6:
+                with pytest.raises(DataError, match=f"expected an intact record at byte {begin}"):
+                    read_mapped_log(path)
+            else:
+                assert read_mapped_log(path) == [bytes([number]) * 40 for number in range(number)]
+    content[16] ^= 4
+    path.write_bytes(content)
+    with pytest.raises(DataError, match="expected the seed of the checksums twice"):
+        read_mapped_log(path)
