@@ -29,8 +29,7 @@ from mouse_core.files.reading import reading
 from mouse_core.files.writing import make_folder, remove
 from mouse_core.formats.columns import read_values, rows_at_once, to_arrow
 from mouse_core.formats.jobs import Job
-from mouse_core.images.decoding import fill_images
-from mouse_core.images.pixels import check_image, encode_jpeg, encode_png, image_shape
+from mouse_core.images.pixels import check_image, encode_jpeg, encode_png, fill_images, image_shape
 from mouse_core.metadata import HUGGINGFACE, DatasetMetadata, features_in
 from mouse_core.spec import STANDARD_FIELDS, Field
 from mouse_core.video.frames import VideoFiles

@@ -9,10 +9,12 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, lru_cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from mouse_core.dtypes import RowError, convert
 from mouse_core.errors import DataError, MouseError
@@ -243,6 +245,70 @@ def decode_into(encoded: bytes | memoryview, out: npt.NDArray[Any]) -> None:
     """
     pixels = _from_png(encoded, out.shape) if out.dtype == _BYTE else None
     out[...] = decode_image(encoded, shape=out.shape, dtype=out.dtype) if pixels is None else pixels
+
+
+def fill_images(
+    runs: Sequence[tuple[pa.Array, int, Sequence[str]]],
+    shape: tuple[int, int, int],
+    out: npt.NDArray[Any],
+    *,
+    fill: float | None,
+    pixel: np.dtype[Any],
+) -> None:
+    """Decode rows of images into rows of ``out``.
+
+    Args:
+        runs: Runs of rows. Each run consists of some rows of an image column (binary, or ``{bytes, path}``), the index
+            of the first of these rows in ``out``, and the allowed folders of paths.
+        shape: The shape ``(H, W, C)`` of every image.
+        out: ``[rows, H * W * C]`` of any dtype.
+        fill: Pixel value for rows that are null; if ``fill`` is None, a null raises an error.
+        pixel: The dtype of pixels.
+
+    Raises:
+        RowError: A row is null and ``fill`` is None, or an image cannot be read or has another shape.
+        ValueError: The Arrow array is damaged.
+    """
+    encoded: list[tuple[int, memoryview]] = []
+    for values, first, roots in runs:
+        is_struct = pa.types.is_struct(values.type)
+        inner = values.field("bytes") if is_struct and not values.null_count else values
+        if not inner.null_count and not pa.types.is_struct(inner.type) and not pa.types.is_null(inner.type):
+            encoded += enumerate(_bytes_of(inner), first)
+            continue
+        for row, value in enumerate(values.to_pylist(), first):  # some images are null, or are separate files
+            if value is None:
+                if fill is None:
+                    raise RowError(row, "expected a value, found null")
+                out[row] = fill
+                continue
+            try:
+                found = decode_image(value, shape=shape, dtype=pixel, image_roots=roots)
+                out[row] = convert(found.reshape(-1), out.dtype)
+            except ValueError as error:
+                raise RowError(row, str(error)) from error
+    pixels, is_direct = np.empty(shape, pixel), out.dtype == pixel
+    for row, image in encoded:
+        try:
+            decode_into(image, out[row].reshape(shape) if is_direct else pixels)
+            if not is_direct:
+                out[row] = convert(pixels.reshape(-1), out.dtype)
+        except ValueError as error:
+            raise RowError(row, str(error)) from error
+
+
+def _bytes_of(values: pa.Array) -> list[memoryview]:
+    """Return views of the bytes of each binary value."""
+    _, ends, data = values.buffers()
+    wide = np.int64 if pa.types.is_large_binary(values.type) else np.int32
+    every: npt.NDArray[Any] = np.frombuffer(ends, wide)[values.offset : values.offset + len(values) + 1]
+    size = 0 if data is None else data.size
+    if every[0] < 0 or every[-1] > size or (every[1:] < every[:-1]).any():
+        raise ValueError(
+            f"expected images within {size} bytes, found positions {every[0]}..{every[-1]}; the array is damaged"
+        )
+    octets = memoryview(b"" if data is None else data)
+    return [octets[begin:end] for begin, end in pairwise(every.tolist())]
 
 
 def encode_png(value: object, *, dtype: npt.DTypeLike = np.uint8, image_roots: Sequence[str] = ()) -> bytes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from time import perf_counter
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from mouse_core._base.tracing import refuse_traced
@@ -18,7 +17,6 @@ from mouse_core.store.views import Store
 if TYPE_CHECKING:
     from mouse_core.digest import StreamDigest
     from mouse_core.prefetch._agreement import Agreement
-    from mouse_core.prefetch.report import Counts, LoaderReport
     from mouse_core.replay.source import Staleness
 
 
@@ -136,9 +134,6 @@ class StoreFeed(Feed):
 
 T = TypeVar("T")
 
-# Seconds after which the calling thread's resource usage is read again before it computes a batch.
-_OLD = 0.001
-
 
 class Loader(Generic[T]):
     """Delivers batches of a source in index order, computed ahead; the subclass ``Batchifier`` creates the source from
@@ -176,11 +171,7 @@ class Loader(Generic[T]):
         self._prefetch = check_count("prefetch", prefetch, lowest=1)
         self._num_workers = 0 if delivery.in_caller else check_count("num_workers", num_workers, lowest=0)
         self._next_index = self._feed.first_index
-        # The first index of the current feed, and the number of batches of the previous feed.
-        self._began, self._interval = self._next_index, 0
-        self._expected: int | None = None
         self._make: Callable[[int], Any] | None = None
-        self._counts: Counts | None = None
         self._ahead: OrderedPrefetcher[Any] | None = None
         self._failure: WorkerError | None = None
         self._digest: StreamDigest | None = None
@@ -210,7 +201,6 @@ class Loader(Generic[T]):
             ConfigError: The caller is a function that JAX traces, which would always use the same batch; or, before the
                 first batch with ``shard="auto"``, another rank would deliver other batches.
         """
-        began = perf_counter()
         self._check_usable()
         if self._failure is not None:
             raise self._failure
@@ -219,7 +209,7 @@ class Loader(Generic[T]):
         if self._feed.prepare(self._next_index, first=self._make is None):
             self._begin_anew()
         try:
-            made, took = self._made(began)
+            made = self._made()
             made, digest = made if self._digest is not None else (made, None)
             batch: T = made if self._delivery.hand_over is None else self._delivery.hand_over(made)
         except ClosedError:
@@ -229,12 +219,6 @@ class Loader(Generic[T]):
             self._failure = WorkerError(message)
             raise self._failure from error
         self._feed.delivered(self._next_index)
-        if (counts := self._counts) is not None:
-            counts.ended = ended = perf_counter()
-            counts.waited += ended - began
-            counts.batches = number = counts.batches + 1
-            if took is not None or ended - began > counts.slow or number % counts.weighed_every == 1:
-                counts.add(ended - began, took, batch)
         self._next_index += 1
         if digest is not None and self._digest is not None:
             self._digest += digest
@@ -267,42 +251,25 @@ class Loader(Generic[T]):
         staleness: Staleness = self._feed.staleness
         return staleness
 
-    def report(self) -> LoaderReport:
-        """Return the waiting times and bytes so far; the difference ``later - earlier`` of two reports is a report."""
-        from mouse_core.prefetch.report import LoaderReport
-
-        if self._counts is None:
-            return LoaderReport()
-        ready = 0 if self._ahead is None else self._ahead.ready
-        return self._counts.report(self._feed.source, ready, self._prefetch if self._num_workers else 0)
-
-    def _making(self, began: float) -> Callable[[int], Any]:
+    def _making(self) -> Callable[[int], Any]:
         """Return the function that computes the source's batches; its modules are imported at the first batch."""
-        from mouse_core.prefetch.report import Counts, timed
-
         make = self._delivery.maker(self._feed.source)
         if self._digest is not None:
             from mouse_core.prefetch._digesting import digesting
 
             make = digesting(make, self._feed.source)
-        self._counts = self._counts or Counts(self._feed.source, began)
-        make = self._counts.decoding.timing(make)
-        return timed(make) if self._num_workers else make
+        return make
 
-    def _made(self, began: float) -> tuple[Any, Any]:
-        """Return the next batch, with its digest if requested, and the time that its computation took; the time is None
-        if this call computed the batch.
-        """
+    def _made(self) -> Any:
+        """Return the next batch, with its digest if requested."""
         if self._process is None:
             self._process = os.getpid()
         if self._make is None:
-            self._make = self._making(began)
+            self._make = self._making()
             if self._ahead is not None:
-                self._ahead.begin(self._make, self._next_index, until=self._expected)
+                self._ahead.begin(self._make, self._next_index)
         if not self._num_workers:
-            if self._counts is not None and began - self._counts.looked > _OLD:
-                self._counts.look(began)
-            return self._make(self._next_index), None
+            return self._make(self._next_index)
         ahead = self._ahead
         if ahead is not None and ahead.next_index != self._next_index:
             # Ctrl-C was pressed after an item was removed from the queue and before it was counted.
@@ -313,8 +280,7 @@ class Loader(Generic[T]):
             self._ahead = ahead = OrderedPrefetcher(self._make, self._next_index, workers=workers, ahead=prefetch)
             if self._closed:  # another thread closed the loader
                 ahead.close()
-        made: tuple[Any, Any] = ahead.get()
-        return made
+        return ahead.get()
 
     def __iter__(self) -> Iterator[T]:
         """Yield the batches up to the end of the current epoch; the next ``for`` loop yields the next epoch.
@@ -425,10 +391,6 @@ class Loader(Generic[T]):
         self._restart(feed, self._next_index)
 
     def _restart(self, feed: Any, next_index: int) -> None:
-        interval = self._next_index - self._began
-        # If refreshes occur at equal intervals, the threads compute no batches beyond the next expected refresh.
-        self._expected = next_index + interval if interval == self._interval > 0 else None
-        self._began, self._interval = next_index, interval
         self._feed, self._next_index = feed, next_index
         self._failure = None
         self._begin_anew()

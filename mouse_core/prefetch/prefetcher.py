@@ -69,14 +69,9 @@ class OrderedPrefetcher(Generic[T]):
         self._queue: _Queue[T] = _Queue(ahead)
         self.next_index = first
         self._error: BaseException | None = None
-        self._queue.begin(make, first, None)
+        self._queue.begin(make, first)
         self._queue.start(min(workers, ahead))
         weakref.finalize(self, self._queue.close).atexit = False
-
-    @property
-    def ready(self) -> int:
-        """Return the number of finished items that the caller has not taken."""
-        return len(self._queue.ready)
 
     def get(self) -> T:
         """Wait for the next item and return it.
@@ -103,16 +98,10 @@ class OrderedPrefetcher(Generic[T]):
         """Drop finished items; the threads then wait for ``begin``. Items in progress are discarded."""
         self._queue.pause()
 
-    def begin(self, make: Callable[[int], T], first: int, *, until: int | None = None) -> None:
-        """Continue with the items ``make(first)``, ``make(first + 1)``, ...
-
-        Args:
-            make: Computes an item.
-            first: The first index.
-            until: The first index that is computed only when the caller requests it; None: no limit.
-        """
+    def begin(self, make: Callable[[int], T], first: int) -> None:
+        """Continue with the items ``make(first)``, ``make(first + 1)``, ..."""
         self.next_index, self._error = first, None
-        self._queue.begin(make, first, until)
+        self._queue.begin(make, first)
 
 
 @dataclass(eq=False, slots=True)
@@ -138,7 +127,6 @@ class _Queue(Generic[T]):
         # The number of the current ``make``; items computed by an earlier ``make`` are discarded.
         self.turn = 0
         self.next_claimed = self.next_wanted = 0
-        self.until: int | None = None
         self.ready: dict[int, T | _Failed] = {}
         self.failed = False
         self.closed = False
@@ -169,10 +157,10 @@ class _Queue(Generic[T]):
             if not self.threads:
                 atexit.unregister(self.exit)
 
-    def begin(self, make: Callable[[int], T], first: int, until: int | None) -> None:
+    def begin(self, make: Callable[[int], T], first: int) -> None:
         with self.room:
             self.next_claimed = self.next_wanted = first
-            self.make, self.until, self.failed = make, until, False
+            self.make, self.failed = make, False
             self.turn += 1
             self.room.notify_all()
 
@@ -188,7 +176,7 @@ class _Queue(Generic[T]):
         with self.room:
             while not self.closed:
                 index = self.next_claimed
-                has_room = index < self.next_wanted + self.ahead and index != self.until
+                has_room = index < self.next_wanted + self.ahead
                 # After an error the caller requests no further items.
                 if self.make is not None and not self.failed and has_room:
                     self.next_claimed += 1
@@ -207,9 +195,6 @@ class _Queue(Generic[T]):
 
     def take(self) -> T | _Failed:
         with self.arrived:
-            if self.next_wanted == self.until:
-                self.until = None
-                self.room.notify_all()
             while not self.closed:
                 if self.next_wanted in self.ready:
                     self.next_wanted += 1

@@ -301,11 +301,6 @@ class Segment:
         return None if found is None or found[0] >= rows else found
 
     @property
-    def fetched_by(self) -> RemoteMemory | None:
-        """The remote memory that fetches encoded values; None if all values are in ``backing``."""
-        return None
-
-    @property
     def recorded(self) -> Segment:
         """The segment of the recorded rows, without derived columns."""
         return self
@@ -437,8 +432,8 @@ class SegmentView(Segment):
         num_rows: Number of rows of the view.
     """
 
-    table, indices, origin, runs, chunk_starts, image_roots, types, fetched_by = map(
-        _as_whole, ("table", "indices", "origin", "runs", "chunk_starts", "image_roots", "types", "fetched_by")
+    table, indices, origin, runs, chunk_starts, image_roots, types = map(
+        _as_whole, ("table", "indices", "origin", "runs", "chunk_starts", "image_roots", "types")
     )
     # The parts cache knowledge of their chunks.
     column, part, row_numbers = map(_as_whole, ("column", "part", "row_numbers"))

@@ -38,7 +38,6 @@ import pyarrow.parquet as pq
 
 from mouse_core import BatchSource, DatasetStore
 from mouse_core.metadata import DatasetMetadata
-from mouse_core.prefetch.report import counters_of
 from mouse_core.remote.clients.objects import AT_ONCE, GROUP, FolderClient
 from mouse_core.sampling import Blocks
 from mouse_core.store.disk.folder import Manifest, bare_schema, new_identity, write_manifest
@@ -249,14 +248,14 @@ def cached(served: Storage, url: str, cache: Path, nbytes: int, batches: int) ->
     shutil.rmtree(cache, ignore_errors=True)
     store = DatasetStore.open(url, storage_options=served.options, cache=cache, cache_bytes=nbytes)
     source, oldest = BatchSource(store, _LENGTH, _WINDOWS, seed=1), Oldest(nbytes // _PAGE)
-    for backing in source.snapshot.backings:
-        backing.wait = partial(oldest.wait, backing.wait)
+    (backing,) = source.snapshot.backings
+    backing.wait = partial(oldest.wait, backing.wait)
     for index in range(batches):
         source[index]
-    before, oldest.read, oldest.there = counters_of(source), 0, 0
+    before, oldest.read, oldest.there = backing.counters(), 0, 0
     for index in range(batches, 2 * batches):
         source[index]
-    read, wanted, fetched = (counters_of(source)[name] - before[name] for name in ("read", "wanted", "fetched"))
+    read, wanted, fetched = (backing.counters()[name] - before[name] for name in ("read", "wanted", "fetched"))
     return {"hits": 1 - wanted / read, "fetched": fetched / read, "lru": oldest.there / oldest.read}
 
 

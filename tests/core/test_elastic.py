@@ -182,7 +182,6 @@ def test_processes_of_one_machine_fetch_each_byte_once(tmp_path: Path) -> None:
                 digests += [loader.digest for _ in range(len(loader)) if loader.next_batch()][-1:]
         size = sum(one.size for path, one in server.objects.items() if path.endswith(".arrow"))
         assert size / 2 < server.sent("segments") < 1.1 * size  # with what says where columns lie
-        assert loader.report().network_bytes == 0
     with PrefetchBatchifier(DatasetStore.open(tmp_path / "store"), **options) as loader:
         expected = [loader.digest for _ in range(len(loader)) if loader.next_batch()][-1]
     assert sum(digests, StreamDigest()) == expected

@@ -301,22 +301,6 @@ def test_views_and_derived_fields_wait_for_the_rows_that_they_take(server, optio
     assert there.snapshot().backings
 
 
-def test_what_is_decoded_came_over_the_network_too(server, options, tmp_path):
-    number = np.arange(12_000)
-    values = pa.array(np.random.default_rng(0).random(64 * len(number), np.float32))
-    plain = {"action": number % 5, "reward": number / 7, "done": (number % 50 == 49).astype(np.int64)}
-    columns = {**plain, "observation": pa.FixedSizeListArray.from_arrays(values, 64)}
-    pq.write_table(pa.table(columns), tmp_path / "rows.parquet", row_group_size=3000)
-    server.put_folder("data/slow", tmp_path)
-    store = DatasetStore.open("s3://data/slow", **options)
-    server.faults[:] = [Fault("parquet", "stall", -1, seconds=0.05)]
-    with PrefetchBatchifier(store, 16, 64, num_workers=0) as loader:
-        loader.next_batch()
-        report = loader.report()
-    assert report.network > 0.04
-    assert 0 < report.network_bytes < 5_000_000
-
-
 def test_what_is_elsewhere_ends_with_its_last_reference(server, options, written, tmp_path):
     server.put_folder("data/runs", written)
     table = pa.table({name: list(values) for name, values in rows(0).items()})

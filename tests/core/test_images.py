@@ -15,7 +15,7 @@ from PIL import Image
 from mouse_core import BatchSource, DataError, DatasetStore, Field, PrefetchBatchifier, SchemaError
 from mouse_core.dtypes import RowError
 from mouse_core.images import decode_image, encode_png
-from mouse_core.images.decoding import fill_images
+from mouse_core.images.pixels import fill_images
 
 GREY = np.arange(12, dtype=np.uint8).reshape(3, 4) * 20
 COLOUR = np.arange(24, dtype=np.uint8).reshape(2, 4, 3) * 10

@@ -16,7 +16,6 @@ import pytest
 
 from mouse_core import BatchSource, DatasetStore
 from mouse_core.errors import ChangedError, ConfigError, DataError, StorageError
-from mouse_core.prefetch.report import counters_of
 from mouse_core.readahead import merged
 from mouse_core.remote.mirror import Mirror, cache_folder
 from mouse_core.remote.mirror.mirror import Fetcher, Pace
@@ -247,10 +246,11 @@ def test_batches_of_a_store_are_known_far_enough_ahead(tmp_path: Path) -> None:
     source = BatchSource(there, 8, 2, seed=0)
     for index in range(500):
         source[index]
-    before = counters_of(source)
+    (backing,) = source.snapshot.backings
+    before = backing.counters()
     for index in range(500, 900):
         source[index]
-    hits, fetched = hits_since(counters_of(source), before)
+    hits, fetched = hits_since(backing.counters(), before)
     assert hits > 0.78
     assert fetched < 0.3
 

@@ -269,8 +269,8 @@ def test_offsets_far_from_each_other_take_no_memory() -> None:
 
 def test_encoded_images_are_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where anchors share rows: of windows of 6 steps with 4 frames each, 9 rows and not 24."""
-    from mouse_core.images import decoding as image_rows
     from mouse_core.images import encode_png
+    from mouse_core.images import pixels as image_rows
 
     rng = np.random.default_rng(0)
     count = 40

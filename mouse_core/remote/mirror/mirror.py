@@ -56,8 +56,9 @@ from mouse_core.remote.mirror.table import (
     touched,
 )
 
-# Largest number of requested batches that are not read yet; batches of an abandoned loader are never read. With 64
-# fewer, no more are asked for.
+# Largest number of requested batches that are not read yet; beyond it, the oldest are dropped, because an abandoned
+# loader never reads its batches. From 64 below this number on, ``Pace.knows`` returns True, so no further batches are
+# requested.
 _MOST, _FEWER, _MOST_AHEAD = 4096, 64, 1 << 18
 _FAR = 4096
 # Weight of the last measurement.
@@ -84,8 +85,8 @@ class Pace:
     """Determines from the read blocks which batch a process is reading, and estimates when the next batches will be
     read.
 
-    The common time is the number of batches that all processes have read, which ``Table.tick`` counts. Example: if four
-    processes read equally fast, a batch that is 10 ahead of the current batch will be read in 40 units of time.
+    The unit of time is one batch read by any process; ``Table.tick`` advances the time. Example: if four processes read
+    equally fast, a batch that is 10 ahead of the current batch will be read in 40 units of time.
     """
 
     def __init__(self) -> None:
@@ -196,7 +197,7 @@ class Pace:
         Some batches share blocks and cannot be identified by their blocks; such batches are skipped when the next batch
         is identified.
         """
-        # Batches before the first of them count as skipped.
+        # Requested batches before the first batch that reads only these blocks count as skipped.
         there = set(blocks.tolist())
         skipped = next((number for number, asked in enumerate(self._asked) if asked.among(there)), None)
         if skipped is None:
@@ -228,7 +229,7 @@ _MOST_PAGES, _FEW_PAGES, _REQUEST_PAGES = 512, 256, 4
 # No more pages are fetched ahead while the pages in flight exceed 2048 and the number that arrived in 0.1 s (measured
 # over 0.5 s), because urgent pages share the network.
 _ON_ITS_WAY, _RATE_SECONDS, _FEW_ON_ITS_WAY = 0.1, 0.5, 2048
-# Seconds until the next try without room, or while another process fetches the pages.
+# Seconds between two tries if the mirror has no room, or while another process fetches the pages.
 _AGAIN_SECONDS = 0.01
 # How far ahead pages are fetched to a full mirror, in the table's time.
 _FIRST_HORIZON, _LONGEST_HORIZON, _SHRINKING = 2.0, 4096.0, 0.95
@@ -376,7 +377,6 @@ class Fetcher:
                     pushed = now
                     self._push(blocks[due], masks[due], 0, urgent=True, steal=now - began > self._limits.patience)
                 self.changed.wait(_AGAIN_SECONDS / 2)
-        self._counters.add(waits=1, seconds=time.monotonic() - began)
 
     def _raise(self, blocks: Int64s) -> None:
         """Raise the error of a block; each error is raised once."""
@@ -601,7 +601,7 @@ class Fetcher:
             one = int(short[0])
             path, begin, end = paths[int(wanted.whose[one])], begins[one], ends[one]
             raise StorageError(f"{path}: expected the bytes {begin}..{end - 1}, found {sizes[one]} bytes")
-        self._counters.add(requests=len(contents), fetched=int(sizes.sum()))
+        self._counters.add(fetched=int(sizes.sum()))
         return contents
 
 
@@ -842,7 +842,6 @@ class _Map:
 
     def __init__(self, mirror: Mirror, memory: mmap.mmap) -> None:
         self._mirror, self._table, self.memory = mirror, mirror._table, memory
-        self.counted = mirror  # all maps share one set of counters
         self.begin, self.size = address_of(memory), len(memory)
         self.room: int | None = mirror._limits.pages * PAGE
 

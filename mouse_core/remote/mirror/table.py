@@ -931,22 +931,16 @@ class Counters:
         fetched: Bytes that were received over the network.
         wanted: Fetched bytes that this process had requested.
         evicted: Evicted bytes.
-        requests: Requested ranges.
         retries: Requests that were repeated after a failure.
         damaged: Number of cache blocks and of requests whose bytes differ from the written bytes.
-        waits: Number of reads that waited for absent pages.
-        seconds: Total waiting time of these reads in seconds.
     """
 
     read: int = 0
     fetched: int = 0
     wanted: int = 0
     evicted: int = 0
-    requests: int = 0
     retries: int = 0
     damaged: int = 0
-    waits: int = 0
-    seconds: float = 0.0
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def add(self, **more: float) -> None:

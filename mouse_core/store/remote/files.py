@@ -652,11 +652,6 @@ class ElsewhereSegment(FileSegment):
         # The requested columns, in a weak collection, so that their heads are read together.
         self._asked: WeakValueDictionary[str, _PartElsewhere] = WeakValueDictionary()
 
-    @property
-    def fetched_by(self) -> RemoteMemory | None:
-        """See ``Segment``."""
-        return getattr(self.files, "fetched_by", None)
-
     @memo
     def table(self) -> pa.Table:
         """The table of steps; reads all rows."""

@@ -39,7 +39,6 @@ from mouse_core.store.remote.files import (
 from mouse_core.store.snapshot import Snapshot
 
 if TYPE_CHECKING:
-    from mouse_core.readahead import RemoteMemory
     from mouse_core.remote.clients.objects import FolderClient
 
 # Up to this number of files, size and version of each file are requested separately; for more files, the folder is
@@ -351,11 +350,6 @@ class ParquetFiles(Files):
     def backing(self) -> None:
         """Return None, since decoded values are in memory."""
         return None
-
-    @property
-    def fetched_by(self) -> RemoteMemory | None:
-        """Return the remote memory that fetches the bytes for decoding; None if files are local."""
-        return self.objects.backing
 
     @memo
     def _opened(self) -> ParquetObjects:
