@@ -9,7 +9,7 @@
 4. resume   another run goes on from the state of the first one, and finds what that one read in the cache
 
 Without ``--url`` the address is that of a folder, ``file:///...``, read by the same means. For S3 keys are found
-as AWS's tools find them: in the environment, or in a profile; ``AWS_ENDPOINT`` names a server that speaks like S3.
+in the environment; ``AWS_ENDPOINT`` names a server that speaks like S3.
 Figures are printed one ``name: value`` a line.
 """
 

@@ -105,7 +105,6 @@ class ObjectServer:
         objects: By path, bucket first.
         faults: What goes wrong next.
         asked: The requests so far; clear it as you like.
-        signed: What came with them to say who asks, where something did.
     """
 
     latency: float = 0.0
@@ -117,7 +116,6 @@ class ObjectServer:
     objects: dict[str, Object] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
     asked: list[Asked] = field(default_factory=list)
-    signed: list[str] = field(default_factory=list)
     lock: Any = field(default_factory=threading.RLock)
     link_free: float = 0.0
     uploads: dict[str, dict[int, bytes]] = field(default_factory=dict)
@@ -212,8 +210,6 @@ class Connection(asyncio.Protocol):
         body = bytes(self.received[end + 4 : end + 4 + size])
         del self.received[: end + 4 + size]
         method, target, _ = first.split(" ", 2)
-        if "authorization" in headers:
-            self.server.signed.append(headers["authorization"])
         self.is_answering = True
         url = urlsplit(target)
         path, query = unquote(url.path).lstrip("/"), parse_qs(url.query, keep_blank_values=True)

@@ -1,13 +1,12 @@
 """Client of remote objects through the package obstore: S3, Google, Azure, web servers and folders.
 
-The parts of this module, in order: conversion of errors; the configuration of obstore from options, environment and
-profile; a thread that runs requests; a helper process for forked processes; and the client.
+The parts of this module, in order: conversion of errors; the options of obstore; a thread that runs requests; a helper
+process for forked processes; and the client.
 """
 
 from __future__ import annotations
 
 import asyncio
-import configparser
 import os
 import re
 import subprocess
@@ -129,36 +128,14 @@ _NAMED = {
     "gs": "GOOGLE_SERVICE_ACCOUNT or GOOGLE_APPLICATION_CREDENTIALS",
     "az": "AZURE_STORAGE_ACCOUNT_KEY, or a token",
 }
-_PROFILE = {
-    "aws_access_key_id": "aws_access_key_id",
-    "aws_secret_access_key": "aws_secret_access_key",
-    "aws_session_token": "aws_session_token",
-    "region": "aws_region",
-    "endpoint_url": "aws_endpoint",
-}
 
 
-def config_of(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration to pass to obstore's store: the options and, for S3, the values of the profile if
-    neither the options nor the environment contain credentials. Obstore reads the environment itself.
-    """
-    config = {name: value for name, value in options.items() if name not in _OURS and not _HTTP.match(name)}
-    if _kind(url) == "s3" and _source(url, options) == "profile":
-        told = {name.lower() for name in (*config, *os.environ)}
-        said = _profile()
-        endpoints = any(_ENDPOINT.match(name) for name in told)
-        regions = any(re.match(r"(aws_)?(default_)?region$", name) for name in told)
-        skipped = {*(["aws_endpoint"] if endpoints else []), *(["aws_region"] if regions else [])}
-        config |= {name: value for name, value in said.items() if name not in skipped}
-    return config
-
-
-def client_options(url: str, options: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+def client_options(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of obstore's HTTP client: time-outs, and whether the client may connect without TLS."""
     told = {**_TIMES, **dict(options.get("client_options", {}))}
     # In obstore, "allow_http" is an option of the client.
     allowed = [value for name, value in options.items() if _HTTP.match(name)]
-    said = {**{name.lower(): value for name, value in os.environ.items()}, **config}
+    said = {**{name.lower(): value for name, value in os.environ.items()}, **options}
     endpoints = [url, *(value for name, value in said.items() if _ENDPOINT.match(name.lower()))]
     if allowed or any(str(one).startswith("http://") for one in endpoints):
         told["allow_http"] = str((allowed or [True])[0]).lower() == "true"
@@ -178,19 +155,16 @@ def asked_as(url: str, options: Mapping[str, Any]) -> str:
         headers = dict(options.get("client_options", {})).get("default_headers")
         return "with the headers of storage_options" if headers else "without a header for authorization"
     said = {**{name.lower(): value for name, value in os.environ.items()}, **{k.lower(): v for k, v in options.items()}}
-    profile = _profile() if kind == "s3" else {}
     prefix = {"s3": "aws", "gs": "google", "az": "azure"}[kind]
     named = [v for n, v in said.items() if _ENDPOINT.match(n) and (n.startswith(prefix) or n in options)]
-    endpoint = without_secrets(str(named[-1] if named else profile.get("aws_endpoint", "the provider's own endpoint")))
-    source = _source(url, options)
+    endpoint = without_secrets(str(named[-1] if named else "the provider's own endpoint"))
     where = {
         "options": "with the keys of storage_options",
         "unsigned": "without a signature, as skip_signature requests",
         "environment": f"with the keys of the environment ({_NAMED[kind]})",
-        "profile": f"with the keys of the profile {_profile_name()!r}",
         "": f"without keys, since neither storage_options has keys nor the environment ({_NAMED[kind]})"
-        + (f" or the profile {_profile_name()!r} in {_file('credentials')}" if kind == "s3" else ""),
-    }[source]
+        + ("; aws configure export-credentials --format env prints the keys of a profile" if kind == "s3" else ""),
+    }[_source(kind, options)]
     return f"asked {endpoint} {where}"
 
 
@@ -199,9 +173,9 @@ def _kind(url: str) -> str:
     return {"s3a": "s3", "azure": "az", "adl": "az", "abfs": "az", "abfss": "az"}.get(scheme, scheme)
 
 
-def _source(url: str, options: Mapping[str, Any]) -> str:
-    """Return the source of credentials: "options", "unsigned", "environment", "profile" or ""."""
-    keys = _KEYS[_kind(url)]
+def _source(kind: str, options: Mapping[str, Any]) -> str:
+    """Return the source of credentials: "options", "unsigned", "environment" or ""."""
+    keys = _KEYS[kind]
     given = {name.lower(): value for name, value in options.items()}
     environment = {name.lower(): value for name, value in os.environ.items()}
     said = {**environment, **given}
@@ -211,36 +185,7 @@ def _source(url: str, options: Mapping[str, Any]) -> str:
         return "options"
     if any(keys.match(name) for name in environment if name.startswith(("aws_", "google_", "azure_"))):
         return "environment"
-    return "profile" if _kind(url) == "s3" and "aws_access_key_id" in _profile() else ""
-
-
-def _profile_name() -> str:
-    return os.environ.get("AWS_PROFILE") or os.environ.get("AWS_DEFAULT_PROFILE") or "default"
-
-
-def _file(which: str) -> Path:
-    """Return the path of the user's AWS file of profiles; the path is determined as in AWS's tools."""
-    variable = {"credentials": "AWS_SHARED_CREDENTIALS_FILE", "config": "AWS_CONFIG_FILE"}[which]
-    return Path(os.environ.get(variable) or Path("~/.aws") / which).expanduser()
-
-
-def _profile() -> dict[str, str]:
-    """Return the values of the user's profile under obstore's names; empty if the profile is missing or cannot be
-    read.
-    """
-    name = _profile_name()
-    found: dict[str, str] = {}
-    for which in ("config", "credentials"):
-        # Sections of "config" are named "profile NAME", except the default section.
-        for section in dict.fromkeys((name, f"profile {name}")):
-            parser = configparser.ConfigParser(interpolation=None, strict=False)
-            try:
-                parser.read(_file(which), encoding="utf-8")
-                said = dict(parser[section]) if parser.has_section(section) else {}
-            except (configparser.Error, OSError, UnicodeDecodeError):
-                said = {}
-            found |= {ours: said[theirs] for theirs, ours in _PROFILE.items() if said.get(theirs)}
-    return found
+    return ""
 
 
 AT_ONCE = 128
@@ -671,8 +616,9 @@ class FolderClient:
     @memo
     def _store(self) -> Any:
         obstore = imported()
-        config = config_of(self.url, self._options)
-        times = client_options(self.url, self._options, config)
+        # Obstore itself reads the environment.
+        config = {name: value for name, value in self._options.items() if name not in _OURS and not _HTTP.match(name)}
+        times = client_options(self.url, self._options)
         more: dict[str, Any] = {"retry_config": self._options.get("retry_config", _RETRY)}
         if "credential_provider" in self._options:
             more["credential_provider"] = self._options["credential_provider"]

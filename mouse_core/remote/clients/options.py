@@ -81,8 +81,8 @@ class StorageOptions(Mapping[str, Any]):
     """The options of a client: keys, endpoints, time-outs. Messages never contain the options.
 
     Processes that ``multiprocessing`` starts get all options. Every other pickle contains only options without
-    credentials, such as an endpoint, a region and time-outs; the client finds keys and tokens again in the environment
-    or a profile.
+    credentials, such as an endpoint, a region and time-outs; the client finds keys and tokens again in the
+    environment.
 
     Args:
         options: The options by name.
@@ -132,7 +132,7 @@ class Reaching:
     address.
 
     Args:
-        storage_options: Options of the client, in addition to the environment or a profile:
+        storage_options: Options of the client, in addition to the environment:
             ``{"aws_endpoint": ..., "client_options": {"timeout": "10s"}}``. Options have obstore's names; for the Hub,
             the options are "token" and "endpoint". Messages, states and fingerprints never contain the options; pickles
             contain all options only for processes that ``multiprocessing`` starts.
