@@ -145,7 +145,7 @@ def declare_convert(parser: argparse.ArgumentParser) -> None:
         "--images",
         action="append",
         metavar="[COLUMN=]HOW",
-        help="store images as raw pixels, png, jpeg:95, or frames of videos: video:h264:gop=2 (or hevc, av1, vp9; and "
+        help="store images as raw pixels, png, jpeg:95, or frames of videos: video:h264:gop=2 (or hevc, av1; and "
         "crf=23, pix_fmt=yuv444p, preset=medium or lossless); video keeps existing videos unchanged and encodes other "
         "images; raw and png are lossless, jpeg and videos are lossy; may be given once for each column",
     )

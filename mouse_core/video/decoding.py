@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import platform
 import stat
 import threading
 from collections import OrderedDict
@@ -45,12 +44,12 @@ class Decoders:
 
     def of(self, index: VideoIndex) -> Any:
         """Return a decoder in its initial state, for the kind of file."""
-        decoder = None if _is_own(index) else self._held.pop(_key(index), None)
+        decoder = None if index.own_sets else self._held.pop(_key(index), None)
         return new_decoder(index.codec, index.header, index.colours) if decoder is None else decoder
 
     def keep(self, index: VideoIndex, decoder: Any) -> None:
         """Keep a decoder that raised no error, for later files of the same kind."""
-        if _is_own(index):
+        if index.own_sets:  # the decoder would apply these parameters to the next file
             return
         decoder.flush_buffers()
         self._held[_key(index)] = decoder
@@ -61,11 +60,6 @@ class Decoders:
         """Convert a frame to another pixel format and size, as ``frame.reformat`` does."""
         sizes = {} if (frame.height, frame.width) == (height, width) else {"height": height, "width": width}
         return self._reformatter.reformat(frame, format=form, **sizes, threads=1)
-
-
-def _is_own(index: VideoIndex) -> bool:
-    """Whether packets contain parameters, such as JPEG tables, that a decoder would still apply to the next file."""
-    return index.own_sets or index.codec == "mjpeg"
 
 
 def _key(index: VideoIndex) -> Key:
@@ -252,10 +246,7 @@ def decoder_version() -> str:
     """
     versions = pyav().library_versions
     said = [f"{name} {'.'.join(map(str, versions[name]))}" for name in ("libavcodec", "libswscale")]
-    # One name for each kind of processor. It matters for Motion JPEG, which is not defined to the last bit as the other
-    # codecs are.
-    machine = platform.machine().lower()
-    return " ".join([*said, {"amd64": "x86_64", "arm64": "aarch64"}.get(machine, machine), _converted()])
+    return " ".join([*said, _converted()])
 
 
 def _converted() -> str:

@@ -98,7 +98,7 @@ def _skip_scales(bits: _Bits, size: int) -> None:
         last = following or last
 
 
-CODECS = ("h264", "hevc", "av1", "vp9", "mjpeg")
+CODECS = ("h264", "hevc", "av1")
 """Supported codecs, by FFmpeg's names."""
 
 
@@ -149,10 +149,12 @@ def picture_reader(codec: str, header: bytes) -> Callable[[memoryview], Picture]
         width = (header[place] & 3) + 1
         units = _H264(header).picture if codec == "h264" else _Hevc(header).picture
         return lambda packet: units(_units(packet, width))
-    others = {"av1": _av1, "vp9": _vp9, "mjpeg": _MotionJpeg().picture}
-    if codec not in others:
-        raise DataError(f"expected {', '.join(CODECS[:-1])} or {CODECS[-1]}, found {codec}")
-    return others[codec]
+    if codec != "av1":
+        raise DataError(
+            f"expected {', '.join(CODECS[:-1])} or {CODECS[-1]}, found {codec}; ffmpeg -i INPUT -c:v libx264 "
+            "-qp 0 -g 2 OUTPUT.mp4 converts videos without loss"
+        )
+    return _av1
 
 
 def _units(packet: memoryview, width: int) -> Iterator[memoryview]:
@@ -280,36 +282,6 @@ def _leb128(packet: memoryview, place: int) -> tuple[int, int]:
     raise DataError("expected the length of a unit, found none")
 
 
-def _vp9(packet: memoryview) -> Picture:
-    """Describe a packet of VP9. An entry is a packet whose first frame is a key frame."""
-    if not packet or packet[0] >> 6 != 0b10:
-        raise DataError("expected a frame of VP9, found none")
-    # Profile 3 has one more bit. Then follow show_existing_frame, frame_type (0: key frame) and show_frame.
-    bits = packet[0] << 1 if packet[0] >> 4 & 3 == 3 else packet[0]
-    # If a packet has several frames, its last byte has a mark, and the last frame is shown.
-    shown = bool(bits >> 3 & 1 or bits >> 1 & 1 or packet[-1] >> 5 == 0b110)
-    return Picture(bits >> 2 & 3 == 0, shown=shown)
-
-
-class _MotionJpeg:
-    """Describes packets of Motion JPEG. An entry is a picture that contains all tables of the pictures before it."""
-
-    def __init__(self) -> None:
-        self._tables: set[int] = set()
-
-    def picture(self, packet: memoryview) -> Picture:
-        """Return the properties of a packet's picture."""
-        here, place = set(), 2
-        while place + 4 <= len(packet) and packet[place] == 0xFF and packet[place + 1] != 0xDA:  # up to the pixels
-            here.add(packet[place + 1])
-            place += 2 + int.from_bytes(packet[place + 2 : place + 4])
-        here &= {0xC4, 0xDB}  # tables of Huffman codes, and of quantisation
-        entry = here >= self._tables
-        self._tables |= here
-        # Pictures without tables count as pictures of a higher layer, because they may need any other picture.
-        return Picture(entry, referenced=not entry, layer=int(not entry))
-
-
 LARGEST_SIDE = 8192
 """Largest width and height of a video in pixels."""
 
@@ -431,8 +403,8 @@ def _check_container(file: Path) -> None:
         if head[place:].startswith(sign) and (name != "MPEG-TS" or head.startswith(sign)):
             raise damaged(
                 file,
-                f"expected MP4 or MOV, found {name}; if its codec is supported (H.264, HEVC, AV1, VP9, "
-                "Motion JPEG), ffmpeg -i INPUT -map 0:v:0 -c copy OUTPUT.mp4 copies the frames into an MP4 file",
+                f"expected MP4 or MOV, found {name}; if its codec is H.264, HEVC or AV1, ffmpeg -i INPUT "
+                "-map 0:v:0 -c copy OUTPUT.mp4 copies the frames into an MP4 file",
             )
 
 
@@ -555,7 +527,7 @@ class VideoIndex:
         path: The video.
         digest: Digest of all values below and of the bytes of all packets, in hexadecimal digits. The digest does not
             depend on ``path``.
-        codec: FFmpeg's name of the codec: "h264", "hevc", "av1", "vp9" or "mjpeg".
+        codec: FFmpeg's name of the codec: "h264", "hevc" or "av1".
         header: Data that a decoder receives before the first packet.
         height: Height of a frame in pixels.
         width: Width of a frame in pixels.
@@ -611,8 +583,7 @@ def index_video(path: StrPath, *, sidecar: StrPath | None = None) -> VideoIndex:
     returned without being stored.
 
     Args:
-        path: An MP4 file with H.264, HEVC, AV1, VP9 or Motion JPEG. If the file has several video streams, the first
-            stream is used.
+        path: An MP4 file with H.264, HEVC or AV1. If the file has several video streams, the first stream is used.
         sidecar: The path of the index. By default, the path of the video with ".index.arrow" appended; if the folder of
             the video is read-only, a file in the folder "videos" of the cache folder
             (``mouse_core.remote.mirror.cache_folder``).

@@ -19,10 +19,10 @@ from mouse_core.files.writing import StrPath, storing
 from mouse_core.video.index import LARGEST_SIDE, pyav
 
 # The encoder of each codec, and the defaults of its options.
-_ENCODERS = {"h264": "libx264", "hevc": "libx265", "av1": "libsvtav1", "vp9": "libvpx-vp9"}
-_CRF = {"h264": 23.0, "hevc": 28.0, "av1": 30.0, "vp9": 31.0}
-_MOST_CRF = {"h264": 51, "hevc": 51, "av1": 63, "vp9": 63}
-_PRESETS = {"libx264": "medium", "libx265": "medium", "libsvtav1": "8", "libvpx-vp9": "5"}
+_ENCODERS = {"h264": "libx264", "hevc": "libx265", "av1": "libsvtav1"}
+_CRF = {"h264": 23.0, "hevc": 28.0, "av1": 30.0}
+_MOST_CRF = {"h264": 51, "hevc": 51, "av1": 63}
+_PRESETS = {"libx264": "medium", "libx265": "medium", "libsvtav1": "8"}
 _QUIET = "log-level=none"
 # Smallest height and width: below these x265 has no block, and SVT-AV1 accesses memory out of bounds.
 _LEAST_SIDES = {"hevc": (16, 16), "av1": (4, 32)}
@@ -38,11 +38,11 @@ class VideoCodec:
     The text form of a codec is the name and the non-default options, separated by colons: ``"h264:gop=2:crf=20"``.
 
     Args:
-        codec: "h264", "hevc", "av1" or "vp9".
+        codec: "h264", "hevc" or "av1".
         gop: Number of frames from a key frame to the next key frame. To read a frame, all frames from the previous key
             frame on are decoded. So a low value makes random reads fast, and a high value makes files small.
-        crf: The loss of quality, from 0 (smallest loss) to 51 for H.264 and HEVC, or to 63 for AV1 and VP9. The default
-            is 23 for H.264, 28 for HEVC, 30 for AV1 and 31 for VP9.
+        crf: The loss of quality, from 0 (smallest loss) to 51 for H.264 and HEVC, or to 63 for AV1. The default is 23
+            for H.264, 28 for HEVC and 30 for AV1.
         pix_fmt: FFmpeg's pixel format: "yuv420p", "yuv444p", "gray", "gray12le". The default is "yuv420p" for colours,
             "gray" for grey frames if the codec supports it, and "gray12le" for grey frames of uint16. "gray12le" can
             represent values up to 4,095.
@@ -157,7 +157,7 @@ class VideoCodec:
         if shape[0] < height or shape[1] < width:
             raise ConfigError(
                 f"video: {self.codec}: expected frames of at least {height}x{width} (height x width), found "
-                f"{shape[0]}x{shape[1]}; h264 and vp9 accept any size"
+                f"{shape[0]}x{shape[1]}; h264 accepts any size"
             )
 
     def options(self, width: int) -> dict[str, str]:
@@ -168,12 +168,9 @@ class VideoCodec:
         if encoder == "libx265":
             tree = ":cutree=0" if width < _LEAST_TREE_WIDTH else ""
             said["x265-params"] = f"open-gop=0:{_QUIET}{tree}" + (":lossless=1" if self.lossless else "")
-        elif encoder == "libvpx-vp9":
-            said |= {"b": "0", "deadline": "good", "row-mt": "1"} | ({"lossless": "1"} if self.lossless else {})
         elif self.lossless:
             said = {"qp": "0"} if encoder == "libx264" else {"svtav1-params": "lossless=1"}
-        preset = "cpu-used" if encoder == "libvpx-vp9" else "preset"
-        return {"g": str(self.gop), preset: self.preset or _PRESETS[encoder], **said}
+        return {"g": str(self.gop), "preset": self.preset or _PRESETS[encoder], **said}
 
 
 def _pyav() -> Any:

@@ -17,7 +17,7 @@ from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.video import FrameDecoder, VideoIndex, decoder_version, index_video
 from tests.core.video_cases import KINDS, SIDE, copy_packets, decoded, joined, packets_and_sets, pictures, write_video
 
-_COMMON = ("pyramid of B frames", "cut by an edit list", "HEVC with open groups", "VP9 with hidden frames")
+_COMMON = ("pyramid of B frames", "cut by an edit list", "HEVC with open groups")
 
 
 def read(indexes: list[VideoIndex], video: Any, frame: Any, *, threads: int = 1, side: Any = SIDE) -> np.ndarray:
@@ -218,16 +218,11 @@ def test_where_no_index_can_be_written_none_is(two: list[Path], tmp_path: Path) 
     assert not list(tmp_path.iterdir())
 
 
-def test_what_the_last_bits_of_pixels_depend_on_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_last_bits_of_pixels_depend_on_is_told() -> None:
     av = pytest.importorskip("av")
     here = decoder_version()
     assert [part.split(".")[0].isdigit() for part in here.split()][:4] == [False, True, False, True]
     assert here == decoder_version() == FrameDecoder().version
-    named = {"AMD64": "x86_64", "arm64": "aarch64", "x86_64": "x86_64", "aarch64": "aarch64"}
-    for machine, said in named.items():
-        monkeypatch.setattr("platform.machine", lambda machine=machine: machine)
-        assert decoder_version().split()[-2] == said
-    monkeypatch.undo()
     libraries = list((Path(av.__file__).parent.parent / "av.libs").glob("libavutil*"))
     if platform.machine() != "x86_64" or not libraries:
         return  # elsewhere no processor lacks what is left out here
@@ -300,7 +295,7 @@ def test_files_that_cannot_be_exact_are_refused(tmp_path: Path) -> None:
     (tmp_path / "text.mp4").write_text("#EXTM3U\nfile:///etc/passwd\n")
     with pytest.raises(DataError, match=r"text\.mp4: cannot be read"):
         index_video(tmp_path / "text.mp4")
-    with pytest.raises(DataError, match=r"b\.mp4: expected h264, hevc, av1, vp9 or mjpeg, found mpeg4"):
+    with pytest.raises(DataError, match=r"b\.mp4: expected h264, hevc or av1, found mpeg4; ffmpeg -i INPUT"):
         index_video(write_video(tmp_path / "b.mp4", codec="mpeg4", count=3))
     with av.open(str(tmp_path / "c.mp4"), "w") as container:
         stream = container.add_stream("aac", rate=8000, layout="mono")

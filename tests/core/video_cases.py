@@ -52,12 +52,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "HEVC with repeated headers": _x265("keyint=8:repeat-headers=1:open-gop=1:bframes=3"),
     "AV1": {"codec": "libsvtav1", "options": {"g": "2", "preset": "12", "crf": "40"}},
     "AV1 with grain": {"codec": "libsvtav1", "options": {"g": "16", "preset": "10", "svtav1-params": "film-grain=20"}},
-    "VP9": {"codec": "libvpx-vp9", "options": {"g": "10", "deadline": "realtime", "cpu-used": "8"}},
-    "VP9 with hidden frames": {
-        "codec": "libvpx-vp9",
-        "options": {"g": "20", "deadline": "good", "cpu-used": "5", "auto-alt-ref": "1", "lag-in-frames": "12"},
-    },
-    "Motion JPEG": {"codec": "mjpeg", "pixels": "yuvj420p"},
 }
 
 
