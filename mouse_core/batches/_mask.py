@@ -181,8 +181,8 @@ class Packing:
 
     @property
     def identity(self) -> list[Any]:
-        """Return the options that determine the packing, for the fingerprint."""
-        return ["packed", self.capacity]
+        """Return the identity for the fingerprint, without the padding, which depends on the number of shards."""
+        return ["packed"]
 
     def spec(self, fields: Mapping[str, FieldSpec]) -> dict[str, FieldSpec]:
         """Return the fields of a packed batch.

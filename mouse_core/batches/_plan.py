@@ -195,7 +195,8 @@ class BatchPlan:
         """Return the values that determine batches, except the seed, the delivered dtypes and the shard."""
         from mouse_core._base.identity import sampler_identity
 
-        sampler, masked = self.planner.sampler, isinstance(self.planner.sampler, PaddedSampler)
+        sampler = self.planner.sampler
+        masked = isinstance(sampler, PaddedSampler) and self.packing is None  # a packed batch has no mask of steps
         fields = [
             reader.identity
             for name, reader in self.readers.items()

@@ -279,7 +279,8 @@ class BatchSource:
 
     @property
     def fingerprint(self) -> str:
-        """A digest of the data and all options that determine a batch, except the seed and the delivered dtypes."""
+        """A digest of the data and all options that determine a batch, except the seed, the delivered dtypes, and the
+        padding of packed batches."""
         from mouse_core._base.identity import fingerprint_of  # loaded on demand
 
         return fingerprint_of(self.identity)

@@ -216,7 +216,7 @@ def words_of(feed: Any, next_index: int, call: str, refreshes: int, count: int) 
     configuration = json.loads(state.pop("configuration", "{}"))
     source = feed.source
     words: dict[str, Any] = {"call": call, "shards": count, **state, "refreshes": refreshes}
-    for name in ("batch_size", "sequence_length", "views", "uneven"):
+    for name in ("batch_size", "sequence_length", "views", "uneven", "packed"):
         words[name] = getattr(source, name, None)
     for name, value in configuration.items():
         parts = {f"{name} {part}": one for part, one in value.items()} if isinstance(value, Mapping) else {name: value}

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mouse_core._base.checks import state_number
-from mouse_core._base.identity import fingerprint_of
 from mouse_core.batches.source import BatchSource
 from mouse_core.errors import StateError
 from mouse_core.sampling import SAMPLERS, EpisodeWindows
@@ -103,7 +102,7 @@ def check_source(source: BatchSource, state: Mapping[str, Any], remark: str = ""
     """Raise StateError with a list of differences if ``state`` does not belong to the source; the message ends with
     ``remark``.
     """
-    if state["fingerprint"] in (source.fingerprint, *_fingerprints_of_other_capacities(source, state)):
+    if state["fingerprint"] == source.fingerprint:
         return
     try:
         found = json.loads(state.get(_CONFIGURATION, "{}"))
@@ -116,29 +115,6 @@ def check_source(source: BatchSource, state: Mapping[str, Any], remark: str = ""
         f"state: expected the fingerprint {source.fingerprint} of this dataset and configuration (rows, "
         f"fields, sampling, sequence_length, batch_size, augmentation), found {state['fingerprint']!r:.80}{remark}"
     )
-
-
-def _fingerprints_of_other_capacities(source: BatchSource, state: Mapping[str, Any]) -> list[str]:
-    """Return the fingerprints that the same stream has when packed for other numbers of shards; empty if windows are
-    not packed.
-
-    The capacity of a packed batch depends on the number of shards, because with fewer shards each shard has more
-    windows. A source with ``uneven="pad"`` also reads a mask, which a packed batch does not contain.
-    """
-    data, sampler, fields, *stages = source.identity
-    if not stages or stages[-1][0] != "packed":
-        return []
-    try:
-        said = json.loads(state.get(_CONFIGURATION, "{}"))["packed"]
-    except (TypeError, ValueError, KeyError):
-        said = ""
-    capacities = {stages[-1][1], *([int(said)] if said.isdecimal() else []), *([None] if said == "True" else [])}
-    unmasked = [field for field in fields if field != [MASK]]
-    return [
-        fingerprint_of([data, sampler, read, *stages[:-1], ["packed", capacity]])
-        for capacity in capacities
-        for read in (unmasked, [*unmasked, [MASK]])
-    ]
 
 
 def _configuration(source: BatchSource) -> dict[str, Any]:
@@ -192,8 +168,8 @@ def _stages_in_words(stages: Sequence[list[Any]]) -> dict[str, Any]:
         said["augment"] = json.dumps(augment)
     for _, version, per, shapes, dropped in (stage for stage in stages if stage[0] == "map"):
         said["map"] = {"version": version, "per": per, "fields": json.dumps(shapes), "drop": json.dumps(dropped)}
-    for _, capacity in (stage for stage in stages if stage[0] == "packed"):
-        said["packed"] = repr(capacity or True)
+    if ["packed"] in stages:
+        said["packed"] = "True"
     return said
 
 
