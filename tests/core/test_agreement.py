@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mouse_core import AugmentTokensConfig, BatchSource, ConfigError, DatasetStore, PrefetchBatchifier
+from mouse_core import AugmentTokensConfig, BatchSource, ConfigError, PrefetchBatchifier
 from mouse_core.ranks import Board, Ranks
 from mouse_core.testing import example_columns, example_store
+from tests.core.worlds import store_of
 
 
 class Notes:
@@ -86,6 +87,7 @@ def test_ranks_that_agree_have_the_batch_together(count: int) -> None:
     assert len(board.notes) <= 3 * count + 1, sorted(board.notes)
 
 
+COLUMNS = example_columns(300)
 OTHERS: dict[str, tuple[dict[str, Any], str]] = {
     "seed": ({"seed": 7}, "rank 2 with seed 7 (most have 0)"),
     "batch size": ({"batch_size": 8}, "rank 2 with batch_size 8 (most have 4)"),
@@ -94,36 +96,25 @@ OTHERS: dict[str, tuple[dict[str, Any], str]] = {
     "fields": ({"fields": ["reward"]}, "fields done none (most have"),
     "sampling": ({"sampling": "last"}, "rank 2 with sampling"),
     "dtypes": ({"dtypes": {"reward": "float64"}}, "rank 2 with dtype of reward float64 (most have float32)"),
+    "rows": ({"store": example_store(290)}, "rank 2 with rows 290 (most have 300)"),
+    "values": ({"store": store_of({**COLUMNS, "reward": COLUMNS["reward"] + 1})}, "rank 2 with fingerprint "),
 }
 
 
+@pytest.mark.parametrize("of_sources", [False, True])
 @pytest.mark.parametrize("other", OTHERS)
-def test_a_rank_that_is_asked_for_something_else_is_named_at_the_first_batch(other: str) -> None:
+def test_a_rank_that_is_asked_for_something_else_is_named_at_the_first_batch(other: str, of_sources: bool) -> None:
     changed, said = OTHERS[other]
 
     def work(ranks: Ranks) -> Any:
-        options = {"sequence_length": 8, "batch_size": 4, "shard": ranks, "uneven": "pad"}
+        options: dict[str, Any] = {"sequence_length": 8, "batch_size": 4, "shard": ranks, "uneven": "pad"}
         options |= changed if ranks.rank == 2 else {}
-        with PrefetchBatchifier(example_store(), **options) as loader:
+        store = options.pop("store", example_store())
+        made = PrefetchBatchifier(BatchSource(store, **options)) if of_sources else PrefetchBatchifier(store, **options)
+        with made as loader:
             loader.next_batch()
 
     refused(run(work, 4), "ranks: expected all 4 to agree at the first batch, found rank 2 with", said)
-
-
-def test_other_rows_and_other_values_are_named() -> None:
-    def work(ranks: Ranks, change: Callable[[dict[str, Any]], Any]) -> Any:
-        columns = example_columns(100)
-        if ranks.rank == 1:
-            columns = change(columns)
-        store = DatasetStore()
-        store.extend(columns)
-        with PrefetchBatchifier(store, 8, 4, shard=ranks) as loader:
-            loader.next_batch()
-
-    fewer = run(lambda ranks: work(ranks, lambda columns: {name: part[:90] for name, part in columns.items()}), 2)
-    refused(fewer, "found rank 1 with rows 90 (rank 0 has 100)")
-    other = run(lambda ranks: work(ranks, lambda columns: {**columns, "reward": columns["reward"] + 1}), 2)
-    refused(other, "found rank 1 with fingerprint ")
 
 
 def test_shards_of_another_count_are_named() -> None:
@@ -247,15 +238,6 @@ def test_several_loaders_are_told_apart_by_the_order_in_which_they_are_used() ->
                 loader.next_batch()
 
     refused(run(crossed, 2), "rank 1 with seed 1 (rank 0 has 2)")
-
-
-def test_a_source_of_ranks_agrees_in_its_loader() -> None:
-    def work(ranks: Ranks) -> Any:
-        source = BatchSource(example_store(), 8, 4, shard=ranks, seed=ranks.rank)
-        with PrefetchBatchifier(source) as loader:
-            loader.next_batch()
-
-    refused(run(work, 2), "rank 1 with seed 1 (rank 0 has 0)")
 
 
 def test_shards_in_numbers_agree_on_nothing() -> None:

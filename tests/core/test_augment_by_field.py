@@ -25,7 +25,7 @@ from mouse_core import (
     StateError,
     TokenAugmenter,
 )
-from mouse_core.augment import apply, cut, draw
+from mouse_core.augment import apply, draw
 from mouse_core.randomness import Key, Purpose
 from tests.core.augment_cases import UNIFORM, assert_same, oracle
 
@@ -124,13 +124,6 @@ def test_other_names_draw_other_numbers() -> None:
         for name in ("one", "other")
     ]
     assert not np.array_equal(*drawn)
-
-
-def test_a_shard_has_its_rows() -> None:
-    batch = make_batch()
-    draws = draw(CONFIG, KEY, (SIZE, LENGTH))
-    part = apply({name: values[2:5] for name, values in batch.items()}, cut(draws, 2, 3))
-    assert_same(part, {name: values[2:5] for name, values in apply(batch, draws).items()})
 
 
 REFUSED: list[tuple[Any, str]] = [

@@ -17,7 +17,6 @@ from mouse_core.augment import (
     RandomCrop,
     RandomShift,
     apply,
-    cut,
     draw,
 )
 from mouse_core.randomness import Key, Purpose
@@ -86,16 +85,6 @@ def test_nothing_enabled_is_no_augmentation() -> None:
         assert_same(mine[3], plain[3])
         assert mine.fingerprint == plain.fingerprint
         assert mine.spec == plain.spec
-
-
-@given(count=st.sampled_from([1, 2, 4]), index=st.integers(0, 50), views=st.integers(1, 2))
-def test_shards_put_together_are_the_whole(count: int, index: int, views: int) -> None:
-    whole: Any = source(full_config(), views=views)[index]
-    parts: list[Any] = [source(full_config(), views=views, shard=(rank, count))[index] for rank in range(count)]
-    for view in range(views):
-        pick = (lambda batch, view=view: batch[view]) if views > 1 else (lambda batch: batch)
-        joined = {name: np.concatenate([pick(part)[name] for part in parts]) for name in pick(whole)}
-        assert_same(joined, pick(whole))
 
 
 def test_a_short_batch_is_drawn_for_its_size() -> None:
@@ -228,10 +217,3 @@ def test_fields_left_out_need_nothing() -> None:
     config = AugmentTokensConfig(permute_obs_discrete=True, crop_obs_image=RandomShift(), scale_reward=UNIFORM)
     batch = source(config, fields=["reward"])[0]
     assert set(batch) == {"reward"}
-
-
-def test_cut_takes_rows() -> None:
-    draws = draw(full_config(), Key(0, Purpose.AUGMENT), (6, 2), image_shape=IMAGE)
-    part = cut(draws, 2, 3)
-    np.testing.assert_array_equal(part.permutations["action"], draws.permutations["action"][2:5])
-    assert part.affine is draws.affine

@@ -1,7 +1,6 @@
 """Mixtures of stores: whose window comes when, that every window is one of its member's, and what becomes of growth."""
 
 import json
-import pickle
 from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
@@ -216,21 +215,6 @@ def test_shards_are_the_rows_of_a_batch_and_mixed_as_it_is(options: dict[str, An
         for part in parts:
             found = np.bincount(part["member"][:, 0], minlength=3) / len(part["member"])
             assert np.abs(found - [0.25, 0.25, 0.5]).max() <= 1 / len(part["member"])
-
-
-def test_in_any_order_and_in_blocks_of_any_length_batches_are_the_same() -> None:
-    one, other = BatchSource(three(), 8, 16), BatchSource(three(), 8, 16)
-    wanted = {index: one[index]["reward"] for index in range(200)}
-    for index in np.random.default_rng(0).permutation(200).tolist():
-        np.testing.assert_array_equal(other[index]["reward"], wanted[index])
-    copy = pickle.loads(pickle.dumps(other))
-    np.testing.assert_array_equal(copy[77]["reward"], wanted[77])
-    assert copy.fingerprint == one.fingerprint
-
-
-class TestMixture(SourceConformance):
-    def make(self) -> BatchSource:
-        return BatchSource(three(), 8, 12, seed=2)
 
 
 class TestMixtureOfEpisodesAugmented(SourceConformance):
@@ -600,18 +584,8 @@ def test_derived_fields_are_those_of_members() -> None:
         DerivedStore(mixture, derived)
 
 
-def test_windows_by_field_and_normalised_fields_of_mixtures() -> None:
-    """Edges are those of episodes, and so of members."""
+def test_normalised_fields_of_mixtures() -> None:
     mixture = Mixture({"a": numbered(0, 95), "b": numbered(1, 33)})
-    options: dict[str, Any] = {"batch_size": 32, "windows": {"reward": range(-2, 3)}, "boundary": "episode"}
-    source = BatchSource(mixture, **options)
-    for index in range(6):
-        batch = source[index]
-        number = batch["reward"].astype(int)
-        there = batch["reward_mask"]
-        np.testing.assert_array_equal((number // FAR)[there], np.repeat(batch["member"][:, None], 5, 1)[there])
-        middle = batch["obs_continuous"][:, 0].astype(int)
-        np.testing.assert_array_equal(number[there], (middle[:, None] + np.arange(-1, 4))[there])
     batch = BatchSource(mixture, 4, 8, normalize={"obs_continuous": "mean_std"})[0]
     assert np.abs(batch["obs_continuous"]).max() < 4
     assert batch["member"].max() == 1

@@ -1,4 +1,7 @@
-"""In whatever order batches are asked for, and by however many threads, they are what the oracle says."""
+"""In whatever order batches are asked for, and by however many threads, they are what the oracle says.
+
+Nothing shows that many batches are planned and copied together.
+"""
 
 import tempfile
 import threading
@@ -7,11 +10,12 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from mouse_core import BatchSource, DatasetStore
+from mouse_core import BatchSource, ConfigError, DataError, DatasetStore
 from mouse_core.batches import _planner
 from mouse_core.batches import source as _source
 from mouse_core.batches._planner import Planner
@@ -170,3 +174,86 @@ def test_batches_nobody_comes_for_are_dropped() -> None:
             source[index]
         assert len(source._pipeline._ready) <= 2 * 64
     assert len(source._pipeline.blocks.kept) <= 48
+
+
+def owner(values: Any) -> Any:
+    """What keeps the memory of an array alive."""
+    while isinstance(values, np.ndarray) and values.base is not None:
+        values = values.base
+    return values
+
+
+def test_kept_fields_do_not_keep_all_that_was_copied_with_them() -> None:
+    """A field of every fiftieth batch: of several megabytes that were copied together for a few, then of its own."""
+    rows = 20_000
+    store = DatasetStore()
+    codes = {"action": np.arange(rows) % 4, "done": np.zeros(rows, np.int64)}
+    store.extend({**codes, "reward": np.arange(rows, dtype=np.float32), "observation": np.ones((rows, 17), np.float32)})
+    source, wanted = BatchSource(store, 8, 32), BatchSource(store, 8, 32)
+    kept = {index: batch["reward"] for index in range(4000) if (batch := source[index]) and index % 50 == 0}
+
+    def pinned() -> list[int]:
+        owners = {id(found): found for found in map(owner, kept.values())}
+        return [found.nbytes if isinstance(found, np.ndarray) else found.size for found in owners.values()]
+
+    own = sum(values.nbytes for values in source[0].values())
+    assert sum(pinned()) <= 9 * max(pinned()) + len(kept) * own
+    before = sum(pinned())
+    for index in range(4000, 6000):
+        batch = source[index]
+        if index % 50 == 0:
+            kept[index] = batch["reward"]
+    assert sum(pinned()) - before <= 40 * own, "each keeps its own batch, no more"
+    for index in (0, 3950, 4000, 5950):
+        np.testing.assert_array_equal(kept[index], wanted[index]["reward"])
+
+
+def test_a_code_that_is_not_allowed_fails_its_own_batch_alone() -> None:
+    store = DatasetStore()
+    done = np.zeros(200, np.int64)
+    done[123] = 7
+    columns = {"action": np.zeros(200, np.int64), "reward": np.zeros(200, np.float32), "done": done}
+    store.from_dataset(pa.table(columns))
+    source = BatchSource(store, 5, 2, sampling="sequential")
+    failed = []
+    for index in (*range(20), *range(20)):
+        holds = any(start <= 123 < start + 5 for start in source.plan(index).starts.tolist())
+        if holds:
+            with pytest.raises(DataError, match=r"done: expected one of 0 .* found 7 at row 123"):
+                source[index]
+            failed.append(index)
+        else:
+            source[index]
+    assert len(failed) == 2
+
+
+class Plain:
+    """A sampler that knows nothing of planning together, and fails at one index."""
+
+    sequence_length, batch_size = 4, 3
+
+    def batches_per_epoch(self, snapshot: Snapshot) -> int:
+        return 10
+
+    def starts(self, seed: int, index: int, snapshot: Snapshot, epoch_start: int) -> Any:
+        if index == 37:
+            raise OSError("no starts today")
+        if index == 40:
+            return [0.5]
+        return (np.arange(1 + index % 3) * 7 + index) % (snapshot.num_rows - 4)
+
+
+def test_a_simple_sampler_works_and_fails_where_it_fails() -> None:
+    store = numbered(300)
+    for order in (range(60), range(59, -1, -1)):
+        source = BatchSource(store, sampling=Plain())
+        for index in order:
+            if index == 37:
+                with pytest.raises(OSError, match="no starts today"):
+                    source[index]
+            elif index == 40:
+                with pytest.raises(ConfigError, match="for batch 40"):
+                    source[index]
+            else:
+                starts = (np.arange(1 + index % 3) * 7 + index) % 296
+                np.testing.assert_array_equal(source[index]["reward"], starts[:, None] + np.arange(4))

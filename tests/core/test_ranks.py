@@ -15,7 +15,6 @@ from mouse_core import BatchSource, ConfigError, PrefetchBatchifier
 from mouse_core.mixtures import MixtureSource
 from mouse_core.ranks import Ranks, find_ranks
 from mouse_core.testing import example_store
-from tests.core.augment_cases import full_config, make_store
 
 
 @pytest.fixture(autouse=True)
@@ -121,15 +120,6 @@ def test_a_shard_that_is_found_is_that_shard(monkeypatch: pytest.MonkeyPatch, sh
         assert loader.state_dict() == all_of_it.state_dict()
 
 
-def test_shards_of_large_batches_are_their_parts() -> None:
-    """Of a batch with 192 or more windows of other shards, the shard's own windows alone are drawn."""
-    whole = BatchSource(example_store(), 8, 512)
-    for rank in range(2):
-        part, own = (BatchSource(example_store(), 8, 512, shard=(rank, 2)), slice(256 * rank, 256 * (rank + 1)))
-        for index in [*range(20), 300, 299]:
-            assert all(values.tobytes() == whole[index][name][own].tobytes() for name, values in part[index].items())
-
-
 def test_other_words_are_no_shard() -> None:
     for shard in ("Auto", "", None, 3):
         with pytest.raises(ConfigError, match=r"expected \(rank, count\), found .*; shard=.auto. determines both"):
@@ -217,19 +207,6 @@ def test_a_padded_stream_is_the_same_stream() -> None:
     assert source[2]["mask"][:, 0].tolist() == [True, False]
     even.close()
     padded.close()
-
-
-def test_padded_shards_are_augmented_as_the_whole_batch_is() -> None:
-    store, config = make_store(), full_config()
-    for views in (1, 2):
-        whole = BatchSource(store, 8, 7, augment=config, views=views)
-        for rank in range(3):
-            shard = BatchSource(store, 8, 7, augment=config, views=views, shard=(rank, 3), uneven="pad")
-            for index in range(2):
-                many, one = (batch if views > 1 else (batch,) for batch in (whole[index], shard[index]))
-                for expected, found in zip(many, one, strict=True):
-                    for name, values in expected.items():
-                        np.testing.assert_array_equal(found[name], values[rank * 7 // 3 :][:3], name)
 
 
 def test_uneven_shards_are_refused_unless_somebody_says_how() -> None:

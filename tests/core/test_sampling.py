@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mouse_core import BatchSource, ConfigError, DatasetStore
 from mouse_core.randomness import Key, Order, Purpose
-from mouse_core.sampling import Plan, window_sampler
+from mouse_core.sampling import window_sampler
 from tests.core.oracle import last_starts
 
 
@@ -198,15 +198,6 @@ def test_plans_cannot_be_changed_through_their_arrays(sampling: str) -> None:
     assert again.starts.tolist() == before
     with pytest.raises(AttributeError):
         plan.length = 3  # type: ignore[misc]
-
-
-def test_plans_are_for_the_whole_batch() -> None:
-    plan = source_of(100, 5, 4, "random", seed=2).plan(7)
-    assert isinstance(plan, Plan)
-    assert plan.length == 5
-    assert plan.global_size == 4
-    assert plan.first == 0
-    assert plan.key == Key(2, Purpose.AUGMENT, 7)
 
 
 def test_a_sampler_that_leaves_the_snapshot_is_an_error() -> None:
