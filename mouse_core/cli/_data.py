@@ -145,9 +145,9 @@ def declare_convert(parser: argparse.ArgumentParser) -> None:
         "--images",
         action="append",
         metavar="[COLUMN=]HOW",
-        help="store images as raw pixels, png, jpeg:95, or frames of videos: video:h264:gop=2 (or hevc, av1; and "
-        "crf=23, pix_fmt=yuv444p, preset=medium or lossless); video keeps existing videos unchanged and encodes other "
-        "images; raw and png are lossless, jpeg and videos are lossy; may be given once for each column",
+        help="store images as raw pixels, png (both lossless) or jpeg:95; with --to lerobot as frames of videos: "
+        "video:h264:gop=2 (or hevc, av1; and crf=23, pix_fmt=yuv444p, preset=medium or lossless), png or jpeg:95; "
+        "may be given once for each column",
     )
     add(
         "--skip-broken",
@@ -176,7 +176,7 @@ def run_convert(chosen: argparse.Namespace) -> int:
       mouse convert transitions.parquet rows --alignment outgoing   rows with the action that follows the observation
       mouse convert pick.mcap rows --format layout.yaml      topics of a robot as columns, on one clock
       mouse convert recordings store --layout windows        a folder for DatasetStore.open, larger than memory
-      mouse convert recordings small --images video:h264:gop=2   images as lossy videos
+      mouse convert recordings small --images jpeg:95        images as JPEG, which loses detail
       mouse convert robot pixels --final drop --images png   frames of videos as lossless images
       mouse convert recordings robot --to lerobot --fps 10   LeRobot version 3, images as videos
       mouse convert robot rows --final drop --skip-broken    the readable episodes of a LeRobotDataset

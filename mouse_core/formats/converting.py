@@ -10,10 +10,10 @@ import os
 import pickle
 import shutil
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -40,10 +40,10 @@ from mouse_core.formats.base import (
     link_parts,
     rows_digest,
 )
-from mouse_core.formats.columns import check_size, from_arrow, to_arrow
+from mouse_core.formats.columns import blocks, check_size, from_arrow, to_arrow
 from mouse_core.formats.jobs import NOTE, Job, Part, check_rows, check_same, identity, job_folder, pickled, read_note
 from mouse_core.formats.opening import open as open_rows
-from mouse_core.formats.pictures import by_column, changed_stream, encoded_stream, pictures_of
+from mouse_core.formats.pictures import by_column, changed_stream, pictures_of
 from mouse_core.formats.rows import read_rows
 from mouse_core.formats.store import as_schema
 from mouse_core.metadata import DatasetMetadata, read_metadata, with_metadata
@@ -119,7 +119,6 @@ def finish_store(job: Job, result: Path, schema: pa.Schema, metadata: DatasetMet
 
 
 _KINDS = ("arrow", "parquet", "store")
-_ENCODED = "encoded"
 
 
 @dataclass(frozen=True)
@@ -163,8 +162,7 @@ def convert(
     If rows refer to images by path, the images are written into the rows and are part of the digest. If rows refer to
     frames of videos, the result gets hard links to the videos, or copies if the file system has no links.
 
-    ``images="raw"`` and ``"png"`` keep every pixel. Each new encoding as JPEG, or as a video that is not ``lossless``,
-    changes pixels.
+    ``images="raw"`` and ``"png"`` keep every pixel. Each new encoding as JPEG changes pixels.
 
     Args:
         stream: The rows and their metadata. If the data state no alignment, the result states no alignment. Nonzero
@@ -173,10 +171,9 @@ def convert(
         to: "arrow" (a folder for ``datasets.load_from_disk``), "parquet", or "store" (a folder for
             ``DatasetStore.open``). The default is "parquet" for a target that ends in ``.parquet``, "store" if
             ``layout`` is set, and "arrow" otherwise.
-        images: Encoding of images, for all columns of images or by column: "raw" pixels, "png", "jpeg:95", or
-            "video:h264:gop=2" with options of ``mouse_core.video.VideoCodec`` for frames of videos; "video" keeps
-            frames of videos unchanged and encodes other images. By default images stay unchanged. If ``images`` names a
-            column that no field reads, a field of images is added for the column.
+        images: Encoding of images, for all columns of images or by column: "raw" pixels, "png" or "jpeg:95". By default
+            images and frames of videos stay unchanged. If ``images`` names a column that no field reads, a field of
+            images is added for the column. ``write_lerobot`` writes images as videos.
         layout: Layout of the files of a store, "columns" or "windows"; see ``DatasetStore.open``.
         shard_bytes: Approximate size of each file, in bytes or as ``"500MB"`` or ``"1GiB"``; at most 64 MB in a store.
         progress: Whether to show progress bars.
@@ -188,14 +185,19 @@ def convert(
             - options contradict each other
             - an unfinished conversion of another source has the same target, or another process is writing it
             - the source changed between interruption and resumption
-            - ``images`` is set for rows without images, or for videos in one Parquet file
-        ImportError: Videos need PyAV, which is not installed.
+            - ``images`` is set for rows without images, or the rows have videos and ``target`` is a file
+        ImportError: Reading frames of videos needs PyAV, which is not installed.
         StorageError: Files cannot be written; a repeated call resumes.
         DataError: The source is damaged, a row refers to a file that is not an image or is outside of the allowed
             folders, or the result differs from the source.
         SchemaError: ``datasets`` has no type for a column.
     """
     wanted = {} if images is None else by_column(images)
+    if any(encoding.way == "video" for encoding in wanted.values()):
+        raise ConfigError(
+            f"images: expected raw, png or jpeg, found {images!r}; only LeRobotDatasets store images as videos: "
+            "save(path, 'lerobot'), or --to lerobot"
+        )
     stream = embedded(stream)
     changed = pictures_of(stream, wanted) if wanted else {}
     path = Path(target)
@@ -205,9 +207,8 @@ def convert(
     shard_bytes = check_size("shard_bytes (--max-shard-size)", shard_bytes)
     with job_folder(path, "converting", "convert") as folder:
         prepared = changed_stream(stream, changed)
-        if single and (prepared.metadata.videos or any(encoding.way == "video" for _, encoding in changed.values())):
+        if single and prepared.metadata.videos:
             raise ConfigError(f"{path}: expected a folder for rows with videos, found the name of a single file")
-        prepared = encoded_stream(prepared, changed, folder / _ENCODED, most_bytes=shard_bytes, progress=progress)
         ways = [f"{picture.name}: {encoding.shown()}" for picture, encoding in changed.values()]
         first_rows, is_store = FirstRows(), kind == "store"
         schema, metadata = dataset_schema(prepared.schema, prepared.metadata, prepared.path), prepared.metadata
@@ -222,20 +223,24 @@ def convert(
             "images": [*ways],
         }
 
-        def begin(number: int, _: int) -> ShardWriter | SegmentWriter:
+        def begin(number: int) -> ShardWriter | SegmentWriter:
             if is_store:
                 return SegmentWriter(folder, number, schema, layout or "columns")
             return ShardWriter(folder, number, kind, schema)
 
-        with Job(folder, "convert", fingerprint, beside=[_ENCODED]) as job:
+        with Job(folder, "convert", fingerprint) as job:
             resumed = job.rows
             if not (job.complete and "digest" in job.facts):
-                source_digest, most_bytes = (
-                    RowDigest(prepared.schema),
-                    min(shard_bytes, MOST_BYTES) if is_store else shard_bytes,
-                )
+                source_digest = RowDigest(prepared.schema)
+                most_bytes = min(shard_bytes, MOST_BYTES) if is_store else shard_bytes
                 with progress_bar("converting", total=prepared.rows, unit="rows", enabled=progress) as advance:
-                    job.write_stream(prepared, begin, most_bytes=most_bytes, advance=advance, digest=source_digest)
+
+                    def seen(batch: pa.RecordBatch) -> pa.RecordBatch:
+                        source_digest.update(batch)
+                        advance(batch.num_rows)
+                        return batch
+
+                    _write_parts(job, map(seen, blocks(prepared)), prepared.schema, begin, most_bytes)
                 job.facts["digest"] = source_digest.hexdigest()
                 job.save()
             digest, rows, shards = str(job.facts["digest"]), job.rows, len(job.parts)
@@ -271,6 +276,55 @@ def convert(
     if stream.alignment == "arrived":
         first_rows.warn_of_rewards(stream.path, stacklevel=2)
     return Conversion(str(path), rows, digest, 1 if single else shards, resumed, tuple(ways))
+
+
+def _write_parts(
+    job: Job,
+    batches: Iterator[pa.RecordBatch],
+    schema: pa.Schema,
+    begin: Callable[[int], ShardWriter | SegmentWriter],
+    most_bytes: int,
+) -> None:
+    """Write rows in parts of about ``most_bytes``.
+
+    A finished part is not written again; its digest is compared with the rows.
+
+    Args:
+        job: The job.
+        batches: The rows.
+        schema: Schema of the rows.
+        begin: A function that takes the index of a part, and returns a writer for the part.
+        most_bytes: Size at which a part is complete.
+
+    Raises:
+        ConfigError: The source differs from the rows of a finished part.
+    """
+    rest: list[pa.RecordBatch] = []  # the rows of a batch behind the last finished part
+
+    def digest_of(part: Part) -> str:
+        digest = RowDigest(schema)
+        while digest.rows < part.rows and (batch := rest.pop() if rest else next(batches, None)) is not None:
+            left = part.rows - digest.rows
+            digest.update(batch.slice(0, left))
+            if left < batch.num_rows:
+                rest.append(batch.slice(left))
+        return digest.hexdigest()
+
+    job.check_rows(digest_of)
+    following = chain(rest, batches)
+    while not job.complete:
+        with begin(len(job.parts)) as writer:
+            read = RowDigest(schema)
+            for batch in following:
+                read.update(batch)
+                writer.write(batch)
+                if writer.bytes >= most_bytes:
+                    break
+            else:
+                job.complete = True
+            if read.rows or not job.parts:
+                names, facts = writer.finish()
+                job.add(Part.written(job.folder, names, job.rows, read.rows, read.hexdigest(), facts))
 
 
 def _check_options(path: Path, kind: str, layout: str | None, *, single: bool) -> None:

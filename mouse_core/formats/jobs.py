@@ -28,16 +28,15 @@ import sys
 import sysconfig
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import takewhile
 from pathlib import Path
 from types import CodeType, GetSetDescriptorType, MemberDescriptorType, ModuleType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
-import pyarrow as pa
 
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.checksum import file_digest
@@ -53,8 +52,6 @@ from mouse_core.files.writing import (
     sync_files,
     sync_folders,
 )
-from mouse_core.formats.base import DigestedRows, RowDigest
-from mouse_core.formats.columns import blocks
 
 # Names of folders of installed packages; Debian uses another name.
 _PACKAGES = frozenset({"site-packages", "dist-packages"})
@@ -332,20 +329,6 @@ def _checksum(file: Path) -> str:
         return file_digest(stream)
 
 
-class PartWriter(Protocol):
-    """Writes one part of a job that reads a stream."""
-
-    @property
-    def bytes(self) -> int:
-        """Size of the part so far."""
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        """Add rows."""
-
-    def finish(self) -> tuple[Iterable[str], Any]:
-        """Complete the files; return their names and the part's ``facts``."""
-
-
 @contextmanager
 def job_folder(target: Path, kind: str, what: str) -> Iterator[Path]:
     """Lock the folder ``.NAME.KIND`` next to ``target``; at the end, remove the folder if it contains no ``job.json``.
@@ -379,7 +362,6 @@ class Job:
         what: Name of the function that runs the job; messages begin with it.
         fingerprint: All inputs of the result, by name.
         in_order: Whether a part can be kept only if all parts before it are kept.
-        beside: Names of other files in the folder, which this class must not remove.
 
     Attributes:
         parts: Finished parts by index.
@@ -391,15 +373,7 @@ class Job:
         DataError: The note is damaged.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        what: str,
-        fingerprint: Mapping[str, Any],
-        *,
-        in_order: bool = True,
-        beside: Iterable[str] = (),
-    ) -> None:
+    def __init__(self, folder: Path, what: str, fingerprint: Mapping[str, Any], *, in_order: bool = True) -> None:
         self.folder, self.fingerprint = folder, dict(fingerprint)
         self._others = f"{what}: {str(folder)!r} has unfinished work", "finish it, or delete the folder"
         self.parts: dict[int, Part] = {}
@@ -415,9 +389,8 @@ class Job:
             self.parts = dict(chosen(lambda item: item[1].is_in(folder), parts.items()))
             self.facts = facts
             self.complete = complete and len(self.parts) == len(parts)
-        kept = (NOTE, _LOCK, *beside, *(name for part in self.parts.values() for name in part.files))
-        # The deepest paths come first, so that a folder is empty when it is removed. The name of a video's index begins
-        # with the name of the video.
+        kept = (NOTE, _LOCK, *(name for part in self.parts.values() for name in part.files))
+        # The deepest paths come first, so that a folder is empty when it is removed.
         for path in sorted(folder.rglob("*"), reverse=True):
             if not path.relative_to(folder).as_posix().startswith(kept):
                 with suppress(OSError):
@@ -487,49 +460,6 @@ class Job:
             digest_of: A function that takes a part, and returns the digest of its rows in the source.
         """
         check_rows(self.parts, digest_of, *self._others)
-
-    def write_stream(
-        self,
-        stream: Any,
-        begin: Callable[[int, int], AbstractContextManager[PartWriter]],
-        *,
-        most_bytes: int,
-        advance: Callable[[int], None],
-        digest: RowDigest | None = None,
-        cut: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]] = iter,
-    ) -> None:
-        """Write the rows of a stream in parts.
-
-        A finished part is not written again; its digest is compared with the stream's rows.
-
-        Args:
-            stream: The ``RowStream`` that is read.
-            begin: A function that takes the index of a part and the index of its first row, and returns a writer for
-                the part.
-            most_bytes: Size at which a part is complete.
-            advance: A function for progress; it is called with the number of rows after each read.
-            digest: A digest to which all rows are added.
-            cut: A function that divides a batch into smaller batches.
-
-        Raises:
-            ConfigError: The source differs from the rows of a finished part.
-        """
-        source = DigestedRows(blocks(stream), digest, advance)
-        self.check_rows(lambda part: source.digest_of(part.rows, stream.schema))
-        following = cut(source.following())
-        while not self.complete:
-            with begin(len(self.parts), self.rows) as writer:
-                read = RowDigest(stream.schema)
-                for batch in following:
-                    read.update(batch)
-                    writer.write(batch)
-                    if writer.bytes >= most_bytes:
-                        break
-                else:
-                    self.complete = True
-                if read.rows or not self.parts:
-                    names, facts = writer.finish()
-                    self.add(Part.written(self.folder, names, self.rows, read.rows, read.hexdigest(), facts))
 
 
 def check_rows(parts: Mapping[int, Part], digest_of: Callable[[Part], str], where: str, remedy: str) -> None:

@@ -1,17 +1,13 @@
-"""Finds columns of images, reads images as pixels, and changes their encoding (pixels, PNG, JPEG, video frames)."""
+"""Finds columns of images, reads images as pixels, and changes their encoding (pixels, PNG, JPEG)."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, count
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,20 +17,15 @@ import pyarrow.compute as pc
 
 from mouse_core._arrow.column_types import column_type, fixed_shape
 from mouse_core._arrow.dense import plain, without_nulls
-from mouse_core._base.progress import progress_bar
 from mouse_core._base.threads import THREADS
 from mouse_core.dtypes import RowError
 from mouse_core.errors import ConfigError, DataError, SchemaError
-from mouse_core.files.reading import reading
-from mouse_core.files.writing import make_folder, remove
 from mouse_core.formats.columns import read_values, rows_at_once, to_arrow
-from mouse_core.formats.jobs import Job
 from mouse_core.images.pixels import check_image, encode_jpeg, encode_png, fill_images, image_shape
 from mouse_core.metadata import HUGGINGFACE, DatasetMetadata, features_in
 from mouse_core.spec import STANDARD_FIELDS, Field
 from mouse_core.video.frames import VideoFiles
-from mouse_core.video.index import index_video
-from mouse_core.video.writing import VideoCodec, VideoWriter
+from mouse_core.video.writing import VideoCodec
 
 _WAYS = ("raw", "png", "jpeg:QUALITY", "video", "video:CODEC:gop=N")
 _COLUMN = re.compile(r"([^:=]+)=(.*)")
@@ -47,8 +38,7 @@ class PictureEncoding:
     Args:
         way: "raw", "png", "jpeg" or "video".
         quality: Quality of JPEG, 1 to 100.
-        codec: Codec of videos. If None, frames of videos stay unchanged, and other images are encoded by
-            ``VideoCodec()``.
+        codec: Codec of videos.
     """
 
     way: str
@@ -64,7 +54,7 @@ class PictureEncoding:
         """
         way, _, rest = text.partition(":") if isinstance(text, str) else ("", "", "")
         if way == "video":
-            return cls(way, codec=VideoCodec.parse(rest) if rest else None)
+            return cls(way, codec=VideoCodec.parse(rest) if rest else VideoCodec())
         if way == "jpeg" and re.fullmatch(r"\d{1,3}", rest or "95") and 1 <= int(rest or 95) <= 100:
             return cls(way, quality=int(rest or 95))
         if way in ("raw", "png") and text == way:
@@ -155,17 +145,14 @@ def pictures_of(stream: Any, wanted: Mapping[str, PictureEncoding]) -> dict[str,
     asked = {
         name: kinds[name]
         for name, kept in chosen.items()
-        if kept is not None
-        and (kinds[name], kept.way, kept.codec) not in (("raw", "raw", None), ("video", "video", None))
+        if kept is not None and (kinds[name], kept.way) != ("raw", "raw")
     }
     found: dict[str, tuple[Pictures, PictureEncoding]] = {}
     for name, picture in _first_pictures(stream, asked).items():
         kept = chosen[name]
         assert kept is not None
-        if kept.way == "video":
-            codec = kept.codec or VideoCodec()
-            codec.pixel_format(picture.shape, picture.dtype)
-            kept = replace(kept, codec=codec)
+        if kept.codec is not None:
+            kept.codec.pixel_format(picture.shape, picture.dtype)
         elif kept.way == "jpeg" and (picture.dtype != np.uint8 or picture.shape[2] not in (1, 3)):
             shown = f"{picture.dtype} {list(picture.shape)}"
             raise ConfigError(f"images: {name}: expected pixels of uint8 in 1 or 3 channels for jpeg, found {shown}")
@@ -240,7 +227,7 @@ def _picture(
     return Pictures(name, kind, shape, np.dtype(np.uint16 if wide else np.uint8))
 
 
-def said_after(metadata: DatasetMetadata, changed: Changed, *, frames_stay: bool) -> DatasetMetadata:
+def _metadata_after(metadata: DatasetMetadata, changed: Changed, *, frames_stay: bool) -> DatasetMetadata:
     """Return the metadata of rows whose images have a new encoding, with a field for each column of images.
 
     Args:
@@ -249,36 +236,24 @@ def said_after(metadata: DatasetMetadata, changed: Changed, *, frames_stay: bool
         frames_stay: Whether other columns still refer to frames of the listed videos.
 
     Raises:
-        SchemaError: A field crops or resizes video frames, but the new encoding of its column is not "video".
+        SchemaError: A field crops or resizes video frames.
     """
     fields = {one.name: one for one in metadata.fields}
     for name, (picture, kept) in changed.items():
         read = field_of(name, metadata)
-        if read is not None and picture.kind == "video" and kept.way != "video":
-            resized = read.shape is not None and read.shape[:2] != picture.shape[:2]
-            if read.crop is not None or resized:
-                raise SchemaError(
-                    f"images: {name}: expected a field that does not crop or resize, to store {kept.way}, found "
-                    f"crop={read.crop}, shape={read.shape}"
-                )
-        made = _field_after(name, picture, kept, read)
-        if made is not None:
-            fields[made.name] = made
+        if read is None:
+            if kept.way != "raw":
+                fields[name] = Field(name, image=True, dtype="uint16" if picture.dtype != np.uint8 else None)
+            continue
+        resized = read.shape is not None and read.shape[:2] != picture.shape[:2]
+        if picture.kind == "video" and (read.crop is not None or resized):
+            raise SchemaError(
+                f"images: {name}: expected a field that does not crop or resize, to store {kept.way}, found "
+                f"crop={read.crop}, shape={read.shape}"
+            )
+        if kept.way != "raw" and not read.image:
+            fields[read.name] = replace(read, image=True, shape=picture.shape, max_ndim=None)
     return metadata.replace(fields=tuple(fields.values()), videos=metadata.videos if frames_stay else ())
-
-
-def _field_after(name: str, picture: Pictures, kept: PictureEncoding, read: Field | None) -> Field | None:
-    """Return the field that a column of images with a new encoding needs; None if it needs no field."""
-    greys = None
-    if kept.way == "video" and picture.shape[2] == 1:
-        greys = picture.shape  # a video of greys may have colours
-    if read is None:
-        if kept.way == "raw":
-            return None
-        return Field(name, image=True, dtype="uint16" if picture.dtype != np.uint8 else None, shape=greys)
-    if kept.way != "raw" and not read.image:
-        return replace(read, image=True, shape=picture.shape, max_ndim=None)
-    return replace(read, shape=greys) if greys is not None and read.shape is None else None
 
 
 def encoded_images(column: pa.Array) -> npt.NDArray[Any]:
@@ -324,10 +299,9 @@ def changed_stream(stream: Any, changed: Changed, *, fill: bool = False) -> Any:
 
     Args:
         stream: A ``RowStream``.
-        changed: New encodings by column. This function ignores columns with the encoding "video".
+        changed: New encodings by column: "raw", "png" or "jpeg".
         fill: Whether missing images become zeros; otherwise they are null.
     """
-    changed = {name: one for name, one in changed.items() if one[1].way != "video"}
     if not changed:
         return stream
     schema = stream.schema
@@ -338,7 +312,7 @@ def changed_stream(stream: Any, changed: Changed, *, fill: bool = False) -> Any:
         schema = schema.set(schema.get_field_index(name), pa.field(name, data_type))
     schema = with_features(schema, changed)
     others = {one.name for one in schema if one.type == FRAME} - changed.keys()
-    metadata = said_after(stream.metadata, changed, frames_stay=bool(others))
+    metadata = _metadata_after(stream.metadata, changed, frames_stay=bool(others))
     return stream.replace(schema=schema, metadata=metadata, batches=partial(_batches, stream, changed, schema, fill))
 
 
@@ -458,188 +432,8 @@ def with_features(schema: pa.Schema, changed: Changed) -> pa.Schema:
     """
     metadata = dict(schema.metadata or {})
     features = {name: item for name, item in features_in(metadata).items() if name not in changed}
-    features |= {name: {"_type": "Image"} for name, (_, kept) in changed.items() if kept.way in ("png", "jpeg")}
+    features |= {name: {"_type": "Image"} for name, (_, kept) in changed.items() if kept.way != "raw"}
     metadata.pop(HUGGINGFACE, None)
     if features:
         metadata[HUGGINGFACE] = json.dumps({"info": {"features": features}}).encode()
     return schema.with_metadata(metadata)
-
-
-# ---------------------------------------------------------------------- images as frames of videos
-
-_RATE = 30.0
-# A video file is read completely to create its index, and is lost completely if it is damaged.
-_MOST_BYTES = 200 * 10**6
-
-
-def encoded_stream(stream: Any, changed: Changed, folder: Path, *, most_bytes: int, progress: bool) -> Any:
-    """Write the images of some columns to videos; return the same rows with references to the video frames.
-
-    Parts that an earlier, interrupted call wrote are kept.
-
-    Args:
-        stream: A ``RowStream``.
-        changed: New encodings by column; only columns with the encoding "video" are changed here.
-        folder: Folder for the rows and the videos.
-        most_bytes: Approximate largest size of a video in bytes.
-        progress: Whether to show a progress bar.
-
-    Raises:
-        ConfigError: The folder holds parts of another source, or with other options.
-        DataError: The source is damaged.
-        StorageError: Files cannot be written.
-    """
-    changed = {name: one for name, one in changed.items() if one[1].way == "video"}
-    if not changed:
-        return stream
-    schema = stream.schema
-    for name in changed:
-        schema = schema.set(schema.get_field_index(name), pa.field(name, FRAME))
-    frames_stay = any(one.type == FRAME and one.name not in changed for one in schema)
-    schema, metadata = with_features(schema, changed), said_after(stream.metadata, changed, frames_stay=frames_stay)
-    # Rows refer to both old and new videos, so the source must not have a folder of this name.
-    names = chain(["videos"], map("videos-{}".format, count(1)))
-    roots = stream.image_folders()
-    base = next(name for name in names if not any(os.path.lexists(os.path.join(root, name)) for root in roots))
-    fingerprint = {
-        "source": stream.path,
-        "schema": str(stream.schema.remove_metadata()),
-        "videos": {name: [str(kept.codec), *picture.shape] for name, (picture, kept) in changed.items()},
-        "most_bytes": min(most_bytes, _MOST_BYTES),
-        "base": base,
-    }
-    with Job(folder, "convert", fingerprint) as job:
-
-        def begin(number: int, row: int) -> _PartWriter:
-            first = len(metadata.videos) + sum(len(part.facts) for part in job.parts.values())
-            return _PartWriter(folder, stream, changed, schema, base, number, row, first)
-
-        cut = partial(pieces, pictures=[picture for picture, _ in changed.values()])
-        try:
-            with progress_bar("encoding", total=stream.rows, unit="rows", enabled=progress) as advance:
-                if job.complete:
-                    advance(job.rows)
-                else:
-                    most = min(most_bytes, _MOST_BYTES)
-                    job.write_stream(stream, begin, most_bytes=most, advance=advance, cut=cut)
-        finally:
-            if not job.parts:
-                remove(folder)
-    parts = [*job.parts.values()]
-
-    def batches() -> Iterator[pa.RecordBatch]:
-        for part in parts:
-            file = folder / next(iter(part.files))
-            with reading(file), pa.OSFile(str(file)) as source:
-                yield from pa.ipc.open_stream(source)
-
-    return stream.replace(
-        schema=schema,
-        batches=batches,
-        metadata=metadata.replace(videos=(*metadata.videos, *(tuple(video) for part in parts for video in part.facts))),
-        rows=job.rows,
-        image_roots=(str(folder.resolve()), *roots),
-    )
-
-
-class _PartWriter:
-    """Writes one part: an Arrow file of rows, and a video for each column of images.
-
-    Args:
-        folder: Folder of the job.
-        stream: The source.
-        changed: Columns whose images are written to videos.
-        schema: Schema of the rows with frames.
-        base: Folder of the videos inside ``folder``.
-        number: Index of the part.
-        row: Index of the first row in the source.
-        first: Index of the first video of the part among all videos.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        stream: Any,
-        changed: Changed,
-        schema: pa.Schema,
-        base: str,
-        number: int,
-        row: int,
-        first: int,
-    ) -> None:
-        self._folder, self._changed, self._schema = folder, changed, schema
-        self._base, self._number, self._row, self._first = base, number, row, first
-        self._reader, self._rate = PixelReader(stream), _rate(stream.metadata)
-        self._writers: dict[str, VideoWriter] = {}
-        self._name = f"rows/part-{number:05d}.arrow"
-        make_folder(folder / "rows", sync=False)
-        self._open = ExitStack()
-        sink = self._open.enter_context(pa.OSFile(str(folder / self._name), "wb"))
-        self._rows = self._open.enter_context(pa.ipc.new_stream(sink, schema))
-
-    @property
-    def bytes(self) -> int:
-        """Size of the largest video so far."""
-        return max((writer.bytes for writer in self._writers.values()), default=0)
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        """Add rows."""
-        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
-        for name, (picture, kept) in self._changed.items():
-            pixels, there = self._reader.read(picture, columns[name], self._row)
-            columns[name] = self._frames(name, picture, kept.codec or VideoCodec(), pixels, there)
-        arrays = [columns[one.name].cast(one.type) for one in self._schema]
-        self._rows.write_batch(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
-        self._row += batch.num_rows
-
-    def _frames(self, name: str, picture: Pictures, codec: VideoCodec, pixels: Any, there: Any) -> pa.Array:
-        """Encode images; return the index of the video and of the frame for each row."""
-        video, frame = np.zeros(len(there), np.int32), np.zeros(len(there), np.int32)
-        if there.any():
-            if name not in self._writers:
-                path = self._folder / self._video_path(name)
-                make_folder(path.parent, sync=False)
-                shape, dtype = picture.shape, picture.dtype
-                self._writers[name] = VideoWriter(path, codec, shape, dtype=dtype, frames_per_second=self._rate)
-            writer = self._writers[name]
-            video[:] = self._first + list(self._writers).index(name)
-            frame[there] = writer.frames + np.arange(there.sum())
-            writer.write(pixels if there.all() else pixels[there])
-        parts = [pa.array(values) for values in (video, frame)]
-        return pa.StructArray.from_arrays(parts, fields=list(FRAME), mask=None if there.all() else pa.array(~there))
-
-    def _video_path(self, column: str) -> str:
-        """Path of the video of a column in the folder of the job."""
-        names = [re.sub(r"[^\w-]", "_", name) for name in self._changed]
-        place = list(self._changed).index(column)
-        name = names[place] + (f"_{place}" if names.count(names[place]) > 1 else "")
-        return f"{self._base}/{name}/chunk-{self._number // 1000:03d}/file-{self._number % 1000:03d}.mp4"
-
-    def finish(self) -> tuple[list[str], list[list[str]]]:
-        """Close the files and check the number of frames.
-
-        Return the names of the files, and the path and digest of each video in the part.
-        """
-        videos = []
-        for writer in self._writers.values():
-            writer.close()
-            index = index_video(writer.path)
-            if len(index) != writer.frames:
-                raise DataError(f"{writer.path}: expected {writer.frames} frames, as were written, found {len(index)}")
-            videos.append([Path(writer.path).relative_to(self._folder).as_posix(), index.digest])
-        self._open.close()
-        return [self._name, *(path for path, _ in videos)], videos
-
-    def __enter__(self) -> _PartWriter:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        for writer in self._writers.values():
-            writer.discard()
-        self._open.close()
-
-
-def _rate(metadata: DatasetMetadata) -> float:
-    """Frames per second of the recording, if its rate is constant, else 30."""
-    known = metadata.frames_per_second
-    return known[0] if len(known) == 1 and known[0] < 1e4 else _RATE

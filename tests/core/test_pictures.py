@@ -1,10 +1,8 @@
 """Pictures of rows as pixels, image files or frames of videos, and changed from each to each."""
 
 import io
-import json
 import os
 import shutil
-import signal
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,19 +20,18 @@ from mouse_core import BatchSource, ConfigError, DataError, DatasetStore, Field,
 from mouse_core.cli import main
 from mouse_core.formats.base import RowStream
 from mouse_core.formats.columns import to_arrow
-from mouse_core.formats.converting import Conversion, convert
-from mouse_core.formats.pictures import by_column, changed_stream, pictures_of
+from mouse_core.formats.converting import convert
+from mouse_core.formats.lerobot import write_lerobot
 from mouse_core.images import decode_image
 from mouse_core.metadata import DatasetMetadata
 from mouse_core.video import VideoCodec, VideoWriter, index_video
-from tests.core.test_convert import Interrupted, cut
-from tests.core.video_cases import SIDE, decoded, pictures
-from tests.programs import run_code
+from tests.core.video_cases import SIDE, decoded, frames_of, pictures
 
 av = pytest.importorskip("av")
 
 TOP, DEPTH = "observation_images_top", "observation_images_depth"
 COUNT = 40
+LOSSLESS = "hevc:pix_fmt=gbrp:lossless"
 
 
 def colours() -> npt.NDArray[np.uint8]:
@@ -80,18 +77,32 @@ def values(stream: RowStream, column: str) -> list[Any]:
     return [one for batch in stream for one in batch.column(column).to_pylist()]
 
 
-def frames_of(stream: RowStream, folder: Path, column: str) -> npt.NDArray[np.uint8]:
-    """The frames that rows name, from decoding every file in turn."""
-    files = [decoded(folder / path)[0] for path, _ in stream.metadata.videos if column in path]
-    places = {path: place for place, (path, _) in enumerate(stream.metadata.videos)}
-    of = {places[path]: k for k, path in enumerate(path for path in places if column in path)}
-    return np.stack([files[of[one["video"]]][one["frame"]] for one in values(stream, column)])
+def video_of(folder: Path, pixels: Mapping[str, Any], codec: str = LOSSLESS, **others: Any) -> RowStream:
+    """The rows of `rows_of`, whose pictures are frames of a video for each column."""
+    columns, listed, fields = {}, [], []
+    for number, (name, one) in enumerate(pixels.items()):
+        file = folder / f"{number}.mp4"
+        write(file, one, codec)
+        listed.append((file.name, index_video(file).digest))
+        columns[name] = frames_of(np.full(len(one), number), np.arange(len(one)))
+        shape, dtype = (one.shape[1:] if one.shape[3] == 1 else None), ("uint16" if one.dtype == np.uint16 else None)
+        fields.append(Field(name, image=True, shape=shape, dtype=dtype))
+    metadata = DatasetMetadata("arrived", fields=fields, videos=listed)
+    return rows_of({**columns, **others}, metadata).replace(image_roots=(str(folder.resolve()),))
 
 
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pieces of few pictures, so that small data have several videos."""
-    monkeypatch.setattr("mouse_core.formats.pictures._PIECE_BYTES", 6 * SIDE[0] * SIDE[1] * 3)
+def write(file: Path | str, frames: npt.NDArray[Any], codec: str = "h264") -> None:
+    writer = VideoWriter(file, VideoCodec.parse(codec), frames.shape[1:], dtype=frames.dtype)
+    try:
+        writer.write(frames)
+        writer.close()
+    finally:
+        writer.discard()
+
+
+@pytest.fixture(scope="module")
+def video(tmp_path_factory: pytest.TempPathFactory) -> RowStream:
+    return video_of(tmp_path_factory.mktemp("video"), {TOP: colours()})
 
 
 @given(st.data())
@@ -126,17 +137,12 @@ def test_rows_that_have_pictures_as_asked_are_not_touched(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("pixels", "way"),
-    [
-        (colours(), "video:hevc:pix_fmt=gbrp:lossless"),
-        (colours()[..., :1], "video:h264:gop=6:lossless"),
-        (depth(), "video:hevc:gop=4:lossless"),
-    ],
+    ("pixels", "codec"),
+    [(colours(), LOSSLESS), (colours()[..., :1], "h264:gop=6:lossless"), (depth(), "hevc:gop=4:lossless")],
 )
-def test_lossless_videos_are_the_same_pictures(pixels: npt.NDArray[Any], way: str, tmp_path: Path) -> None:
-    raw = rows_of({TOP: pixels})
-    video = kept(raw, tmp_path / "video", way)
-    assert kept(video, tmp_path / "raw", "raw").digest() == raw.digest()
+def test_lossless_videos_are_the_same_pictures(pixels: npt.NDArray[Any], codec: str, tmp_path: Path) -> None:
+    video = video_of(tmp_path, {TOP: pixels}, codec)
+    assert values(kept(video, tmp_path / "raw", "raw"), TOP) == pixels.tolist()
     batch = BatchSource(video.to_store(), 5, 3, seed=1)
     at = batch.plan(0).starts[:, None] + np.arange(5)
     np.testing.assert_array_equal(batch[0][TOP].reshape(3, 5, *pixels.shape[1:]), pixels[at])
@@ -144,7 +150,6 @@ def test_lossless_videos_are_the_same_pictures(pixels: npt.NDArray[Any], way: st
 
 
 def test_jpeg_is_what_pillow_makes_of_it(tmp_path: Path) -> None:
-
     found = values(kept(rows_of({TOP: colours()}), tmp_path / "jpeg", "jpeg:80"), TOP)
     for one, pixels in zip(found, colours(), strict=True):
         stream = io.BytesIO()
@@ -152,71 +157,29 @@ def test_jpeg_is_what_pillow_makes_of_it(tmp_path: Path) -> None:
         assert one["bytes"] == stream.getvalue()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("to", ["arrow", "parquet", "store"])
-@pytest.mark.parametrize("way", ["h264:gop=2", "h264:gop=250:crf=30:pix_fmt=yuv444p", "hevc:gop=8", "av1:preset=12"])
-@pytest.mark.usefixtures("small")
-def test_frames_are_those_of_decoding_files_in_turn(way: str, to: str, tmp_path: Path) -> None:
-    if (way != "h264:gop=2") == (to != "arrow") and to != "arrow":
-        pytest.skip("one codec is tried in all kinds of files, and all codecs in one")
-    nulls = np.arange(COUNT) % 11 == 5
-    source = rows_of({TOP: with_nulls(colours(), nulls), "observation_image": colours()[::-1]})
-    folder = tmp_path / "video"
-    video = kept(source, folder, {TOP: f"video:{way}"}, to=to, shard_bytes=1000)
-    assert len(video.metadata.videos) > 1 or "gop=250" in way  # whose encoder looks at all frames before it gives one
-    for number, (path, digest) in enumerate(video.metadata.videos):
-        assert path == f"videos/{TOP}/chunk-000/file-{number:03d}.mp4"
-        assert index_video(folder / path).digest == digest
-    named = values(video, TOP)
-    assert [one is None for one in named] == nulls.tolist()
-    frames = [decoded(folder / path)[0] for path, _ in video.metadata.videos]
-    wanted = np.stack(
-        [np.zeros((*SIDE, 3), np.uint8) if one is None else frames[one["video"]][one["frame"]] for one in named]
-    )
-    # Far from nothing, and the right ones: each is nearest to what it was made of.
-    errors = [np.abs(wanted[~nulls].astype(int) - np.roll(colours(), k, 0)[~nulls]).mean() for k in (-1, 0, 1)]
+@pytest.mark.parametrize(
+    "codec",
+    ["h264:gop=250:crf=30:pix_fmt=yuv444p", "hevc:gop=8", pytest.param("av1:preset=12", marks=pytest.mark.slow)],
+)
+def test_frames_are_near_what_was_written(codec: str, tmp_path: Path) -> None:
+    write(tmp_path / "video.mp4", colours(), codec)
+    found = decoded(tmp_path / "video.mp4")[0].astype(int)
+    errors = [np.abs(found - np.roll(colours(), k, 0)).mean() for k in (-1, 0, 1)]
     assert errors[1] < min(errors[0], errors[2]) / 2
-    fields = [Field(TOP, image=True, fill=0)]
-    store = DatasetStore.open(folder, fields=fields) if to == "store" else video.to_store(fields=fields)
-    source = BatchSource(store, 5, 4, seed=2)
-    for index in range(3):
-        at = source.plan(index).starts[:, None] + np.arange(5)
-        np.testing.assert_array_equal(source[index][TOP].reshape(4, 5, *SIDE, 3), wanted[at])
-    again = kept(video, tmp_path / "raw", "raw")
-    found = values(again, TOP)
-    assert [one is None for one in found] == nulls.tolist()
-    np.testing.assert_array_equal(np.array([one for one in found if one is not None]), wanted[~nulls])
-    assert values(again, "observation_image") == colours()[::-1].tolist()
 
 
-@pytest.mark.parametrize("to", ["arrow", pytest.param("store", marks=pytest.mark.slow)])
-def test_videos_are_encoded_anew(to: str, tmp_path: Path) -> None:
-    """From results of ours, whose videos lie under the names that new ones would have."""
-    first = kept(rows_of({TOP: colours()}), tmp_path / "first", "video:hevc:pix_fmt=gbrp:lossless", to=to)
-    for number, codec in enumerate(["h264:crf=8", "h264:crf=9", "hevc:pix_fmt=gbrp:lossless"]):
-        way = f"video:{codec}"
-        again = kept(first, tmp_path / f"again{number}", way, to=to)
-        assert [path.split("/")[0] for path, _ in again.metadata.videos] == ["videos-1" if number != 1 else "videos"]
-        found = BatchSource(again.to_store(), len(colours()), 1, sampling="last")[0][TOP].reshape(-1, *SIDE, 3)
-        assert np.abs(found.astype(int) - colours()).mean() < 20 < np.abs(found[1:].astype(int) - colours()[:-1]).mean()
-        first = again
-
-
-def test_cameras_are_kept_each_in_its_own_way(tmp_path: Path) -> None:
-    source = rows_of({TOP: colours(), DEPTH: depth(), "observation_image": colours()})
-    folder = tmp_path / "mixed"
-    done = convert(source, folder, images=["jpeg:90", f"{TOP}=video:h264:gop=4", f"{DEPTH}=video:hevc:lossless"])
-    assert [sentence.split(":")[0] for sentence in done.pictures[:3]] == [TOP, DEPTH, "observation_image"]
-    assert ["pixels" in sentence for sentence in done.pictures] == [True, False, True, False]
-    mixed = formats.open(folder)
-    assert [one.type.field(0).name for one in list(mixed.schema)[-3:]] == ["video", "video", "bytes"]
-    # Of two that are in videos one becomes pixels: the other keeps its frames, and new ones get a folder of their own.
-    other = kept(mixed, tmp_path / "other", {TOP: "png", "observation_image": "video:hevc"})
-    assert [path.split("/")[0] for path, _ in other.metadata.videos] == ["videos", "videos", "videos-1"]
-    batches = [BatchSource(one.to_store(), 4, 3, seed=3)[1] for one in (mixed, other)]
-    for name in (TOP, DEPTH):
-        np.testing.assert_array_equal(batches[0][name], batches[1][name])
-    assert batches[1]["obs_image"].dtype == np.int64
+def test_columns_are_kept_each_in_its_own_way(tmp_path: Path) -> None:
+    wrist = colours()[::-1]
+    source = video_of(tmp_path, {TOP: colours(), "observation_image": wrist}, **{DEPTH: depth()})
+    done = convert(source, tmp_path / "mixed", images=[f"{TOP}=png", f"{DEPTH}=png"])
+    assert done.pictures[:2] == (f"{TOP}: png", f"{DEPTH}: png")
+    mixed = formats.open(tmp_path / "mixed")
+    # The other column keeps its frames, and so its videos stay.
+    assert mixed.metadata.videos == source.metadata.videos
+    batches = [BatchSource(one.to_store(), 4, 3, seed=3)[1] for one in (source, mixed)]
+    np.testing.assert_array_equal(batches[0][TOP], batches[1][TOP])
+    assert values(kept(mixed, tmp_path / "raw", "raw"), "observation_image") == wrist.tolist()
+    assert not formats.open(tmp_path / "raw").metadata.videos
 
 
 @pytest.mark.parametrize(
@@ -242,27 +205,27 @@ def test_cameras_are_kept_each_in_its_own_way(tmp_path: Path) -> None:
     ],
 )
 def test_ways_that_are_none_are_refused(way: Any, message: str, tmp_path: Path) -> None:
-    columns = {TOP: colours(), DEPTH: depth()}
     with pytest.raises(ConfigError, match=message):
-        convert(rows_of(columns), tmp_path / "out", images=way)
+        write_lerobot(rows_of({TOP: colours(), DEPTH: depth()}), tmp_path / "out", images=way)
     assert not list(tmp_path.iterdir())
 
 
-def test_pictures_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    target = tmp_path / "out"
-    deep = depth()
-    deep[30, 5, 5] = 4096
-    odd = pictures(4)[:, :47, :63]
-    ragged = pa.array([[[[1, 2, 3]] * 2] * 2, [[[1, 2, 3]] * 3] * 2], pa.list_(pa.list_(pa.list_(pa.uint8()))))
-    for columns, way, error, message in (
+@pytest.mark.parametrize(
+    ("columns", "way", "error", "message"),
+    [
         (
-            {DEPTH: deep},
+            {DEPTH: np.full((4, *SIDE, 1), 4096, np.uint16)},
             "video:hevc",
             DataError,
             "expected pixel values up to 4095, the largest value in gray12le, found 4096; png",
         ),
-        ({TOP: odd}, "video:h264", ConfigError, "expected even height and width, found 47x63; yuv444p accepts any"),
-        ({TOP: ragged}, "png", DataError, "expected pixels of shape .* as in its first row, found"),
+        ({TOP: pictures(4)[:, :47, :63]}, "video:h264", ConfigError, "even height and width, found 47x63; yuv444p"),
+        (
+            {TOP: pa.array([[[[1, 2, 3]] * 2] * 2, [[[1, 2, 3]] * 3] * 2], pa.list_(pa.list_(pa.list_(pa.uint8()))))},
+            "png",
+            DataError,
+            "expected pixels of shape .* as in its first row, found",
+        ),
         ({"metadata_place": np.zeros((4, 2))}, "png", ConfigError, "expected columns of images"),
         ({TOP: np.zeros((4, 8, 8, 4), np.uint8)}, "video:h264", ConfigError, "expected frames with 1 or 3 channels"),
         (
@@ -272,27 +235,32 @@ def test_pictures_that_do_not_fit_are_refused(tmp_path: Path) -> None:
             "at least 16x16 .* found 14x64; h264 accepts any",
         ),
         ({TOP: pictures(4)[:, :, :30]}, "video:av1", ConfigError, "at least 4x32 .* found 48x30; h264 accepts"),
-    ):
-        metadata = DatasetMetadata("arrived", fields=[Field(name, image=True) for name in columns if name == TOP])
-        with pytest.raises(error, match=message):
-            convert(rows_of(columns, metadata), target, images=way)
-        assert not list(tmp_path.iterdir())
+    ],
+)
+def test_pictures_that_do_not_fit_are_refused(
+    columns: Any, way: str, error: type[Exception], message: str, tmp_path: Path
+) -> None:
+    metadata = DatasetMetadata("arrived", fields=[Field(name, image=True) for name in columns if name == TOP])
+    with pytest.raises(error, match=message):
+        (convert if way == "png" else write_lerobot)(rows_of(columns, metadata), tmp_path / "out", images=way)
+    assert not list(tmp_path.iterdir())
+
+
+def test_videos_need_a_folder(video: RowStream, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="expected a folder for rows with videos, found the name of a single file"):
-        convert(rows_of({TOP: colours()}), tmp_path / "rows.parquet", images="video")
+        convert(video, tmp_path / "rows.parquet")
 
 
-def test_fields_that_crop_or_resize_frames_are_not_fields_of_pixels(tmp_path: Path) -> None:
-    video = kept(rows_of({TOP: colours()}), tmp_path / "video", "video")
+def test_fields_that_crop_or_resize_frames_are_not_fields_of_pixels(video: RowStream, tmp_path: Path) -> None:
     for field in (Field(TOP, image=True, crop=(0, 0, 8, 8)), Field(TOP, image=True, shape=(24, 32, 3))):
         cropped = video.replace(metadata=video.metadata.replace(fields=[field]))
         with pytest.raises(SchemaError, match="expected a field that does not crop or resize, to store png"):
             convert(cropped, tmp_path / "png", images="png")
-        assert kept(cropped, tmp_path / f"{field.crop}", "video").metadata.fields == (field,)
 
 
 def test_videos_go_along_with_rows(tmp_path: Path) -> None:
-    pixels = colours()
-    first = kept(rows_of({TOP: pixels}), tmp_path / "first", "video")
+    (tmp_path / "first").mkdir()
+    first = video_of(tmp_path / "first", {TOP: colours()})
     wanted = BatchSource(first.to_store(), 4, 3, seed=3)[2]
     first.to_store().save(tmp_path / "saved")
     first.save(tmp_path / "written")
@@ -304,20 +272,19 @@ def test_videos_go_along_with_rows(tmp_path: Path) -> None:
         for _ in range(2):  # the second time with the index of the video beside it, which is no dataset
             found = BatchSource(DatasetStore.open(tmp_path / name), 4, 3, seed=3)
             np.testing.assert_equal(found[2], wanted)
-    for name in ("store", "windows"):
-        np.testing.assert_equal(BatchSource(DatasetStore.open(tmp_path / name), 4, 3, seed=3)[2], wanted)
 
 
 def test_only_videos_that_are_listed_go_along(tmp_path: Path) -> None:
-    video = kept(rows_of({TOP: colours()}), tmp_path / "video", "video")
-    (path, digest), *_ = video.metadata.videos
+    (tmp_path / "video").mkdir()
+    video = video_of(tmp_path / "video", {TOP: colours()})
+    ((path, digest),) = video.metadata.videos
     (tmp_path / "video" / "notes.txt").write_bytes((tmp_path / "video" / path).read_bytes())
     for listed, message in (
         ([("notes.txt", digest)], "expected videos that end in one of"),
         ([("gone.mp4", digest)], "expected a readable video"),
         ([(path, "0" * 32)], "expected a video with the digest"),
     ):
-        other = video.replace(metadata=video.metadata.replace(videos=listed), image_roots=(str(tmp_path / "video"),))
+        other = video.replace(metadata=video.metadata.replace(videos=listed))
         with pytest.raises(DataError, match=message):
             convert(other, tmp_path / "out")
         with pytest.raises(DataError, match=message):
@@ -326,8 +293,11 @@ def test_only_videos_that_are_listed_go_along(tmp_path: Path) -> None:
         assert {one.name for one in tmp_path.iterdir()} == {"video"}
 
 
-def test_frames_are_not_appended(tmp_path: Path) -> None:
-    convert(rows_of({TOP: colours()}), tmp_path / "video", images="video", to="store")
+def test_frames_are_neither_appended_nor_sent_elsewhere(video: RowStream, tmp_path: Path) -> None:
+    from mouse_core.hub import push_to_hub
+    from mouse_core.store.remote import upload
+
+    convert(video, tmp_path / "video", to="store")
     store = DatasetStore.open(tmp_path / "video")
     rows = store[:4]
     copied = DatasetStore(image_roots=[tmp_path / "video"]).from_dataset(store.to_dataset())
@@ -337,138 +307,10 @@ def test_frames_are_not_appended(tmp_path: Path) -> None:
         assert len(writer) == COUNT
         assert BatchSource(writer, 4, 3)[0][TOP].shape == (3, 4, SIDE[0] * SIDE[1] * 3)
         writer.close()
-
-
-def test_frames_are_not_sent_elsewhere(tmp_path: Path) -> None:
-    from mouse_core.hub import push_to_hub
-    from mouse_core.store.remote import upload
-
-    convert(rows_of({TOP: colours()}), tmp_path / "video", images="video", to="store")
     with pytest.raises(ConfigError, match="expected rows with stored images, found frames of videos"):
-        push_to_hub({"train": DatasetStore.open(tmp_path / "video")}, repo_id="a/b", dry_run=True)
+        push_to_hub({"train": store}, repo_id="a/b", dry_run=True)
     with pytest.raises(ConfigError, match="expected rows that contain their images, found rows that refer to videos"):
         upload(tmp_path / "video", (tmp_path / "there").as_uri())
-
-
-def encode(source: RowStream, target: Path) -> Conversion:
-    return convert(source, target, images="video:h264:gop=4", shard_bytes=2500)
-
-
-def assert_near(video: RowStream) -> None:
-    """Every row has a frame, which is nearest to what it was made of."""
-    frames = np.array(values(convert_to_raw(video), TOP)).astype(int)
-    errors = [np.abs(frames - np.roll(colours(), k, 0)).mean() for k in (-1, 0, 1)]
-    assert errors[1] < min(errors[0], errors[2]) / 2
-
-
-def convert_to_raw(video: RowStream) -> RowStream:
-    return changed_stream(video, pictures_of(video, by_column("raw")))
-
-
-@pytest.mark.usefixtures("small")
-def test_interrupted_encoding_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mouse_core.formats.columns._BLOCK_ROWS", 5)
-    source, target = rows_of({TOP: colours()}, size=5), tmp_path / "out"
-    made: list[int] = []
-    for rows in (5, 25, 35):
-        with pytest.raises(Interrupted):
-            encode(cut(source, rows), target)
-        assert not target.exists()
-        files = sorted((tmp_path / ".out.converting" / "encoded").rglob("*.mp4"))
-        made.append(len(files))
-    assert made[-1] > 1
-    with pytest.raises(ConfigError, match=r"unfinished work with other inputs, which differ in videos"):
-        convert(source, target, images="video:h264:gop=5", shard_bytes=2500)
-    other = rows_of({TOP: colours()[::-1]}, size=5)
-    with pytest.raises(ConfigError, match=r"unfinished work with other inputs, which differ in some of the rows"):
-        encode(other, target)
-    before = {file: file.stat().st_ino for file in (tmp_path / ".out.converting").rglob("file-000.mp4")}
-    encode(source, target)
-    assert [file.stat().st_ino for file in target.rglob("file-000.mp4")] == list(before.values())
-    assert os.listdir(tmp_path) == ["out"]
-    assert_near(formats.open(target))
-
-
-@pytest.mark.usefixtures("small")
-def test_an_encoded_part_that_is_damaged_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is read of it gets other checksums, which must not be those of damage."""
-    monkeypatch.setattr("mouse_core.formats.columns._BLOCK_ROWS", 5)
-    source, target = rows_of({TOP: colours()}, size=5), tmp_path / "out"
-    with pytest.raises(Interrupted):
-        encode(cut(source, 35), target)
-    folder = tmp_path / ".out.converting" / "encoded"
-    first = folder / next(iter(json.loads((folder / "job.json").read_text())["parts"]["0"]["files"]))
-    with pa.OSFile(str(first)) as opened:
-        rewards = pa.ipc.open_stream(opened).read_all().column("reward").chunk(0).buffers()[1].to_pybytes()
-    first.write_bytes(first.read_bytes().replace(rewards, bytes([*rewards[:-2], rewards[-2] ^ 1, rewards[-1]])))
-    encode(source, target)
-    assert values(formats.open(target), "reward") == values(source, "reward")
-    assert_near(formats.open(target))
-
-
-KILLED = """
-import os, signal, sys
-import tests.core.test_pictures as here
-from mouse_core.formats import columns
-from mouse_core.formats import pictures
-
-columns._BLOCK_ROWS = 5
-pictures._PIECE_BYTES = 6 * here.SIDE[0] * here.SIDE[1] * 3
-left = [int(sys.argv[2])]
-write = pictures._PartWriter.write
-
-def killing(*arguments):
-    left[0] -= 1
-    if left[0] < 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return write(*arguments)
-
-pictures._PartWriter.write = killing
-from pathlib import Path
-here.encode(here.rows_of({here.TOP: here.colours()}, size=5), Path(sys.argv[1]))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no such signal")
-@pytest.mark.usefixtures("small")
-def test_killed_encoding_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mouse_core.formats.columns._BLOCK_ROWS", 5)
-    source, target = rows_of({TOP: colours()}, size=5), tmp_path / "out"
-    for after in (0, 4, 3):
-        killed = run_code(KILLED, target, after)
-        assert killed.returncode == -signal.SIGKILL, killed.stderr
-        assert not target.exists()
-    encode(source, target)
-    assert os.listdir(tmp_path) == ["out"]
-    assert_near(formats.open(target))
-
-
-@pytest.mark.usefixtures("small")
-def test_a_full_disk_leaves_what_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, target = rows_of({TOP: colours()}), tmp_path / "out"
-    replace, left = os.replace, [2]
-
-    def full(*paths: Any) -> None:
-        left[0] -= 1
-        if not left[0]:
-            raise OSError(28, "No space left on device")
-        replace(*paths)
-
-    monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(StorageError, match="No space left on device"):
-        encode(source, target)
-    assert not target.exists()
-    assert encode(source, target).rows == COUNT
-
-
-def write(path: str, count: int) -> None:
-    writer = VideoWriter(path, VideoCodec(), (*SIDE, 3))
-    try:
-        writer.write(pictures(count))
-        writer.close()
-    finally:
-        writer.discard()
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no such device")
@@ -476,7 +318,7 @@ def write(path: str, count: int) -> None:
 def test_a_video_that_cannot_be_written_is_an_error_of_ours(path: str) -> None:
     for count in (1, 90):
         with pytest.raises(StorageError, match=f"video {path}"):
-            write(path, count)
+            write(path, pictures(count))
 
 
 def test_frames_of_another_shape_are_refused(tmp_path: Path) -> None:
@@ -508,13 +350,12 @@ def test_codecs_are_texts() -> None:
 def test_the_command_says_what_was_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = tmp_path / "source"
     rows_of({TOP: colours(), DEPTH: depth()}).save(source)
-    way = ["--images", "video:h264:gop=2", "--images", f"{DEPTH}=png"]
+    way = ["--images", "jpeg:90", "--images", f"{DEPTH}=png"]
     assert main(["convert", str(source), str(tmp_path / "out"), *way]) == 0
     said = capsys.readouterr().out
-    assert f"images: {TOP}: frames of videos, h264:gop=2, which change pixels" in said
+    assert f"images: {TOP}: jpeg of quality 90, which changes pixels" in said
     assert f"images: {DEPTH}: png\n" in said
-    assert "images: 1 videos in the result" in said
-    assert main(["convert", str(source), str(tmp_path / "bad"), "--images", "video:h265"]) == 2
-    assert "expected a codec, one of ['h264', 'hevc', 'av1'], found 'h265'" in capsys.readouterr().err
+    assert main(["convert", str(source), str(tmp_path / "bad"), "--images", "video:h264"]) == 2
+    assert "expected raw, png or jpeg, found ['video:h264']; only LeRobotDatasets" in capsys.readouterr().err
     assert main(["verify", str(tmp_path / "out")]) == 0
     assert main(["inspect", str(tmp_path / "out")]) == 0
