@@ -10,9 +10,7 @@ the reader.
 
 from __future__ import annotations
 
-import base64
 import io
-import json
 import os
 import re
 import struct
@@ -61,7 +59,7 @@ class Channel(NamedTuple):
     Args:
         topic: Name of the topic.
         type: Name of the type of the messages.
-        encoding: Encoding of the messages: "cdr", "ros1", "json", "protobuf".
+        encoding: Encoding of the messages: "cdr", "json", "protobuf" and so on.
         schema: Language in which the definition of the type is written.
         definition: Definition of the fields of the type.
     """
@@ -201,7 +199,7 @@ class Topic:
     Args:
         name: Name of the topic.
         type: Type of its messages.
-        encoding: Encoding of its messages: "cdr", "ros1", "json", "protobuf".
+        encoding: Encoding of its messages: "cdr", "json", "protobuf" and so on.
         messages: Number of messages.
         seconds: Time from the first message to the last.
     """
@@ -529,14 +527,10 @@ _SEPARATOR = re.compile(r"^={20,}\s*$", re.MULTILINE)
 _FIELD = re.compile(
     r"(?P<kind>[A-Za-z][\w/]*)(<=\d+)?(?P<many>\[(?P<bound><=)?(?P<count>\d{0,9})\])?\s+(?P<name>[A-Za-z]\w*)\s*(?P<rest>.*)"
 )
-_ENCODINGS = {"cdr": "ros2msg", "ros1": "ros1msg", "json": None}
-
+_HEAD = 4  # number of bytes in front of the values of a message
 
 Decode = Callable[[Any], dict[str, Any]]
-"""A function from a message's bytes to its fields by name: NumPy numbers and arrays, texts, messages, and lists.
-
-Numbers in JSON messages become Python numbers.
-"""
+"""A function from a message's bytes to its fields by name: NumPy numbers and arrays, texts, messages, and lists."""
 
 
 def decoder(name: str, encoding: str, schema: str, definition: str) -> Decode:
@@ -544,64 +538,41 @@ def decoder(name: str, encoding: str, schema: str, definition: str) -> Decode:
 
     Args:
         name: Type of the messages.
-        encoding: "cdr", "ros1" or "json".
-        schema: Language of the definition: "ros2msg" or "ros1msg".
+        encoding: Encoding of the messages.
+        schema: Language of the definition.
         definition: The definition, for ``parse_definitions``.
 
     Raises:
-        DataError: The encoding is not supported, or the definition is invalid.
+        DataError: The encoding is not "cdr" or the language is not "ros2msg", or the definition is invalid.
     """
-    if encoding not in _ENCODINGS:
+    if (encoding, schema) != ("cdr", "ros2msg"):
         raise DataError(
-            f"expected messages in one of {list(_ENCODINGS)}, found {encoding!r}; read them with the library that "
-            "wrote them, and write these topics again"
-        )
-    language = _ENCODINGS[encoding]
-    if language is None:
-        return _from_json
-    if schema != language:
-        raise DataError(
-            f"{name}: expected a definition as in .msg files ({language}), found a definition in {schema!r}"
+            f"{name}: expected messages in CDR with a definition as in .msg files (ros2msg), found {encoding!r} with a "
+            f"definition in {schema!r}; read them with the library that wrote them, and write these topics again"
         )
     definitions = parse_definitions(name, definition)
-    return partial(_decode, definitions, next(iter(definitions)), encoding == "ros1")
+    return partial(_decode, definitions, next(iter(definitions)))
 
 
-def _from_json(data: Any) -> dict[str, Any]:
-    try:
-        message = json.loads(bytes(data))
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"expected JSON: {error}") from error
-    if not isinstance(message, dict):
-        raise DataError(f"expected a JSON object, found {type(message).__name__}")
-    return message
-
-
-def _decode(definitions: Definitions, name: str, is_ros1: bool, data: Any) -> dict[str, Any]:
-    """Decode a binary message; ROS 1 messages have no header, and their numbers are not aligned."""
-    if is_ros1:
-        return _MessageReader(definitions, memoryview(data), 0, "<", aligned=False).message(name)
+def _decode(definitions: Definitions, name: str, data: Any) -> dict[str, Any]:
     # The first two bytes state the encoding of the rest, the next two its options.
     kind = bytes(data[:2])
     if len(data) < 4 or kind not in (b"\0\0", b"\0\1"):
         raise DataError(f"expected a message in plain CDR, found a message that begins with {bytes(data[:4]).hex()!r}")
-    return _MessageReader(definitions, memoryview(data), 4, "<" if kind == b"\0\1" else ">", aligned=True).message(name)
+    return _MessageReader(definitions, memoryview(data), "<" if kind == b"\0\1" else ">").message(name)
 
 
 class _MessageReader:
-    """Reads a message, value by value.
+    """Reads a message in CDR, value by value. Numbers begin at multiples of their size, counted from byte 4.
 
     Args:
         definitions: Definitions of the message type and of the types it contains.
         data: Bytes of the message.
-        origin: Position of the first value; alignment is relative to this position.
         order: Byte order, "<" or ">".
-        aligned: Whether numbers begin at multiples of their size.
     """
 
-    def __init__(self, definitions: Definitions, data: memoryview, origin: int, order: Any, *, aligned: bool) -> None:
-        self._definitions, self._data, self._order = definitions, data, order
-        self._origin, self._aligned, self._position = origin, aligned, origin
+    def __init__(self, definitions: Definitions, data: memoryview, order: Any) -> None:
+        self._definitions, self._data, self._order, self._position = definitions, data, order, _HEAD
 
     def message(self, name: str) -> dict[str, Any]:
         """Read a message at the current position.
@@ -635,8 +606,7 @@ class _MessageReader:
 
     def _align(self, size: int) -> None:
         """Move to the next multiple of ``size``: for a size of 4, from 5 to 8, since -5 % 4 is 3."""
-        if self._aligned:
-            self._position += -(self._position - self._origin) % size
+        self._position += -(self._position - _HEAD) % size
 
     def _number(self, name: str) -> Any:
         dtype = _DTYPES[name]
@@ -655,7 +625,7 @@ class _MessageReader:
         length = int(self._number("uint32"))
         first = self._advance(length)
         text = bytes(self._data[first : first + length])
-        if self._aligned and length:  # a CDR text ends in a zero byte
+        if length:  # a CDR text ends in a zero byte
             if text[-1]:
                 raise DataError(f"expected a text that ends in a zero at byte {first + length - 1}, found none")
             text = text[:-1]
@@ -685,8 +655,6 @@ Definitions = Mapping[str, Fields]
 """The type of a dict from message types (``package/Name``) to the fields of these messages; the requested message type
 is first.
 """
-# Types that ROS 1 has built in, and does not define.
-_TIMES = {f"builtin_interfaces/{name}": "int32 sec\nuint32 nanosec" for name in ("Time", "Duration")}
 
 
 def plain_name(name: str) -> str:
@@ -708,7 +676,7 @@ def parse_definitions(name: str, text: str) -> Definitions:
     if len(text) > _MOST_TEXT:
         raise DataError(f"{name}: expected a definition of at most {_MOST_TEXT} bytes, found {len(text)}")
     first, *others = _SEPARATOR.split(text)
-    texts = {**_TIMES, plain_name(name): first}
+    texts = {plain_name(name): first}
     for other in others:
         head, _, rest = other.strip().partition("\n")
         if not head.startswith("MSG:"):
@@ -754,13 +722,13 @@ def _parse_fields(name: str, texts: Mapping[str, str]) -> Fields:
             raise DataError(f"{name}: expected a field as 'float64[] position', found {declaration!r:.80}")
         if match["rest"].startswith("="):  # a constant
             continue
-        fields.append((match["name"], _field_type(name, match, texts)))
+        fields.append((match["name"], _field_type(name, match)))
     if len({field for field, _ in fields}) < len(fields):
         raise DataError(f"{name}: expected fields of different names, found {[field for field, _ in fields][:20]}")
     return tuple(fields) or (("structure_needs_at_least_one_member", Kind("uint8", None)),)
 
 
-def _field_type(name: str, match: re.Match[str], texts: Mapping[str, str]) -> Kind:
+def _field_type(name: str, match: re.Match[str]) -> Kind:
     """Return the type of a parsed field of message ``name``; the name of a message type is ``package/Name``."""
     count = None
     if match["many"]:
@@ -769,14 +737,8 @@ def _field_type(name: str, match: re.Match[str], texts: Mapping[str, str]) -> Ki
         if count == 0 or count > _MOST_COUNT:
             raise DataError(f"{name}: {match['name']}: expected 1 to {_MOST_COUNT} values, found {count}")
     kind = plain_name(match["kind"])
-    if kind in _LETTERS or kind == TEXT:
-        return Kind(kind, count)
-    if kind in ("time", "duration"):  # built-in types of ROS 1
-        return Kind("builtin_interfaces/Time" if kind == "time" else "builtin_interfaces/Duration", count)
-    if "/" not in kind:
-        in_same_package = f"{name.rpartition('/')[0]}/{kind}"
-        kind = "std_msgs/Header" if kind == "Header" and in_same_package not in texts else in_same_package
-    return Kind(kind, count)
+    is_known = "/" in kind or kind in _LETTERS or kind == TEXT
+    return Kind(kind if is_known else f"{name.rpartition('/')[0]}/{kind}", count)
 
 
 # Encodings of images: dtype, number of channels, and whether blue comes before red.
@@ -882,14 +844,8 @@ def _numbers(value: Any, place: Place) -> npt.NDArray[Any]:
 
 
 def _array(value: Any) -> npt.NDArray[Any]:
-    """Return numbers in their dtype and in native byte order; convert numbers from JSON to 64-bit floats."""
-    try:
-        numbers = np.asarray(value)
-    except ValueError:  # lists of different lengths
-        return np.empty((), object)
-    first = value[0] if isinstance(value, list) and value else value
-    if isinstance(first, list | int | float) and numbers.dtype.kind in "iuf":
-        return numbers.astype(np.float64)
+    """Return numbers in their dtype and in native byte order."""
+    numbers = np.asarray(value)
     return numbers.astype(numbers.dtype.newbyteorder("="))
 
 
@@ -929,12 +885,11 @@ def _image(message: Mapping[str, Any], place: Place) -> npt.NDArray[Any]:
 
 
 def _octets(data: Any, place: Place) -> npt.NDArray[np.uint8]:
-    """Return bytes in a message; in JSON messages, bytes are encoded as base64."""
+    """Return bytes in a message."""
     try:
-        data = np.frombuffer(base64.b64decode(data, validate=True), np.uint8) if isinstance(data, str) else data
         return np.asarray(data, np.uint8)
     except (ValueError, TypeError, OverflowError) as error:
-        raise DataError(f"{place.text}: expected bytes, in JSON as base64, found {data!r:.80}") from error
+        raise DataError(f"{place.text}: expected bytes, found {data!r:.80}") from error
 
 
 def _compressed(message: Mapping[str, Any], place: Place) -> npt.NDArray[Any]:
@@ -958,7 +913,7 @@ def stamp_of(message: Mapping[str, Any]) -> int | None:
     stamp = message.get("header", {}).get("stamp") if isinstance(message.get("header"), Mapping) else None
     if not isinstance(stamp, Mapping):
         return None
-    seconds, rest = stamp.get("sec", stamp.get("secs")), stamp.get("nanosec", stamp.get("nsec", stamp.get("nsecs")))
+    seconds, rest = stamp.get("sec"), stamp.get("nanosec")
     if not isinstance(seconds, int | np.integer) or not isinstance(rest, int | np.integer) or seconds < 0:
         raise DataError(f"header.stamp: expected seconds and nanoseconds, found {stamp!r:.80}")
     if not seconds and not rest:
@@ -1291,11 +1246,11 @@ def read_robot_logs(
 ) -> RowStream:
     """Read MCAP files and bags of ROS 2 as rows, with a step for every tick of a clock.
 
-    Messages are encoded as CDR, in the layout of ROS 1, or as JSON. An episode of T ticks has T rows. A row holds the
-    observation at a tick, and the action and reward of the tick before. The action and reward of the last tick are left
-    out, because no observation follows. ``metadata_timestamp`` holds the seconds since the episode's first step.
-    ``done`` of the last row is 1 if ``terminated`` is set there, 2 if ``truncated`` is set there, else the layout's
-    ``ending``. Images are decoded to pixels; depth images keep the recorded unit.
+    Messages are encoded as CDR. An episode of T ticks has T rows. A row holds the observation at a tick, and the action
+    and reward of the tick before. The action and reward of the last tick are left out, because no observation follows.
+    ``metadata_timestamp`` holds the seconds since the episode's first step. ``done`` of the last row is 1 if
+    ``terminated`` is set there, 2 if ``truncated`` is set there, else the layout's ``ending``. Images are decoded to
+    pixels; depth images keep the recorded unit.
 
     Args:
         path: An MCAP file, a bag (a folder of rosbag2 with MCAP files and ``metadata.yaml``), or a folder of files or
