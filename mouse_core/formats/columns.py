@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -141,26 +140,19 @@ def named(whole: str, value: Any) -> Columns:
     return {name: np.asarray(leaf) for name, leaf in flatten(whole, value, ".").items()}
 
 
-def keys_of(name: str, whole: str) -> list[str]:
-    """Return the keys in a column name after ``whole``.
-
-    The keys of ``whole.a.b`` are ``a`` and ``b``; the key of ``whole_a_b`` is ``a_b``.
-    """
-    key = name[len(whole) + 1 :]
-    return key.split(".") if name.startswith(f"{whole}.") else [key or whole]
-
-
 def nested(columns: Mapping[str, Any], whole: str) -> Any:
     """Return the column with the name ``whole`` or, if the values are nested, a nested mapping of the columns
     ``whole.<key>``.
 
     For example, ``whole.a.b`` is at ``result["a"]["b"]``.
     """
-    if is_single(columns, whole):
+    kinds = ("", "_discrete", "_image", "_text")
+    if len(columns) == 1 and next(iter(columns)) in [whole + kind for kind in kinds]:
         return next(iter(columns.values()))
     parts: dict[str, Any] = {}
     for name, value in columns.items():
-        *keys, last = keys_of(name, whole)
+        key = name[len(whole) + 1 :] or whole
+        *keys, last = key.split(".") if name.startswith(f"{whole}.") else [key]
         if any(f"{whole}.{'.'.join(keys[:count])}" in columns for count in range(1, len(keys) + 1)):
             raise SchemaError(f"column {name!r}: expected a value or nested values, found that {keys[0]!r} has both")
         place = parts
@@ -173,17 +165,6 @@ def nested(columns: Mapping[str, Any], whole: str) -> Any:
 def belongs_to(name: str, whole: str) -> bool:
     """Whether a column is the observation or action ``whole``, or a part of it, such as ``action.grip``."""
     return name == whole or name.startswith((f"{whole}_", f"{whole}."))
-
-
-def is_single(names: Collection[str], prefix: str) -> bool:
-    """Whether a column is the complete observation or action, and not a part of a nested observation or action."""
-    kinds = ("discrete", "image", "text")
-    return len(names) == 1 and next(iter(names)) in (prefix, *(f"{prefix}_{kind}" for kind in kinds))
-
-
-def is_image(values: npt.NDArray[Any]) -> bool:
-    """Whether the rows of ``values`` look like images: uint8 ``[n, H, W]`` or ``[n, H, W, C]`` with C up to 4."""
-    return values.dtype == np.uint8 and (values.ndim == 3 or (values.ndim == 4 and values.shape[3] <= 4))
 
 
 def one_each(columns: Columns, name: str) -> npt.NDArray[Any]:
@@ -626,12 +607,6 @@ def differ(ones: npt.NDArray[Any], others: npt.NDArray[Any]) -> Bools:
     return np.asarray(unequal.any(axis=tuple(range(1, unequal.ndim))))
 
 
-UInt64s = npt.NDArray[np.uint64]
-
-# Rows above this size in bytes are hashed one by one, with a hash that is fast for long inputs.
-_LONG_ROW = 512
-
-
 @dataclass(frozen=True)
 class Values:
     """One column of some rows.
@@ -703,65 +678,3 @@ def _without_lists(array: pa.Array) -> tuple[pa.Array, tuple[int, ...] | None, n
 def _ends(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Return the borders of adjacent ranges with these lengths, from 0: lengths 2 3 give 0 2 5."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
-
-
-# ---------------------------------------------------------------------- hashes of rows
-
-
-def hash_rows(values: Values) -> UInt64s:
-    """Return a hash of every row, ``[rows]``.
-
-    Rows with equal bytes have equal hashes; different rows have different hashes almost surely.
-    """
-    numbers = values.numbers
-    if numbers is None or values.shape is None:
-        return _hash_each(values)
-    flat = np.ascontiguousarray(numbers.reshape(values.rows, -1))
-    row_bytes = flat.shape[1] * flat.itemsize
-    if row_bytes > _LONG_ROW:
-        packed = flat.view(np.uint8).reshape(values.rows, row_bytes)
-        return np.array([_hash_bytes(row) for row in packed], np.uint64)
-    hashed = np.full(values.rows, row_bytes, np.uint64)
-    if flat.itemsize == 8:
-        words = flat.view(np.uint64)
-    else:
-        padded = np.zeros((values.rows, -(-row_bytes // 8) * 8), np.uint8)
-        padded[:, :row_bytes] = flat.view(np.uint8).reshape(values.rows, row_bytes)
-        words = padded.view(np.uint64)
-    for place in range(words.shape[1]):
-        hashed = mix_hashes(hashed * np.uint64(0x9E3779B97F4A7C15) ^ words[:, place])
-    return hashed
-
-
-def mix_hashes(words: UInt64s) -> UInt64s:
-    """Mix 64-bit values, so that every bit affects all 64 bits."""
-    words = words ^ (words >> np.uint64(32))
-    words = words * np.uint64(0xD6E8FEB86659FD93)
-    words = words ^ (words >> np.uint64(29))
-    words = words * np.uint64(0xA5A5A5A5A5A5A5A5 | 1)
-    return np.asarray(words ^ (words >> np.uint64(32)))
-
-
-def combine_hashes(hashes: list[UInt64s], rows: int) -> UInt64s:
-    """Combine several hashes of each row to one hash."""
-    found = np.zeros(rows, np.uint64)
-    for one in hashes:
-        found = mix_hashes(found * np.uint64(0x9E3779B97F4A7C15) + one)
-    return found
-
-
-def _hash_each(values: Values) -> UInt64s:
-    array = values.array
-    if values.kind.kind == "image" and pa.types.is_struct(array.type):
-        pixels = array.field("bytes")
-        array = pixels if pixels.null_count < len(pixels) else array.field("path")
-    found = np.empty(values.rows, np.uint64)
-    is_bytes = pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type)
-    for row, value in enumerate(array):
-        data = value.as_buffer() if is_bytes else repr(value.as_py()).encode()
-        found[row] = 0 if data is None else _hash_bytes(data)
-    return found
-
-
-def _hash_bytes(data: Any) -> int:
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")

@@ -16,13 +16,12 @@ from mouse_core._arrow.column_types import column_type
 from mouse_core._arrow.dense import plain
 from mouse_core.episodes import step_begins, sums_by_episode
 from mouse_core.errors import DataError, SchemaError
-from mouse_core.formats.columns import MISSING, UInt64s, Values, hash_rows, is_metadata, read_values, step_numbers
-from mouse_core.formats.columns import combine_hashes as combined
-from mouse_core.formats.columns import mix_hashes as mixed
+from mouse_core.formats.columns import MISSING, Values, is_metadata, read_values, step_numbers
 from mouse_core.inspect.checks import Sketches, about_dimensions, about_parts, about_splits
 from mouse_core.inspect.dynamics import Camera, Clock, about_dynamics, is_clock
 from mouse_core.inspect.report import ActionsReport, ColumnReport, Distribution, EpisodesReport, Finding, Places, capped
-from mouse_core.inspect.sampling import Bools, Floats, Int64s, RowSample
+from mouse_core.inspect.sampling import Bools, Floats, Int64s, RowSample, UInt64s
+from mouse_core.maps.hashing import row_hash as hashes_of
 from mouse_core.statistics.counting import Moments
 from mouse_core.store.evidence import contradicted, flags_in
 
@@ -276,10 +275,6 @@ def _by_place(moments: Moments) -> dict[str, list[Any]]:
     return {name: np.where(known, values, np.array(None)).tolist() for name, values in found.items()}
 
 
-# 2**64 divided by the golden ratio: multiples of this number are far apart.
-_GOLDEN_RATIO = np.uint64(0x9E3779B97F4A7C15)
-
-
 class EpisodeCounter:
     """Counts episodes; rows must be added in order.
 
@@ -430,7 +425,7 @@ class EpisodeCounter:
         """Record the episodes that end in these rows, and keep the last, unfinished episode for the next rows."""
         begins = np.flatnonzero(start)
         counted = np.where(start, 0.0, reward) if self.arrived else reward
-        spread = mixed(row_hash ^ (step_number.astype(np.uint64) + np.uint64(1)) * _GOLDEN_RATIO)
+        spread = _combined(row_hash, step_number.astype(np.uint64))
         returns, sizes = sums_by_episode(start, counted, self._return, self._rows)
         hashes, _ = sums_by_episode(start, spread, self._hash, self._rows)
         last_codes = shifted["done"][begins][self._last is None :]  # no row precedes the very first
@@ -595,7 +590,7 @@ class Scan:
         if not rows.num_rows:
             return
         values = {name: read_values(rows.column(name)) for name in self.columns}
-        hashes = {name: hash_rows(found) for name, found in values.items()}
+        hashes = {name: _row_hashes(found) for name, found in values.items()}
         before = {name: _odd(counter) for name, counter in self.columns.items()}
         missing = _missing_rows(values)
         for name, counter in self.columns.items():
@@ -629,7 +624,7 @@ class Scan:
             others = [hashes[other] for other in self._observations if other != name]
             if others and _is_camera(values[name]):
                 camera = self._cameras.setdefault(name, Camera(name))
-                camera.add(hashes[name], combined(others, rows.num_rows), begins, episode, step)
+                camera.add(hashes[name], _combined(*others), begins, episode, step)
         self.rows += rows.num_rows
 
     def _add_sample(
@@ -688,8 +683,8 @@ class Scan:
             reward=_floats(rows, "reward"),
             step=_integers(rows, self._step) if self._step else None,
             number=hashes[self._number] if self._number else None,
-            row_hash=combined(content, rows.num_rows),
-            observation_hash=combined(seen, rows.num_rows) if seen else None,
+            row_hash=_combined(*content),
+            observation_hash=_combined(*seen) if seen else None,
             contradicted=contradicted(*(rows.column(name) for name in ("done", *self._flags))) if self._flags else None,
         )
 
@@ -764,6 +759,23 @@ class Scan:
         checks: list[Clock | Camera] = [*self._clocks.values(), *self._cameras.values()]
         for check in checks:
             yield from check.findings()
+
+
+def _row_hashes(values: Values) -> UInt64s:
+    """Return a hash of each row; rows with equal bytes have equal hashes."""
+    if values.numbers is not None and values.shape is not None:
+        return hashes_of(values.numbers)[:, 0]
+    array = values.array
+    if values.kind.kind == "image" and pa.types.is_struct(array.type):
+        encoded = array.field("bytes")
+        array = encoded if encoded.null_count < len(encoded) else array.field("path")
+    is_bytes = pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type)
+    return hashes_of([(value or b"") if is_bytes else repr(value).encode() for value in array.to_pylist()])[:, 0]
+
+
+def _combined(*hashes: UInt64s) -> UInt64s:
+    """Combine several hashes of each row to one hash."""
+    return hashes_of(np.stack(hashes, axis=1))[:, 0]
 
 
 def _odd(counter: ColumnCounter) -> int:

@@ -19,9 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.episodes import sums_by_episode
-from mouse_core.formats.columns import UInt64s
 from mouse_core.inspect.report import Finding, of_dimension, ratio, some
-from mouse_core.inspect.sampling import PIECE, Bools, Floats, Int64s, Sampled, SampledColumn, quantiles
+from mouse_core.inspect.sampling import PIECE, Bools, Floats, Int64s, Sampled, SampledColumn, UInt64s, quantiles
 
 # With fewer rows, the usual range cannot be estimated.
 FEWEST = 200

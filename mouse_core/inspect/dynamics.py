@@ -25,9 +25,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.formats.columns import UInt64s
 from mouse_core.inspect.report import MOST, Finding, Places, some
-from mouse_core.inspect.sampling import Bools, Floats, Int64s, Sampled, SampledColumn, quantiles
+from mouse_core.inspect.sampling import Bools, Floats, Int64s, Sampled, SampledColumn, UInt64s, quantiles
 
 _CLOCK = re.compile(r"(.*[._])?time_?stamps?(_(s|ms|us|ns|sec|seconds))?|(metadata_|observation[._])?time")
 # Durations are counted in four buckets for each power of two.

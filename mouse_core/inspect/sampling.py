@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 Int64s = npt.NDArray[np.int64]
+UInt64s = npt.NDArray[np.uint64]
 Bools = npt.NDArray[np.bool_]
 
 # Number of consecutive rows in a piece of the sample; a piece covers most events of a second or two.
