@@ -1,7 +1,7 @@
 """RowStream, which every reader of a format returns; and functions that read, write and compare rows of any source.
 
-Writers of formats take the rows of a stream, a store, a ``datasets.Dataset`` or a table as record batches
-(``row_batches``), as pieces (``pieces_of``), or as episodes (``episodes_of``).
+Writers of formats take the rows of a stream, a store, a ``datasets.Dataset`` or a table as a stream (``as_stream``), as
+pieces (``pieces_of``), or as episodes (``episodes_of``).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from mouse_core._arrow.addresses import check_rows
 from mouse_core._arrow.column_types import is_list
 from mouse_core._arrow.dense import plain, without_nulls
 from mouse_core.columns.episode_rows import Columns
-from mouse_core.errors import ConfigError, DataError, MouseError, SchemaError
+from mouse_core.errors import DataError, MouseError, SchemaError
 from mouse_core.files.manifest import add_manifest, add_parquet_checksum
 from mouse_core.files.reading import damaged
 from mouse_core.files.writing import check_nothing_at, link_or_copy, making, remove
@@ -281,38 +281,16 @@ def rows_digest(batches: Any) -> str:
     return digest.hexdigest()
 
 
-def row_batches(rows: Any) -> Iterator[pa.RecordBatch]:
-    """Yield rows as record batches.
+def as_stream(rows: Any) -> RowStream:
+    """Return rows as a stream.
 
     Args:
-        rows: A ``RowStream``, a ``DatasetStore``, a ``datasets.Dataset``, a ``pyarrow.Table``, or record batches.
-
-    Raises:
-        ConfigError: ``rows`` has another type.
-        SchemaError: The rows have the alignment "outgoing".
+        rows: A ``RowStream``, a store or a view; or a ``datasets.Dataset`` or ``pyarrow.Table``, as for
+            ``DatasetStore.from_dataset``.
     """
-    _check_arrived(getattr(rows, "alignment", None) or read_metadata(rows, label="rows").alignment)
-    if isinstance(rows, Store):
-        rows = rows.to_dataset()
-    if isinstance(rows, pa.Table):
-        check_rows(rows, "rows")
-        yield from rows.to_batches(max_chunksize=BATCH_ROWS)
-    elif hasattr(rows, "with_format") and hasattr(rows, "iter"):
-        for table in rows.with_format("arrow").iter(batch_size=BATCH_ROWS):
-            check_rows(table, "rows", whole=False)
-            yield from table.to_batches()
-    elif isinstance(rows, RowStream) or (isinstance(rows, Iterable) and not isinstance(rows, str | bytes | dict)):
-        for batch in rows:
-            if not isinstance(batch, pa.RecordBatch):
-                raise ConfigError(f"rows: expected record batches, found {type(batch).__name__}")
-            check_rows(batch, "rows", whole=False)
-            _check_arrived(read_metadata(batch.schema, label="rows").alignment)
-            yield batch
-    else:
-        raise ConfigError(
-            f"rows: expected a RowStream, a DatasetStore, a datasets.Dataset or a pyarrow.Table, found "
-            f"{type(rows).__name__}"
-        )
+    if isinstance(rows, RowStream):
+        return rows
+    return stream_of(rows if isinstance(rows, Store) else DatasetStore().from_dataset(rows))
 
 
 def stream_of(store: Store, *, batch_rows: int = BATCH_ROWS) -> RowStream:
@@ -342,11 +320,6 @@ def stream_of(store: Store, *, batch_rows: int = BATCH_ROWS) -> RowStream:
     )
 
 
-def _check_arrived(alignment: str | None) -> None:
-    if alignment not in (None, "arrived"):
-        raise SchemaError(f"rows: expected rows of alignment 'arrived', found {alignment!r}")
-
-
 def pieces_of(rows: Any) -> Iterator[tuple[bool, Columns]]:
     """Yield rows in pieces: a piece ends where an episode or a batch of ``rows`` ends.
 
@@ -358,13 +331,16 @@ def pieces_of(rows: Any) -> Iterator[tuple[bool, Columns]]:
         without ``episode_step`` and without null metadata.
 
     Raises:
-        ConfigError, SchemaError: Errors of ``row_batches``.
+        SchemaError: The rows have the alignment "outgoing".
         DataError: Values are null or ragged, or rewards are vectors; other formats cannot store these.
     """
-    ended = True
-    for batch in row_batches(rows):
+    ended, stream = True, as_stream(rows)
+    if stream.alignment != "arrived":
+        raise SchemaError(f"rows: expected rows of alignment 'arrived', found {stream.alignment!r}")
+    for batch in stream:
         if not batch.num_rows:
             continue
+        check_rows(batch, "rows", whole=False)
         if "done" not in batch.schema.names:
             raise DataError(f"rows: expected a column 'done', found {batch.schema.names}")
         steps = batch.column("episode_step") if "episode_step" in batch.schema.names else None
@@ -620,17 +596,15 @@ class _ColumnDigest:
     def __init__(self, kind: str, hashed: Callable[[], Any]) -> None:
         self.kind, self._hashed = kind, hashed
         self._values = hashed()
-        self._valid = _Runs()
-        self._lengths = _Runs()
+        self._valid = _Changes()
+        self._lengths = _Changes()
         self._children: list[_ColumnDigest] = []
 
     def update(self, array: pa.Array) -> None:
         array = plain(array)
-        if array.null_count or pa.types.is_null(array.type):
-            self._valid.update(np.asarray(array.is_valid()).astype(np.int64))
+        self._valid.update(np.asarray(array.is_valid()).astype(np.int64))
+        if array.null_count:
             array = without_nulls(array)
-        elif len(array):
-            self._valid.add(1, len(array))
         if is_list(array.type):
             self._update_lists(array)
         elif pa.types.is_struct(array.type):
@@ -644,10 +618,7 @@ class _ColumnDigest:
             self._values.update(numbers.view(np.uint8).data)
 
     def _update_lists(self, array: pa.Array) -> None:
-        if not pa.types.is_fixed_size_list(array.type):
-            self._lengths.update(array.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64))
-        elif len(array):
-            self._lengths.add(array.type.list_size, len(array))
+        self._lengths.update(array.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64))
         self._child(0, _canonical(array.type.value_type)).update(array.flatten())
 
     def _update_texts(self, array: pa.Array) -> None:
@@ -668,38 +639,21 @@ class _ColumnDigest:
         return hashlib.sha256(b"".join(parts)).digest()
 
 
-class _Runs:
-    """A hash of a sequence of integers, computed from runs of equal integers; a run may continue in the next call."""
+class _Changes:
+    """A hash of a sequence of integers: of the integers that differ from the integer before, with their positions."""
 
     def __init__(self) -> None:
         self._hash = hashlib.sha256()
-        self._open = np.zeros((1, 2), np.int64)  # the last value, and the length of its run so far
-
-    def add(self, value: int, count: int) -> None:
-        if value == self._open[0, 0]:
-            count += int(self._open[0, 1])
-        elif self._open[0, 1]:
-            self._flush(self._open)
-        self._open = np.array([[value, count]], np.int64)
+        self._last, self._count = -1, 0
 
     def update(self, values: npt.NDArray[np.int64]) -> None:
-        if not len(values):
-            return
-        firsts = np.concatenate([[0], np.flatnonzero(np.diff(values)) + 1])
-        runs = np.stack([values[firsts], np.diff(np.append(firsts, len(values)))], axis=1)
-        self.add(*runs[0].tolist())
-        if len(runs) > 1:
-            self._flush(self._open)
-            self._flush(runs[1:-1])
-            self._open = runs[-1:].copy()
-
-    def _flush(self, runs: npt.NDArray[np.int64]) -> None:
-        self._hash.update(runs.astype("<i8").tobytes())
+        if len(values):
+            at = np.flatnonzero(np.diff(values, prepend=self._last))
+            self._hash.update(np.stack([self._count + at, values[at]]).T.astype("<i8").tobytes())
+            self._last, self._count = int(values[-1]), self._count + len(values)
 
     def digest(self) -> bytes:
-        whole = self._hash.copy()
-        whole.update(self._open.astype("<i8").tobytes())
-        return whole.digest()
+        return self._hash.digest()
 
 
 def _is_text(data_type: pa.DataType) -> bool:
@@ -722,49 +676,6 @@ def _canonical(data_type: pa.DataType) -> str:
         inner: list[Any] = [f"{child.name}: {_canonical(child.type)}" for child in data_type]
         return f"struct<{', '.join(inner)}>"
     return str(data_type).removeprefix("large_")
-
-
-class DigestedRows:
-    """Reads any number of rows at a time, and computes digests of these rows.
-
-    Args:
-        batches: The rows.
-        digest: A digest to which every row is added; None for no digest.
-        advance: A function for progress; it is called with the number of rows after each read.
-    """
-
-    def __init__(
-        self, batches: Iterator[pa.RecordBatch], digest: RowDigest | None, advance: Callable[[int], None]
-    ) -> None:
-        self._batches = batches
-        self._rest: pa.RecordBatch | None = None
-        self._digest = digest
-        self._advance = advance
-
-    def following(self) -> Iterator[pa.RecordBatch]:
-        """Yield the remaining batches."""
-        return iter(self._take, None)
-
-    def digest_of(self, rows: int, schema: pa.Schema) -> str:
-        """Return the digest of the next ``rows`` rows, or of all remaining rows."""
-        digest = RowDigest(schema)
-        while rows and (batch := self._take(rows)) is not None:
-            digest.update(batch)
-            rows -= batch.num_rows
-        return digest.hexdigest()
-
-    def _take(self, most: int | None = None) -> pa.RecordBatch | None:
-        """Return the next rows, at most ``most`` of them; None at the end."""
-        batch = self._rest if self._rest is not None else next(self._batches, None)
-        self._rest = None
-        if batch is None:
-            return None
-        if most is not None and most < batch.num_rows:
-            batch, self._rest = batch.slice(0, most), batch.slice(most)
-        if self._digest is not None:
-            self._digest.update(batch)
-        self._advance(batch.num_rows)
-        return batch
 
 
 _FIRST_ROWS, _MOST_ROWS = 16, 8192

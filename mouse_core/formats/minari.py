@@ -1,4 +1,4 @@
-"""Reads and writes datasets of Minari, without the package Minari.
+"""Reads datasets of Minari, without the package Minari.
 
 Minari stores T+1 observations and T actions of an episode. Action t is taken on observation t, so the action moves to
 row t + 1. The infos of step t arrived with observation t, so these infos stay in row t.
@@ -6,7 +6,6 @@ row t + 1. The infos of step t arrived with observation t, so these infos stay i
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import math
 import os
@@ -25,20 +24,14 @@ from mouse_core._arrow.column_types import column_type, fixed_shape
 from mouse_core.columns.episode_rows import Columns, done_codes, episode_rows
 from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.files.reading import check_inside, damaged, read_json_object, reading
-from mouse_core.files.writing import making
-from mouse_core.formats._files.h5 import H5File, append_rows, import_h5py, leaves
-from mouse_core.formats.base import BATCH_ROWS, RowStream, in_stored_layout, pieces_of
+from mouse_core.formats._files.h5 import H5File, leaves
+from mouse_core.formats.base import BATCH_ROWS, RowStream, in_stored_layout
 from mouse_core.formats.columns import (
-    MISSING,
-    belongs_to,
     bytes_a_row,
     check_batch_rows,
     from_arrow,
     is_metadata,
-    is_single,
-    keys_of,
     metadata_column,
-    nested,
     rows_at_once,
     to_batch,
 )
@@ -47,247 +40,8 @@ from mouse_core.images.pixels import decode_into
 from mouse_core.metadata import DatasetMetadata
 from mouse_core.nested import path_of
 from mouse_core.spec import Bounded, Composite, NonTensor, from_gymnasium
-from mouse_core.spec.spaces import SPACES
 
-__all__ = ["read_minari", "write_minari"]
-
-
-def written_space(space: Any) -> dict[str, Any]:
-    """Convert a space of gymnasium to Minari's form of a space. A mapping that already has this form is copied.
-
-    Raises:
-        ConfigError: Minari does not support this kind of space.
-    """
-    if isinstance(space, Mapping) and not hasattr(space, "spaces"):  # gymnasium's Dict is also a mapping
-        return dict(space)
-    kind = type(space).__name__
-    if kind == "Box":
-        found: dict[str, Any] = {"dtype": str(space.dtype), "shape": list(space.shape)}
-        found |= {"low": space.low.tolist(), "high": space.high.tolist()}
-    elif kind == "Discrete":
-        found = {"dtype": "int64", "start": int(space.start), "n": int(space.n)}
-    elif kind == "MultiDiscrete":
-        found = {"dtype": str(space.dtype), "nvec": space.nvec.tolist(), "start": space.start.tolist()}
-    elif kind == "MultiBinary":
-        found = {"n": space.n if isinstance(space.n, int) else [int(size) for size in space.n]}
-    elif kind == "Text":
-        found = {"max_length": space.max_length, "min_length": space.min_length, "charset": space.characters}
-    elif kind == "Dict":
-        found = {"subspaces": {name: written_space(part) for name, part in space.spaces.items()}}
-    elif kind == "Tuple":
-        found = {"subspaces": [written_space(part) for part in space.spaces]}
-    else:
-        raise ConfigError(f"space: expected one of {list(SPACES)}, found {kind}")
-    return {"type": kind, **found}
-
-
-class SpaceOf:
-    """Computes the smallest space that contains all values of a column, which are added piece by piece."""
-
-    def __init__(self) -> None:
-        self._low: float | int | None = None
-        self._high: float | int | None = None
-        self._first: npt.NDArray[Any] | None = None
-        self._characters: set[str] = set()
-        self._longest = 1
-
-    def see(self, values: npt.NDArray[Any]) -> None:
-        """Add values ``[n, ...]``."""
-        if not len(values):
-            return
-        self._first = values[:1]
-        if values.dtype.kind in "OSU":
-            texts = {value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value) for value in values}
-            self._characters.update(*texts)
-            self._longest = max(self._longest, *(len(text) for text in texts))
-        elif values.dtype.kind in "biu" and values.size:
-            low, high = int(values.min()), int(values.max())
-            self._low = low if self._low is None else min(low, int(self._low))
-            self._high = high if self._high is None else max(high, int(self._high))
-
-    def written(self) -> dict[str, Any]:
-        """Return the space of the values, in Minari's form."""
-        if self._first is None:
-            raise DataError("space: expected values, found none")
-        dtype, shape = self._first.dtype, self._first.shape[1:]
-        if dtype.kind in "OSU":
-            characters = "".join(sorted(self._characters)) or " "
-            return {"type": "Text", "max_length": self._longest, "min_length": 0, "charset": characters}
-        low, high = self._low or 0, self._high or 0
-        if not shape and dtype.kind in "biu":
-            start = min(int(low), 0)
-            return {"type": "Discrete", "dtype": "int64", "start": start, "n": int(high) - start + 1}
-        if dtype.kind == "f":
-            bounds: tuple[Any, Any] = (-np.inf, np.inf)
-        elif dtype == np.uint8:
-            bounds = (0, 255)
-        elif dtype.kind == "b":
-            bounds = (0, 1)
-        else:
-            bounds = (int(low), int(high))
-        lowest, highest = (np.full(shape, bound).tolist() for bound in bounds)
-        name = "int8" if dtype.kind == "b" else str(dtype)
-        return {"type": "Box", "dtype": name, "shape": list(shape), "low": lowest, "high": highest}
-
-
-_VERSION = "0.5.3"
-_ID = re.compile(r"(?:[-_\w][-_\w/]*[-_\w]+/)?[-_\w]+?-v\d+")
-
-
-def write_minari(
-    rows: Any,
-    path: str | os.PathLike[str],
-    *,
-    dataset_id: str | None = None,
-    observation_space: Any = None,
-    action_space: Any = None,
-    env_spec: Any = None,
-    metadata: Mapping[str, Any] | None = None,
-) -> str:
-    """Write rows as a Minari dataset in an HDF5 file, for ``minari.load_dataset``, in bounded memory.
-
-    Images are stored unchanged, without JPEG. ``info.<key>`` and ``metadata_<key>`` become ``infos[<key>]``;
-    ``metadata_episode_seed`` is the episode's seed.
-
-    Args:
-        rows: A ``RowStream``, a ``DatasetStore``, a ``datasets.Dataset``, a ``pyarrow.Table``, or record batches.
-        path: The folder of the dataset; nothing may exist there. ``minari.load_dataset("maze/random-v0")`` opens the
-            folder ``maze/random-v0`` in the folder that the environment variable ``MINARI_DATASETS_PATH`` names.
-        dataset_id: Id of the dataset, which ends in ``-v`` and a number; by default derived from ``path``.
-        observation_space, action_space: Spaces of gymnasium, or mappings in Minari's form of a space. By default the
-            smallest spaces that contain the values: ``Discrete`` for single integers, ``Box`` for vectors and images,
-            ``Text``, and ``Dict`` for columns ``observation.<key>``.
-        env_spec: The ``gymnasium.envs.registration.EnvSpec`` of the environment, or its JSON.
-        metadata: Further entries of ``metadata.json``: ``author``, ``description``, ``algorithm_name``.
-
-    Returns:
-        The id of the dataset.
-
-    Raises:
-        ConfigError: ``path`` exists, another process is writing it, or Minari does not accept the id.
-        StorageError: Files cannot be written; partial files are removed.
-        DataError: Rows are null or marked as missing.
-        ImportError: h5py is not installed.
-    """
-    target = Path(path)
-    dataset_id = _check_id(dataset_id, target)
-    with making(target, "write_minari") as partial:
-        data = partial / "data"
-        data.mkdir()
-        counts, seen = _write_hdf5(rows, data)
-        if not counts[0]:
-            raise DataError("write_minari: expected rows, found none")
-        size = sum(file.stat().st_size for file in data.rglob("*") if file.is_file())
-        content: dict[str, Any] = {
-            **(metadata or {}),
-            "total_episodes": counts[0],
-            "total_steps": counts[1],
-            "data_format": "hdf5",
-            "jpeg_encoding": False,
-            "observation_space": json.dumps(_space(observation_space, seen, "observation")),
-            "action_space": json.dumps(_space(action_space, seen, "action")),
-            "dataset_id": dataset_id,
-            "dataset_size": round(size / 1e6, 1),
-            "minari_version": _minari_version(),
-        }
-        if env_spec is not None:
-            content["env_spec"] = env_spec if isinstance(env_spec, str) else env_spec.to_json()
-        (data / "metadata.json").write_text(json.dumps(content, default=_jsonable), encoding="utf-8")
-    return dataset_id
-
-
-def _check_id(dataset_id: str | None, target: Path) -> str:
-    if dataset_id is None:
-        root = os.environ.get("MINARI_DATASETS_PATH")
-        inside = root is not None and target.resolve().is_relative_to(Path(root).resolve())
-        dataset_id = target.resolve().relative_to(Path(root or "").resolve()).as_posix() if inside else target.name
-    if not _ID.fullmatch(dataset_id):
-        raise ConfigError(
-            f"dataset_id: expected (namespace/)name-v0, as in Minari, found {dataset_id!r}; give the folder such a "
-            "name, or pass dataset_id"
-        )
-    return dataset_id
-
-
-def _minari_version() -> str:
-    try:
-        return importlib.metadata.version("minari")
-    except importlib.metadata.PackageNotFoundError:
-        return _VERSION
-
-
-def _jsonable(value: Any) -> Any:
-    if isinstance(value, set | frozenset | tuple):
-        return list(value)
-    return value.tolist() if hasattr(value, "tolist") else str(value)
-
-
-def _space(given: Any, seen: dict[str, SpaceOf], prefix: str) -> dict[str, Any]:
-    if given is not None:
-        return written_space(given)
-    return _written(nested({name: space for name, space in seen.items() if belongs_to(name, prefix)}, prefix))
-
-
-def _written(spaces: Any) -> dict[str, Any]:
-    """Return the nested spaces of values, in Minari's form."""
-    if isinstance(spaces, SpaceOf):
-        return spaces.written()
-    return {"type": "Dict", "subspaces": {name: _written(space) for name, space in spaces.items()}}
-
-
-def _values(columns: Columns, *, begins: bool, seen: dict[str, SpaceOf]) -> dict[str, npt.NDArray[Any]]:
-    """Return the arrays to write for a piece of an episode, by path."""
-    columns = dict(columns)
-    if columns.pop(MISSING, np.zeros(1)).any():
-        raise DataError("write_minari: expected all observations, found rows marked as missing; read with final='drop'")
-    shift = slice(1, None) if begins else slice(None)
-    done = columns.pop("done")[shift]
-    found: dict[str, npt.NDArray[Any]] = {
-        "terminations": done == 1,
-        "truncations": done == 2,
-        "rewards": columns.pop("reward")[shift],
-    }
-    for prefix, path in (("observation", "observations"), ("action", "actions")):
-        names = [name for name in columns if belongs_to(name, prefix)]
-        if not names:
-            raise DataError(f"write_minari: expected columns of {prefix}, found {list(columns)}")
-        single = is_single(names, prefix)
-        for name in names:
-            values = columns.pop(name)
-            values = values[shift] if prefix == "action" else values
-            if values.ndim == 1 and values.dtype.kind in "biu":
-                values = values.astype(np.int64)
-            seen.setdefault(name, SpaceOf()).see(values)
-            found["/".join((path, *([] if single else keys_of(name, prefix))))] = values
-    for name in ("metadata_episode_seed", "metadata_episode_options"):
-        columns.pop(name, None)
-    for name, values in columns.items():
-        key = name.removeprefix("info.").replace(".", "/") if name.startswith("info.") else name
-        found[f"infos/{key.removeprefix('metadata_')}"] = values
-    return found
-
-
-def _write_hdf5(rows: Any, data: Path) -> tuple[tuple[int, int], dict[str, SpaceOf]]:
-    h5py = import_h5py()
-    seen: dict[str, SpaceOf] = {}
-    episodes = steps = 0
-    group: Any = None
-    with h5py.File(data / "main_data.hdf5", "w", track_order=True) as file:
-        for begins, columns in pieces_of(rows):
-            begins = begins or group is None
-            values = _values(columns, begins=begins, seen=seen)
-            if begins:
-                group = file.create_group(f"episode_{episodes}")
-                group.attrs["id"] = episodes
-                group.attrs["total_steps"] = 0
-                if "metadata_episode_seed" in columns:
-                    group.attrs["seed"] = int(columns["metadata_episode_seed"][0])
-                episodes += 1
-            for path, array in values.items():
-                append_rows(group, path, array)
-            steps += len(values["rewards"])
-            group.attrs["total_steps"] += len(values["rewards"])
-    return (episodes, steps), seen
+__all__ = ["read_minari"]
 
 
 BUDGET = 32 << 20

@@ -25,7 +25,7 @@ from mouse_core.errors import ConfigError, MouseError, SchemaError
 from mouse_core.files.reading import damaged, read_json_object
 from mouse_core.formats._files.h5 import H5File
 from mouse_core.formats._files.on_disk import BAG, DREAMERV3, MCAP, is_there, is_zarr, npz_names
-from mouse_core.formats.base import BATCH_ROWS, RowStream, stream_of
+from mouse_core.formats.base import BATCH_ROWS, RowStream, as_stream
 from mouse_core.images.files import check_roots
 from mouse_core.remote.clients import is_url, public_url
 from mouse_core.spec import Alignment, check_alignment, check_choice
@@ -506,8 +506,8 @@ def save(rows: Any, path: str | os.PathLike[str], format: str | None = None, **o
     Args:
         rows: A ``RowStream``, a store or a view.
         path: The folder or file to write.
-        format: "arrow", "parquet", "store", "lerobot", "minari", "ted" or "tfds". The default is "parquet" for a path
-            that ends in ``.parquet``, else "arrow".
+        format: "arrow", "parquet", "store", "lerobot" or "ted". The default is "parquet" for a path that ends in
+            ``.parquet``, else "arrow".
         **options: For "arrow", "parquet" and "store", options of ``formats.converting.convert``. For other formats,
             options of the format's writer, such as ``lerobot.write_lerobot``.
 
@@ -515,7 +515,7 @@ def save(rows: Any, path: str | os.PathLike[str], format: str | None = None, **o
         ConfigError: The format is unknown, or has no such option.
     """
     check_choice("format", format, (None, *_KINDS, *_WRITTEN))
-    source = rows if isinstance(rows, RowStream) else stream_of(rows)
+    source = as_stream(rows)
     if format is None and not options and not os.fspath(path).endswith(".parquet"):
         source.save(path)
         return
@@ -531,7 +531,7 @@ def save(rows: Any, path: str | os.PathLike[str], format: str | None = None, **o
         raise ConfigError(f"{path}: {error}") from error
 
 
-_KINDS, _WRITTEN = ("arrow", "parquet", "store"), ("lerobot", "minari", "ted", "tfds")
+_KINDS, _WRITTEN = ("arrow", "parquet", "store"), ("lerobot", "ted")
 
 
 def place(path: str | os.PathLike[str], name: str | None) -> tuple[Any, str | None]:

@@ -206,7 +206,7 @@ def check_episodes(episodes: Any) -> None:
         raise ConfigError(f"expected an iterable of RLDS episodes, found {type(episodes).__name__}")
 
 
-def rlds_steps(columns: Columns, number: int) -> tuple[dict[str, Any], dict[str, Any]]:
+def _steps_of(columns: Columns, number: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """Convert the rows of an episode to stacked RLDS steps, and to features of the episode; see ``write_rlds``."""
     rest = dict(columns)
     missing = rest.pop(MISSING, np.zeros(1, np.int64))
@@ -520,7 +520,7 @@ def write_rlds(rows: Any) -> Iterator[dict[str, Any]]:
     unfinished episodes: an episode whose last row has ``done`` 0 is written as truncated.
 
     Args:
-        rows: A ``RowStream``, a ``DatasetStore``, a ``datasets.Dataset``, a ``pyarrow.Table``, or record batches.
+        rows: A ``RowStream``, a ``DatasetStore``, a ``datasets.Dataset`` or a ``pyarrow.Table``.
 
     Yields:
         Episodes ``{"steps": [...]}``. A step is a mapping of NumPy values. Columns ``observation.<key>`` become a
@@ -531,7 +531,7 @@ def write_rlds(rows: Any) -> Iterator[dict[str, Any]]:
         ConfigError, SchemaError, DataError: Reading ``rows`` failed, or rows are marked as having no observation.
     """
     for number, columns in enumerate(episodes_of(rows)):
-        stacked, of_episode = rlds_steps(columns, number)
+        stacked, of_episode = _steps_of(columns, number)
         yield {"steps": [at(stacked, index) for index in range(len(stacked["is_first"]))], **of_episode}
 
 

@@ -1,14 +1,12 @@
-"""Reads and writes RLDS datasets of TensorFlow Datasets (TFDS), without TensorFlow.
+"""Reads RLDS datasets of TensorFlow Datasets (TFDS), without TensorFlow.
 
 A folder holds ``dataset_info.json``, ``features.json``, and files of records (TFRecord or ArrayRecord). A record is an
 episode: a tf.train.Example that contains the concatenated values of all steps. The parts of this module are, in order:
-Examples, metadata and features, the reader, and the writer.
+Examples, metadata and features, and the reader.
 """
 
 from __future__ import annotations
 
-import io
-import json
 import math
 import os
 import re
@@ -26,21 +24,18 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mouse_core._base.checks import check_count
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.reading import check_inside, damaged, read_json_object, reading
-from mouse_core.files.writing import making
-from mouse_core.formats.base import BATCH_ROWS, RowStream, episodes_of, in_stored_layout
+from mouse_core.formats.base import BATCH_ROWS, RowStream, in_stored_layout
 from mouse_core.formats.columns import (
     check_batch_rows,
-    is_image,
     rows_at_once,
     to_batch,
     travels_with_action,
     typed,
 )
 from mouse_core.formats.pictures import IMAGE, image_column
-from mouse_core.formats.rlds import Stack, check_last_step, first_batch, last_step_notes, rlds_steps, stack_rows
+from mouse_core.formats.rlds import Stack, check_last_step, first_batch, last_step_notes, stack_rows
 from mouse_core.images.pixels import decode_image, encode_png
 from mouse_core.metadata import DatasetMetadata
 from mouse_core.nested import nest
@@ -127,7 +122,7 @@ READERS: dict[str, Callable[[Any], NamedRecords]] = {"tfrecord": tfrecords, "arr
 """Functions that read the records of a file, by TFDS's name for the file format."""
 
 
-__all__ = ["read_tfds", "write_tfds"]
+__all__ = ["read_tfds"]
 
 Feature = npt.NDArray[Any] | list[bytes]
 """A feature's values: int64 or float32 ``[n]``, or byte strings."""
@@ -655,106 +650,3 @@ def _pieces(splits: list[Split], kind: str, leaves: Mapping[str, Leaf], batch_ro
                 count += 1
             if split.lengths is not None and count != split.lengths[index]:
                 raise damaged(file, f"expected {split.lengths[index]} records, found {count}")
-
-
-def write_tfds(
-    rows: Any,
-    path: str | os.PathLike[str],
-    *,
-    name: str = "rlds",
-    version: str = "1.0.0",
-    split: str = "train",
-    episodes_per_file: int = 1000,
-) -> None:
-    """Write rows as an RLDS dataset in ArrayRecord files with TFDS; ``tfds.builder_from_directory`` opens the dataset.
-
-    Images are written as PNG, and float64 values in an encoding that does not round them.
-
-    Args:
-        rows: A ``RowStream``, a ``DatasetStore``, a ``datasets.Dataset``, a ``pyarrow.Table``, or record batches.
-        path: The folder of the dataset; nothing may exist there.
-        name: Name of the dataset.
-        version: Version of the dataset, three numbers such as "1.0.0".
-        split: Name of the split.
-        episodes_per_file: Number of episodes in a file.
-
-    Raises:
-        ConfigError: ``path`` exists, or another process is writing it.
-        StorageError: Files cannot be written; partial files are removed.
-        DataError: There are no rows, or values are null.
-        ImportError: tensorflow-datasets or array_record is not installed.
-    """
-    try:
-        import tensorflow_datasets as library
-    except ImportError as error:
-        raise ImportError("writing needs TFDS: pip install tensorflow-datasets array_record") from error
-    check_count("episodes_per_file", episodes_per_file)
-    with making(path, "write_tfds") as partial:
-        writer = None
-        names: set[str] = set()
-        for number, columns in enumerate(episodes_of(rows)):
-            steps, features_alone = rlds_steps(columns, number)
-            episode_features = {name: np.asarray([value]) for name, value in features_alone.items()}
-            if writer is None:
-                identity = library.core.dataset_info.DatasetIdentity(
-                    name=name, version=library.core.Version(version), data_dir=str(partial), module_name=""
-                )
-                features = {
-                    "steps": library.features.Dataset(_features(library, steps)),
-                    **_features(library, episode_features),
-                }
-                info = library.core.DatasetInfo(builder=identity, features=library.features.FeaturesDict(features))
-                writer = library.core.SequentialWriter(
-                    info, max_examples_per_shard=episodes_per_file, file_format="array_record"
-                )
-                writer.initialize_splits([split])
-                names = set(episode_features)
-            elif set(episode_features) != names:
-                name = min(set(episode_features) ^ names)
-                raise DataError(
-                    f"episode {number}: metadata_episode_{name}: expected that either in every "
-                    "episode or in no episode all rows have the same value, found episodes of both kinds"
-                )
-            whole = {name: values[0] for name, values in _encoded(episode_features).items()}
-            writer.add_examples({split: [{"steps": _encoded(steps), **whole}]})
-        if writer is None:
-            raise DataError("write_tfds: expected rows, found none")
-        writer.close_all()
-        _finish(partial)
-
-
-def _finish(folder: Path) -> None:
-    """Raise DataError if the metadata that TFDS wrote list no files of episodes."""
-    info = json.loads((folder / "dataset_info.json").read_text(encoding="utf-8"))
-    if not any(split.get("shardLengths") for split in info.get("splits", ())):
-        raise DataError(f"{folder}: expected files of episodes, found none")
-
-
-def _features(library: Any, steps: Mapping[str, Any]) -> dict[str, Any]:
-    """Derive the TFDS features from the steps of the first episode."""
-    found: dict[str, Any] = {}
-    for name, value in steps.items():
-        if isinstance(value, Mapping):
-            found[name] = library.features.FeaturesDict(_features(library, value))
-        elif value.dtype.kind in "OSU":
-            found[name] = library.features.Text()
-        elif is_image(value):
-            shape = value.shape[1:] if value.ndim == 4 else (*value.shape[1:], 1)
-            found[name] = library.features.Image(shape=shape, dtype=np.uint8, encoding_format="png")
-        else:
-            encoding = "zlib" if value.dtype == np.float64 else "none"
-            found[name] = library.features.Tensor(shape=value.shape[1:], dtype=value.dtype.type, encoding=encoding)
-    return found
-
-
-def _encoded(steps: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert steps, without TensorFlow, to the form that TFDS accepts; each image becomes the bytes of a PNG file."""
-    found: dict[str, Any] = {}
-    for name, value in steps.items():
-        if isinstance(value, Mapping):
-            found[name] = _encoded(value)
-        elif value.dtype.kind not in "OSU" and is_image(value):
-            found[name] = [io.BytesIO(encode_png(picture)) for picture in value]
-        else:
-            found[name] = list(value)
-    return found

@@ -126,8 +126,7 @@ class Store(ABC):
 
         Args:
             path: The folder, or a file whose name ends in ``.parquet``. The path must not exist yet.
-            format: Another format that ``DatasetStore.open`` opens: "parquet", "store", "lerobot", "minari", "ted" or
-                "tfds".
+            format: Another format that ``DatasetStore.open`` opens: "parquet", "store", "lerobot" or "ted".
             **options: Options of the format's writer; see ``mouse_core.formats.save``.
 
         Raises:

@@ -64,7 +64,7 @@ import sys, datasets, pickle, warnings
 import pyarrow as pa
 from mouse_core import DatasetStore, formats
 from mouse_core.errors import DataError
-from mouse_core.formats.base import row_batches, stream_of
+from mouse_core.formats.base import pieces_of, stream_of
 from mouse_core.formats.ted import write_ted
 from mouse_core.hub import push_stores_to_hub
 from mouse_core.store.derived import DerivedStore, Return
@@ -94,8 +94,8 @@ ways = {
     "from_dataset on disk": lambda: DatasetStore.open(out + "/disk", "a").from_dataset(one),
     "from_dataset on disk in another order": lambda: DatasetStore.open(out + "/other", "a").from_dataset(one.shuffle()),
     "write_ted": lambda: write_ted(stream_of(store()), out + "/ted"),
-    "row_batches": lambda: list(row_batches(one)),
-    "row_batches of a table": lambda: list(row_batches(one.data.table)),
+    "pieces_of": lambda: list(pieces_of(one)),
+    "pieces_of a stream": lambda: list(pieces_of(stream_of(store()))),
     "push": lambda: push_stores_to_hub(store(), repo_id="some/name", dry_run=True, progress=False),
 }
 for path in sys.argv[1:]:

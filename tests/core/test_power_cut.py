@@ -18,7 +18,6 @@ from mouse_core.files import writing
 from mouse_core.files.log import Log, follow_log, read_log
 from mouse_core.formats import RowStream
 from mouse_core.formats.converting import convert
-from mouse_core.formats.minari import write_minari
 from mouse_core.formats.ted import write_ted
 from mouse_core.groups import GrpoBatchMaker, RolloutBuffer, open_rollouts
 from mouse_core.replay import ArrayStorage, MemmapStorage, ReplayBuffer
@@ -223,13 +222,10 @@ WRITERS: dict[str, Callable[[RowStream, Path], Any]] = {
     "parts": lambda rows, path: convert(rows, path, to="parquet", shard_bytes=2000),
     "one.parquet": convert,
     "ted": write_ted,
-    "minari-v0": write_minari,
 }
 
 
-# HDF5 files are opened in a process of their own, which takes seconds.
-SLOW = ("parts", "minari-v0")
-EACH = [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in WRITERS]
+EACH = ["saved", "converted", pytest.param("parts", marks=pytest.mark.slow), "one.parquet", "ted"]
 
 
 @pytest.mark.parametrize("name", EACH)

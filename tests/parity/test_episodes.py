@@ -13,8 +13,9 @@ import mouse_jax
 import mouse_torch
 from mouse_core import DatasetStore
 from mouse_core.errors import DataError
-from mouse_core.formats.minari import read_minari, write_minari
+from mouse_core.formats.minari import read_minari
 from mouse_core.formats.rlds import write_rlds
+from tests.core.formats.recording import Counting
 
 PACKAGES: dict[str, Any] = {"numpy": mouse_core, "torch": mouse_torch, "jax": mouse_jax}
 
@@ -72,29 +73,24 @@ def test_all_frameworks_deliver_what_came_in() -> None:
     assert batches["jax"]["observation.image"].shape == (3, 4, 4, 4, 3)
 
 
-def test_episodes_of_minari_are_the_rows_that_its_reader_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["vector", "nested"])
+def test_episodes_of_minari_are_the_rows_that_its_reader_has(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     minari = pytest.importorskip("minari")
+    from tests.core.formats.test_minari import collect
+
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
-    flat = [episode(steps) for steps in (3, 1, 5)]
-    plain = [{**one, "observations": one["observations"]["state"]} for one in flat]
-    write_minari(DatasetStore().add_episodes(plain), tmp_path / "toy/flat-v0")
-    store = DatasetStore().add_episodes(minari.load_dataset("toy/flat-v0"))
-    rows = read_minari(tmp_path / "toy/flat-v0").to_table().to_pylist()
-    names = ("observation", "action", "reward", "done", "episode_step")
-    assert [{name: row[name] for name in names} for row in store[:]] == [
-        {name: row[name] for name in names} for row in rows
-    ]
+    collect("toy/counting-v0", Counting((3, -1, 5), kind), episodes=3)
+    store = DatasetStore().add_episodes(minari.load_dataset("toy/counting-v0"))
+    rows = read_minari(tmp_path / "toy/counting-v0").to_table().drop_columns(["metadata_episode_seed"])
+    assert set(store.columns) == set(rows.column_names)
+    assert store[:] == rows.select(list(store.columns)).to_pylist()
 
 
-def test_nested_episodes_are_written_to_other_formats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    minari = pytest.importorskip("minari")
-    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
-    given = [{**episode(steps), "infos": {"speed": np.arange(steps + 1.0)}} for steps in (3, 1, 5)]
-    store = DatasetStore().add_episodes(given)
-    write_minari(store, tmp_path / "toy/nested-v0")
-    again = DatasetStore().add_episodes(minari.load_dataset("toy/nested-v0"))
-    assert again[:] == store[:]
-    for one, written in zip(given, write_rlds(store), strict=True):
+def test_nested_episodes_are_written_as_rlds() -> None:
+    given = [episode(steps) for steps in (3, 1, 5)]
+    for one, written in zip(given, write_rlds(DatasetStore().add_episodes(given)), strict=True):
         steps = list(written["steps"])
         for name, values in one["observations"].items():
             assert np.array_equal([step["observation"][name] for step in steps], values)

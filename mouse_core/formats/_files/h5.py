@@ -1,4 +1,4 @@
-"""Reads HDF5 files in a separate process, and appends rows to HDF5 files.
+"""Reads HDF5 files in a separate process.
 
 The HDF5 library trusts the content of files: a damaged file can cause an endless loop, exhaust the memory or crash the
 process. So another process reads the file, with limits of time and memory. If the reading process fails, this process
@@ -23,7 +23,6 @@ from mouse_core.files.reading import damaged
 PATIENCE = 15.0
 """Largest time in seconds for one request to the HDF5 library; a request reads at most about 64 MB."""
 
-_CHUNK_BYTES = 256 << 10
 _CHILD = Path(__file__).with_name("h5_child.py")
 
 
@@ -164,9 +163,6 @@ def leaves(tree: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], dict[str,
             yield (name,), item
 
 
-# ---------------------------------------------------------------------- writing
-
-
 def import_h5py() -> Any:
     """Return the package h5py; the ImportError names the package to install."""
     try:
@@ -174,17 +170,3 @@ def import_h5py() -> Any:
     except ImportError as error:
         raise ImportError("HDF5 files need h5py: pip install 'mouse-data[formats]'") from error
     return h5py
-
-
-def append_rows(group: Any, path: str, values: npt.NDArray[Any]) -> None:
-    """Append rows to an array of a file or group, in chunks of about 256 KiB; the first rows create the array."""
-    if path in group:
-        dataset = group[path]
-        dataset.resize(dataset.shape[0] + len(values), axis=0)
-        dataset[dataset.shape[0] - len(values) :] = values
-        return
-    dtype = import_h5py().string_dtype() if values.dtype.kind in "OSU" else values.dtype
-    shape = values.shape[1:]
-    row_bytes = int(np.prod(shape, dtype=np.int64)) * values.dtype.itemsize
-    rows = max(1, min(len(values), _CHUNK_BYTES // max(1, row_bytes)))
-    group.create_dataset(path, data=values, dtype=dtype, chunks=(rows, *shape), maxshape=(None, *shape))

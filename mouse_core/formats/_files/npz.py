@@ -6,8 +6,6 @@ import io
 import math
 import os
 import pickle
-import pickletools
-import re
 import zipfile
 from collections.abc import Sequence
 from typing import Any, BinaryIO
@@ -19,17 +17,6 @@ import numpy.typing as npt
 from mouse_core.errors import DataError
 from mouse_core.files.reading import damaged, reading
 
-# Opcodes of NumPy's pickles of arrays. Only GLOBAL, STACK_GLOBAL and REDUCE look up and call functions by name; here
-# the names stand for functions of this module.
-_OPCODES = re.compile(
-    r"PROTO|FRAME|STOP|MARK|GLOBAL|STACK_GLOBAL|REDUCE|BUILD|MEMOIZE|PUT|BINPUT|LONG_BINPUT|GET|"
-    r"BINGET|LONG_BINGET|NONE|NEWTRUE|NEWFALSE|INT|BININT|BININT1|BININT2|LONG|LONG1|FLOAT|"
-    r"BINFLOAT|STRING|BINSTRING|SHORT_BINSTRING|BINBYTES|SHORT_BINBYTES|BINBYTES8|BYTEARRAY8|UNICODE|"
-    r"SHORT_BINUNICODE|BINUNICODE|BINUNICODE8|EMPTY_TUPLE|TUPLE|TUPLE1|TUPLE2|TUPLE3|EMPTY_LIST|LIST|"
-    r"APPEND|APPENDS|EMPTY_DICT|DICT|SETITEM|SETITEMS|POP|POP_MARK|DUP"
-)
-_MEMO = ("PUT", "BINPUT", "LONG_BINPUT")
-_MOST_ITEMS = 1 << 16
 _CODES = ("numpy.core.multiarray", "numpy._core.multiarray")
 _NUMERIC = ("numpy.core.numeric", "numpy._core.numeric")
 
@@ -44,7 +31,12 @@ def pickled_arrays(data: bytes, *, where: str) -> dict[str, npt.NDArray[Any]]:
     Raises:
         DataError: The pickle is not only a dict of numeric arrays.
     """
-    found = _loaded(data, where)
+    try:
+        found = _Unpickler(io.BytesIO(data), encoding="latin1").load()
+    except DataError as error:
+        raise DataError(f"{where}: {error}") from error
+    except Exception as error:  # any error that a manipulated pickle causes
+        raise DataError(f"{where}: expected a dict of arrays, found a pickle that cannot be read: {error}") from error
     items = found.items if isinstance(found, _Array) and found.shape == () else None
     if not isinstance(items, list) or len(items) != 1 or not isinstance(items[0], dict):
         raise DataError(f"{where}: expected a dict of arrays, found {type(found).__name__}")
@@ -55,37 +47,11 @@ def pickled_arrays(data: bytes, *, where: str) -> dict[str, npt.NDArray[Any]]:
     return {name: value.values(f"{where}, {name}") for name, value in arrays.items()}
 
 
-def _loaded(data: bytes, where: str) -> Any:
-    _check(data, where)
-    try:
-        return _Unpickler(io.BytesIO(data), encoding="latin1").load()
-    except DataError as error:
-        raise DataError(f"{where}: {error}") from error
-    except Exception as error:  # any error that a manipulated pickle causes
-        raise DataError(f"{where}: expected a dict of arrays, found a pickle that cannot be read: {error}") from error
-
-
-def _check(data: bytes, where: str) -> None:
-    """Raise DataError if a pickle has opcodes that arrays do not need; the pickle is not loaded."""
-    try:
-        for opcode, argument, _ in pickletools.genops(data):
-            if not _OPCODES.fullmatch(opcode.name):
-                raise DataError(
-                    f"{where}: expected a pickle of arrays, found the opcode {opcode.name}, which is not run"
-                )
-            if opcode.name in _MEMO and isinstance(argument, int) and argument > _MOST_ITEMS:
-                raise DataError(f"{where}: expected a pickle of at most {_MOST_ITEMS} items, found item {argument}")
-    except (ValueError, UnicodeError, IndexError) as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(f"{where}: expected a pickle, found damaged bytes: {error}") from error
-
-
 class _DType:
     """A dtype in a pickle; its state has the byte order."""
 
     def __init__(self, name: Any) -> None:
-        self.name = str(name)
+        self.name = name if isinstance(name, str) else ""
         self.order = "="
 
     def __setstate__(self, state: Any) -> None:
@@ -136,7 +102,7 @@ def _from_buffer(data: Any, dtype: Any, shape: Any, order: Any) -> _Array:
     return found
 
 
-class _Unpickler(pickle.Unpickler):
+class _Unpickler(pickle._Unpickler):  # in Python: the implementation in C allocates as much memory as a pickle says
     """Loads a pickle of arrays; objects of this module replace the four NumPy names that arrays need."""
 
     def find_class(self, module: str, name: str) -> Any:

@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -24,7 +23,7 @@ from mouse_core.columns.episode_rows import Columns
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.writing import check_nothing_at, making
 from mouse_core.formats._files.on_disk import check_folder_name
-from mouse_core.formats.base import BATCH_ROWS, RowDigest, RowStream, embedded, overlapping_pieces, stream_of
+from mouse_core.formats.base import BATCH_ROWS, RowDigest, RowStream, as_stream, embedded, overlapping_pieces
 from mouse_core.formats.columns import MISSING, check_size, to_arrow
 from mouse_core.formats.converting import Conversion
 from mouse_core.formats.lerobot._meta import feature_of, is_action
@@ -39,10 +38,8 @@ from mouse_core.formats.pictures import (
 from mouse_core.formats.rows import parquet_batches
 from mouse_core.metadata import DatasetMetadata
 from mouse_core.statistics.counting import Moments
-from mouse_core.store.dataset_store import DatasetStore
-from mouse_core.store.views import Store
 from mouse_core.video.index import SUFFIX, index_video
-from mouse_core.video.writing import VideoCodec, VideoWriter
+from mouse_core.video.writing import VideoWriter
 
 Stats = dict[str, npt.NDArray[Any]]
 
@@ -185,7 +182,9 @@ def write_lerobot(
         rows: A ``RowStream``, a ``DatasetStore``, a ``datasets.Dataset`` or a ``pyarrow.Table``, of alignment
             "arrived".
         path: The dataset's folder; nothing may exist there.
-        images: Encoding of images, as in ``formats.converting.convert``, except "raw".
+        images: Encoding of images, for all columns of images or by column: "png", "jpeg:95", or "video:h264:gop=2" with
+            options of ``mouse_core.video.VideoCodec``. Only "png" and
+            ``lossless`` videos keep every pixel.
         frames_per_second: Rate of the recording; by default the rate in the metadata of the rows, or 30 if the metadata
             have no rate.
         robot_type: Name of the robot; by default the robot in the metadata.
@@ -205,7 +204,7 @@ def write_lerobot(
     check_folder_name(target, wanted="the name of a folder to write")
     check_nothing_at(target, "write_lerobot")
     most = check_size("shard_bytes (--max-shard-size)", shard_bytes)
-    stream = embedded(_stream(rows))
+    stream = embedded(as_stream(rows))
     metadata = stream.metadata
     if frames_per_second is None and len(metadata.frames_per_second) > 1:
         raise ConfigError(
@@ -235,12 +234,6 @@ def write_lerobot(
     return Conversion(str(target), writer.frames, digest, writer.count, 0, tuple(said))
 
 
-def _stream(rows: Any) -> RowStream:
-    if isinstance(rows, RowStream):
-        return rows
-    return stream_of(rows if isinstance(rows, Store) else DatasetStore().from_dataset(rows))
-
-
 def _with_pixels(stream: RowStream, images: Any) -> tuple[RowStream, dict[str, tuple[str, Pictures, PictureEncoding]]]:
     """Return the rows with pixels; and for each camera's feature: its column, image shape, dtype and encoding."""
     wanted = by_column(images)
@@ -248,7 +241,6 @@ def _with_pixels(stream: RowStream, images: Any) -> tuple[RowStream, dict[str, t
     if raw:
         raise ConfigError("images: expected videos, png or jpeg, the image formats of LeRobot, found 'raw'")
     # Frames of videos are decoded as well, because LeRobot stores the frames of an episode in sequence.
-    wanted = {name: replace(kept, codec=kept.codec or VideoCodec()) for name, kept in wanted.items()}
     try:
         found = pictures_of(stream, wanted)
     except ConfigError:

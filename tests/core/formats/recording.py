@@ -1,5 +1,6 @@
 """Worlds whose every value is known, and logs of what they returned: what readers are compared with, step by step."""
 
+import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +10,9 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pyarrow as pa
+import pytest
 
+from mouse_core.formats.base import episodes_of
 from mouse_core.images import decode_image
 from mouse_core.testing import FormatConformance
 
@@ -254,3 +257,27 @@ def leaves_like(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: leaves_like(item) for key, item in value.items()}
     return np.full_like(value, 3)
+
+
+def write_minari(rows: Any, path: Path) -> Path:
+    """Rows as Minari stores them in HDF5, without spaces; metadata become infos."""
+    h5py = pytest.importorskip("h5py")
+    (path / "data").mkdir(parents=True)
+    steps = episodes = 0
+    with h5py.File(path / "data" / "main_data.hdf5", "w", track_order=True) as file:
+        for columns in episodes_of(rows):
+            group = file.create_group(f"episode_{episodes}")
+            done = columns.pop("done")[1:]
+            group["rewards"] = columns.pop("reward")[1:]
+            group["terminations"], group["truncations"] = done == 1, done == 2
+            for name, values in columns.items():
+                whole, *keys = name.split(".")
+                group_of = {"observation": "observations", "action": "actions", "info": "infos"}
+                place = group_of.get(whole, f"infos/{whole}")
+                dtype = h5py.string_dtype() if values.dtype.kind in "OSU" else values.dtype
+                values = values[1:] if whole == "action" else values
+                group.create_dataset("/".join([place, *keys]), data=values, dtype=dtype, chunks=True)
+            steps, episodes = steps + len(done), episodes + 1
+    metadata = {"data_format": "hdf5", "total_steps": steps, "total_episodes": episodes}
+    (path / "data" / "metadata.json").write_text(json.dumps(metadata))
+    return path

@@ -15,12 +15,12 @@ from mouse_core.formats.base import RowStream
 from mouse_core.formats.dopamine import read_dopamine
 from mouse_core.formats.layouts import read_layouts
 from mouse_core.formats.lerobot import read_lerobot
-from mouse_core.formats.minari import read_minari, write_minari
+from mouse_core.formats.minari import read_minari
 from mouse_core.formats.rows import read_rows
 from mouse_core.formats.ted import read_ted
 from mouse_core.testing import FormatConformance
 from tests.core.formats import test_dreamerv3, test_tfds
-from tests.core.formats.recording import ends_of, suite
+from tests.core.formats.recording import ends_of, suite, write_minari
 from tests.core.formats.test_flat_files import LENGTHS, atari, flat, logged, write_d4rl, write_dopamine, write_ogbench
 from tests.core.formats.test_layouts import write_robomimic, write_zarr
 from tests.core.formats.test_torchrls_datasets import write_gen_dgrl, write_roboset
@@ -65,7 +65,7 @@ TestLayoutsWithoutEnds = suite(
 TestLeRobot = suite(
     ((6, 1), (4, 1), (8, 1), (5, 1)), lambda folder: Robot().write(folder / "set"), partial(read_lerobot, final="mark")
 )
-TestMinari = suite(ONE_FLAG, written(write_minari, dataset_id="some/data-v0"), read_minari)
+TestMinari = suite(ONE_FLAG, written(write_minari), read_minari)
 TestTED = suite(ONE_FLAG, written(write_layout, layout="ted"), read_ted)
 TestFlatTED = suite(ONE_FLAG, written(write_layout, layout="flat"), read_ted)
 TestNestedTED = suite(ONE_FLAG, written(write_layout, layout="nested"), read_ted)

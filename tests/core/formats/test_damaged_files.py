@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from mouse_core.formats.minari import write_minari
 from mouse_core.formats.rlds import read_rlds
 from tests.core.damaged_files import damaged_copies, read_all, read_each
 from tests.core.formats import test_robot_logs
-from tests.core.formats.recording import Counting, record, rlds_episode
+from tests.core.formats.recording import Counting, record, rlds_episode, write_minari
 from tests.core.formats.robots import write_mcap
 from tests.core.formats.test_dreamerv3 import logs_of, stream, write_replay
 from tests.core.formats.test_flat_files import atari, flat, logged, write_d4rl, write_dopamine, write_ogbench
@@ -25,10 +24,8 @@ LENGTHS = (20, -15, 1, 8)
 
 
 def minari_hdf5(folder: Path) -> Path:
-    pytest.importorskip("h5py")
     rows = read_rlds([rlds_episode(log) for log in record(Counting(LENGTHS, "nested"), 4)])
-    write_minari(rows, folder / "x-v0")
-    return folder / "x-v0"
+    return write_minari(rows, folder / "x-v0")
 
 
 def minari_arrow(folder: Path) -> Path:

@@ -14,9 +14,9 @@ from huggingface_hub import constants
 from mouse_core import ConfigError, DatasetStore, formats
 from mouse_core.cli import main
 from mouse_core.formats.base import stream_of
-from mouse_core.formats.minari import write_minari
 from mouse_core.formats.verifying import verify
 from mouse_core.view.opening import open_data
+from tests.core.formats.recording import write_minari
 from tests.core.hub_client import REPO, make_store, push
 from tests.core.hub_server import HubServer, running_hub
 from tests.core.test_lerobot import Robot

@@ -13,10 +13,9 @@ import pytest
 
 from mouse_core import DataError, SchemaError, formats
 from mouse_core.formats.layouts import read_layouts
-from mouse_core.formats.minari import write_minari
 from mouse_core.formats.rlds import read_rlds
 from mouse_core.formats.ted import read_checkpoint, write_ted
-from tests.core.formats.recording import Counting, record, rlds_episode
+from tests.core.formats.recording import Counting, record, rlds_episode, write_minari
 from tests.core.formats.test_flat_files import atari, flat, logged, write_d4rl, write_dopamine, write_ogbench
 from tests.core.test_ted import leaves
 

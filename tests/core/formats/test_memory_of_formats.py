@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mouse_core import formats
+from tests.core.formats.recording import write_minari
 from tests.programs import run_code
 
 # In another process, whose peak is its own. The other one that reads HDF5 files counts, too.
@@ -18,18 +20,14 @@ import datasets
 from tests.core.peak import peak_mb
 before = peak_mb()
 stream = formats.open(sys.argv[1], **json.loads(sys.argv[2]))
-if sys.argv[4] == "minari":
-    from mouse_core.formats.minari import write_minari
-    write_minari(stream, sys.argv[3])
-else:
-    stream.save(sys.argv[3])
+stream.save(sys.argv[3])
 print(json.dumps([before, peak_mb(), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024]))
 """
 
 
-def convert(source: Path, target: Path, *, writer: str = "rows", **options: Any) -> None:
+def convert(source: Path, target: Path, **options: Any) -> None:
     """Convert, and hold the growth of memory under a fraction of what there is to convert."""
-    done = run_code(CONVERT, source, json.dumps(options), target, writer)
+    done = run_code(CONVERT, source, json.dumps(options), target)
     assert done.returncode == 0, done.stderr
     before, peak, children = json.loads(done.stdout)
     assert peak - before < 64, (before, peak)
@@ -60,7 +58,7 @@ def test_d4rl_and_minari(episode: int, tmp_path: Path) -> None:
         file["terminals"] = np.zeros(steps, bool)
         file["timeouts"] = np.arange(steps) % episode == episode - 1
     convert(tmp_path / "x.hdf5", tmp_path / "rows", final="drop", format="d4rl")
-    convert(tmp_path / "x.hdf5", tmp_path / "again-v0", writer="minari", final="drop", format="d4rl")
+    write_minari(formats.open(tmp_path / "rows"), tmp_path / "again-v0")
     convert(tmp_path / "again-v0", tmp_path / "last")
 
 

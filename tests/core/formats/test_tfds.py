@@ -14,7 +14,7 @@ from PIL import Image
 
 from mouse_core import BatchSource, ConfigError, DataError, DatasetStore, formats
 from mouse_core.formats.rlds import read_rlds
-from mouse_core.formats.tfds import parse_example, read_tfds, write_tfds
+from mouse_core.formats.tfds import parse_example, read_tfds
 from mouse_core.images import decode_image
 from tests.core.formats.recording import Counting, Episode, check_rows, record, rlds_episode
 
@@ -129,31 +129,6 @@ def test_rows_are_what_the_environment_returned(kind: str, tmp_path: Path) -> No
     assert read_tfds(path, splits=["val", "train"]).to_table().num_rows == stream.to_table().num_rows
 
 
-@pytest.mark.parametrize("kind", ["vector", "discrete", "image", "nested"])
-def test_what_we_write_tfds_reads(kind: str, tmp_path: Path) -> None:
-    logs = list(record(Counting(LENGTHS, kind), 6))
-    rows = read_rlds([rlds_episode(log) for log in logs])
-    write_tfds(rows, tmp_path / "ours", episodes_per_file=4)
-    again = read_tfds(tmp_path / "ours")
-    check_rows(again.to_table(), logs, reward_dtype="float64")
-    assert again.schema.names == rows.schema.names
-    with pytest.raises(ConfigError, match="path that does not exist"):
-        write_tfds(rows, tmp_path / "ours")
-    with pytest.raises(DataError, match="found none"):
-        write_tfds(rows.to_table().slice(0, 0), tmp_path / "none")
-    assert [path.name for path in tmp_path.iterdir()] == ["ours"]
-    if kind == "image":
-        return  # TFDS decodes pictures with TensorFlow or OpenCV only
-    source = library.builder_from_directory(str(tmp_path / "ours")).as_data_source(split="train")
-    for log, episode in zip(logs, source, strict=True):
-        steps = list(episode["steps"])
-        assert [float(step["reward"]) for step in steps[:-1]] == log.rewards
-        assert [bool(step["is_last"]) for step in steps] == [False] * len(log) + [True]
-        if kind == "vector":
-            for step, observation in zip(steps, log.observations, strict=True):
-                assert np.array_equal(step["observation"], observation)
-
-
 def test_features_of_episodes_and_more_of_steps(tmp_path: Path) -> None:
     (log,) = record(Counting((3,)), 1)
     episode = rlds_episode(log)
@@ -188,22 +163,6 @@ def test_features_of_episodes_and_more_of_steps(tmp_path: Path) -> None:
     assert table.column("metadata_flags").to_pylist() == [[True, number == 1] for number in range(4)]
     assert table.column("metadata_small").to_pylist() == [0, -1, -2, -3]
     assert table.column("metadata_episode_episode_metadata_file").to_pylist() == ["a.h5"] * 4
-
-
-def test_what_an_episode_has_of_its_own_is_written_beside_its_steps(tmp_path: Path) -> None:
-    episodes = [rlds_episode(log) for log in record(Counting((3, -2)), 2)]
-    for number, episode in enumerate(episodes):
-        episode |= {"file": f"{number}.h5", "goal": np.float32([number, 1]), "score": np.float64(number) / 3}
-    rows = read_rlds(episodes)
-    write_tfds(rows, tmp_path / "x")
-    features = json.loads((tmp_path / "x" / "features.json").read_text())["featuresDict"]["features"]
-    assert set(features) == {"steps", "file", "score", "goal"}
-    assert read_tfds(tmp_path / "x").digest() == rows.digest()
-    table = rows.to_table().drop_columns(["metadata_episode_file", "metadata_episode_score", "metadata_episode_goal"])
-    mixed = table.append_column("metadata_episode_x", pa.array([1, 1, 1, 1, 2, 2, 3]))
-    with pytest.raises(DataError, match="episode 1: metadata_episode_x: expected that either in every episode"):
-        write_tfds(mixed, tmp_path / "y")
-    assert not (tmp_path / "y").exists()
 
 
 def test_floats_that_tfds_rounds_are_noted(tmp_path: Path) -> None:

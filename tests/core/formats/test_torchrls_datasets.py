@@ -242,10 +242,10 @@ def test_gen_dgrl_refuses_pickles_that_would_take_all_memory(tmp_path: Path) -> 
     header = bytes_of({}, "npy")
     at = header.index(b"\x80")  # where the pickle begins
     for content, wanted in (
-        (b"\x80\x04Nr\xff\xff\xff\x7f.", "found item 2147483647"),
+        (b"\x80\x04Nr\xff\xff\xff\x7f.", "expected a dict of arrays, found NoneType"),
         (b"\x80\x04cos\nsystem\n(S'x'\ntR.", "os.system, which is not loaded"),
-        (b"\x80\x04P0\n.", "found the opcode PERSID, which is not run"),
-        (pickle.dumps([1])[:-1], "expected a pickle, found damaged bytes"),
+        (b"\x80\x04P0\n.", "found a pickle that cannot be read: unsupported persistent id"),
+        (pickle.dumps([1])[:-1], "found a pickle that cannot be read"),
     ):
         file.write_bytes(header[:at] + content)
         with pytest.raises(DataError, match=wanted):
