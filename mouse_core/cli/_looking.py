@@ -149,15 +149,6 @@ def declare_view(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("more", metavar="SOURCE", nargs="*", help="more sources, to compare with the first")
     data.add_alignment(parser)
-    add("--inspect", action="store_true", help="also search for faults at the start, which reads all rows")
-    add(
-        "--ignore",
-        action="extend",
-        type=data.names,
-        metavar="CODE[,CODE]",
-        default=[],
-        help="do not report findings with these codes; may be given several times",
-    )
     add("--no-browser", action="store_true", help="print the address without opening a browser")
     add("--port", type=int, default=0, metavar="N", help="the port of the server (any free port)")
     add("--at", default="", metavar="PLACE", help="the place to show first: the part after # in the page's address")
@@ -171,7 +162,6 @@ def run_view(chosen: argparse.Namespace) -> int:
       mouse view runs/expert runs/beginner              two datasets side by side
       mouse view runs/collect                           a store that is being written: new rows are shown
       mouse view recordings --at 'd=recordings&e=12&s=40'   a place copied from the page's address
-      mouse view recordings --inspect                   with the findings of mouse inspect, each a link to its step
       mouse view recordings --no-browser --port 8000    for a connection by ssh -L 8000:127.0.0.1:8000
 
     The page is served only on this machine, at a secret address, until Ctrl-C.
@@ -179,10 +169,9 @@ def run_view(chosen: argparse.Namespace) -> int:
     status: 0 ended, 2 unusable data
     """
     import webbrowser
-    from functools import partial
 
-    from mouse_core.view.opening import opened_store, rows_of, shown_of
-    from mouse_core.view.viewer import viewer_of
+    from mouse_core.view import view
+    from mouse_core.view.opening import opened_store
 
     with ExitStack() as stack:
         stack.enter_context(_ended_by_signals())
@@ -190,15 +179,7 @@ def run_view(chosen: argparse.Namespace) -> int:
         how = {**data.how_to_read(chosen), "alignment": chosen.alignment}
         how["final"] = chosen.final or "mark"  # the page shows the other data, and names the missing part
         stores = [stack.enter_context(opened_store(source, progress=data.wants_bar(), **how)) for source in sources]
-        names = [_name(source) for source in sources]
-        rows = [partial(rows_of, source, store, **how) for source, store in zip(sources, stores, strict=True)]
-        viewer = stack.enter_context(
-            viewer_of(
-                shown_of(zip(names, stores, strict=True), rows, ignore=chosen.ignore),
-                port=chosen.port,
-                inspect=chosen.inspect,
-            )
-        )
+        viewer = stack.enter_context(view(*stores, names=[_name(source) for source in sources], port=chosen.port))
         address = viewer.url + (f"#{chosen.at.removeprefix('#')}" if chosen.at else "")
         print(address, flush=True)  # noqa: T201
         if not chosen.no_browser and not webbrowser.open(address):

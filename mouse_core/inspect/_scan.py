@@ -16,7 +16,7 @@ from mouse_core._arrow.column_types import column_type
 from mouse_core._arrow.dense import plain
 from mouse_core.episodes import step_begins, sums_by_episode
 from mouse_core.errors import DataError, SchemaError
-from mouse_core.formats.columns import MISSING, Values, is_metadata, read_values, step_numbers
+from mouse_core.formats.columns import MISSING, Values, read_values, step_numbers
 from mouse_core.inspect.checks import Sketches, about_dimensions, about_parts, about_splits
 from mouse_core.inspect.dynamics import Camera, Clock, about_dynamics, is_clock
 from mouse_core.inspect.report import ActionsReport, ColumnReport, Distribution, EpisodesReport, Finding, Places, capped
@@ -25,84 +25,9 @@ from mouse_core.maps.hashing import row_hash as hashes_of
 from mouse_core.statistics.counting import Moments
 from mouse_core.store.evidence import contradicted, flags_in
 
-_BINS = 64
-# Values above this limit are replaced by the limit, so that ranges and their widths stay finite.
-_MOST = 1e300
-
-
-class Histogram:
-    """A histogram with 64 bins of equal width.
-
-    If a value is outside of all bins, pairs of bins are merged and new bins added.
-
-    The counts are exact, except that a value at the edge of a bin may be rounded into the neighbouring bin.
-    """
-
-    def __init__(self) -> None:
-        self.low = 0.0
-        self.width = 0.0
-        self.counts = np.zeros(_BINS, np.int64)
-        # With a single distinct value there is no range to divide.
-        self._only: float | None = None
-        self._only_count = 0
-
-    def add(self, values: npt.NDArray[Any]) -> None:
-        """Count finite values; the array may have any shape."""
-        values = np.clip(np.asarray(values, np.float64).reshape(-1), -_MOST, _MOST)
-        if not values.size:
-            return
-        low, high = float(values.min()), float(values.max())
-        if not self.width:
-            if low == high and self._only in (None, low):
-                self._only, self._only_count = low, self._only_count + values.size
-                return
-            first = low if self._only is None else min(low, self._only)
-            last = high if self._only is None else max(high, self._only)
-            # Values are halved first, because the difference of two floats may overflow.
-            width = last / _BINS - first / _BINS
-            self.low, self.width = first, max(width, float(np.spacing(max(abs(first), abs(last)))))
-            self._cover(first, last)
-            if self._only is not None:
-                self._count(np.full(1, self._only), self._only_count)
-        self._cover(low, high)
-        self._count(values, 1)
-
-    def _count(self, values: Floats, weight: int) -> None:
-        places = np.clip(values / self.width - self.low / self.width, 0, _BINS - 1).astype(np.int64)
-        self.counts += weight * np.bincount(places, minlength=_BINS)
-
-    def _cover(self, low: float, high: float) -> None:
-        while high / self.width - self.low / self.width >= _BINS * (1 + 1e-12):
-            self._widen()
-        while low < self.low:
-            # To grow downwards, the range is doubled to the left.
-            self.low -= self.width * _BINS
-            self.counts = np.concatenate([np.zeros(_BINS, np.int64), self.counts])
-            self.counts = self.counts.reshape(_BINS, 2).sum(axis=1)
-            self.width *= 2
-
-    def _widen(self) -> None:
-        joined = self.counts.reshape(_BINS // 2, 2).sum(axis=1)
-        self.counts = np.concatenate([joined, np.zeros(_BINS // 2, np.int64)])
-        self.width *= 2
-
-    def bars(self) -> tuple[list[float], list[int]]:
-        """Return edges ``[k + 1]`` and counts ``[k]``, or ``([], [])`` if there are no values.
-
-        Empty bins at both ends are left out.
-        """
-        if not self.width:
-            return ([], []) if self._only is None else ([self._only, self._only], [self._only_count])
-        (filled,) = np.nonzero(self.counts)
-        first, end = int(filled[0]), int(filled[-1]) + 1
-        edges = [self.low + self.width * place for place in range(first, end + 1)]
-        return edges, self.counts[first:end].tolist()
-
-
 # Largest number of dimensions that are counted separately; wider rows are counted as a whole.
 _MOST_PLACES = 1024
 _MOST_TEXTS = 1000
-_PLACE_HISTOGRAMS = 16
 _NAMES = {"halffloat": "float16", "float": "float32", "double": "float64"}
 
 
@@ -112,10 +37,9 @@ class ColumnCounter:
     Args:
         name: The column's name.
         data_type: The Arrow type of the column.
-        histogram: Whether to compute a histogram of all values, and, for short vectors, a histogram of each dimension.
     """
 
-    def __init__(self, name: str, data_type: pa.DataType, *, histogram: bool) -> None:
+    def __init__(self, name: str, data_type: pa.DataType) -> None:
         self.name = name
         self.data_type = data_type
         self.rows = self.nulls = self.nans = self.infinite = 0
@@ -127,8 +51,6 @@ class ColumnCounter:
         self.texts: Counter[str] = Counter()
         self.texts_complete = True
         self.constant = self.whole = True
-        self.histogram = Histogram() if histogram else None
-        self.place_histograms: list[Histogram] = []
         self.places: Moments | None = None
         self._total = Moments(1)
         self._first_hash: int | None = None
@@ -191,21 +113,13 @@ class ColumnCounter:
             self._total.add_counts(np.bincount(flat, minlength=256)[None])
         else:
             self._total.add(flat[:, None])
-        if self.histogram is not None:
-            self.histogram.add(numbers)
 
     def _add_places(self, numbers: npt.NDArray[Any]) -> None:
         width = numbers.shape[1]
         if self.places is None:
             self.places = Moments(width)
-            if self.histogram is not None and width <= _PLACE_HISTOGRAMS:
-                self.place_histograms = [Histogram() for _ in range(width)]
-        if len(self.places.count) != width:
-            return
-        self.places.add(np.ascontiguousarray(numbers))
-        for place, histogram in enumerate(self.place_histograms):
-            column = numbers[:, place]
-            histogram.add(column[np.isfinite(column)] if column.dtype.kind == "f" else column)
+        if len(self.places.count) == width:
+            self.places.add(np.ascontiguousarray(numbers))
 
     def _add_length(self, least: int, most: int) -> None:
         self.least_length, self.most_length = _lower(self.least_length, least), _higher(self.most_length, most)
@@ -230,9 +144,7 @@ class ColumnCounter:
         else:
             shape = [] if self._kind == "scalar" else None
         named = self._kind if self._kind in ("image", "null") else str(self.data_type)
-        total, places = _by_place(self._total), None
-        if self.places is not None:
-            places = _by_place(self.places) | {"histograms": [_bars(histogram) for histogram in self.place_histograms]}
+        total = _by_place(self._total)
         return ColumnReport(
             name=self.name,
             dtype=_NAMES.get(self._value_type, self._value_type) or named,
@@ -248,8 +160,7 @@ class ColumnCounter:
             constant=self.constant and self.rows > 1 and self._first_hash is not None,
             whole=self.whole and self.low is not None,
             values=dict(self.texts.most_common(20)) if self.texts_complete and self.texts else None,
-            histogram=_bars(self.histogram) if self.histogram is not None else None,
-            places=places,
+            places=None if self.places is None else _by_place(self.places),
         )
 
 
@@ -259,11 +170,6 @@ def _lower(one: Any, other: Any) -> Any:
 
 def _higher(one: Any, other: Any) -> Any:
     return other if one is None else max(one, other)
-
-
-def _bars(histogram: Histogram) -> dict[str, list[Any]]:
-    edges, counts = histogram.bars()
-    return {"edges": edges, "counts": counts}
 
 
 def _by_place(moments: Moments) -> dict[str, list[Any]]:
@@ -519,23 +425,27 @@ def _shifted(values: npt.NDArray[Any] | None, before: dict[str, Any] | None, nam
     return np.concatenate([first, values[:-1]])
 
 
+# Number of bins of a histogram, and the limit of values in histograms: the range of larger values could be infinite.
+_BINS, _MOST = 24, 1e300
+
+
 def _distribution(numbers: npt.NDArray[Any]) -> Distribution:
     finite = numbers[np.isfinite(numbers)] if numbers.dtype.kind == "f" else numbers
     if not len(finite):
         return Distribution(None, None, None, None, (), (), ())
-    histogram = Histogram()
-    histogram.add(finite)
-    edges, counts = histogram.bars()
+    low, high = finite.min(), finite.max()
+    has_range = high / 2 - low / 2 > 1e-12 * max(abs(low), abs(high))  # halved, since a difference may overflow
+    counts, edges = np.histogram(np.clip(finite, -_MOST, _MOST), _BINS if has_range else 1)
     with np.errstate(over="ignore", invalid="ignore"):
         mean, deviation = float(finite.mean()), float(finite.std())
     return Distribution(
-        low=finite.min().item(),
-        high=finite.max().item(),
+        low=low.item(),
+        high=high.item(),
         mean=mean,
         deviation=deviation,
         quantiles=[float(value) for value in np.quantile(finite, [0.05, 0.25, 0.5, 0.75, 0.95])],
-        edges=edges,
-        counts=counts,
+        edges=edges.tolist(),
+        counts=counts.tolist(),
     )
 
 
@@ -561,8 +471,7 @@ class Scan:
         # The places of anomalous values, by code and column.
         self.places: dict[tuple[str, str], Places] = {}
         self.columns = {
-            name: ColumnCounter(name, data_type, histogram=_has_histogram(name, data_type))
-            for name, data_type in zip(names, schema.types, strict=True)
+            name: ColumnCounter(name, data_type) for name, data_type in zip(names, schema.types, strict=True)
         }
         self._observations = [name for name in names if name.startswith("observation") and name != MISSING]
         scalars = {name for name in names if column_type(schema.field(name).type).kind == "scalar"}
@@ -575,7 +484,7 @@ class Scan:
             self.episodes = EpisodeCounter(arrived=arrived, found_by=found_by)
         self._action: ColumnCounter | None = None
         if "action" in names and column_type(schema.field("action").type).kind in ("scalar", "list"):
-            self._action = ColumnCounter("action", schema.field("action").type, histogram=True)
+            self._action = ColumnCounter("action", schema.field("action").type)
         self._actions: Counter[int] | None = Counter()  # None: not discrete, or too many distinct ones
         self._sample, self._sketches = RowSample(), Sketches()
         self._clocks = {name: Clock(name) for name in names if is_clock(name)}
@@ -722,7 +631,7 @@ class Scan:
                 counts = {str(name): count for name, count in sorted(self._actions.items())}
                 actions = ActionsReport("discrete", counts, None)
             else:
-                actions = ActionsReport("continuous", None, taken.places or {"histograms": [taken.histogram]})
+                actions = ActionsReport("continuous", None, taken.places)
         return columns, None if self.episodes is None else self.episodes.result(), actions
 
     def at_extreme(self, finding: Finding, dimension: int | None, which: str) -> Finding:
@@ -812,11 +721,6 @@ def _chosen(values: Values, column: pa.Array, kept: Bools) -> Values:
     if values.shape is None or values.numbers is None:
         return read_values(column.filter(pa.array(kept)))
     return replace(values, rows=int(kept.sum()), numbers=values.numbers[kept])
-
-
-def _has_histogram(name: str, data_type: pa.DataType) -> bool:
-    kind = column_type(data_type)
-    return kind.kind == "scalar" or (kind.kind == "list" and kind.depth == 1 and not is_metadata(name))
 
 
 def _number_column(schema: pa.Schema, scalars: set[str]) -> str | None:

@@ -168,7 +168,7 @@ def listed(items: Sequence[object]) -> str:
     return shown + (f" and {len(items) - _SHOWN} more" if len(items) > _SHOWN else "")
 
 
-COLUMN_HEAD = ("column", "type", "shape", "nulls", "NaN", "min", "max", "mean")
+_COLUMN_HEAD = ("column", "type", "shape", "nulls", "NaN", "min", "max", "mean")
 _EPISODE_HEAD = ("", "min", "5%", "median", "95%", "max", "mean")
 _BARS = " ▁▂▃▄▅▆▇█"
 _MOST_ACTIONS = 12
@@ -187,11 +187,20 @@ def show(report: Report, *, viewer: Sequence[str] = ()) -> None:
 
 
 def _lines(report: Report, viewer: Sequence[str]) -> Iterator[str]:
-    yield from (heading(report), "")
-    for title, head, rows in tables(report):
-        yield from [title] if title else []
-        yield from (*aligned([head, *rows], left=len(head)), "")
-    yield from facts(report)
+    episodes = report.episodes
+    counts = [f"{report.rows:,} rows"]
+    if episodes is not None:
+        counts += [f"{episodes.count:,} episodes", f"{episodes.transitions:,} transitions"]
+    yield from (f"{report.source} ({report.format}): {', '.join(counts)}", "")
+    yield from (*aligned([_COLUMN_HEAD, *map(_cells, report.columns)], left=len(_COLUMN_HEAD)), "")
+    if episodes is not None and episodes.count:
+        rows: list[tuple[str, ...]] = [_EPISODE_HEAD]
+        for name, spread in (("length", episodes.lengths), ("return", episodes.returns)):
+            quantiles = spread.quantiles or (None,) * 5
+            shown = (spread.low, quantiles[0], quantiles[2], quantiles[4], spread.high, spread.mean)
+            rows.append((name, *map(number, shown)))
+        yield from ("episodes", *aligned(rows, left=len(_EPISODE_HEAD)), "")
+    yield from _facts(report)
     for level in LEVELS:
         found = [finding for finding in report.findings if finding.level == level]
         if found:
@@ -206,35 +215,12 @@ def _lines(report: Report, viewer: Sequence[str]) -> Iterator[str]:
         yield from ("", "No warnings")
 
 
-def heading(report: Report) -> str:
-    """Describe the inspected rows."""
-    parts = [f"{report.rows:,} rows"]
-    if report.episodes is not None:
-        parts += [f"{report.episodes.count:,} episodes", f"{report.episodes.transitions:,} transitions"]
-    return f"{report.source} ({report.format}): {', '.join(parts)}"
-
-
-def tables(report: Report) -> list[tuple[str, Sequence[str], list[tuple[str, ...]]]]:
-    """Yield the title, the header and the rows of every table."""
-    found: list[tuple[str, Sequence[str], list[tuple[str, ...]]]] = [
-        ("", COLUMN_HEAD, [column_cells(column) for column in report.columns])
-    ]
-    if report.episodes is not None and report.episodes.count:
-        rows = []
-        for name, numbers in (("length", report.episodes.lengths), ("return", report.episodes.returns)):
-            quantiles = numbers.quantiles or (None,) * 5
-            shown = (numbers.low, quantiles[0], quantiles[2], quantiles[4], numbers.high, numbers.mean)
-            rows.append((name, *(number(value) for value in shown)))
-        found.append(("episodes", _EPISODE_HEAD, rows))
-    return found
-
-
-def column_cells(column: ColumnReport) -> tuple[str, ...]:
-    """Return the cells of a column in the table of columns, in the order of ``COLUMN_HEAD``."""
+def _cells(column: ColumnReport) -> tuple[str, ...]:
+    """Return the cells of a column in the table of columns, in the order of ``_COLUMN_HEAD``."""
     return (
         column.name,
         column.dtype,
-        shape_text(column),
+        "" if column.shape is None else str(column.shape),
         f"{column.nulls:,}" if column.nulls else "",
         f"{column.nans:,}" if column.nans else "",
         number(column.low),
@@ -243,21 +229,9 @@ def column_cells(column: ColumnReport) -> tuple[str, ...]:
     )
 
 
-def shape_text(column: ColumnReport) -> str:
-    """Return the shape of a row as text."""
-    if isinstance(column.shape, str):
-        return column.shape
-    return "" if column.shape is None else f"[{', '.join(map(str, column.shape))}]"
-
-
-def facts(report: Report, *, histograms: bool = True) -> list[str]:
-    """Return lines about the alignment, the other metadata, the ends of episodes and the actions.
-
-    Args:
-        report: The report.
-        histograms: Whether one line shows histograms of returns and lengths.
-    """
-    lines = [f"alignment: {report.alignment} ({report.alignment_found})", *said(report)]
+def _facts(report: Report) -> list[str]:
+    """Return lines about the alignment, the other metadata, the ends of episodes and the actions."""
+    lines = [f"alignment: {report.alignment} ({report.alignment_found})", *_said(report)]
     episodes = report.episodes
     if episodes is not None:
         codes = ", ".join(f"{code}: {count:,}" for code, count in episodes.done_codes.items())
@@ -266,14 +240,13 @@ def facts(report: Report, *, histograms: bool = True) -> list[str]:
             f"episodes: {episodes.terminated:,} terminated, {episodes.truncated:,} truncated, {episodes.open:,} "
             f"without an end (found by {episodes.found_by})"
         )
-        if histograms:
-            lines.append(f"returns: {bars(episodes.returns.counts)}   lengths: {bars(episodes.lengths.counts)}")
+        lines.append(f"returns: {_bars(episodes.returns.counts)}   lengths: {_bars(episodes.lengths.counts)}")
     if report.actions is not None:
-        lines.append(f"actions: {actions_text(report)}")
+        lines.append(f"actions: {_actions_text(report)}")
     return lines
 
 
-def said(report: Report) -> list[str]:
+def _said(report: Report) -> list[str]:
     """Return the metadata, except the alignment, as lines of text."""
     metadata, lines = report.metadata, []
     if metadata.environments:
@@ -289,7 +262,7 @@ def said(report: Report) -> list[str]:
     return lines + [f"{name}: {dim}" for name, dim in dims.items() if dim is not None]
 
 
-def actions_text(report: Report) -> str:
+def _actions_text(report: Report) -> str:
     """Describe the usage of actions in one line."""
     actions = report.actions
     if actions is None:
@@ -298,7 +271,7 @@ def actions_text(report: Report) -> str:
         total = max(1, sum(actions.counts.values()))
         return _some([f"{name}: {count / total:.1%}" for name, count in actions.counts.items()])
     places = actions.places
-    if not places or "low" not in places:
+    if not places:
         return "continuous"
     spans = zip(places["low"], places["high"], strict=True)
     return _some([f"{place}: {number(low)} to {number(high)}" for place, (low, high) in enumerate(spans)])
@@ -309,14 +282,12 @@ def _some(items: Sequence[str]) -> str:
     return ", ".join(items[:_MOST_ACTIONS]) + (f" and {more} more" if more > 0 else "")
 
 
-def bars(counts: Sequence[int], width: int = 24) -> str:
+def _bars(counts: Sequence[int]) -> str:
     """Format a histogram as one line of text."""
     if not counts:
         return "-"
-    size = -(-len(counts) // width)
-    joined = [sum(counts[first : first + size]) for first in range(0, len(counts), size)]
-    highest = max(joined) or 1
-    return "".join(_BARS[0 if not count else 1 + round((len(_BARS) - 2) * count / highest)] for count in joined)
+    highest = max(counts)
+    return "".join(_BARS[0 if not count else 1 + round((len(_BARS) - 2) * count / highest)] for count in counts)
 
 
 def number(value: float | None) -> str:
@@ -344,9 +315,7 @@ class ColumnReport:
         constant: Whether all rows are equal.
         whole: Whether all values are whole numbers.
         values: The most frequent values and their counts, for columns with few distinct texts; else None.
-        histogram: ``edges`` and ``counts`` of all finite values; None if no histogram was kept.
-        places: For a column of vectors, ``low``, ``high``, ``mean``, ``deviation`` and ``histograms`` of each
-            dimension; else None.
+        places: For a column of vectors, ``low``, ``high``, ``mean`` and ``deviation`` of each dimension; else None.
     """
 
     name: str
@@ -363,7 +332,6 @@ class ColumnReport:
     constant: bool = False
     whole: bool = False
     values: Mapping[str, int] | None = None
-    histogram: Mapping[str, Any] | None = None
     places: Mapping[str, Any] | None = None
 
 
@@ -425,7 +393,7 @@ class ActionsReport:
         kind: "discrete" or "continuous".
         counts: Number of occurrences of each discrete action; None for continuous actions, or if there are too many
             distinct actions.
-        places: For vectors, ``low``, ``high``, ``mean``, ``deviation`` and ``histograms`` of each dimension; else None.
+        places: For vectors, ``low``, ``high``, ``mean`` and ``deviation`` of each dimension; else None.
     """
 
     kind: str

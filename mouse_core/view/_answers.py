@@ -16,7 +16,6 @@ from mouse_core.metadata import DatasetMetadata
 from mouse_core.sampling import SAMPLERS, Seconds
 from mouse_core.sampling.plan import Plan
 from mouse_core.spec import check_choice
-from mouse_core.view._inspecting import report_content
 from mouse_core.view.columns import described, read_dimensions
 from mouse_core.view.counting import Query, shortest
 from mouse_core.view.opening import Shown
@@ -259,7 +258,6 @@ class Answers:
             "episode": self.episode,
             "curves": self.curves,
             "step": self.step,
-            "findings": self.findings,
             "window": lambda asked: window(self._at(asked), asked),
         }
         """Functions for the answers that are JSON objects, by name."""
@@ -289,37 +287,11 @@ class Answers:
                     "batches": one.batches is not None,
                     "columns": described(rows, metadata.dimensions) if rows.num_rows else [],
                     "tasks": [*metadata.tasks.values()][:_MOST_TASKS],
-                    "inspected": "nothing" if one.inspection is None else one.inspection.state,
                     "done": list(fields["done"].labels) if "done" in fields else [],
                     "reward": rows.readers["reward"].spec.column if "reward" in rows.readers else None,
                 }
             )
         return {"sources": found}
-
-    # ------------------------------------------------------------------ what is wrong
-
-    def findings(self, asked: Asked) -> Any:
-        """Return progress and findings of a source's inspection. If the query has ``start``, start the inspection."""
-        one = self._at(asked)
-        found = one.inspection
-        if found is None:
-            raise ConfigError(f"{one.name}: expected a store to inspect, found a source of batches")
-        if asked.get("start") == "1":
-            one.episodes.mark(None)
-            found.start()
-        state = found.state
-        said: dict[str, Any] = {"state": state, "done": found.done, "total": found.total, "error": found.error}
-        if state == "done" and found.report is not None:
-            with one.lock:
-                one.episodes.mark(found.warnings())
-            said["report"] = report_content(found.report)
-        return said
-
-    def close(self) -> None:
-        """Stop the inspections."""
-        for one in self._shown:
-            if one.inspection is not None:
-                one.inspection.close()
 
     # ------------------------------------------------------------------ episodes
 

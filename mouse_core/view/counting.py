@@ -22,9 +22,6 @@ Int64s = npt.NDArray[np.int64]
 OWN = ("episode", "start", "length", "return", "done")
 """Names of the columns that every list of episodes has."""
 
-MARKS = "warnings"
-"""Name of the column with the number of warnings about each episode, after an inspection."""
-
 _BLOCK, _WINDOW = 1 << 17, 1 << 12
 _ORDERS_KEPT = 8
 
@@ -69,7 +66,6 @@ class EpisodeList:
 
     def __init__(self, snapshot: Snapshot, tasks: Mapping[int, str] | None = None, *, block: int = _BLOCK) -> None:
         self._tasks, self._block = tasks or {}, block
-        self._marks: Mapping[int, int] | None = None
         self._begin(snapshot)
 
     def _begin(self, snapshot: Snapshot) -> None:
@@ -151,12 +147,6 @@ class EpisodeList:
 
     # ------------------------------------------------------------------ what was counted
 
-    def mark(self, counts: Mapping[int, int] | None) -> None:
-        """Set the column ``warnings``, the number of warnings of each episode; None if the rows were not inspected."""
-        if counts != self._marks:
-            self._marks = counts
-            self._orders = {}
-
     def columns(self) -> dict[str, npt.NDArray[Any]]:
         """Return the counted columns, ``[n]`` each. The last episode has the values that were counted so far."""
         if self._made is not None and self._made[0] == self.counted:
@@ -190,7 +180,6 @@ class EpisodeList:
     def names(self) -> list[str]:
         """Return the columns for sorting and filtering: the counted columns, then columns with single values."""
         own = [name for name in OWN if name != "return" or self._has_returns]
-        own += [] if self._marks is None else [MARKS]
         return own + [name for name in single_columns(self.snapshot, self._tasks) if name not in own]
 
     def values(self, name: str, numbers: Int64s | None = None) -> npt.NDArray[Any]:
@@ -208,12 +197,6 @@ class EpisodeList:
         if name in own:
             return own[name] if numbers is None else own[name][numbers]
         check_choice("column", name, self.names())
-        if name == MARKS and self._marks is not None:
-            marks = np.zeros(len(own["start"]))
-            for number, count in self._marks.items():
-                if number < len(marks):
-                    marks[number] = count
-            return marks if numbers is None else np.asarray(marks[numbers])
         last = own["start"] + own["length"] - 1
         if is_filler(self.snapshot, name):
             lacking = self._singles.of_all(self.snapshot, MISSING, last) == 1

@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from mouse_core.batches.source import BatchSource
 from mouse_core.errors import ConfigError, MouseError
 from mouse_core.files.arrow import is_stream, mapped
 from mouse_core.files.reading import reading
-from mouse_core.formats.base import RowStream, stream_of
 from mouse_core.formats.converting import convert
 from mouse_core.images.files import check_roots
 from mouse_core.metadata import joined, read_metadata
@@ -29,7 +27,6 @@ from mouse_core.store.dataset_store import DatasetStore
 from mouse_core.store.disk.folder import looks_like_store
 from mouse_core.store.snapshot import Snapshot
 from mouse_core.store.views import Store
-from mouse_core.view._inspecting import Inspection
 from mouse_core.view.counting import EpisodeList
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -181,10 +178,8 @@ class Shown:
         store: The store; None for a source of batches, whose snapshot does not change.
         batches: The source of batches that the caller passed. If None, users choose the options of batches on the page.
         fixed: The snapshot of ``batches``.
-        stream: A function that returns all rows for the inspection. If None, the rows of ``store`` are inspected.
-        ignore: Codes of findings that the inspection leaves out.
         lock: Lock that is held while the rows are refreshed.
-        generation: The number of times that earlier rows were replaced; each time, counts and findings start again.
+        generation: The number of times that earlier rows were replaced; each time, counting starts again.
         made: The sources of batches that were created with options set on the page, by these options.
     """
 
@@ -192,8 +187,6 @@ class Shown:
     store: Store | None
     batches: BatchSource | None = None
     fixed: Snapshot | None = None
-    stream: Callable[[], RowStream] | None = None
-    ignore: Sequence[str] = ()
     lock: ProcessLock = field(default_factory=ProcessLock, repr=False)
     generation: int = 0
     made: dict[Any, BatchSource] = field(default_factory=dict, repr=False)
@@ -201,8 +194,6 @@ class Shown:
     def __post_init__(self) -> None:
         tasks = {} if self.store is None else self.store.metadata.tasks
         self.episodes = EpisodeList(self._current_snapshot(), tasks)
-        rows = partial(stream_of, self.store) if self.store is not None else None
-        self.inspection = None if rows is None else Inspection(self.stream or rows, self.ignore)
 
     def _current_snapshot(self) -> Snapshot:
         if self.store is not None:
@@ -211,16 +202,13 @@ class Shown:
         return self.fixed
 
     def refresh(self) -> None:
-        """Include new rows. If earlier rows were replaced, delete the counts of episodes and the findings."""
+        """Include new rows. If earlier rows were replaced, delete the counts of episodes."""
         snapshot = self._current_snapshot()
         with self.lock:
             if snapshot is not self.episodes.snapshot:
                 self.made.clear()
                 if not self.episodes.take(snapshot):
                     self.generation += 1
-                    self.episodes.mark(None)
-                    if self.inspection is not None:
-                        self.inspection.forget()
 
     @property
     def snapshot(self) -> Snapshot:
@@ -228,45 +216,24 @@ class Shown:
         return self.episodes.snapshot
 
 
-def rows_of(source: str, store: DatasetStore, **options: Any) -> RowStream:
-    """Return the rows of recorded data for ``mouse inspect``, with the notes of the format's reader.
-
-    Args:
-        source: The source, as for ``opened_store``.
-        store: The store that ``opened_store`` yields for ``source``.
-        **options: The options of ``formats.open``.
-    """
-    from mouse_core import formats
-
-    try:
-        return formats.open(source, **options)
-    except MouseError:
-        return stream_of(store)  # a dataset of the Hub, which has no path
-
-
-def shown_of(
-    given: Iterable[tuple[str, Any]], streams: Sequence[Callable[[], RowStream]] = (), *, ignore: Sequence[str] = ()
-) -> list[Shown]:
+def shown_of(given: Iterable[tuple[str, Any]]) -> list[Shown]:
     """Prepare stores and sources of batches for a viewer. If a name is repeated, a number is added, as in "store (2)".
 
     Args:
         given: Pairs of a name and a store or source of batches.
-        streams: Functions that return the rows for the inspection, in the order of `given`; by default, the rows of the
-            stores.
-        ignore: Codes of findings that the inspection leaves out.
 
     Raises:
         ConfigError: `given` is empty, or has an object that is neither a store nor a source of batches.
     """
     shown: list[Shown] = []
-    for place, (name, source) in enumerate(given):
+    for name, source in given:
         name, number = name or "store", 2
         while name in {other.name for other in shown}:
             name, number = f"{name.rsplit(' (', 1)[0]} ({number})", number + 1
         if isinstance(source, BatchSource):
             shown.append(Shown(name, None, source, source.snapshot))
         elif isinstance(source, Store):
-            shown.append(Shown(name, source, stream=streams[place] if place < len(streams) else None, ignore=ignore))
+            shown.append(Shown(name, source))
         else:
             raise ConfigError(f"view: expected a store or a BatchSource, found {type(source).__name__}")
     if not shown:

@@ -26,7 +26,7 @@ from mouse_core.view.opening import Shown, shown_of
 
 _PAGE = Path(__file__).with_name("page")
 _SCRIPT, _STYLE = "text/javascript; charset=utf-8", "text/css; charset=utf-8"
-_MODULES = ("view", "pane", "list", "charts", "episode", "batches", "findings", "tools")
+_MODULES = ("view", "pane", "list", "charts", "episode", "batches", "tools")
 # All files of the page. No other file on disk is served.
 _FILES = {f"{name}.js": (_PAGE / f"{name}.js", _SCRIPT) for name in _MODULES}
 _FILES["view.css"] = (_PAGE / "view.css", _STYLE)
@@ -77,10 +77,10 @@ class Viewer:
     """
 
     def __init__(self, shown: Sequence[Shown], *, port: int = 0, height: int = 800) -> None:
-        self._answers, self._height = Answers(shown), height
+        self._height = height
         token = secrets.token_urlsafe(18)
         files = {**_FILES, "plotly.min.js": (plotly_script(), _SCRIPT)}
-        handler = type("Handler", (_Handler,), {"answers": self._answers, "token": token, "files": files})
+        handler = type("Handler", (_Handler,), {"answers": Answers(shown), "token": token, "files": files})
         self._server = _Listener(("127.0.0.1", port), handler)
         self._url = f"http://127.0.0.1:{self._server.server_port}/{token}/"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), daemon=True, name="mouse-view")
@@ -108,7 +108,6 @@ class Viewer:
             self._server.shutdown()
             self._thread.join()
         self._server.server_close()
-        self._answers.close()
 
     def __enter__(self) -> Self:
         return self
@@ -220,7 +219,6 @@ def view(
     names: tuple[str, ...] | list[str] = (),
     port: int = 0,
     height: int = 800,
-    inspect: bool = False,
 ) -> Viewer:
     """Show the episodes of stores step by step, and the windows of batches, on a page of this machine.
 
@@ -234,8 +232,6 @@ def view(
         names: The names that the page shows.
         port: The port; 0 for any free port.
         height: Height of the page in a notebook, in pixels.
-        inspect: Whether the inspection of all rows starts immediately, in a thread. If False, users start the
-            inspection on the page.
 
     Returns:
         The viewer. Open its ``url`` in a browser; a notebook shows the viewer if it is the last line of a cell.
@@ -251,14 +247,4 @@ def view(
         ...     print(viewer.url)
     """
     called = [*names, *(f"store {place + 1}" for place in range(len(names), len(stores)))]
-    shown = shown_of(zip(called, stores, strict=False))
-    return viewer_of(shown, port=port, height=height, inspect=inspect)
-
-
-def viewer_of(shown: Sequence[Shown], *, port: int = 0, height: int = 800, inspect: bool = False) -> Viewer:
-    """Return a viewer of opened stores; see ``view``."""
-    viewer = Viewer(shown, port=port, height=height)
-    for one in shown if inspect else ():
-        if one.inspection is not None:
-            one.inspection.start()
-    return viewer
+    return Viewer(shown_of(zip(called, stores, strict=False)), port=port, height=height)

@@ -110,39 +110,6 @@ def test_figures_are_those_of_plain_python(lengths: list[int], size: int, found_
     reward = report.column("reward")
     assert reward is not None
     assert reward.mean == pytest.approx(np.mean(rows["reward"]))
-    assert reward.histogram is not None
-    assert sum(reward.histogram["counts"]) == len(rows["reward"])
-
-
-@given(st.lists(st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=20), max_size=6))
-def test_a_histogram_counts_every_value_once_and_near_its_place(batches: list[list[float]]) -> None:
-    values = [value for batch in batches for value in batch]
-    schema = pa.schema(
-        {"action": pa.int64(), "reward": pa.float64(), "done": pa.int64(), "metadata_value": pa.float64()}
-    )
-
-    def parts() -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            zeros = np.zeros(len(batch), np.int64)
-            columns = {"action": zeros, "reward": zeros * 1.0, "done": zeros, "metadata_value": np.array(batch, float)}
-            yield pa.RecordBatch.from_pydict(columns, schema=schema)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mouse_core.formats.columns._BLOCK_ROWS", 1)  # each batch is counted by itself
-        column = inspect(RowStream("recordings", "datasets", schema, parts)).column("metadata_value")
-    assert column is not None
-    if not values:
-        assert column.histogram in (None, {"edges": [], "counts": []})
-        return
-    assert column.histogram is not None
-    edges, counts = column.histogram["edges"], column.histogram["counts"]
-    values = [min(max(value, -1e300), 1e300) for value in values]
-    assert sum(counts) == len(values)
-    if len(set(values)) > 1:
-        width = edges[1] - edges[0]
-        assert edges[0] <= min(values) + width
-        assert max(values) <= edges[-1] + width
-        assert len(counts) <= 64
 
 
 def test_columns_of_every_kind() -> None:
@@ -192,7 +159,7 @@ def test_columns_of_every_kind() -> None:
     assert report.actions is not None
     assert report.actions.kind == "continuous"
     assert report.actions.places is not None
-    assert len(report.actions.places["histograms"]) == 2
+    assert len(report.actions.places["mean"]) == 2
     json.loads(report.to_json())
 
 

@@ -101,8 +101,8 @@ export class Chart {
     this.place();
   }
 
-  redraw(marks = this.drawn?.[3]) {
-    if (this.drawn) this.draw(...this.drawn.slice(0, 3), marks);
+  redraw() {
+    if (this.drawn) this.draw(...this.drawn);
   }
 
   /** Put the cursor at a step. */
@@ -116,41 +116,6 @@ export class Chart {
     const share = (this.step - from) / Math.max(to - from, 1e-9);
     this.line.hidden = this.step === null || share < 0 || share > 1;
     this.line.style.left = `calc(${LEFT}px + (100% - ${LEFT + RIGHT}px) * ${share})`;
-  }
-
-  clear() {
-    window.Plotly.purge(this.plot);
-  }
-}
-
-/** How numbers lie: bars over edges or names, or the range and mean of each dimension. */
-export class Bars {
-  constructor({ title, edges, names, counts, low, mean, high }) {
-    this.root = element("div", { class: "chart" });
-    this.plot = element("div");
-    this.root.append(element("div", { class: "head" }, element("span", { class: "name", textContent: title, title })), this.plot);
-    if (low) {
-      const x = low.map((_, at) => at);
-      const text = x.map((at) => escaped(names[at] ?? String(at)));
-      const line = (y, color, name) => ({ x, y, text, type: "scatter", mode: "markers", marker: { size: 4, color: colour(color) }, hovertemplate: `%{text}: ${name} %{y}<extra></extra>` });
-      this.traces = () => [line(low, "dim", "least"), line(high, "dim", "largest"), line(mean, "main", "mean")];
-      return;
-    }
-    const named = names !== undefined;
-    const x = named ? names.map((_, at) => at) : counts.map((_, at) => (edges[at] + edges[at + 1]) / 2);
-    const text = counts.map((_, at) => (named ? escaped(names[at]) : `${short(edges[at])} … ${short(edges[at + 1])}`));
-    const width = named || counts.length < 2 ? undefined : edges[1] - edges[0];
-    this.ticks = named && names.length <= 12 ? { tickvals: x, ticktext: text } : {};
-    this.traces = () => [{ x, y: counts, width, text, type: "bar", marker: { color: colour("main") }, textposition: "none", hovertemplate: "%{text}: %{y:,}<extra></extra>" }];
-  }
-
-  draw() {
-    const made = layout({
-      width: this.root.clientWidth - 14 || 300, height: 150, margin: { l: LEFT, r: RIGHT, t: 4, b: 24 }, dragmode: false, bargap: 0.05,
-      xaxis: axis({ fixedrange: true, nticks: 6, ...this.ticks }), yaxis: axis({ fixedrange: true, nticks: 4 }),
-    });
-    window.Plotly.react(this.plot, this.traces(), made, CONFIG);
-    this.drawn = true;
   }
 
   clear() {

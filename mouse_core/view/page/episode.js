@@ -8,14 +8,12 @@ const SPEEDS = ["1", "5", "10", "30", "60", "120", "300"];
 const MOST_VALUES = 16;
 
 export class Episode {
-  /** pane: has source, description, findings, changed(), stepped(step) and neighbour(by). */
+  /** pane: has source, description, changed(), stepped(step) and neighbour(by). */
   constructor(pane) {
     this.pane = pane;
     this.step = 0;
-    this.found = [];
     this.title = element("h2");
     this.facts = element("p", { class: "dim facts" });
-    this.warned = element("div", { class: "warned" });
     this.cameras = element("div", { class: "cameras" });
     this.charts = [];
     this.grid = element("div", { class: "charts" });
@@ -38,7 +36,7 @@ export class Episode {
     this.slider = element("input", { type: "range", min: 0, max: 0, value: 0, ariaLabel: "step", oninput: () => this.moveTo(Number(this.slider.value)) });
     this.number = element("input", { type: "number", min: 0, class: "number", ariaLabel: "step number", onchange: () => this.moveTo(Number(this.number.value)) });
     return element("div", { class: "bar" },
-      element("div", { class: "titles" }, this.title, this.facts), this.warned,
+      element("div", { class: "titles" }, this.title, this.facts),
       element("div", { class: "controls" },
         button("[", "the episode before in the list ([)", () => this.pane.neighbour(-1)),
         button("]", "the next episode in the list (])", () => this.pane.neighbour(1)),
@@ -54,7 +52,6 @@ export class Episode {
   async show(found, step, range) {
     this.stop();
     this.begin = found.start;
-    this.number_ = found.episode;
     this.length = found.length;
     this.range = this.within(range ?? [0, this.length]);
     this.title.textContent = `Episode ${short(found.episode)}`;
@@ -65,22 +62,8 @@ export class Episode {
     this.slider.max = this.length - 1;
     this.number.max = this.length - 1;
     this.layOut();
-    this.showFindings();
-    this.moveTo(step ?? 0, true);
-  }
-
-  /** What was found wrong in this episode, each with a step that it is at. */
-  showFindings() {
-    this.found = this.pane.findings.of(this.number_);
-    this.warned.replaceChildren(...this.found.map(({ level, code, message, step }) => element("button", {
-      class: `finding ${level}`, textContent: code, title: message, onclick: () => this.moveTo(step ?? 0),
-    })));
     this.redraw();
-  }
-
-  marks(chart) {
-    const here = this.found.filter(({ column, dimension, step }) => step !== null && column === chart.column && (dimension ?? chart.dim) === chart.dim);
-    return here.map(({ step }) => ({ from: step, to: step, kind: "mark" }));
+    this.moveTo(step ?? 0, true);
   }
 
   layOut() {
@@ -144,7 +127,7 @@ export class Episode {
         try {
           const found = await ask("curves", asked);
           if (key !== this.shown()) return;
-          found.curves.forEach(({ steps, values }, at_) => soon(() => key === this.shown() && some[at_].draw(steps, values, this.axis(), this.marks(some[at_]))));
+          found.curves.forEach(({ steps, values }, at_) => soon(() => key === this.shown() && some[at_].draw(steps, values, this.axis())));
         } catch (error) {
           some.forEach((chart) => { chart.fresh = false; });
           this.pane.failed(error);
@@ -263,7 +246,7 @@ export class Episode {
 
   redraw() {
     for (const chart of this.charts) {
-      if (chart.visible) chart.redraw(this.marks(chart));
+      if (chart.visible) chart.redraw();
       else chart.fresh = false; // drawn anew, in another size or other colours, once it is in sight
     }
   }

@@ -4,7 +4,6 @@ import { ask, choice, element, say } from "./tools.js";
 import { List } from "./list.js";
 import { Episode } from "./episode.js";
 import { Batches } from "./batches.js";
-import { Findings } from "./findings.js";
 
 export class Pane {
   /** page: has sources, changed(pane), stepped(pane, step). */
@@ -13,13 +12,12 @@ export class Pane {
     this.source = source;
     this.open_ = null;
     this.tab = "episodes";
-    this.findings = new Findings(this);
     this.list = new List(this);
     this.episode = new Episode(this);
     this.batches = new Batches(this);
     this.picker = element("span", { class: "picker" });
     this.size = element("span", { class: "dim" });
-    this.tabs = ["episodes", "findings", "batches"].map((name) => element("button", { textContent: name, value: name, onclick: () => this.turnTo(name) }));
+    this.tabs = ["episodes", "batches"].map((name) => element("button", { textContent: name, value: name, onclick: () => this.turnTo(name) }));
     this.body = element("div", { class: "body" });
     this.root = element("section", { class: "pane", onpointerdown: () => this.page.use(this) },
       element("div", { class: "top" }, this.picker, this.size, element("span", { class: "tabs" }, ...this.tabs)), this.body);
@@ -39,7 +37,6 @@ export class Pane {
     this.list.read(place.list ?? "");
     this.list.refresh();
     this.turnTo(place.tab ?? (batches && place.episode === undefined ? "batches" : "episodes"));
-    this.findings.reset();
     this.open(place.episode ?? 0, place.step, place.range, true);
   }
 
@@ -48,9 +45,8 @@ export class Pane {
     this.picker.replaceChildren(names.length > 1
       ? choice(names, this.description.name, (name) => this.use(names.indexOf(name)), "dataset")
       : element("b", { textContent: names[0] }));
-    const { rows, alignment, inspected } = this.description;
+    const { rows, alignment } = this.description;
     this.size.textContent = `${rows.toLocaleString("en")} steps, ${alignment}`;
-    this.tabs[1].hidden = inspected === "nothing";
   }
 
   use(source) {
@@ -62,24 +58,11 @@ export class Pane {
     this.tab = tab;
     this.tabs.forEach((button) => button.classList.toggle("chosen", button.value === tab));
     this.episode.stop();
-    const main = { episodes: this.episode, findings: this.findings, batches: this.batches }[tab];
+    const main = tab === "batches" ? this.batches : this.episode;
     this.body.replaceChildren(this.list.root, main.root);
     if (tab === "batches") this.batches.reload();
     else main.redraw();
     this.changed();
-  }
-
-  /** What is wrong was looked for: the list has a column more, and the episode its marks. */
-  inspected() {
-    const count = this.findings.report.findings.filter(({ level }) => level !== "note").length;
-    this.tabs[1].textContent = count ? `findings (${count})` : "findings";
-    this.list.refresh();
-    if (this.episode.length) this.episode.showFindings();
-  }
-
-  /** The address of a step. */
-  address(episode, step) {
-    return `#${new URLSearchParams({ d: this.description.name, e: episode, s: step })}`;
   }
 
   /** Show an episode; one that is not counted yet is waited for. */
@@ -122,7 +105,6 @@ export class Pane {
     this.describe();
     if (before.rows === this.description.rows && before.generation === this.description.generation) return;
     this.list.refresh();
-    if (before.generation !== this.description.generation) this.findings.reset();
     const known = this.episode.length;
     if (before.generation !== this.description.generation || !known || before.rows === this.episode.begin + known) {
       await this.open(this.open_ ?? 0, this.episode.step, this.episode.range && before.rows ? undefined : this.episode.range, true);
@@ -161,6 +143,5 @@ export class Pane {
     this.list.redraw();
     this.episode.redraw();
     this.batches.redraw();
-    this.findings.redraw();
   }
 }

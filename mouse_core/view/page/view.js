@@ -138,7 +138,7 @@ function placeOf(asked, suffix, sources) {
   if (name !== null && source < 0) return null;
   const number = (key) => (/^\d+$/.test(asked.get(key + suffix) ?? "") ? Number(asked.get(key + suffix)) : undefined);
   const zoom = /^(\d+)-(\d+)$/.exec(asked.get(`z${suffix}`) ?? "");
-  const tab = ["findings", "batches"].find((one) => one === asked.get(`t${suffix}`));
+  const tab = asked.get(`t${suffix}`) === "batches" ? "batches" : undefined;
   return { source: Math.max(source, 0), list: asked.get(`l${suffix}`) ?? "", tab, episode: number("e"), step: number("s"), range: zoom ? [Number(zoom[1]), Number(zoom[2])] : undefined };
 }
 
