@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mouse_core import ConfigError, SchemaError
-from mouse_study.divergence import transfer
+from mouse_study.weights import transfer
 
 R = nnx.Rngs(0)
 T = torch.nn
