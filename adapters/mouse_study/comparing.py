@@ -90,10 +90,10 @@ def _alike(runs: Iterable[Run]) -> list[list[Run]]:
 def same_data(left: Run, right: Run) -> Evidence:
     """Return whether the records prove that the study delivered the same batches to two runs.
 
-    The proof requires that both runs have a digest of all received batches, that the digests are equal, and that both
-    runs took the same number of steps. A digest covers the names, shapes and values of batches, bit by bit, and the
-    index of each batch in its stream. Equal fingerprints, names and seeds are no proof. The digest does not cover data
-    that a training reads without the study's loaders, from the store or another source.
+    The proof requires that both runs have a digest of their batches, that the digests are equal, and that both
+    runs took the same number of steps. A digest covers the names, shapes and values of the batches of all steps, bit by
+    bit, and the index of each batch in its stream. Equal fingerprints, names and seeds are no proof. The digest does not
+    cover other data that a training reads, from the store or another source.
 
     Args:
         left: One run.
@@ -108,9 +108,6 @@ def same_data(left: Run, right: Run) -> Evidence:
     missing = [run.framework for run in (left, right) if not run.digest]
     if missing:
         return Evidence(False, f"no digest of the batches of {' and '.join(missing)}")
-    for run in (left, right):
-        if run.undigested:
-            return Evidence(False, f"the digest of {run.framework} lacks the batches of {run.undigested}")
     if left.steps != right.steps:
         return Evidence(
             False,
@@ -146,40 +143,26 @@ def verdict(found: Iterable[Pair], missing: Iterable[str] = ()) -> Evidence:
 
     Args:
         found: the pairs that ``pairs`` returned.
-        missing: the declared runs that have not begun, ``Results.missing``; pairs with such runs lack a proof.
+        missing: the declared runs that have not begun, ``Results.missing``.
 
     Returns:
-        The evidence for all pairs together; ``proven`` is True only if there is at least one pair, and every pair has a
-        proof.
+        The evidence for all pairs together; ``proven`` is True only if there is at least one pair, every pair has a
+        proof, and all declared runs have begun.
     """
-    all_pairs = list(found)
-    absent = sorted(missing)
-    declared = _declared(all_pairs, absent)
-    if len(declared) > len(all_pairs) > 0:
-        proven = sum(pair.same_data.proven for pair in all_pairs)
-        names = ", ".join(absent[:_NAMED]) + (f" and {len(absent) - _NAMED:,} more" if len(absent) > _NAMED else "")
-        reason = f"same data: proven for {proven:,} of {_count(len(declared), 'declared pair')}; not begun: {names}"
-        return Evidence(False, reason)
+    all_pairs, absent = list(found), sorted(missing)
     proven = sum(pair.same_data.proven for pair in all_pairs)
     if not all_pairs:
         return Evidence(False, "same data: nothing to prove, because no variant and seed ran in two frameworks")
-    if proven == len(all_pairs):
-        complete = all(run.status == "done" for pair in all_pairs for run in (pair.left, pair.right))
-        so_far = "" if complete else ", for their steps so far"
-        return Evidence(True, f"same data: proven, for {_count(proven, 'pair')} of runs{so_far}")
-    return Evidence(False, f"same data: not proven for {len(all_pairs) - proven} of {_count(len(all_pairs), 'pair')}")
-
-
-def _declared(found: Iterable[Pair], missing: Iterable[str]) -> set[tuple[str, str]]:
-    """Return the pairs that will exist when all runs have begun, by the names of both runs."""
-    alike: dict[tuple[str, str], set[str]] = {}
-    for pair in found:
-        for run in (pair.left, pair.right):
-            alike.setdefault((run.variant, str(run.seed)), set()).add(run.run)
-    for name in missing:
-        variant, _, seed = name.split("/")
-        alike.setdefault((variant, seed), set()).add(name)
-    return {pair for group in alike.values() for pair in combinations(sorted(group), 2)}
+    if proven < len(all_pairs):
+        return Evidence(
+            False, f"same data: not proven for {len(all_pairs) - proven} of {_count(len(all_pairs), 'pair')}"
+        )
+    said = f"same data: proven, for {_count(proven, 'pair')} of runs"
+    if absent:
+        names = ", ".join(absent[:_NAMED]) + (f" and {len(absent) - _NAMED:,} more" if len(absent) > _NAMED else "")
+        return Evidence(False, f"{said}; not begun: {names}")
+    complete = all(run.status == "done" for pair in all_pairs for run in (pair.left, pair.right))
+    return Evidence(True, said if complete else f"{said}, for their steps so far")
 
 
 def _count(number: int, what: str) -> str:

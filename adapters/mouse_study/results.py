@@ -52,13 +52,11 @@ class Run:
         status: "done"; "failed", if an exception ended the run; "partial", if it was stopped before its last step.
         steps: Number of training steps taken.
         seconds: Duration from process start to end, summed over all processes of the run.
-        compile_seconds: Compile time of the framework; None if unknown.
         first_step_seconds: Duration of the first step, including one-time work such as compilation.
         peak_memory: Peak memory of the process in bytes.
         versions: Versions of Python and packages by name; "2.10, then 2.11" if the run resumed with another version.
         fingerprint: Fingerprint of the batches' data and configuration; None if the source has no fingerprint.
-        digest: Digest of all batches that the run received; None if none was computed.
-        undigested: Description of batches that are missing from the digest; None if the digest is complete.
+        digest: Digest of the batches of all steps; None if none was computed.
         machine: Description of the hardware and system, by name.
         error: The exception that ended the run, in one line.
     """
@@ -70,13 +68,11 @@ class Run:
     status: Status
     steps: int = 0
     seconds: float = 0.0
-    compile_seconds: float | None = None
     first_step_seconds: float | None = None
     peak_memory: int | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     fingerprint: str | None = None
     digest: str | None = None
-    undigested: str | None = None
     machine: Mapping[str, Any] = field(default_factory=dict)
     error: str | None = None
 
@@ -115,11 +111,6 @@ class Results:
         unknown = set(pc.unique(self.table["run"]).to_pylist()) - {one.run for one in self.runs}
         if unknown:
             raise SchemaError(f"results: expected facts of every run of the table, found no facts of {sorted(unknown)}")
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Return the recorded names, sorted."""
-        return tuple(sorted(pc.unique(self.table["name"]).to_pylist()))
 
     def series(self, name: str) -> dict[str, tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]]:
         """Return the recorded values of a name, for each run that has values.

@@ -157,8 +157,6 @@ class Context:
         folder: The folder of this run.
         batches: The arguments of the loader, except ``seed``.
         opened: A function that opens the store; None if the study has no store.
-        digest: Whether the loaders of ``loader()`` digest their batches.
-        made: The loaders that ``loader()`` has created.
     """
 
     variant: str
@@ -169,8 +167,6 @@ class Context:
     folder: Path
     batches: Mapping[str, Any] = field(default_factory=dict)
     opened: Callable[[], Any] | None = field(default=None, repr=False)
-    digest: bool = False
-    made: list[Any] = field(default_factory=list, repr=False)
 
     @property
     def kind(self) -> str:
@@ -191,8 +187,8 @@ class Context:
     def loader(self, **options: Any) -> Any:
         """Return a loader of the study's store for the framework of this run, with the study's options.
 
-        A ``Training`` without ``batches`` uses such a loader. If a loader is created by this method before the first
-        step, the run's digest includes its batches, and the run's checkpoints include its state.
+        A ``Training`` without ``batches`` uses such a loader. If the steps draw from another loader, it belongs to the
+        ``state`` of the training.
 
         Args:
             options: Options that override the study's options, and ``seed``, which is the run's seed by default.
@@ -200,11 +196,6 @@ class Context:
         Raises:
             ConfigError: The study has no store.
         """
-        loader = self._loader({"digest": self.digest, **options})
-        self.made.append(loader)
-        return loader
-
-    def _loader(self, options: Mapping[str, Any]) -> Any:
         if self.kind == "torch":
             from mouse_torch import PrefetchBatchifier
         elif self.kind == "jax":
@@ -225,7 +216,7 @@ class Training:
             store and without ``batches``, the function is called without arguments. The measured time of a step ends
             when the loss is available as a number, so the time includes asynchronous work.
         state: All objects that a step changes, except the batches, as a single object or a list, tuple or dict. Allowed
-            objects have ``state_dict`` and ``load_state_dict`` (modules and optimizers of torch, buffers), or are
+            objects have ``state_dict`` and ``load_state_dict`` (modules and optimizers of torch, loaders, buffers), or are
             objects of ``flax.nnx``, random generators, or dicts, whose values are replaced (parameters of JAX,
             counters). Global generators are always saved. Without a state, a killed run starts again from the first
             step.
@@ -233,15 +224,12 @@ class Training:
             without arguments, for example ``buffer.sample``.
         evaluate: A function that is called without arguments every ``Study.evaluate_every`` steps and after the last
             step; it returns a number, which is recorded as "evaluation", or a mapping of names to numbers.
-        digest: A function that is called without arguments at the end, if there are no batches; it returns a digest of
-            the data that the run received.
     """
 
     step: Callable[..., Any]
     state: Any = None
     batches: Any = None
     evaluate: Callable[[], Any] | None = None
-    digest: Callable[[], str] | None = None
 
 
 Train = Callable[[Context], Training]

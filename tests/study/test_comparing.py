@@ -41,7 +41,6 @@ def test_equal_digests_over_equal_steps_prove_it_and_say_of_what(both: Any, othe
         ({}, {"digest": "ff" * 16}, "the digests differ"),
         ({}, {"steps": 49, "status": "partial"}, "torch took 50 steps and jax 49"),
         ({"steps": 0}, {"steps": 0}, "torch took no step"),
-        ({}, {"undigested": "2 loaders made late"}, "the digest of jax lacks the batches of 2 loaders made late"),
     ],
 )
 def test_nothing_is_proven_without_a_reason_being_said(left: Any, right: Any, said: str) -> None:
@@ -82,9 +81,9 @@ def test_the_verdict_is_over_all_pairs() -> None:
     found = verdict(mouse_study.pairs(results))
     assert (found.proven, found.reason) == (False, "same data: not proven for 1 of 3 pairs")
     missing = verdict(mouse_study.pairs(planted(seeds=2)), ["default/jax/2", "default/torch/2", "b/jax/0"])
-    assert not missing.proven
-    assert missing.reason == (
-        "same data: proven for 2 of 3 declared pairs; not begun: b/jax/0, default/jax/2, default/torch/2"
+    assert (missing.proven, missing.reason) == (
+        False,
+        "same data: proven, for 2 pairs of runs; not begun: b/jax/0, default/jax/2, default/torch/2",
     )
     runs = tuple(dataclasses.replace(one, status="partial") for one in planted(seeds=1).runs)
     begun = dataclasses.replace(planted(seeds=1), runs=runs)

@@ -59,28 +59,13 @@ def train_on_its_own(context: Context) -> Training:
     return replace(train(context), batches=loader)
 
 
-def train_on_two_loaders(context: Context) -> Training:
-    """Beside the study's batches there are those of another loader."""
-    options = context.options
-    own, training = context.loader(seed=options.get("own_seed", 5)), train(context)
-
-    def step(batch: Any) -> dict[str, Any]:
-        values: dict[str, Any] = training.step(batch)
-        if options.get("late") and len(context.made) == 1:
-            context.loader(seed=1).close()
-        extra = float(own.next_batch()["reward"].mean()) if options.get("uses", True) else 0.0
-        return {**values, "loss": values["loss"] + extra}
-
-    return replace(training, step=step)
-
-
 def train_without_state(context: Context) -> Training:
     return replace(train_on_its_own(context), state=None)
 
 
 def train_without_batches(context: Context) -> Training:
     random = np.random.default_rng(context.seed)
-    return Training(lambda: random.normal() ** 2, state=random, digest=lambda: "of its own")
+    return Training(lambda: random.normal() ** 2, state=random)
 
 
 def train_online(context: Context) -> Training:

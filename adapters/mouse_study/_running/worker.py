@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import platform
@@ -13,7 +12,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -27,7 +25,7 @@ from mouse_core.files.log import Log
 from mouse_core.files.writing import making, write_file
 from mouse_study._running import states
 from mouse_study._running.folder import RECORDS
-from mouse_study.study import Context, Training, found, kind_of
+from mouse_study.study import Context, Training, found
 
 # Import names of packages; the versions of those that a run imported are recorded.
 _NOTED = {
@@ -44,8 +42,6 @@ _NOTED = {
     "grain": "grain",
     "gymnasium": "gymnasium",
 }
-# Events of JAX for lowering a program and for compiling it with XLA.
-_COMPILING = ("/jax/core/compile/jaxpr_to_mlir_module_duration", "/jax/core/compile/backend_compile_duration")
 
 
 def memory_now() -> int | None:
@@ -104,39 +100,6 @@ def described_machine(threads: int) -> dict[str, Any]:
     return described
 
 
-class Compiling:
-    """Measures the compile time of JAX from now on, or of torch since its import.
-
-    Args:
-        kind: The framework: "torch", "jax" or "numpy".
-    """
-
-    def __init__(self, kind: str) -> None:
-        self._kind = kind
-        self._seconds = 0.0
-        if kind == "jax":
-            import jax.monitoring
-
-            jax.monitoring.register_event_duration_secs_listener(self._add)
-
-    def _add(self, event: str, duration_secs: float, **more: Any) -> None:
-        if event in _COMPILING:
-            self._seconds += duration_secs
-
-    @property
-    def seconds(self) -> float | None:
-        """The compile time so far in seconds; None if torch does not report it."""
-        if self._kind != "torch":
-            return self._seconds
-        dynamo = sys.modules.get("torch._dynamo.utils")
-        if dynamo is None:  # nothing was compiled
-            return 0.0
-        try:
-            return float(sum(dynamo.compilation_time_metrics.get("_compile.compile_inner", ())))
-        except (AttributeError, TypeError):  # a private name of torch, which may change
-            return None
-
-
 def open_store(declared: Mapping[str, Any], folder: Path) -> Any:
     """Open the store that a study declares; the store of a function is in the study's folder."""
 
@@ -184,12 +147,10 @@ class Worker:
         self.step = 0
         self.stopping = False
         self.digest = StreamDigest()
-        self.loaders = _Loaders()
         self.fingerprint: str | None = None
         self.first_step: float | None = None
         # Times from earlier processes of this run, up to their last checkpoint.
-        self.before: Mapping[str, Any] = {"seconds": 0.0, "compile_seconds": 0.0, "peak_memory": 0, "versions": {}}
-        self.compiling = Compiling(kind_of(request["framework"]))
+        self.before: Mapping[str, Any] = {"seconds": 0.0, "peak_memory": 0, "versions": {}}
 
     def run(self) -> None:
         """Take all remaining steps, or the steps until a request to stop."""
@@ -203,9 +164,8 @@ class Worker:
         training = train(context)
         if not isinstance(training, Training):
             raise ConfigError(f"{train.__qualname__}: expected a Training as result, found {type(training).__name__}")
-        self.loaders = _Loaders(context.made, training.batches)
         with _batches(training, context) as batches:
-            self.parts = {"state": training.state, "loaders": self.loaders.more}
+            self.parts = {"state": training.state}
             if hasattr(batches, "state_dict") and hasattr(batches, "load_state_dict"):
                 self.parts["batches"] = batches
             self.begun = {name: states.InitialState(part, name) for name, part in self.parts.items()}
@@ -219,8 +179,7 @@ class Worker:
             finally:
                 self.records.close()
         if self.step == self.steps:
-            digest = training.digest() if training.digest else self._digest()
-            self.note("done", digest=digest)
+            self.note("done", digest=self.digest.hexdigest() if self.digest.windows else None)
 
     def _context(self) -> Context:
         name = self.request["variant"]
@@ -239,7 +198,6 @@ class Worker:
             folder=self.folder,
             batches={**batches, **own},
             opened=None if store is None else lambda: open_store(store, Path(self.request["folder"])),
-            digest=bool(self.declared["digest"]),
         )
 
     def _take_steps(self, training: Training, next_batch: Callable[[], tuple[Any, ...]]) -> None:
@@ -328,15 +286,11 @@ class Worker:
 
     def facts(self) -> dict[str, Any]:
         """Return the facts of this run so far, over all of its processes."""
-        compiled = self.compiling.seconds
-        known = compiled is not None and self.before["compile_seconds"] is not None
         return {
             "seconds": self.before["seconds"] + time.perf_counter() - _BEGAN,
-            "compile_seconds": self.before["compile_seconds"] + compiled if known else None,
             "first_step_seconds": self.first_step,
             "peak_memory": max(self.before["peak_memory"] or 0, peak_memory() or 0) or None,
             "versions": versions(self.before["versions"]),
-            "undigested": self.before.get("undigested") or self.loaders.undigested(),
         }
 
     def note(self, status: str, **more: Any) -> None:
@@ -351,53 +305,11 @@ class Worker:
         }
         write_file(self.folder / "run.json", json.dumps(noted, indent=1).encode())
 
-    def _digest(self) -> str | None:
-        return self.loaders.with_theirs(self.digest) if self.declared["digest"] else None
-
-
-class _Loaders:
-    """The loaders of ``Context.loader()`` that a training created, except the loader of the run's batches.
-
-    Args:
-        made: The list of all created loaders; loaders that are created later are appended.
-        batches: The source of the run's batches: a loader, or its ``next_batch``.
-    """
-
-    def __init__(self, made: list[Any] | None = None, batches: Any = None) -> None:
-        self._made = [] if made is None else made
-        self._begun_with = len(self._made)
-        self.more = [loader for loader in self._made if loader is not _loader_of(batches)]
-
-    def undigested(self) -> str | None:
-        """Describe the loaders whose batches are missing from the digest; None if there are none."""
-        later = len(self._made) - self._begun_with
-        if later:
-            return f"{later} loader{'s' * (later > 1)} made after the first step had begun"
-        if any(not _digests(loader) for loader in self.more):
-            return "loaders made with digest=False"
-        return None
-
-    def with_theirs(self, digest: StreamDigest) -> str | None:
-        """Return the text of ``digest``; if these loaders delivered batches, return a hash of ``digest`` and the
-        loaders' digests; None without any batch."""
-        theirs = [loader.digest for loader in self.more if _digests(loader)]
-        if not any(one.windows for one in theirs):
-            return digest.hexdigest() if digest.windows else None
-        said = ", ".join(str(one) for one in (digest, *theirs))  # loaders are identified by their order of creation
-        return hashlib.sha256(said.encode()).hexdigest()[:32]
-
 
 def _loader_of(batches: Any) -> Any:
     """If an object is the method ``next_batch`` of a loader, return the loader; return other objects unchanged."""
     owner = getattr(batches, "__self__", None)
     return owner if getattr(owner, "next_batch", None) == batches else batches
-
-
-def _digests(loader: Any) -> bool:
-    try:
-        return loader.digest is not None
-    except ConfigError:
-        return False
 
 
 @contextmanager
@@ -407,7 +319,7 @@ def _batches(training: Training, context: Context) -> Iterator[Any]:
     if training.batches is not None or context.opened is None:
         yield _loader_of(training.batches)
         return
-    with replace(context, digest=False, made=[]).loader() as loader:  # this process computes the digest of its batches
+    with context.loader() as loader:
         yield loader
 
 
