@@ -200,10 +200,10 @@ def _stored(file: Path, text: bytes | None) -> dict[str, Any]:
 # The JSON types of the facts of a run.
 _KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("run", "variant", "framework", "status"), (str,)),
-    **dict.fromkeys(("fingerprint", "digest", "undigested", "error"), (str, NoneType)),
+    **dict.fromkeys(("fingerprint", "digest", "error"), (str, NoneType)),
     **dict.fromkeys(("seed", "steps"), (int,)),
     "seconds": (int, float),
-    **dict.fromkeys(("compile_seconds", "first_step_seconds", "peak_memory"), (int, float, NoneType)),
+    **dict.fromkeys(("first_step_seconds", "peak_memory"), (int, float, NoneType)),
     **dict.fromkeys(("versions", "machine"), (dict,)),
 }
 
