@@ -50,11 +50,6 @@ def add_source(parser: argparse.ArgumentParser, *, hub: bool = False) -> None:
     )
 
 
-def add_fields(parser: argparse.ArgumentParser) -> None:
-    """Add the argument that selects the fields of a command."""
-    parser.add_argument("--fields", metavar="A,B", type=names, help="only these fields")
-
-
 def names(text: str) -> list[str]:
     """Parse names separated by commas, for argparse."""
     return [name.strip() for name in text.split(",") if name.strip()]

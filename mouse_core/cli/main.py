@@ -24,7 +24,7 @@ from mouse_core.cli._data import (
     open_source,
     wants_bar,
 )
-from mouse_core.cli._looking import declare_inspect, declare_stats, declare_view, run_inspect, run_stats, run_view
+from mouse_core.cli._looking import declare_inspect, declare_view, run_inspect, run_view
 from mouse_core.errors import AlignmentWarning, ConfigError, MouseError
 
 GROUP = "mouse_core.commands"
@@ -365,7 +365,6 @@ _COMMANDS: dict[str, Command] = {
     "inspect": (declare_inspect, run_inspect),
     "view": (declare_view, run_view),
     "convert": (data.declare_convert, data.run_convert),
-    "stats": (declare_stats, run_stats),
     "verify": (declare_verify, run_verify),
     "repair": (declare_repair, run_repair),
     "push": (declare_push, run_push),

@@ -456,7 +456,7 @@ def _counted(places: Mapping[str, Mapping[str, Any] | None]) -> dict[str, dict[s
 
 
 def _saved_statistics(path: str) -> Any:
-    """Return the statistics that ``mouse stats --save`` wrote into the dataset's folder, if any."""
+    """Return the statistics that ``Statistics.save`` wrote into the folder of the dataset, if any."""
     file = Path(path) / "meta" / "stats.json"
     try:
         return read_json_object(file) if file.is_file() else None

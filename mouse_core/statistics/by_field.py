@@ -16,7 +16,6 @@ import numpy.typing as npt
 
 from mouse_core._base.memo import memo
 from mouse_core._base.memory import ArrayMemory
-from mouse_core._base.progress import progress_bar
 from mouse_core._base.threads import THREADS, in_order
 from mouse_core.errors import ConfigError, MissingFieldError
 from mouse_core.spec import Field
@@ -267,7 +266,7 @@ class Statistics(Mapping[str, FieldStatistics]):
     def _found(self) -> dict[str, FieldStatistics]:
         return {name: _statistics_of(part, self.shares) for name, part in self.parts.items()}
 
-    def update(self, store: Store | Snapshot, *, progress: bool = False) -> Statistics:
+    def update(self, store: Store | Snapshot) -> Statistics:
         """Return the statistics of a store whose first rows are the counted rows; the result is bit-identical to
         ``statistics(store)``.
 
@@ -286,7 +285,7 @@ class Statistics(Mapping[str, FieldStatistics]):
                 f"statistics: expected a snapshot that begins with the {self.rows} rows of the statistics, found "
                 + (f"{snapshot.num_rows} other rows" if known else "statistics that cannot be updated")
             )
-        return _counted(snapshot, known, self.shares, before=self, progress=progress)
+        return _counted(snapshot, known, self.shares, before=self)
 
     def save(self, folder: str | PathLike[str]) -> None:
         """Write the statistics to a dataset's folder: ``meta/stats.json``, as in LeRobot.
@@ -327,7 +326,6 @@ def statistics(
     fields: Sequence[str] | None = None,
     *,
     quantiles: Sequence[float] = QUANTILES,
-    progress: bool = False,
 ) -> Statistics:
     """Compute the statistics of a store in one pass over all rows, in constant memory.
 
@@ -343,7 +341,6 @@ def statistics(
         fields: Names of the fields; by default all.
         quantiles: Shares from 0 to 1. Without quantiles the call takes a fifth of the time. Fields with more than 1,024
             numbers per row have no quantiles.
-        progress: Whether to show a progress bar.
 
     Raises:
         ConfigError: The store has no rows, a share is out of range, or the shares of a mixture change.
@@ -359,7 +356,7 @@ def statistics(
     shares = tuple(float(share) for share in quantiles)
     if not all(0 <= share <= 1 for share in shares):
         raise ConfigError(f"quantiles: expected numbers from 0 to 1, found {list(shares)}")
-    return _counted(snapshot, names, shares, progress=progress)
+    return _counted(snapshot, names, shares)
 
 
 def _snapshot_of(store: Store | Snapshot) -> Snapshot:
@@ -382,7 +379,6 @@ def _counted(
     shares: tuple[float, ...],
     *,
     before: Statistics | None = None,
-    progress: bool,
 ) -> Statistics:
     """Return the statistics of a snapshot's fields; if statistics of its first rows are given, only the later rows are
     counted."""
@@ -390,17 +386,12 @@ def _counted(
     rows: Any = snapshot
     stretches: list[tuple[int, int, float]] = rows.rows_by_share() if snapshot.has_shares else [(0, n, 1.0)]
     planned = [_planned(snapshot, names, shares, before, marks, begin, end) for begin, end, _ in stretches]
-    total = sum(block.end - block.begin for _, blocks in planned for block in blocks)
     found = []
-    with (
-        progress_bar("counting", total=total, unit="rows", enabled=progress) as advance,
-        ThreadPoolExecutor(THREADS, thread_name_prefix="mouse-statistics") as pool,
-    ):
+    with ThreadPoolExecutor(THREADS, thread_name_prefix="mouse-statistics") as pool:
         counting = partial(count_block, snapshot, ArrayMemory())
         for parts, blocks in planned:
             for block, counted in zip(blocks, in_order(pool, counting, blocks), strict=True):
                 parts[block.name] = parts[block.name].with_stretch(counted, block.end - block.begin)
-                advance(block.end - block.begin)
             found.append({name: part.summed() for name, part in parts.items()})
     if not snapshot.has_shares:
         return Statistics(found[0], shares, n, snapshot.fingerprint, _content(snapshot, n))

@@ -34,33 +34,36 @@ _NETWORK = ("huggingface_hub", "httpx", "httpx2", "httpcore", "httpcore2", "requ
 
 
 @contextmanager
-def open_data(
-    path_or_name: str, splits: Sequence[str] | None = None, *, progress: bool = False, **options: Any
-) -> Iterator[DatasetStore]:
-    """Context manager that opens recorded data as a store of memory-mapped files.
+def opened_store(source: str, *, progress: bool = False, **options: Any) -> Iterator[DatasetStore]:
+    """Context manager that opens recorded data as a store.
 
-    Data that a store cannot read in place are converted into a temporary folder.
+    The files of a store in a folder are not compared with their digests, because this would read every file completely.
+    Rows that are added later become visible. Parquet files and the videos of LeRobotDatasets are read in place. Other
+    data that cannot be read in place are converted into a temporary folder, or read into memory if they have videos.
 
     Args:
-        path_or_name: A file, folder or address of any format; an id as for ``formats.open``; or the name
-            ``namespace/name`` of a dataset on the Hub, if no such path exists.
-        splits: Names of the splits to read; by default all.
+        source: A file, folder or address of any format; an id as for ``formats.open``; or the name ``namespace/name``
+            of a dataset on the Hub, if no such path exists.
         progress: Whether a bar shows the progress of a conversion.
         **options: The options of ``formats.open``.
 
     Raises:
-        ConfigError: The data cannot be opened, or a split is missing.
+        ConfigError: The source cannot be opened, or a split is missing.
         DataError: The data are damaged.
     """
-    source = path_or_name
+    in_place = None if is_url(source) else _open_in_place(Path(source), options)
+    if in_place is not None:
+        yield in_place
+        return
+    place = source
     if not is_url(source):
-        source, known = formats.opening.place(path_or_name, options.get("format"))
-        options["format"] = known
-        if not Path(source).exists():
-            yield _from_hub(path_or_name, splits, check_roots(options.get("image_roots", ()), where="--image-root"))
+        place, options["format"] = formats.opening.place(source, options.get("format"))
+        if not Path(place).exists():
+            roots = check_roots(options.get("image_roots", ()), where="--image-root")
+            yield _from_hub(source, options.get("splits"), roots)
             return
     with tempfile.TemporaryDirectory(prefix="mouse-") as folder:
-        stream = formats.open(source, splits=splits, **options)
+        stream = formats.open(place, **options)
         # A conversion could copy the videos to another file system.
         if stream.mapped is None and stream.opened is None and not stream.metadata.videos:
             convert(stream, Path(folder) / "rows", progress=progress)
@@ -101,31 +104,6 @@ def refusals_as_errors(call: Callable[..., Any], *arguments: Any, **options: Any
             raise
         shown = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise ConfigError(f"the Hub: {shown}") from error
-
-
-@contextmanager
-def opened_store(source: str, *, progress: bool = False, **options: Any) -> Iterator[DatasetStore]:
-    """Context manager that opens recorded data as a store.
-
-    The files of a store in a folder are not compared with their digests, because this would read every file completely.
-    Rows that are added later become visible. Parquet files and the videos of LeRobotDatasets are read in place. Other
-    data that cannot be read in place are converted into a temporary folder, or read into memory if they have videos.
-
-    Args:
-        source: A path, an address or a name, as for ``open_data``.
-        progress: Whether a bar shows the progress of a conversion.
-        **options: The options of ``formats.open``.
-
-    Raises:
-        ConfigError: The source cannot be opened.
-        DataError: The data are damaged.
-    """
-    in_place = None if is_url(source) else _open_in_place(Path(source), options)
-    if in_place is not None:
-        yield in_place
-        return
-    with open_data(source, progress=progress, **options) as converted:
-        yield converted
 
 
 def _open_in_place(path: Path, options: dict[str, Any]) -> DatasetStore | None:

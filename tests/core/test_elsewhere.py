@@ -25,7 +25,7 @@ from mouse_core.remote.clients.objects import FolderClient
 from mouse_core.store.derived import DerivedStore, Previous
 from mouse_core.store.remote import upload
 from mouse_core.store.remote.files import ElsewhereSegment
-from mouse_core.view.opening import open_data
+from mouse_core.view.opening import opened_store
 from tests.core.hub_server import READ_TOKEN, USER, File, running_hub
 from tests.core.mirror_cases import is_left
 from tests.core.object_server import Fault, Object, ObjectServer
@@ -157,7 +157,7 @@ def test_users_in_addresses_and_objects_without_versions_are_refused(server, opt
     signed = f"{server.url}/data/runs?signature=password"
     assert "password" not in repr(verify(signed, cache=options["cache"]))
     assert "password" not in formats.open(signed, cache=options["cache"]).path
-    with open_data(signed, cache=options["cache"]) as found:
+    with opened_store(signed, cache=options["cache"]) as found:
         assert "password" not in repr(found)
     server.versions = False
     try:
@@ -337,7 +337,7 @@ def test_commands_take_addresses(server, options, written, tmp_path, monkeypatch
     assert main(["inspect", url]) == 0
     assert main(["verify", url, "--strict"]) == 0
     assert formats.open(url).digest() == formats.open(written).digest()
-    with open_data(url) as found:
+    with opened_store(url) as found:
         assert len(found) == 3 * ROWS
     path = next(path for path in server.objects if path.endswith(".arrow"))
     content = server.objects[path].read(0, 1 << 30)

@@ -18,7 +18,7 @@ from mouse_core.errors import ConfigError, DataError
 from mouse_core.formats.lerobot.reading import read_lerobot
 from mouse_core.inspect import inspect
 from mouse_core.video import index_video
-from mouse_core.view.opening import open_data
+from mouse_core.view.opening import opened_store
 from tests.core.test_lerobot import SIDE, Robot, encode
 
 TOP = "videos/observation.images.top/chunk-000"
@@ -74,7 +74,7 @@ def test_frames_in_place_are_those_of_decoding_in_turn(
         str(kind) == "struct<video: int32, frame: int32>" for name, kind in store.columns.items() if "_image" in name
     )
     assert store.metadata.tasks == read_lerobot(root, final=final).metadata.tasks
-    with open_data(str(root), final=final) as found:  # by mouse stats, too
+    with opened_store(str(root), final=final) as found:  # by mouse view, too
         assert found.columns == store.columns
 
 

@@ -604,19 +604,3 @@ def test_shares_of_nested_mixtures_multiply_and_those_that_change_are_refused(tm
     normalizer = Normalizer.of(statistics(stores[0]), kinds)
     assert BatchSource(staged, 8, 4, normalize=normalizer)[0]["obs_continuous"].dtype == np.float32
 
-
-def test_the_command_prints_and_saves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    columns = rows(700)
-    store_of(columns).to_dataset().save_to_disk(tmp_path / "rows")
-    folder = str(tmp_path / "rows")
-    assert main(["stats", folder, "--fields", "obs_continuous,reward", "--save", folder]) == 0
-    head, *lines, _, wrote = capsys.readouterr().out.splitlines()
-    assert head.split() == ["field", "count", "mean", "std", "min", "q01", "q50", "q99", "max"]
-    assert [line.split()[0] for line in lines] == [*(f"obs_continuous[{place}]" for place in range(3)), "reward"]
-    assert lines[1].split()[1:3] == ["700", f"{columns['observation'][:, 1].mean(dtype=np.float64):.6g}"]
-    assert wrote == f"wrote {Path(folder, 'meta', 'stats.json')}"
-    assert list(Statistics.load(folder)) == ["obs_continuous", "reward"]
-    assert main(["inspect", folder]) == 0  # which what lies beside the rows does not disturb
-    capsys.readouterr()
-    assert main(["stats", folder, "--fields", "nothing"]) == 2
-    assert "mouse stats: expected fields among" in capsys.readouterr().err.replace("statistics: ", "")

@@ -15,7 +15,7 @@ from mouse_core import ConfigError, DatasetStore, formats
 from mouse_core.cli import main
 from mouse_core.formats.base import stream_of
 from mouse_core.formats.verifying import verify
-from mouse_core.view.opening import open_data
+from mouse_core.view.opening import opened_store
 from tests.core.formats.recording import write_minari
 from tests.core.hub_client import REPO, make_store, push
 from tests.core.hub_server import HubServer, running_hub
@@ -65,7 +65,7 @@ def test_what_lies_in_a_cache_is_read_there(tmp_path: Path, monkeypatch: pytest.
     found = formats.open("minari:toy/walk-v1")
     assert found.format == "minari"
     assert found.to_table().column("observation").to_pylist() == rows().to_table().column("observation").to_pylist()
-    with open_data("minari:toy/walk-v1") as same:  # what mouse stats works on
+    with opened_store("minari:toy/walk-v1") as same:  # what mouse view shows
         assert len(same) == 6
     assert verify("minari:toy/walk-v1").digest == found.digest()
 

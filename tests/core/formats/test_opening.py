@@ -41,7 +41,7 @@ def made(name: str, folder: Path) -> Path:
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no such files there")
-@pytest.mark.parametrize("command", ["inspect", "verify", "stats", "convert"])
+@pytest.mark.parametrize("command", ["inspect", "verify", "convert"])
 def test_no_command_waits_for_a_pipe(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = ("x.parquet", "x.arrow", "x.mcap", "x.npz", "x.npy", "x.h5", "x.json", "x.tar", "x.gz", "x.zip")
     for name in names:
