@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from mouse_core import BatchSource, ConfigError, DataError, DatasetStore, Field, MissingFieldError
-from mouse_core.cli import main
 from mouse_core.formats.converting import convert
 from mouse_core.formats.lerobot import read_lerobot
 from mouse_core.mixtures import Mixture, Schedule
