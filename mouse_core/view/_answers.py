@@ -12,12 +12,11 @@ import numpy.typing as npt
 from mouse_core.augment import AugmentMaskProbConfig, AugmentTokensConfig
 from mouse_core.batches.source import BatchSource
 from mouse_core.errors import ChangedError, ConfigError
-from mouse_core.metadata import DatasetMetadata
 from mouse_core.sampling import SAMPLERS, Seconds
 from mouse_core.sampling.plan import Plan
 from mouse_core.spec import check_choice
 from mouse_core.view.columns import described, read_dimensions
-from mouse_core.view.counting import Query, shortest
+from mouse_core.view.listing import Query, shortest
 from mouse_core.view.opening import Shown
 from mouse_core.view.pictures import picture, png
 from mouse_core.view.pictures import shown as shown_value
@@ -34,8 +33,6 @@ _MOST_DIMENSIONS = 64
 _MOST_BYTES = 1 << 29
 _KEPT = 4
 _BOUNDARIES = ("stream", "episode", "task")
-# Seconds for counting episodes before an answer; the longer time applies if the answer needs a certain episode.
-_A_WHILE, _LONGER = 0.15, 1.5
 _MOST_ROWS = 500
 # Number of rows and columns in the grid of a plot; each cell has at most one point.
 _ACROSS, _UP = 120, 60
@@ -231,13 +228,9 @@ def _steps(mask: npt.NDArray[Any]) -> list[bool]:
     return [bool(one) for one in found]
 
 
-def _episode_at(shown: Shown, row: int) -> dict[str, int] | None:
-    """Return the episode of a row, and the index of the row in the episode; None if the episode is not counted yet."""
-    with shown.lock:
-        starts = shown.episodes.columns()["start"]
-        counted = shown.episodes.counted
-    if not 0 <= row < counted:
-        return None
+def _episode_at(shown: Shown, row: int) -> dict[str, int]:
+    """Return the episode of a row, and the index of the row in the episode."""
+    starts = shown.listed().values("start")
     number = int(starts.searchsorted(row, side="right")) - 1
     return {"episode": number, "step": row - int(starts[number])}
 
@@ -277,7 +270,7 @@ class Answers:
             one.refresh()
             rows = one.snapshot
             fields = rows.config.fields
-            metadata = DatasetMetadata() if one.store is None else one.store.metadata
+            metadata = one.store.metadata
             found.append(
                 {
                     "name": one.name,
@@ -296,24 +289,22 @@ class Answers:
     # ------------------------------------------------------------------ episodes
 
     def episodes(self, asked: Asked) -> Any:
-        """Return some rows of the sorted and filtered list of episodes, after counting episodes for a short time."""
+        """Return some rows of the sorted and filtered list of episodes."""
         one = self._at(asked)
         first = whole(asked, "first", 0, 0, 1 << 60)
         count = whole(asked, "count", 100, 0, _MOST_ROWS)
-        one.refresh()
-        with one.lock:
-            self._advance(one, _A_WHILE)
-            episodes, query = one.episodes, query_of(asked)
-            order = episodes.order(query)
-            numbers = order[first : first + count]
-            names = [name for name in episodes.names() if name != "start"]
-            values = [_listed(episodes.values(name, numbers)) for name in names]
-            return _progress(one) | {
-                "matched": len(order),
-                "columns": names,
-                "texts": [name for name, column in zip(names, values, strict=True) if _is_text(column)],
-                "episodes": [list(row) for row in zip(*values, strict=True)],
-            }
+        episodes = one.listed()
+        order = episodes.order(query_of(asked))
+        names = [name for name in episodes.names if name != "start"]
+        values = [_listed(episodes.values(name)[order[first : first + count]]) for name in names]
+        return {
+            "generation": one.generation,
+            "total": len(episodes),
+            "matched": len(order),
+            "columns": names,
+            "texts": [name for name in names if episodes.values(name).dtype == object],
+            "episodes": [list(row) for row in zip(*values, strict=True)],
+        }
 
     def points(self, asked: Asked) -> Any:
         """Return two columns of the filtered episodes as points of a plot; the number of points is limited.
@@ -321,43 +312,30 @@ class Answers:
         If several episodes are in the same cell of the plot, only the first episode becomes a point. A text becomes its
         index among the sorted texts of the column, and the answer contains these texts.
         """
-        one = self._at(asked)
-        with one.lock:
-            self._advance(one, 0.0)
-            episodes, query = one.episodes, query_of(asked)
-            order = np.sort(episodes.order(query))
-            (x, x_texts), (y, y_texts) = (
-                _axis(episodes.values(asked.get(name, "") or "episode", order)) for name in ("x", "y")
-            )
-            color = asked.get("color", "")
-            kept = spread(x, y)
-            return _progress(one) | {
-                "matched": len(order),
-                "episodes": order[kept].tolist(),
-                "x": finite(x[kept]),
-                "y": finite(y[kept]),
-                "texts": {"x": x_texts, "y": y_texts},
-                "colors": _listed(episodes.values(color, order[kept])) if color else None,
-            }
+        episodes = self._at(asked).listed()
+        order = np.sort(episodes.order(query_of(asked)))
+        (x, x_texts), (y, y_texts) = (
+            _axis(episodes.values(asked.get(name, "") or "episode")[order]) for name in ("x", "y")
+        )
+        color = asked.get("color", "")
+        kept = spread(x, y)
+        return {
+            "matched": len(order),
+            "episodes": order[kept].tolist(),
+            "x": finite(x[kept]),
+            "y": finite(y[kept]),
+            "texts": {"x": x_texts, "y": y_texts},
+            "colors": _listed(episodes.values(color)[order[kept]]) if color else None,
+        }
 
     def episode(self, asked: Asked) -> Any:
-        """Return an episode's values in the list, given the episode's index; None until the episode is counted."""
-        one = self._at(asked)
+        """Return an episode's values in the list, given the episode's index; None if there is no such episode."""
+        episodes = self._at(asked).listed()
         number = whole(asked, "episode", 0, 0, 1 << 60)
-        one.refresh()
-        with one.lock:
-            episodes = one.episodes
-            if number >= len(episodes) - 1:
-                self._advance(one, _LONGER)
-            if number >= len(episodes) - (0 if episodes.is_whole else 1):
-                return _progress(one) | {"episode": None, "episodes": len(episodes)}
-            at = np.array([number])
-            values = {name: _listed(episodes.values(name, at))[0] for name in episodes.names()}
-            return _progress(one) | {"episode": values, "episodes": len(episodes)}
-
-    def _advance(self, one: Shown, seconds: float) -> None:
-        if not one.episodes.is_whole:
-            one.episodes.advance(seconds)
+        if number >= len(episodes):
+            return {"episode": None, "episodes": len(episodes)}
+        values = {name: _listed(episodes.values(name)[number : number + 1])[0] for name in episodes.names}
+        return {"episode": values, "episodes": len(episodes)}
 
     # ------------------------------------------------------------------ steps
 
@@ -458,17 +436,3 @@ def _axis(values: npt.NDArray[Any]) -> tuple[npt.NDArray[np.float64], list[str] 
 
 def _listed(values: npt.NDArray[Any]) -> list[Any]:
     return finite(values) if values.dtype.kind == "f" else values.tolist()
-
-
-def _is_text(values: list[Any]) -> bool:
-    return any(isinstance(value, str) for value in values)
-
-
-def _progress(one: Shown) -> dict[str, Any]:
-    """Return the progress of counting episodes."""
-    return {
-        "generation": one.generation,
-        "rows": one.snapshot.num_rows,
-        "counted": one.episodes.counted,
-        "total": len(one.episodes),
-    }

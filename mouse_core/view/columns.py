@@ -14,17 +14,10 @@ import pyarrow.compute as pc
 from mouse_core._arrow.column_types import ColumnType, column_type, fixed_shape, is_list
 from mouse_core._arrow.dense import plain
 from mouse_core.formats.columns import MISSING, travels_with_action
+from mouse_core.store.fields import stored_types
 from mouse_core.store.snapshot import Snapshot
 
 Floats = npt.NDArray[np.float64]
-Int64s = npt.NDArray[np.int64]
-
-_COUNTED = ("reward", "done", "time")
-# Column of task numbers, and the name of the column with the texts of tasks.
-_TASK_NUMBERS = ("task_index", "metadata_task_index")
-_TASK = "task"
-# Number of rows whose values are looked up together; it limits the cost for tables of many chunks.
-_ROWS = 1 << 20
 
 
 def kind_of(kind: ColumnType) -> str:
@@ -34,16 +27,6 @@ def kind_of(kind: ColumnType) -> str:
     return "numbers" if kind.kind in ("scalar", "list") else "text"
 
 
-def columns_of(snapshot: Snapshot) -> dict[str, pa.DataType]:
-    """Return the Arrow types of a snapshot's columns. A type comes from the first segment with values in the column."""
-    found: dict[str, pa.DataType] = {}
-    for segment in snapshot.segments:
-        for name, data_type in segment.types.items():
-            if name not in found or pa.types.is_null(found[name]):
-                found[name] = data_type
-    return found
-
-
 def described(snapshot: Snapshot, dimensions: Mapping[str, Sequence[str]] | None = None) -> list[dict[str, Any]]:
     """Return the name, type, kind, width and dimension names of every column; columns of standard fields come first.
 
@@ -51,7 +34,7 @@ def described(snapshot: Snapshot, dimensions: Mapping[str, Sequence[str]] | None
         snapshot: The rows.
         dimensions: Names of dimensions, by column. Names are ignored if there are more or fewer names than dimensions.
     """
-    types = columns_of(snapshot)
+    types = stored_types(snapshot.segments)
     fields = {reader.spec.column: reader for reader in snapshot.readers.values()}
     first = [name for name in ("reward", "action", "observation") if name in types]
     ordered = [*first, *(name for name in fields if name in types and name not in first)]
@@ -126,7 +109,7 @@ def is_filler(snapshot: Snapshot, name: str) -> bool:
     """Whether a column has meaningless placeholder values in rows without a recorded observation."""
     own = name.removeprefix("metadata_").removeprefix("info.")
     beside = own != name and not travels_with_action(own)
-    return MISSING in columns_of(snapshot) and name != MISSING and (beside or name.startswith("observation"))
+    return MISSING in stored_types(snapshot.segments) and name != MISSING and (beside or name.startswith("observation"))
 
 
 def _read(snapshot: Snapshot, name: str, begin: int, end: int) -> Floats:
@@ -170,105 +153,3 @@ def _scalars(array: pa.Array) -> Floats:
     if not (pa.types.is_integer(array.type) or pa.types.is_floating(array.type)):
         return np.full(len(array), np.nan)
     return array.cast(pa.float64(), safe=False).fill_null(np.nan).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
-
-
-# ---------------------------------------------------------------------- single values
-
-
-def single_columns(snapshot: Snapshot, tasks: Mapping[int, str]) -> list[str]:
-    """Return the columns with a single number or text per row, except columns that define episodes; add "task"."""
-    types = columns_of(snapshot)
-    fields = snapshot.config.fields
-    ours = {fields[name].column for name in _COUNTED if name in fields} | {"episode", "start", "length", "return"}
-    found = [name for name, data_type in types.items() if name not in ours and _is_single(data_type)]
-    if tasks and _TASK not in types and any(name in types for name in _TASK_NUMBERS):
-        found.insert(0, _TASK)
-    return found
-
-
-def _is_single(data_type: pa.DataType) -> bool:
-    while isinstance(data_type, pa.BaseExtensionType):
-        data_type = data_type.storage_type
-    if pa.types.is_dictionary(data_type):
-        data_type = data_type.value_type
-    types = pa.types
-    tests = (types.is_integer, types.is_floating, types.is_boolean, types.is_string, types.is_large_string)
-    return any(test(data_type) for test in tests)
-
-
-class Singles:
-    """Reads and caches values of columns that have a single value per row.
-
-    Args:
-        tasks: The texts of tasks, by number.
-    """
-
-    def __init__(self, tasks: Mapping[int, str]) -> None:
-        self._tasks = tasks
-        self._known: dict[str, tuple[Int64s, npt.NDArray[Any]]] = {}
-
-    def of_all(self, snapshot: Snapshot, name: str, rows: Int64s) -> npt.NDArray[Any]:
-        """Return the values at ascending ``rows`` ``[n]``; values that an earlier call read are not read again."""
-        before, values = self._known.get(name, (np.zeros(0, np.int64), None))
-        same = min(len(before), len(rows))
-        kept = same if np.array_equal(before[:same], rows[:same]) else max(same - 1, 0)
-        if kept and not np.array_equal(before[:kept], rows[:kept]):
-            kept = 0
-        more = self.of_some(snapshot, name, rows[kept:])
-        if values is not None and kept:
-            kinds = {values.dtype, more.dtype}
-            more = np.concatenate([values[:kept], more], dtype=object if len(kinds) > 1 else None)
-        self._known[name] = (rows, more)
-        return more
-
-    def of_some(self, snapshot: Snapshot, name: str, rows: Int64s) -> npt.NDArray[Any]:
-        """Return the values at ``rows``, which may have any order: float64, or an array of texts and None."""
-        types = columns_of(snapshot)
-        if name == _TASK and name not in types:
-            number = next(one for one in _TASK_NUMBERS if one in types)
-            numbers = self.of_some(snapshot, number, rows)
-            texts = [self._tasks.get(int(one)) if one == one else None for one in numbers.tolist()]
-            return np.array(texts, object)
-        order = np.argsort(rows, kind="stable")
-        parts = [_at(segment, name, inside) for segment, inside in _by_segment(snapshot, rows[order])]
-        is_text = any(part.dtype == object for part in parts)
-        found = np.empty(len(rows), object if is_text else np.float64)
-        if parts:
-            found[order] = np.concatenate([_texts(part) if is_text else part for part in parts])
-        return found
-
-
-def _texts(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    if values.dtype == object:
-        return values
-    return np.array([None if value != value else str(value) for value in values.tolist()], object)
-
-
-def _by_segment(snapshot: Snapshot, rows: Int64s) -> Iterator[tuple[Any, Int64s]]:
-    """Yield, for ascending row numbers, a segment and the indices of some of the rows in the segment; neighbouring rows
-    are yielded together.
-    """
-    begin = 0
-    for segment in snapshot.segments:
-        end = begin + segment.num_rows
-        inside = rows[rows.searchsorted(begin) : rows.searchsorted(end)] - begin
-        for at in range(0, segment.num_rows, _ROWS) if len(inside) else ():
-            some = inside[inside.searchsorted(at) : inside.searchsorted(at + _ROWS)]
-            if len(some):
-                yield segment, some
-        begin = end
-
-
-def _at(segment: Any, name: str, rows: Int64s) -> npt.NDArray[Any]:
-    column = segment.column(name)
-    if column is None:
-        return np.full(len(rows), np.nan)
-    if segment.has_indices:
-        rows = segment.row_numbers(rows)
-    low, high = int(rows.min()), int(rows.max()) + 1
-    near = column.slice(low, high - low)
-    array = pa.concat_arrays([plain(chunk) for chunk in near.chunks]) if near.num_chunks > 1 else plain(near.chunk(0))
-    array = array.take(pa.array(rows - low))
-    if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
-        return np.array(array.to_pylist(), object)
-    return _scalars(array)

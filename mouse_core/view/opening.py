@@ -27,7 +27,7 @@ from mouse_core.store.dataset_store import DatasetStore
 from mouse_core.store.disk.folder import looks_like_store
 from mouse_core.store.snapshot import Snapshot
 from mouse_core.store.views import Store
-from mouse_core.view.counting import EpisodeList
+from mouse_core.view.listing import EpisodeList
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _NETWORK = ("huggingface_hub", "httpx", "httpx2", "httpcore", "httpcore2", "requests")
@@ -147,51 +147,65 @@ def _is_parquet(path: Path) -> bool:
     )
 
 
+class FixedStore(Store):
+    """A store that always has the rows of one snapshot.
+
+    Args:
+        rows: The snapshot.
+    """
+
+    def __init__(self, rows: Snapshot) -> None:
+        self._rows = rows
+
+    def snapshot(self, rows: int | None = None) -> Snapshot:
+        """Return the snapshot."""
+        return self._rows
+
+
 @dataclass(eq=False)
 class Shown:
     """A store, or a source of batches, that a viewer shows.
 
     Args:
         name: A unique name among the shown stores.
-        store: The store; None for a source of batches, whose snapshot does not change.
+        store: The store; for a source of batches, a store with its snapshot.
         batches: The source of batches that the caller passed. If None, users choose the options of batches on the page.
-        fixed: The snapshot of ``batches``.
         lock: Lock that is held while the rows are refreshed.
-        generation: The number of times that earlier rows were replaced; each time, counting starts again.
+        generation: The number of times that earlier rows were replaced.
         made: The sources of batches that were created with options set on the page, by these options.
     """
 
     name: str
-    store: Store | None
+    store: Store
     batches: BatchSource | None = None
-    fixed: Snapshot | None = None
     lock: ProcessLock = field(default_factory=ProcessLock, repr=False)
     generation: int = 0
     made: dict[Any, BatchSource] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        tasks = {} if self.store is None else self.store.metadata.tasks
-        self.episodes = EpisodeList(self._current_snapshot(), tasks)
-
-    def _current_snapshot(self) -> Snapshot:
-        if self.store is not None:
-            return self.store.snapshot()
-        assert self.fixed is not None
-        return self.fixed
+        self.snapshot = self.store.snapshot()
+        self._listed: EpisodeList | None = None
 
     def refresh(self) -> None:
-        """Include new rows. If earlier rows were replaced, delete the counts of episodes."""
-        snapshot = self._current_snapshot()
+        """Include new rows."""
+        snapshot = self.store.snapshot()
         with self.lock:
-            if snapshot is not self.episodes.snapshot:
+            before = self.snapshot
+            if snapshot is not before:
                 self.made.clear()
-                if not self.episodes.take(snapshot):
-                    self.generation += 1
+                grown = snapshot.config == before.config and (snapshot.begins_as(before) or not before.num_rows)
+                self.generation += not grown
+                self.snapshot = snapshot
 
-    @property
-    def snapshot(self) -> Snapshot:
-        """The snapshot that is shown."""
-        return self.episodes.snapshot
+    def listed(self) -> EpisodeList:
+        """Include new rows, and return the episodes."""
+        table = self.store.episodes
+        self.refresh()  # afterwards, so that the snapshot has all rows of the episodes
+        with self.lock:
+            if self._listed is None or self._listed.table is not table:
+                done = self.snapshot.config.fields.get("done")
+                self._listed = EpisodeList(table, () if done is None else done.labels)
+            return self._listed
 
 
 def shown_of(given: Iterable[tuple[str, Any]]) -> list[Shown]:
@@ -209,7 +223,7 @@ def shown_of(given: Iterable[tuple[str, Any]]) -> list[Shown]:
         while name in {other.name for other in shown}:
             name, number = f"{name.rsplit(' (', 1)[0]} ({number})", number + 1
         if isinstance(source, BatchSource):
-            shown.append(Shown(name, None, source, source.snapshot))
+            shown.append(Shown(name, FixedStore(source.snapshot), source))
         elif isinstance(source, Store):
             shown.append(Shown(name, source))
         else:

@@ -11,8 +11,8 @@ import numpy.typing as npt
 from mouse_core._arrow.column_types import column_type
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.images.pixels import check_image, decode_image, encode_png
+from mouse_core.store.fields import stored_types
 from mouse_core.store.snapshot import Snapshot
-from mouse_core.view.columns import columns_of
 
 # Largest number of pixels of an image.
 _MOST_PIXELS = 1 << 24
@@ -39,7 +39,7 @@ def picture(snapshot: Snapshot, name: str, row: int) -> tuple[bytes, str]:
 
 
 def _picture(snapshot: Snapshot, name: str, row: int) -> tuple[bytes, str]:
-    types = columns_of(snapshot)
+    types = stored_types(snapshot.segments)
     if name not in types or column_type(types[name]).kind == "video":
         return png(_of_field(snapshot, name, row)), "image/png"
     value = snapshot.rows([row], {name}).get(name, [None])[0]

@@ -222,8 +222,8 @@ def view(
 ) -> Viewer:
     """Show the episodes of stores step by step, and the windows of batches, on a page of this machine.
 
-    Only rows that the page shows are read, so a store of any size opens immediately. Rows that are added later are
-    shown too. The page is served on the loopback interface, does not change the data, and loads nothing from other
+    The table of episodes, ``Store.episodes``, is computed once; of all other rows, only the rows that the page shows are
+    read. Rows that are added later are shown too. The page is served on the loopback interface, does not change the data, and loads nothing from other
     hosts.
 
     Args:

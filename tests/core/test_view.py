@@ -32,7 +32,6 @@ from mouse_core.cli import main
 from mouse_core.images import encode_png
 from mouse_core.metadata import DatasetMetadata
 from mouse_core.view import Viewer, view
-from mouse_core.view.counting import EpisodeList, Query
 from mouse_core.view.opening import opened_store
 from mouse_core.view.pictures import picture
 from mouse_core.view.thinning import thinned
@@ -219,15 +218,14 @@ def test_who_shows_something_else_is_told() -> None:
 def test_the_list_has_what_the_store_says_of_its_episodes(client: Client) -> None:
     found = client("episodes")
     assert found["matched"] == found["total"] == 4
-    assert found["counted"] == found["rows"] == 20
-    assert found["columns"] == ["episode", "length", "return", "done", "action", "metadata_task", "metadata_success"]
+    assert found["columns"] == ["episode", "length", "return", "done", "metadata_task"]
     assert found["texts"] == ["metadata_task"]
-    # The first reward of an episode is none of its own; the last row says what else there is.
+    # The first reward of an episode is none of its own.
     assert found["episodes"] == [
-        [0, 5, 2.0, 1, 1, "walk", 1],
-        [1, 3, 3.0, 2, 1, NASTY, 0],
-        [2, 8, 17.5, 1, 0, "walk", 1],
-        [3, 4, 10.5, 2, 1, NASTY, 0],
+        [0, 5, 2.0, 1, "walk"],
+        [1, 3, 3.0, 2, NASTY],
+        [2, 8, 17.5, 1, "walk"],
+        [3, 4, 10.5, 2, NASTY],
     ]
 
 
@@ -249,43 +247,11 @@ def test_episodes_are_sorted_and_filtered(client: Client) -> None:
     places = client("points", x="metadata_task", y="length")
     assert places["texts"] == {"x": [NASTY, "walk"], "y": None}
     assert places["x"] == [1, 0, 1, 0]
-    points = client("points", x="length", y="return", color="metadata_task", low__metadata_success=1)
+    points = client("points", x="length", y="return", color="metadata_task", high__done=1)
     assert (points["x"], points["y"], points["colors"]) == ([5, 8], [2, 17.5], ["walk", "walk"])
 
 
-@given(st.data())
-def test_episodes_counted_in_blocks_are_those_of_the_store(data: st.DataObject) -> None:
-    rows = data.draw(st.integers(1, 30))
-    draw = lambda values: data.draw(st.lists(values, min_size=rows, max_size=rows))  # noqa: E731
-    columns: dict[str, Any] = {"action": np.zeros(rows, np.int64)}
-    columns["reward"] = np.array(draw(st.integers(-5, 5)), np.float64)
-    columns["done"] = np.array(draw(st.sampled_from([0, 0, 0, 1, 2])))
-    if data.draw(st.booleans()):
-        columns["episode_step"] = np.array(draw(st.integers(0, 4)))
-    alignment = data.draw(st.sampled_from(["arrived", "outgoing"]))
-    table = pa.table(columns)
-    cut = data.draw(st.integers(0, rows))
-    store = DatasetStore(alignment=alignment)
-    for part in (table.slice(0, cut), table.slice(cut)):
-        if part.num_rows:
-            store.from_dataset(part)
-    wanted = store.episodes
-    episodes = EpisodeList(store.snapshot(), block=data.draw(st.integers(1, 9)))
-    while not episodes.is_whole:
-        episodes.advance(0.0)
-        assert len(episodes) <= wanted.num_rows
-    found = episodes.columns()
-    for name in ("episode", "start", "length", "return", "done"):
-        assert found[name].tolist() == wanted.column(name).to_pylist(), name
-    low = data.draw(st.integers(-5, 5))
-    kept = [row for row in wanted.to_pylist() if row["return"] >= low]
-    query = Query("return", True, {"return": low})
-    assert episodes.order(query).tolist() == [
-        row["episode"] for row in sorted(kept, key=lambda row: (-row["return"], row["episode"]))
-    ]
-
-
-def test_rows_that_come_are_shown_and_those_that_were_counted_are_not_counted_again(tmp_path: Path) -> None:
+def test_rows_that_come_are_shown(tmp_path: Path) -> None:
     rows = recording(images=False)
     with DatasetStore.open(tmp_path / "store", "a") as writer:
         columns = {name: rows.column(name).to_pylist() for name in rows.column_names}

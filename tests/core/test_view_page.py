@@ -127,13 +127,13 @@ def test_a_link_opens_dataset_episode_step_and_zoom(page: Tab, viewer: Viewer) -
 
 def test_a_link_has_the_order_and_the_filters_of_the_list(page: Tab) -> None:
     page.run(
-        "location.hash = '#d=second&e=0&s=0&l=' + encodeURIComponent('sort=length&down=1&low.length=10&color=action')"
+        "location.hash = '#d=second&e=0&s=0&l=' + encodeURIComponent('sort=length&down=1&low.length=10&color=done')"
     )
     page.until(f"{ROWS}.join() === '2,0,3'")
-    assert page.run("document.querySelector('select[aria-label=colours]').value") == "action"
+    assert page.run("document.querySelector('select[aria-label=colours]').value") == "done"
     page.run("document.querySelector('.header button').click()")
     page.until(f"{ROWS}.join() === '0,2,3'")
-    page.until(hash_says("l=low.length=10&color=action"))
+    page.until(hash_says("l=low.length=10&color=done"))
     page.run("location.hash = '#d=nothing&e=1&s=0'")
     page.until("document.body.textContent.includes('\"nothing\", which is not shown here')")
     page.run("location.hash = '#d=second&e=0&s=0'")

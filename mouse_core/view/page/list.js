@@ -82,27 +82,12 @@ export class List {
     // What is asked for has changed meanwhile, and is asked for next.
     if (version !== this.version) return;
     this.show();
-    if (this.progress.counted < this.progress.rows) {
-      // What is sorted or filtered changes with each that is counted.
-      this.version += 1;
-      this.pages.clear();
-      clearTimeout(this.timer);
-      this.timer = setTimeout(() => {
-        this.reload();
-        if (!this.plotted || Date.now() - this.plotted > 1500) this.replot();
-      }, 60);
-      this.unfinished = true;
-    } else if (this.unfinished) {
-      this.unfinished = false;
-      this.replot();
-    }
   }
 
   async fetchPage(page) {
     const version = this.version;
     const found = await ask("episodes", { ...this.source(), ...this.query, first: page * PAGE, count: PAGE });
     if (version !== this.version) return;
-    this.progress = found;
     if (this.matched !== found.matched) this.grow(found.matched);
     if (this.columns.join("\n") !== found.columns.join("\n") || this.texts.join() !== found.texts.join()) {
       this.columns = found.columns;
@@ -112,9 +97,9 @@ export class List {
     }
     while (this.pages.size > PAGES_KEPT) this.pages.delete(this.pages.keys().next().value);
     this.pages.set(page, found.episodes);
-    const { rows, counted, total, matched } = found;
-    const share = counted < rows ? `; ${Math.floor((100 * counted) / rows)} % of ${rows.toLocaleString("en")} steps counted` : "";
-    this.said.textContent = `${matched.toLocaleString("en")} of ${total.toLocaleString("en")} episodes${share}`;
+    const { total, matched } = found;
+    this.total = total;
+    this.said.textContent = `${matched.toLocaleString("en")} of ${total.toLocaleString("en")} episodes`;
   }
 
   grow(matched) {
@@ -241,7 +226,6 @@ export class List {
 
   async plot() {
     if (!this.columns.length) return;
-    this.plotted = Date.now();
     const { x, y, color } = this.axes;
     const asked = { ...this.source(), x, y, color };
     const own = new Set([x, y].flatMap((name) => [`low.${name}`, `high.${name}`]));
@@ -313,7 +297,7 @@ export class List {
       const at = rows.findIndex((values) => values[0] === episode);
       if (at >= 0) return page * PAGE + at;
     }
-    return this.query.sort === "episode" && !this.query.down && this.matched === this.progress?.total ? episode : null;
+    return this.query.sort === "episode" && !this.query.down && this.matched === this.total ? episode : null;
   }
 
   redraw() {

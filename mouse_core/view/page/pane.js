@@ -65,33 +65,28 @@ export class Pane {
     this.changed();
   }
 
-  /** Show an episode; one that is not counted yet is waited for. */
+  /** Show an episode. */
   async open(number, step, range, stay = false) {
     const asked = Symbol("asked");
     this.asked = asked;
-    for (;;) {
-      let found;
-      try {
-        found = await ask("episode", { source: this.source, episode: number });
-      } catch (error) {
-        this.failed(error);
-        return;
-      }
-      if (this.asked !== asked) return;
-      if (found.episode) {
-        if (this.tab !== "episodes" && !stay) this.turnTo("episodes");
-        this.open_ = number;
-        this.list.choose(number);
-        say("");
-        await this.episode.show(found.episode, step, range);
-        this.changed();
-        return;
-      }
-      if (found.counted >= found.rows) {
-        if (found.episodes) say(`There is no episode ${number}; the last is ${found.episodes - 1}.`);
-        return;
-      }
+    let found;
+    try {
+      found = await ask("episode", { source: this.source, episode: number });
+    } catch (error) {
+      this.failed(error);
+      return;
     }
+    if (this.asked !== asked) return;
+    if (!found.episode) {
+      if (found.episodes) say(`There is no episode ${number}; the last is ${found.episodes - 1}.`);
+      return;
+    }
+    if (this.tab !== "episodes" && !stay) this.turnTo("episodes");
+    this.open_ = number;
+    this.list.choose(number);
+    say("");
+    await this.episode.show(found.episode, step, range);
+    this.changed();
   }
 
   async neighbour(by) {
