@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mouse_core.errors import ConfigError
@@ -97,23 +96,6 @@ def open_source(chosen: argparse.Namespace) -> RowStream:
 def wants_bar() -> bool:
     """Whether to show a progress bar, which is the case if stderr is a terminal."""
     return sys.stderr.isatty()
-
-
-def write_text(file: str, text: str) -> None:
-    """Write a report. A file is replaced completely or not at all; links, pipes and devices are written to.
-
-    Raises:
-        StorageError: The file cannot be written.
-    """
-    from mouse_core.files.writing import remove_leftovers, storing, write_file
-
-    path = Path(file)
-    if path.is_symlink() or (path.exists() and not path.is_file()):
-        with storing(f"file {file}"):
-            path.write_text(text, encoding="utf-8")
-        return
-    remove_leftovers(path.parent, [path.name])
-    write_file(path, text.encode())
 
 
 # ---------------------------------------------------------------------- mouse convert

@@ -21,7 +21,7 @@ def declare_inspect(parser: argparse.ArgumentParser) -> None:
     data.add_source(parser)
     data.add_alignment(parser)
     add = parser.add_argument
-    add("--json", metavar="FILE", help="also write all figures to this file; - prints them instead")
+    add("--json", action="store_true", help="print all figures as JSON")
     add("--strict", action="store_true", help="status 1 if there are errors or warnings")
     add(
         "--ignore",
@@ -44,6 +44,7 @@ def run_inspect(chosen: argparse.Namespace) -> int:
       mouse inspect recordings --strict                 status 1 for warnings, for scripts
       mouse inspect robot --final drop                  unreadable episodes of a LeRobotDataset, and the reasons
       mouse inspect recordings --strict --ignore saturated,duplicate-episodes
+      mouse inspect recordings --json > report.json
 
     status: 0 no faults, 1 errors or warnings with --strict, 2 unusable data
     """
@@ -61,12 +62,10 @@ def run_inspect(chosen: argparse.Namespace) -> int:
         # Files that rows name by path are checked only on request.
         stream = embedded(stream)
     report = inspect(stream, ignore=chosen.ignore, progress=data.wants_bar())
-    if chosen.json == "-":
+    if chosen.json:
         print(report.to_json(), end="")  # noqa: T201
     else:
         show(report, viewer=data.viewer_of(chosen))
-    if chosen.json not in (None, "-"):
-        data.write_text(chosen.json, report.to_json())
     return 1 if chosen.strict and report.warnings else 0
 
 

@@ -320,7 +320,7 @@ def test_inspect_shows_what_the_data_say(tmp_path: Path, capsys: pytest.CaptureF
         "max_action_dim: 4",
     ):
         assert line in out
-    assert cli.main(["inspect", str(tmp_path / "rows.parquet"), "--json", "-"]) == 0
+    assert cli.main(["inspect", str(tmp_path / "rows.parquet"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["metadata"] == metadata.to_json()
 
 

@@ -72,7 +72,7 @@ def test_every_format_is_recognised_inspected_and_converted(
         capsys.readouterr()
     stream = formats.open(source, final="drop" if final else None)
     assert stream.format in (name, "rlds")
-    assert main(["inspect", str(source), *final, "--json", "-"]) == 0
+    assert main(["inspect", str(source), *final, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["episodes"]["count"] == len(LENGTHS)
     assert report["alignment"] == "arrived"
