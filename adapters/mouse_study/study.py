@@ -33,25 +33,20 @@ def check_names(where: str, names: Iterable[object]) -> None:
         raise ConfigError(f"{where}: expected at least one name, found none")
 
 
-def reference(function: Callable[..., Any] | str, where: str) -> dict[str, str | None]:
+def reference(function: Callable[..., Any], where: str) -> dict[str, str | None]:
     """Return the location of a function: its ``module``, its ``name``, and a ``file`` if the module has no import name.
 
     Args:
-        function: A function at the top level of a module or script, or "module:name".
+        function: A function at the top level of a module or script.
         where: The prefix of error messages.
 
     Raises:
         ConfigError: Another process could not import the function.
     """
-    if isinstance(function, str):
-        module, colon, name = function.partition(":")
-        if not colon or not module or not name:
-            raise ConfigError(f"{where}: expected a function, or a text 'module:function', found {function!r}")
-        return {"module": module, "file": None, "name": name}
     name = getattr(function, "__qualname__", "")
     module = getattr(function, "__module__", None) or ""
     if not callable(function) or not name:
-        raise ConfigError(f"{where}: expected a function, or a text 'module:function', found {function!r:.80}")
+        raise ConfigError(f"{where}: expected a function, found {function!r:.80}")
     if "<" in name:
         raise ConfigError(
             f"{where}: expected a function at the top level of a module that another process can import, found {name}"
@@ -240,8 +235,7 @@ class Study:
     """A training in several frameworks, variants and seeds; each combination is a run.
 
     Every run is a separate process, which imports the functions of the study. Functions must be at the top level of a
-    module or script, or be given as "module:function". All other values must be numbers, texts, or lists and dicts of
-    numbers and texts.
+    module or script. All other values must be numbers, texts, or lists and dicts of numbers and texts.
 
     Args:
         name: The name of the study.
@@ -272,7 +266,7 @@ class Study:
     """
 
     name: str
-    frameworks: Mapping[str, Train | str]
+    frameworks: Mapping[str, Train]
     steps: int
     seeds: Sequence[int] = (0,)
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"default": {}})

@@ -230,7 +230,7 @@ def test_what_cannot_be_declared_is_refused() -> None:
         ({"frameworks": {"tensorflow": trained.train}}, "frameworks: expected torch, jax or numpy"),
         ({"frameworks": {}}, "frameworks: expected at least one"),
         ({"frameworks": {"numpy": lambda context: None}}, "expected a function at the top level of a module"),
-        ({"frameworks": {"numpy": "train"}}, "expected a function, or a text 'module:function', found 'train'"),
+        ({"frameworks": {"numpy": "train"}}, "expected a function, found 'train'"),
         ({"variants": {"a/b": {}}}, "variants: expected names of letters"),
         ({"variants": {"a": {"rate": np.float32(1)}}}, r"variants\['a'\]\['rate'\]: expected numbers, texts"),
         ({"variants": {"a": {"sizes": {1: 2}}}}, r"variants\['a'\]\['sizes'\]: expected numbers, texts"),
