@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.augment import AugmentMaskProbConfig, AugmentTokensConfig
 from mouse_core.batches.source import BatchSource
 from mouse_core.errors import ChangedError, ConfigError
-from mouse_core.sampling import SAMPLERS, Seconds
+from mouse_core.sampling import Seconds
 from mouse_core.sampling.plan import Plan
 from mouse_core.spec import check_choice
 from mouse_core.view.columns import described, read_dimensions
@@ -25,50 +24,14 @@ from mouse_core.view.thinning import thinned
 Asked = dict[str, str]
 """The query of a request: values by name."""
 
-_MOST_STEPS = 4096
-_MOST_WINDOWS = 4096
 # Largest number of dimensions of a field that are shown.
 _MOST_DIMENSIONS = 64
 # Largest size of a window in bytes.
 _MOST_BYTES = 1 << 29
-_KEPT = 4
-_BOUNDARIES = ("stream", "episode", "task")
 _MOST_ROWS = 500
 # Number of rows and columns in the grid of a plot; each cell has at most one point.
 _ACROSS, _UP = 120, 60
 _MOST_TASKS = 1000
-
-
-def source_of(shown: Shown, asked: Asked) -> BatchSource:
-    """Return the source of the shown batches: the caller's source, or a source with the options set on the page.
-
-    Raises:
-        ConfigError: The options set on the page are invalid.
-    """
-    if shown.batches is not None:
-        return shown.batches
-    length, size = whole(asked, "length", 32, 1, _MOST_STEPS), whole(asked, "size", 8, 1, _MOST_WINDOWS)
-    seed = whole(asked, "seed", 0, 0, (1 << 63) - 1)
-    sampling = _one_of(asked, "sampling", tuple(SAMPLERS))
-    boundary = _one_of(asked, "boundary", _BOUNDARIES)
-    masked = _share(asked, "mask")
-    key = (length, size, seed, sampling, boundary, masked)
-    with shown.lock:
-        known = shown.made.get(key)
-    if known is None:
-        augment = None
-        if masked:
-            prob = AugmentMaskProbConfig(**dict.fromkeys(AugmentMaskProbConfig.__dataclass_fields__, masked))
-            augment = AugmentTokensConfig(mask_prob=prob, deliver_masks=True)
-        options: dict[str, Any] = {"boundary": boundary, "augment": augment}
-        known = BatchSource(
-            shown.snapshot, sequence_length=length, batch_size=size, seed=seed, sampling=sampling, **options
-        )
-        with shown.lock:
-            while len(shown.made) >= _KEPT:
-                shown.made.pop(next(iter(shown.made)))
-            shown.made[key] = known
-    return known
 
 
 def whole(asked: Asked, name: str, default: int, least: int, most: int) -> int:
@@ -86,23 +49,6 @@ def whole(asked: Asked, name: str, default: int, least: int, most: int) -> int:
         value = least - 1
     if not least <= value <= most:
         raise ConfigError(f"{name}: expected a whole number in {least}..{most}, found {text!r:.80}")
-    return value
-
-
-def _share(asked: Asked, name: str) -> float:
-    text = asked.get(name, "") or "0"
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1:
-        raise ConfigError(f"{name}: expected a number in 0..1, found {text!r:.80}")
-    return value
-
-
-def _one_of(asked: Asked, name: str, known: tuple[str, ...]) -> str:
-    value = asked.get(name, "") or known[0]
-    check_choice(name, value, known)
     return value
 
 
@@ -147,7 +93,6 @@ def window(shown: Shown, asked: Asked) -> dict[str, Any]:
         "length": source.sequence_length,
         "there": None if mask is None else _steps(mask[0]),
         "fields": fields,
-        "given": shown.batches is not None,
         "said": repr(source)[:400],
     }
 
@@ -169,7 +114,9 @@ def window_picture(shown: Shown, asked: Asked) -> bytes:
 
 
 def _window_of(shown: Shown, asked: Asked) -> tuple[BatchSource, int, int, int]:
-    source = source_of(shown, asked)
+    source = shown.batches
+    if source is None:
+        raise ConfigError(f"{shown.name}: expected a source of batches, found a store; view(store, source) shows both")
     index = whole(asked, "index", 0, 0, (1 << 62) - 1)
     windows = len(source.plan(index).starts)
     number = whole(asked, "window", 0, 0, windows - 1)

@@ -169,10 +169,9 @@ class Shown:
     Args:
         name: A unique name among the shown stores.
         store: The store; for a source of batches, a store with its snapshot.
-        batches: The source of batches that the caller passed. If None, users choose the options of batches on the page.
+        batches: The source of batches; None for a store.
         lock: Lock that is held while the rows are refreshed.
         generation: The number of times that earlier rows were replaced.
-        made: The sources of batches that were created with options set on the page, by these options.
     """
 
     name: str
@@ -180,7 +179,6 @@ class Shown:
     batches: BatchSource | None = None
     lock: ProcessLock = field(default_factory=ProcessLock, repr=False)
     generation: int = 0
-    made: dict[Any, BatchSource] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         self.snapshot = self.store.snapshot()
@@ -192,7 +190,6 @@ class Shown:
         with self.lock:
             before = self.snapshot
             if snapshot is not before:
-                self.made.clear()
                 grown = snapshot.config == before.config and (snapshot.begins_as(before) or not before.num_rows)
                 self.generation += not grown
                 self.snapshot = snapshot

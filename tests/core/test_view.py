@@ -198,9 +198,7 @@ def test_what_cannot_be_asked_is_an_error_that_says_why(client: Client) -> None:
         ("image", {"column": "/etc/passwd"}, "passwd"),
         ("step", {"begin": -1}, "begin"),
         ("window", {"source": 1, "window": 99}, "window"),
-        ("window", {"sampling": "odd"}, "odd"),
-        ("window", {"length": 5000}, "length"),
-        ("window", {"mask": "abc"}, "mask"),
+        ("window", {}, "expected a source of batches, found a store"),
     ):
         code, message = client.refused(name, **asked)
         assert code == 400, name
@@ -457,11 +455,11 @@ def test_one_window_is_made_and_not_its_batch(client: Client, monkeypatch: pytes
         return gather(self, plan, *given, **options)
 
     monkeypatch.setattr(BatchSource, "gather", counted)
-    client("window", size=16, length=4, window=9)
-    client.open("window-image", size=16, length=4, window=9, field="obs_image", step=1).close()
+    client("window", source=1, window=3)
+    client.open("window-image", source=1, window=3, field="obs_image", step=1).close()
     assert made == [1, 1]
     monkeypatch.setattr("mouse_core.view._answers._MOST_BYTES", 100)
-    assert "at most 100 bytes" in client.refused("window", length=4)[1]
+    assert "at most 100 bytes" in client.refused("window", source=1)[1]
 
 
 def test_windows_by_field_say_their_offsets(client: Client) -> None:
@@ -469,16 +467,6 @@ def test_windows_by_field_say_their_offsets(client: Client) -> None:
     assert found["obs_continuous"]["offsets"] == [-1, 0]
     assert found["action"]["offsets"] == [0, 1, 2]
     assert len(found["action"]["values"][0]) == len(found["action"]["masked"]) == 3
-
-
-def test_a_page_asks_for_batches_of_its_own(client: Client) -> None:
-    store = DatasetStore().from_dataset(recording())
-    source = BatchSource(store, sequence_length=4, batch_size=2, sampling="sequential", seed=3)
-    found = client("window", length=4, size=2, sampling="sequential", seed=3, index=1, window=1)
-    fields = {one["name"]: one for one in found["fields"]}
-    assert fields["reward"]["values"] == [source[1]["reward"][1].tolist()]
-    masked = client("window", length=4, size=2, mask=0.9)["fields"]
-    assert any(any(one["masked"] or []) for one in masked)
 
 
 def test_the_command_serves_until_it_is_interrupted(

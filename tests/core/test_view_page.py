@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mouse_core import DatasetStore
+from mouse_core import BatchSource, DatasetStore
 from mouse_core.metadata import DatasetMetadata
 from mouse_core.view import Viewer, view
 from tests.browser import BROWSER, Tab, tab
@@ -21,7 +21,8 @@ def viewer() -> Iterator[Viewer]:
     second = DatasetStore().from_dataset(recording(LENGTHS, images=False))
     odd = DatasetStore().from_dataset(recording(images=False))
     odd.describe(DatasetMetadata(dimensions={"observation": ["base", f"elbow {NASTY}", "wrist"]}))
-    with view(first, second, odd, names=[f"first {NASTY}", "second", "odd"]) as made:
+    windows = BatchSource(second, sequence_length=16, batch_size=8)
+    with view(first, second, odd, windows, names=[f"first {NASTY}", "second", "odd", "windows"]) as made:
         yield made
 
 
@@ -142,9 +143,7 @@ def test_a_link_has_the_order_and_the_filters_of_the_list(page: Tab) -> None:
 
 
 def test_batches_show_windows(page: Tab) -> None:
-    page.run("location.hash = '#d=second&e=0&s=0'")
-    page.until(f"{SHOWN} === 'Episode 0'")
-    page.click(".tabs button[value=batches]")
+    page.run("location.hash = '#d=windows'")
     page.until("document.querySelectorAll('.main .chart .main-svg').length > 3")
     page.until("document.querySelector('.facts').textContent.includes('begins at row')")
 

@@ -1,6 +1,6 @@
 // Windows as a batch has them: after augmentation, with the steps that are not there, and those that are masked.
 
-import { address, ask, choice, element, later, latest, say, short } from "./tools.js";
+import { address, ask, element, later, latest, say, short } from "./tools.js";
 import { Chart } from "./charts.js";
 
 const MOST_PICTURES = 64;
@@ -9,13 +9,13 @@ export class Batches {
   /** pane: has source, description, open(episode, step). */
   constructor(pane) {
     this.pane = pane;
-    this.asked = { index: "0", window: "0", view: "0", length: "32", size: "8", seed: "0", sampling: "random", boundary: "stream", mask: "0" };
+    this.asked = { index: "0", window: "0", view: "0" };
     this.form = element("div", { class: "controls form" });
     this.facts = element("p", { class: "dim" });
     this.link = element("button", { textContent: "Open the episode there" });
     this.strips = element("div");
     this.grid = element("div", { class: "charts" });
-    this.said = element("p", { class: "dim said", hidden: true });
+    this.said = element("p", { class: "dim said" });
     this.root = element("div", { class: "main" }, this.form, element("div", { class: "controls facts" }, this.facts, this.link), this.said, this.strips, this.grid);
     this.reload = latest(() => this.load());
     this.charts = [];
@@ -24,27 +24,16 @@ export class Batches {
   }
 
   showForm() {
-    const given = this.pane.description?.batches;
     const changed = later(() => this.reload(), 150);
     const number = (name, label) => element("label", {}, label, element("input", {
       type: "number", min: 0, value: this.asked[name], class: "number",
       oninput: (event) => { this.asked[name] = event.target.value; changed(); },
     }));
-    const pick = (name, label, options) => element("label", {}, label, choice(options, this.asked[name], (value) => {
-      this.asked[name] = value;
-      this.reload();
-    }, label));
-    const own = [number("length", "steps"), number("size", "windows"), number("seed", "seed"),
-      pick("sampling", "sampling", ["random", "sequential", "batch", "blocks", "last"]),
-      pick("boundary", "boundary", ["stream", "episode", "task"]),
-      pick("mask", "masked", ["0", "0.1", "0.3"])];
     const views = this.views > 1 ? [number("view", "view")] : [];
-    this.form.replaceChildren(number("index", "batch"), number("window", "window"), ...views, ...(given ? [] : own));
-    this.formFor = given;
+    this.form.replaceChildren(number("index", "batch"), number("window", "window"), ...views);
   }
 
   async load() {
-    if (this.formFor !== this.pane.description.batches) this.showForm();
     let found;
     try {
       found = await ask("window", { source: this.pane.source, ...this.asked });
@@ -58,12 +47,10 @@ export class Batches {
       this.showForm();
     }
     const there = found.there === null ? "" : `, of which ${found.there.filter(Boolean).length} are there`;
-    const at = found.episode === null ? "" : `, step ${short(found.episode.step)} of episode ${short(found.episode.episode)}`;
+    const at = `, step ${short(found.episode.step)} of episode ${short(found.episode.episode)}`;
     this.facts.textContent = `Window ${found.window} of ${found.windows} begins at row ${short(found.start)}${at}; ${found.length} steps${there}.`;
-    this.link.hidden = found.episode === null;
     this.link.onclick = () => this.pane.open(found.episode.episode, found.episode.step);
-    this.said.textContent = found.given ? found.said : "";
-    this.said.hidden = !found.given;
+    this.said.textContent = found.said;
     this.showStrips(found);
     this.showCharts(found);
   }

@@ -36,7 +36,7 @@ export class Pane {
     const { batches } = this.description;
     this.list.read(place.list ?? "");
     this.list.refresh();
-    this.turnTo(place.tab ?? (batches && place.episode === undefined ? "batches" : "episodes"));
+    this.turnTo(batches ? place.tab ?? (place.episode === undefined ? "batches" : "episodes") : "episodes");
     this.open(place.episode ?? 0, place.step, place.range, true);
   }
 
@@ -45,7 +45,8 @@ export class Pane {
     this.picker.replaceChildren(names.length > 1
       ? choice(names, this.description.name, (name) => this.use(names.indexOf(name)), "dataset")
       : element("b", { textContent: names[0] }));
-    const { rows, alignment } = this.description;
+    const { rows, alignment, batches } = this.description;
+    this.tabs[1].hidden = !batches;
     this.size.textContent = `${rows.toLocaleString("en")} steps, ${alignment}`;
   }
 
