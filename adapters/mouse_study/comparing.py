@@ -92,8 +92,8 @@ def same_data(left: Run, right: Run) -> Evidence:
 
     The proof requires that both runs have a digest of their batches, that the digests are equal, and that both
     runs took the same number of steps. A digest covers the names, shapes and values of the batches of all steps, bit by
-    bit, and the index of each batch in its stream. Equal fingerprints, names and seeds are no proof. The digest does not
-    cover other data that a training reads, from the store or another source.
+    bit, and the index of each batch in its stream. Equal fingerprints, names and seeds are no proof. The digest does
+    not cover other data that a training reads, from the store or another source.
 
     Args:
         left: One run.

@@ -211,8 +211,8 @@ class Training:
             store and without ``batches``, the function is called without arguments. The measured time of a step ends
             when the loss is available as a number, so the time includes asynchronous work.
         state: All objects that a step changes, except the batches, as a single object or a list, tuple or dict. Allowed
-            objects have ``state_dict`` and ``load_state_dict`` (modules and optimizers of torch, loaders, buffers), or are
-            objects of ``flax.nnx``, random generators, or dicts, whose values are replaced (parameters of JAX,
+            objects have ``state_dict`` and ``load_state_dict`` (modules and optimizers of torch, loaders, buffers), or
+            are objects of ``flax.nnx``, random generators, or dicts, whose values are replaced (parameters of JAX,
             counters). Global generators are always saved. Without a state, a killed run starts again from the first
             step.
         batches: The source of batches instead of ``Context.loader()``: a loader, whose state is saved, or a function

@@ -44,7 +44,9 @@ class Kind:
 
 
 def _conversions(
-    names: Mapping[str, str], convert: Callable[[Array], Array] = np.asarray, back: Callable[[Array], Array] = np.asarray
+    names: Mapping[str, str],
+    convert: Callable[[Array], Array] = np.asarray,
+    back: Callable[[Array], Array] = np.asarray,
 ) -> Any:
     """Return the conversions in both directions for a kind whose arrays have different names in the two frameworks;
     only the first array also differs in layout.

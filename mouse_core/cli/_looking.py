@@ -12,7 +12,6 @@ from typing import Any
 from mouse_core._base.progress import aligned
 from mouse_core.cli import _data as data
 
-
 # ---------------------------------------------------------------------- mouse inspect
 
 

@@ -222,7 +222,8 @@ def shown_of(given: Iterable[tuple[str, Any]]) -> list[Shown]:
         if isinstance(source, BatchSource):
             shown.append(Shown(name, FixedStore(source.snapshot), source))
         elif isinstance(source, Store):
-            shown.append(Shown(name, source))
+            # A mixture has no table of episodes, but each of its snapshots has.
+            shown.append(Shown(name, FixedStore(source.snapshot()) if source.has_shares else source))
         else:
             raise ConfigError(f"view: expected a store or a BatchSource, found {type(source).__name__}")
     if not shown:

@@ -304,4 +304,3 @@ def test_a_rollout_storage_that_is_wrong_is_found_out(kind: Any, test: str) -> N
 def test_every_demand_is_put_to_the_test(suite: Any, faults: Any) -> None:
     """Each test of a suite has something above that fails it."""
     assert {name for name in dir(suite) if name.startswith("test_")} == {test for test, _ in faults}
-

@@ -602,4 +602,3 @@ def test_shares_of_nested_mixtures_multiply_and_those_that_change_are_refused(tm
         BatchSource(staged, 8, 4, normalize=kinds)
     normalizer = Normalizer.of(statistics(stores[0]), kinds)
     assert BatchSource(staged, 8, 4, normalize=normalizer)[0]["obs_continuous"].dtype == np.float32
-

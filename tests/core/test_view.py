@@ -291,7 +291,6 @@ def test_curves_are_those_of_the_rows_by_dimension_and_gaps_are_gaps(client: Cli
 
 
 def test_an_observation_that_the_recording_lacks_is_a_gap() -> None:
-    """And the list has what stands in the row before it."""
     rows = {
         "action": [0, 1, 2, 0, 3],
         "reward": [0.0, 1, 2, 0, 3],
@@ -307,9 +306,6 @@ def test_an_observation_that_the_recording_lacks_is_a_gap() -> None:
             for name in ("observation", "action", "observation_missing")
         }
         assert curves == {"observation": [1, 2, None], "action": [0, 1, 2], "observation_missing": [0, 0, 1]}
-        found = client("episodes")
-        at = [found["columns"].index(name) for name in ("metadata_task", "action")]
-        assert [[row[place] for place in at] for row in found["episodes"]] == [["walk", 2], ["sit", 3]]
 
 
 def test_columns_of_all_kinds_are_numbers_for_the_eye() -> None:
@@ -416,13 +412,13 @@ def test_thinned_curves_keep_the_ends_of_every_stretch(rows: list[Any], buckets:
 
 
 def test_names_of_dimensions_count_where_there_is_one_for_each() -> None:
-    for given, shown in ((["base", NASTY, "wrist"], ["base", NASTY, "wrist"]), (["base"], [])):
+    for names, shown in ((["base", NASTY, "wrist"], ["base", NASTY, "wrist"]), (["base"], [])):
         store = DatasetStore()
-        store.describe(DatasetMetadata(dimensions={"observation": given, "reward": [], "nothing": ["x"]}))
+        store.describe(DatasetMetadata(dimensions={"observation": names, "reward": [], "nothing": ["x"]}))
         with view(store.from_dataset(recording((4,), images=False))) as viewer:
             (source,) = Client(viewer)("sources")["sources"]
-        names = {one["name"]: one["names"] for one in source["columns"]}
-        assert names == dict.fromkeys(names, []) | {"observation": shown}
+        found = {one["name"]: one["names"] for one in source["columns"] if one["names"]}
+        assert found == ({"observation": shown} if shown else {})
 
 
 def test_a_window_is_what_the_batch_has(client: Client) -> None:
