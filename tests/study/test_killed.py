@@ -1,5 +1,6 @@
 """Studies in PyTorch and JAX: killed whenever, and those of the guide."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,7 @@ def test_the_guides_trainings_run(tmp_path: Path) -> None:
     declared = mouse_study.load_study(tmp_path / "guide_trainings.py")
     results = Study(
         "guide",
-        {**declared.frameworks, "jax-hand": "guide_trainings:train_by_hand"},
+        {**declared.frameworks, "jax-hand": sys.modules["guide_trainings"].train_by_hand},
         steps=30,
         seeds=[3],
         variants={"wide": {"width": 256}},
