@@ -2,8 +2,8 @@
 
 ``pad``, ``pack`` and ``concatenate`` take the arguments of the functions with the same names in ``mouse_core.groups``,
 and two more arguments. ``device`` is the device of the arrays, by default JAX's default device. ``sharding``
-distributes arrays ``[B, L]`` over devices of this process; columns with a value per turn or example are distributed
-along ``B``. Without x64, dtypes have at most 32 bits. A jitted step is compiled again for every new length and number
+distributes arrays ``[B, L]`` over devices of this process; columns with a value per example are distributed along
+``B``. Without x64, dtypes have at most 32 bits. A jitted step is compiled again for every new length and number
 of rows; ``length``, ``num_rows`` and ``capacity`` fix these sizes.
 """
 

@@ -34,13 +34,13 @@ def _of_examples(arrays: Arrays, device: torch.device, examples: Sequence[RLExam
 pad = on_device(groups.pad, _of_examples)
 """Pad examples to rows of equal length, one example per row; see ``mouse_core.groups.pad``.
 
-The batch size is ``[B, L]``, or ``[B]`` if a column has a value per turn or example.
+The batch size is ``[B, L]``, or ``[B]`` if a column has a value per example.
 """
 
 pack = on_device(groups.pack, _of_examples)
 """Pack several examples into each row, one after another; see ``mouse_core.groups.pack``.
 
-The batch size is ``[R, L]``, or ``[R]`` if a column has a value per turn or example.
+The batch size is ``[R, L]``, or ``[R]`` if a column has a value per example.
 """
 
 concatenate = on_device(groups.concatenate, _of_examples)

@@ -31,32 +31,31 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 
 def _columns_of_examples(
-    rollouts: Sequence[RolloutRecord], turns: Sequence[Turn], sizes: npt.NDArray[np.int64], declared: Columns
+    rollouts: Sequence[RolloutRecord],
+    turns: Sequence[Turn],
+    ends: npt.NDArray[np.int64],
+    longest: int,
+    declared: Columns,
 ) -> list[Arrays]:
     """Return the declared columns of each rollout's example; missing values become the column's fill.
 
     Args:
         rollouts: The rollouts.
         turns: The turns of all rollouts, concatenated.
-        sizes: The number of tokens in each turn.
+        ends: For ``n`` rollouts, 0 and the number of tokens up to the end of each rollout, ``[n + 1]``.
+        longest: The largest number of tokens in a turn.
         declared: The declared columns.
     """
     found: list[Arrays] = [{} for _ in rollouts]
-    turn_ends = np.concatenate([[0], np.cumsum([len(rollout.turns) for rollout in rollouts])])
-    token_ends = np.concatenate([[0], np.cumsum(sizes)])[turn_ends]
     for name, column in declared.items():
         if column.per == "example":
             for values, rollout in zip(found, rollouts, strict=True):
                 values[name] = rollout.columns[name] if name in rollout.columns else column.filled()
             continue
-        if column.per == "turn":
-            whole = np.stack([turn.columns[name] if name in turn.columns else column.filled() for turn in turns])
-        else:
-            nothing = column.filled(int(sizes.max()))
-            parts = [turn.columns[name] if name in turn.columns else nothing[: len(turn.tokens)] for turn in turns]
-            whole = np.concatenate(parts)
+        nothing = column.filled(longest)
+        parts = [turn.columns[name] if name in turn.columns else nothing[: len(turn.tokens)] for turn in turns]
+        whole = np.concatenate(parts)
         whole.flags.writeable = False
-        ends = token_ends if column.per == "token" else turn_ends
         for values, (begin, end) in zip(found, pairwise(ends.tolist()), strict=True):
             values[name] = whole[begin:end]
     return found
@@ -173,56 +172,29 @@ class Layout:
         examples: Sequence[RLExample],
         segment_of: npt.NDArray[np.int64] | None = None,
         *,
-        max_turns: int | None = None,
         max_examples: int | None = None,
     ) -> Arrays:
-        """Return the declared columns of examples, and ``turn_ids`` if a column has values per turn.
-
-        The turns of a row get consecutive indices. Example: in a row of examples with 2, 1 and 3 turns, the first turns
-        of the examples have the indices 0, 2 and 3.
+        """Return the declared columns of examples.
 
         Args:
             examples: ``n`` examples.
             segment_of: The index of each example in its row, from 0, ``[n]``; None: one example per row.
-            max_turns, max_examples: The number of turns, and the number of examples, for which a row has values; None:
-                as many as needed.
+            max_examples: The number of examples for which a row has values; None: as many as needed.
 
         Raises:
-            ConfigError: ``max_turns`` or ``max_examples`` is below 1.
-            DataError: Examples have different columns, or a row has more turns or examples than ``max_turns`` or
-                ``max_examples``.
+            ConfigError: ``max_examples`` is below 1.
+            DataError: Examples have different columns, or a row has more examples than ``max_examples``.
         """
-        declared, row_of, rows = common_columns(examples), self._row_of, self._shape[0]
         arrays: Arrays = {}
-        if not declared:
-            return arrays
-        segments = np.zeros_like(row_of) if segment_of is None else segment_of
-        per_turn = declared.of("turn")
-        turns = np.array([len(example.columns[per_turn[0].name]) if per_turn else 0 for example in examples])
-        order = np.lexsort((segments, row_of))
-        first = np.searchsorted(row_of[order], np.arange(rows))  # the first example of each row
-        before = np.concatenate([[0], np.cumsum(turns[order])])
-        begins = np.empty(len(examples), np.int64)
-        begins[order] = before[:-1] - before[first[row_of[order]]]
-        if per_turn:
-            pairs = zip(examples, begins.tolist(), strict=True)
-            ids = [example.turn_ids + np.int32(begin) for example, begin in pairs if example.turn_ids is not None]
-            arrays["turn_ids"] = self.place(ids, -1)
-        for name, column in declared.items():
+        for name, column in common_columns(examples).items():
             own = [example.columns[name] for example in examples]
             if column.per == "token":
                 arrays[name] = self.place(own, column.fill)
-            elif column.per == "turn":
-                slots = np.arange(int(turns.sum())) + np.repeat(begins - (np.cumsum(turns) - turns), turns)
-                placed = column.filled(rows, _places(slots, "max_turns", max_turns))
-                placed[np.repeat(row_of, turns), slots] = np.concatenate(own)
-                arrays[name] = placed
             elif segment_of is None:
                 arrays[name] = np.stack(own)
             else:
-                placed = column.filled(rows, _places(segments, "max_examples", max_examples))
-                placed[row_of, segments] = np.stack(own)
-                arrays[name] = placed
+                arrays[name] = column.filled(self._shape[0], _places(segment_of, max_examples))
+                arrays[name][self._row_of, segment_of] = np.stack(own)
         return arrays
 
     def _repeat(self, numbers: npt.NDArray[np.int64], dtype: type[np.generic]) -> npt.NDArray[Any]:
@@ -232,14 +204,12 @@ class Layout:
         return np.repeat(each, self._counts).reshape(self._shape)
 
 
-def _places(slots: npt.NDArray[np.int64], name: str, most: int | None) -> int:
-    """Return the number of turns or examples for which a row has values; if ``most`` is None, as many as needed."""
-    needed = int(slots.max(initial=-1)) + 1
-    if most is None:
-        return max(needed, 1)
-    if check_count(name, most) < needed:
-        raise DataError(f"{name}: expected at least {needed} for these examples, found {most}")
-    return most
+def _places(segments: npt.NDArray[np.int64], most: int | None) -> int:
+    """Return the number of examples for which a row has values; if ``most`` is None, as many as needed."""
+    needed = int(segments.max()) + 1
+    if most is not None and check_count("max_examples", most) < needed:
+        raise DataError(f"max_examples: expected at least {needed} for these examples, found {most}")
+    return needed if most is None else most
 
 
 def fields_of(examples: Sequence[RLExample]) -> Fields:
@@ -347,12 +317,7 @@ def make_examples(
     advantage[~mask] = 0.0
     for values in (tokens, mask, advantage, logprobs):
         values.flags.writeable = False
-    own = _columns_of_examples(rollouts, turns, sizes, declared)
-    turn_ids = None
-    if declared.of("turn"):  # the number of each token's turn in its rollout
-        numbers = np.concatenate([np.arange(len(rollout.turns), dtype=np.int32) for rollout in rollouts])
-        turn_ids = np.repeat(numbers, sizes)
-        turn_ids.flags.writeable = False
+    own = _columns_of_examples(rollouts, turns, ends, len(nothing), declared)
     bounds = zip(rollouts, own, ends[:-1].tolist(), ends[1:].tolist(), strict=True)
     return [
         _example(
@@ -364,7 +329,6 @@ def make_examples(
             rollout.environment,
             rollout.policy_version,
             columns,
-            None if turn_ids is None else turn_ids[a:b],
             declared,
         )
         for rollout, columns, a, b in bounds
@@ -395,7 +359,6 @@ def pad(
     *,
     pad_token: int = 0,
     pad_to_multiple_of: int = 1,
-    max_turns: int | None = None,
 ) -> Arrays:
     """Create arrays with one example in each row, padded at the end.
 
@@ -405,20 +368,15 @@ def pad(
             recompilation.
         pad_token: The token that pads rows.
         pad_to_multiple_of: ``L`` is rounded up to a multiple of this number.
-        max_turns: Number of turns for which a row has values, ``T``; by default the needed number. A fixed number
-            avoids recompilation.
 
     Returns:
         ``tokens`` int32, ``loss_mask`` bool, ``advantage`` float32, ``generator_log_probs`` float32, and ``mask`` bool,
         which is True for tokens of examples; all ``[B, L]``. Padding is ``pad_token``, 0 and False. Declared columns
-        are ``[B, L, *shape]`` with a value per token, ``[B, T, *shape]`` per turn, and ``[B, *shape]`` per example;
-        declared columns are padded with their fill. If a column has values per turn, ``turn_ids`` int32 ``[B, L]`` is
-        the turn of each token (-1: no turn).
+        are ``[B, L, *shape]`` with a value per token, padded with their fill, and ``[B, *shape]`` per example.
 
     Raises:
-        ConfigError: ``length``, ``pad_to_multiple_of`` or ``max_turns`` is below 1.
-        DataError: ``examples`` is empty or contains other objects, or an example is longer than ``length`` or has more
-            than ``max_turns`` turns.
+        ConfigError: ``length`` or ``pad_to_multiple_of`` is below 1.
+        DataError: ``examples`` is empty or contains other objects, or an example is longer than ``length``.
     """
     fields = _fields(examples)
     sizes = _sizes(fields)
@@ -426,7 +384,7 @@ def pad(
     rows = np.arange(len(examples))
     layout = Layout((len(examples), longest), rows, np.zeros_like(rows), sizes)
     arrays = {**layout.place_all(fields, pad_token), "mask": layout.mask()}
-    return arrays | layout.place_columns(examples, max_turns=max_turns)
+    return arrays | layout.place_columns(examples)
 
 
 def pack(
@@ -436,7 +394,6 @@ def pack(
     num_rows: int | None = None,
     pad_token: int = 0,
     pad_to_multiple_of: int = 1,
-    max_turns: int | None = None,
     max_examples: int | None = None,
 ) -> Arrays:
     """Create arrays with several examples in each row, one after another, to reduce padding.
@@ -448,18 +405,18 @@ def pack(
         length: Number of tokens in a row, ``L``.
         num_rows: The number of rows, ``R``; by default the needed number. A fixed number avoids recompilation.
         pad_token, pad_to_multiple_of: See ``pad``.
-        max_turns, max_examples: Number of turns, ``T``, and of examples, ``E``, for which a row has values; by default
-            the needed numbers. Fixed numbers avoid recompilation.
+        max_examples: Number of examples, ``E``, for which a row has values; by default the needed number. A fixed
+            number avoids recompilation.
 
     Returns:
         The arrays of ``pad``, all ``[R, L]``, and ``segment_ids`` int32, which counts the examples of a row from 1 and
         is 0 for padding, and ``positions`` int32, the position of a token in its example. A token attends only to
         tokens of its own segment. Columns with a value per example are ``[R, E, *shape]``, and the value of a token is
-        at the index ``segment_ids - 1``. ``turn_ids`` count the turns of a row.
+        at the index ``segment_ids - 1``.
 
     Raises:
-        ConfigError: ``length``, ``num_rows``, ``pad_to_multiple_of``, ``max_turns`` or ``max_examples`` is below 1.
-        DataError: An error of ``pad``, or more rows, turns or examples are needed than the fixed numbers.
+        ConfigError: ``length``, ``num_rows``, ``pad_to_multiple_of`` or ``max_examples`` is below 1.
+        DataError: An error of ``pad``, or more rows or examples are needed than the fixed numbers.
     """
     fields = _fields(examples)
     sizes = _sizes(fields)
@@ -473,7 +430,7 @@ def pack(
     arrays = {**layout.place_all(fields, pad_token), "mask": layout.mask()}
     segment_of, arrays["segment_ids"] = layout.segments()
     arrays["positions"] = layout.positions(begin_of)
-    return arrays | layout.place_columns(examples, segment_of - 1, max_turns=max_turns, max_examples=max_examples)
+    return arrays | layout.place_columns(examples, segment_of - 1, max_examples=max_examples)
 
 
 def concatenate(
@@ -481,7 +438,6 @@ def concatenate(
     capacity: int | None = None,
     *,
     pad_token: int = 0,
-    max_turns: int | None = None,
 ) -> Arrays:
     """Concatenate all examples to one row without padding, for variable-length attention.
 
@@ -490,20 +446,17 @@ def concatenate(
         capacity: The length of the arrays in tokens, padded at the end; None: T, the total number of tokens. A fixed
             number avoids recompilation.
         pad_token: The token that pads the row.
-        max_turns: Number of turns for which the arrays have values; None: the number of turns in all examples.
 
     Returns:
         The arrays of ``pad``, all ``[T]``, and ``cu_seqlens`` int32 ``[n + 1]``: example k has the tokens
         ``cu_seqlens[k] .. cu_seqlens[k + 1] - 1``, as in flash-attention. ``position`` int32 is the position of a token
         in its example, and ``sequence_id`` int32 is the index of the token's example. With a capacity the arrays are
         ``[capacity]``, and ``mask`` bool is False after the last example, where ``position`` is 0 and ``sequence_id``
-        is n. Declared columns are ``[T, *shape]`` with a value per token, ``[n, *shape]`` per example, and ``[turns,
-        *shape]`` per turn; ``turn_ids`` is the turn of each token.
+        is n. Declared columns are ``[T, *shape]`` with a value per token, and ``[n, *shape]`` per example.
 
     Raises:
-        ConfigError: ``capacity`` or ``max_turns`` is below 1.
-        DataError: ``examples`` is empty or contains other objects, or has more tokens than the capacity or more turns
-            than ``max_turns``.
+        ConfigError: ``capacity`` is below 1.
+        DataError: ``examples`` is empty or contains other objects, or has more tokens than the capacity.
 
     Example:
         >>> three = [RLExample([n] * n, [True] * n, [1.0] * n, [0.0] * n) for n in (3, 1, 2)]
@@ -521,7 +474,7 @@ def concatenate(
     # One row, whose first axis goes.
     layout = Layout((1, length), np.zeros_like(sizes), np.cumsum(sizes) - sizes, sizes)
     arrays = layout.place_all(fields, pad_token)
-    arrays |= layout.place_columns(examples, np.arange(len(examples)), max_turns=max_turns)
+    arrays |= layout.place_columns(examples, np.arange(len(examples)))
     return {name: values[0] for name, values in arrays.items()} | where
 
 

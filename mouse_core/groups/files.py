@@ -146,21 +146,21 @@ EXAMPLES = pa.schema(
 """The columns that all batches have."""
 
 
-def _is_flat(column: RolloutColumn, of_example: bool) -> bool:
+def _is_flat(column: RolloutColumn) -> bool:
     """Whether a row of the column has one number instead of a list."""
-    return not column.shape and (column.per == "example" or (column.per == "turn" and not of_example))
+    return not column.shape and column.per == "example"
 
 
-def declared_field(column: RolloutColumn, *, of_example: bool = False) -> pa.Field:
-    """Return the Arrow field of a declared column in a turn or a rollout; with ``of_example``, in an example."""
+def declared_field(column: RolloutColumn, *, nullable: bool = True) -> pa.Field:
+    """Return the Arrow field of a declared column."""
     value = pa.from_numpy_dtype(np.dtype(column.dtype))
-    return _field(column.name, value if _is_flat(column, of_example) else _list(value), nullable=not of_example)
+    return _field(column.name, value if _is_flat(column) else _list(value), nullable)
 
 
 @cache
 def rollouts_with(declared: Columns) -> pa.Schema:
     """Return the Arrow schema of rollouts, including declared columns."""
-    turn = pa.struct([*_TURN, *map(declared_field, declared.of("token", "turn"))])
+    turn = pa.struct([*_TURN, *map(declared_field, declared.of("token"))])
     fields = [_field("turns", _list(turn)) if field.name == "turns" else field for field in ROLLOUTS]
     return pa.schema([*fields, *map(declared_field, declared.of("example"))])
 
@@ -173,8 +173,7 @@ def rollout_schema(found: pa.Schema, declared: Columns) -> pa.Schema:
 
 def examples_with(declared: Columns) -> pa.Schema:
     """Return the Arrow schema of batches, including declared columns."""
-    turn_ids = [_field("turn_ids", TOKENS)] if declared.of("turn") else []
-    return pa.schema([*EXAMPLES, *turn_ids, *(declared_field(column, of_example=True) for column in declared.values())])
+    return pa.schema([*EXAMPLES, *(declared_field(column, nullable=False) for column in declared.values())])
 
 
 # ---------------------------------------------------------------------- to Arrow
@@ -195,12 +194,8 @@ def rollouts_to_table(rollouts: Sequence[RolloutRecord], declared: Columns = NO_
 
 def examples_to_table(examples: Sequence[RLExample], declared: Columns = NO_COLUMNS) -> pa.RecordBatch:
     """Convert examples, with their declared columns, to Arrow."""
-    columns = _columns_of(examples, EXAMPLES, NO_COLUMNS)
-    if declared.of("turn"):
-        columns.append(lists_of(TOKENS, [example.turn_ids for example in examples]))
-    for name, column in declared.items():
-        columns.append(_declared_array(column, [example.columns[name] for example in examples], of_example=True))
-    return pa.RecordBatch.from_arrays(columns, schema=examples_with(declared))
+    schema = examples_with(declared)
+    return pa.RecordBatch.from_arrays(_columns_of(examples, schema, declared), schema=schema)
 
 
 def _columns_of(objects: Sequence[Any], fields: Iterable[pa.Field], declared: Columns) -> list[pa.Array]:
@@ -211,7 +206,7 @@ def _columns_of(objects: Sequence[Any], fields: Iterable[pa.Field], declared: Co
 def _column_of(field: pa.Field, objects: Sequence[Any], declared: Columns) -> pa.Array:
     name, kind = field.name, field.type
     if name in declared:
-        return _declared_array(declared[name], [item.columns.get(name) for item in objects])
+        return _declared_array(declared[name], kind, [item.columns.get(name) for item in objects])
     values = list(map(attrgetter(name), objects))
     if name == "turns":
         fields = list(kind.value_type)
@@ -240,12 +235,9 @@ def lists_of(kind: pa.DataType, arrays: Sequence[npt.NDArray[Any] | None]) -> pa
     return nested(kind, [0 if array is None else array.size for array in arrays], values, missing)
 
 
-def _declared_array(
-    column: RolloutColumn, values: Sequence[npt.NDArray[Any] | None], *, of_example: bool = False
-) -> pa.Array:
+def _declared_array(column: RolloutColumn, kind: pa.DataType, values: Sequence[npt.NDArray[Any] | None]) -> pa.Array:
     """Convert the values of a declared column; None where a row has no value."""
-    kind = declared_field(column, of_example=of_example).type
-    if not _is_flat(column, of_example):
+    if not _is_flat(column):
         return lists_of(kind, values)
     missing = np.fromiter((value is None for value in values), np.bool_, len(values))
     return pa.array(np.array([0 if value is None else value for value in values], column.dtype), kind, mask=missing)
@@ -283,7 +275,7 @@ def _batch_to_rollouts(
     values |= {name: _arrays_of(turns.field(name)) for name in ("tokens", "logprobs")}
     values |= {"reward": turns.field("reward").to_pylist(), "metadata": _metadata(turns.field("metadata"))}
     names = turns.type.names
-    own = [(column, turns.field(column.name)) for column in declared.of("token", "turn") if column.name in names]
+    own = [(column, turns.field(column.name)) for column in declared.of("token") if column.name in names]
     values["columns"] = _declared_dicts(own, len(turns))
     count, names = batch.num_rows, batch.schema.names
     simple = [name for name in names if name in ROLLOUTS.names and name not in ("turns", "metadata", "replica_id")]
@@ -339,16 +331,13 @@ def table_to_examples(table: pa.Table, declared: Columns = NO_COLUMNS) -> list[R
     """Convert a table of ``examples_to_table`` back to examples."""
     rows: list[RLExample] = []
     for batch in table.to_batches():
-        names = [name for name in (*EXAMPLES.names, "turn_ids") if name in batch.schema.names]
         values = [
             _arrays_of(array) if pa.types.is_list(array.type) else array.to_pylist()
-            for array in map(batch.column, names)
+            for array in map(batch.column, EXAMPLES.names)
         ]
         own = [(column, batch.column(name)) for name, column in declared.items()]
-        for row, columns in zip(
-            zip(*values, strict=True), _declared_dicts(own, len(batch), of_example=True), strict=True
-        ):
-            rows.append(RLExample(**dict(zip(names, row, strict=True)), columns=columns, declared=declared))
+        for row, columns in zip(zip(*values, strict=True), _declared_dicts(own, len(batch)), strict=True):
+            rows.append(RLExample(**dict(zip(EXAMPLES.names, row, strict=True)), columns=columns, declared=declared))
     return rows
 
 
@@ -371,21 +360,19 @@ def _arrays_of(lists: pa.Array) -> list[npt.NDArray[Any] | None]:
     return arrays
 
 
-def declared_values(
-    column: RolloutColumn, rows: pa.Array, *, of_example: bool = False
-) -> list[npt.NDArray[Any] | None]:
+def declared_values(column: RolloutColumn, rows: pa.Array) -> list[npt.NDArray[Any] | None]:
     """Return the value of a declared column in each row, None for null; values share memory with the array if possible.
 
     Raises:
         DataError: Values have another shape than the column.
     """
-    if _is_flat(column, of_example):
+    if _is_flat(column):
         filled = rows.fill_null(pa.scalar(0, pa.int8()).cast(rows.type)) if rows.null_count else rows
         flat = filled.to_numpy(zero_copy_only=False).astype(column.dtype, copy=False)
         flat.flags.writeable = False
         has = rows.is_valid().to_numpy(zero_copy_only=False).tolist()
         return [flat[row, ...] if there else None for row, there in enumerate(has)]
-    one = column.per == "example" or (column.per == "turn" and not of_example)
+    one = column.per == "example"
     shape, size = column.shape if one else (-1, *column.shape), math.prod(column.shape)
     found = _arrays_of(rows)
     for row, values in enumerate(found):
@@ -400,12 +387,12 @@ def declared_values(
 
 
 def _declared_dicts(
-    columns: Iterable[tuple[RolloutColumn, pa.Array]], count: int, *, of_example: bool = False
+    columns: Iterable[tuple[RolloutColumn, pa.Array]], count: int
 ) -> list[dict[str, npt.NDArray[Any]]]:
     """Return a dict of declared columns by name for each of ``count`` rows."""
     rows: list[dict[str, npt.NDArray[Any]]] = [{} for _ in range(count)]
     for column, array in columns:
-        for row, value in zip(rows, declared_values(column, array, of_example=of_example), strict=True):
+        for row, value in zip(rows, declared_values(column, array), strict=True):
             if value is not None:
                 row[column.name] = value
     return rows

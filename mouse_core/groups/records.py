@@ -97,13 +97,13 @@ def own_array(values: npt.NDArray[Any], dtype: Any, given: Any) -> npt.NDArray[A
 
 
 _VERSION = 1
-PER = ("token", "turn", "example")
+PER = ("token", "example")
 """Valid values of ``RolloutColumn.per``."""
 
 # Reserved names, which rollouts, turns, examples and batches already use.
 _OF_ROLLOUTS = ("environment", "example_id", "policy_version", "rollout_uid", "turns", "created", "replica_id")
 _OF_PARTS = ("metadata", "message", "role", "reward", "tokens", "logprobs", "columns")
-_OF_EXAMPLES = ("loss_mask", "advantage", "generator_log_probs", "turn_ids", "staleness")
+_OF_EXAMPLES = ("loss_mask", "advantage", "generator_log_probs", "staleness")
 _OF_BATCHES = ("mask", "segment_ids", "positions", "cu_seqlens", "position", "sequence_id")
 _TAKEN = {*_OF_ROLLOUTS, *_OF_PARTS, *_OF_EXAMPLES, *_OF_BATCHES}
 
@@ -114,7 +114,7 @@ class RolloutColumn:
 
     Args:
         name: A name of letters, digits and "_" that rollouts, examples and batches do not already use.
-        per: "token": a value for each token; "turn": a value for each turn; "example": a value for each rollout.
+        per: "token": a value for each token; "example": a value for each rollout.
         dtype: The dtype of the values: bool, or a NumPy integer or float dtype.
         shape: The shape of every value, such as () for a number or (64, 64, 3) for an image. Pad values of different
             sizes to the largest size, and store the size in a second column, such as ``shape=(2,)``.
@@ -288,18 +288,17 @@ class Columns(Mapping[str, RolloutColumn]):
     def __repr__(self) -> str:
         return f"Columns({list(self._columns.values())!r})"
 
-    def of(self, *pers: str) -> list[RolloutColumn]:
-        """Return the columns whose ``per`` is one of ``pers``: "token", "turn" or "example"."""
-        return [column for column in self._columns.values() if column.per in pers]
+    def of(self, per: str) -> list[RolloutColumn]:
+        """Return the columns with a value per "token" or per "example"."""
+        return [column for column in self._columns.values() if column.per == per]
 
-    def refuse_others(self, names: Iterable[str], pers: Sequence[str], where: str, remedy: str = "") -> None:
-        """Raise DataError for a name that is not declared as a column whose ``per`` is one of ``pers``."""
+    def refuse_others(self, names: Iterable[str], per: str, where: str, remedy: str = "") -> None:
+        """Raise DataError for a name that is not declared as a column with a value per ``per``."""
+        known = [one.name for one in self.of(per)]
         for name in names:
-            if name not in self or self[name].per not in pers:
-                known = [one.name for one in self.values() if one.per in pers]
+            if name not in known:
                 raise DataError(
-                    f"{where}: expected columns that were declared for each {' or '.join(pers)}, {known}, "
-                    f"found {name!r}{remedy}"
+                    f"{where}: expected columns that were declared for each {per}, {known}, found {name!r}{remedy}"
                 )
 
     def with_more(self, others: Columns) -> Columns:
@@ -594,8 +593,7 @@ class Turn(ByValue):
         reward: The reward of this turn; None without a reward.
         metadata: Additional values: None, bool, int, float, str, bytes, NumPy numbers and arrays, and lists, tuples and
             dicts (with str keys) of these. The metadata is copied.
-        columns: The values of declared columns by name: an array ``[n, *shape]`` for a column per token, or one value
-            of the shape ``shape`` for a column per turn.
+        columns: The values of declared columns with a value per token by name, each an array ``[n, *shape]``.
 
     Raises:
         DataError: A type is wrong; tokens or logprobs are out of range; the lengths of logprobs and tokens differ; a
@@ -718,13 +716,13 @@ def with_columns(rollout: RolloutRecord, declared: Columns) -> RolloutRecord:
     if not declared:
         return rollout
     own = {name: declared[name].taken(given, None, where) for name, given in rollout.columns.items()}
-    turns = tuple(
-        [
-            _with(turn, columns=_of_turn(turn, declared, f"{where}, turn {place}")) if turn.columns else turn
-            for place, turn in enumerate(rollout.turns)
-        ]
-    )
-    made: RolloutRecord = _with(rollout, turns=turns, columns=own, declared=declared)
+    turns = list(rollout.turns)
+    for place, turn in enumerate(turns):
+        if turn.columns:
+            count, at = len(turn.tokens), f"{where}, turn {place}"
+            columns = {name: declared[name].taken(given, count, at) for name, given in turn.columns.items()}
+            turns[place] = _with(turn, columns=columns)
+    made: RolloutRecord = _with(rollout, turns=tuple(turns), columns=own, declared=declared)
     return made
 
 
@@ -742,16 +740,10 @@ def refuse_undeclared(rollout: RolloutRecord) -> None:
 def _refuse_others(rollout: RolloutRecord, declared: Columns, remedy: str = "") -> None:
     where = f"rollout {rollout.rollout_uid!r}"
     if rollout.columns:
-        declared.refuse_others(rollout.columns, ("example",), where, remedy)
+        declared.refuse_others(rollout.columns, "example", where, remedy)
     for turn in rollout.turns:
         if turn.columns:
-            declared.refuse_others(turn.columns, ("token", "turn"), where, remedy)
-
-
-def _of_turn(turn: Turn, declared: Columns, where: str) -> dict[str, npt.NDArray[Any]]:
-    counts = {"token": len(turn.tokens), "turn": None}
-    columns = ((declared[name], given) for name, given in turn.columns.items())
-    return {column.name: column.taken(given, counts[column.per], where) for column, given in columns}
+            declared.refuse_others(turn.columns, "token", where, remedy)
 
 
 def _with(item: Any, **changed: Any) -> Any:
@@ -818,8 +810,7 @@ class RLExample(ByValue):
         generator_log_probs: Log-probabilities under the policy that sampled the tokens, float32 ``[L]``, 0 outside of
             the loss mask.
         rollout_uid, environment, policy_version: The values of the example's rollout; "" without a rollout.
-        columns: The values of declared columns by name: ``[L, *shape]`` for a column per token, ``[T, *shape]`` per
-            turn, ``shape`` per example.
+        columns: The values of declared columns by name: ``[L, *shape]`` for a column per token, ``shape`` per example.
 
     Raises:
         DataError: Arrays have a wrong type or differ in length, a value is NaN, or a log-probability is above 0.
@@ -833,7 +824,6 @@ class RLExample(ByValue):
     environment: str = ""
     policy_version: str = ""
     columns: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
-    turn_ids: npt.NDArray[np.int32] | None = None
     declared: Columns = field(default=NO_COLUMNS, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -859,18 +849,8 @@ class RLExample(ByValue):
             raise DataError(
                 f"{where}: expected the columns that were declared, {list(self.declared)}, found {list(columns)}"
             )
-        turns = None
-        if self.turn_ids is not None:
-            ids = np.asarray(self.turn_ids)
-            if ids.shape != self.tokens.shape or (ids.size and (ids.dtype.kind not in "iu" or ids.min() < 0)):
-                raise DataError(f"{where}: expected turn_ids of 0 or more for each of {len(self.tokens)} tokens")
-            object.__setattr__(self, "turn_ids", own_array(ids, np.int32, self.turn_ids))
         for name, column in self.declared.items():
-            count = {"token": len(self.tokens), "example": None, "turn": turns}[column.per]
-            if column.per == "turn":
-                turns = count = len(columns[name]) if turns is None else turns
-                if self.turn_ids is None or (len(self.tokens) and int(self.turn_ids.max()) >= turns):
-                    raise DataError(f"{where}: expected turn_ids below {turns}, the number of turns in {name!r}")
+            count = len(self.tokens) if column.per == "token" else None
             columns[name] = column.values(columns[name], count, where)
         object.__setattr__(self, "columns", columns)
 

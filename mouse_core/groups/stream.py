@@ -39,14 +39,12 @@ class MicroBatch:
     length: int | None = None
     max_examples: int | None = None
     pad_token: int = 0
-    max_turns: int | None = None
 
     def __post_init__(self) -> None:
         tokens = check_count("max_tokens", self.max_tokens)
         check_choice("collate", self.collate, COLLATIONS)
-        for name in ("max_examples", "max_turns"):
-            if getattr(self, name) is not None:
-                check_count(name, getattr(self, name))
+        if self.max_examples is not None:
+            check_count("max_examples", self.max_examples)
         if self.collate == "concatenate" and self.length is not None:
             raise ConfigError(f"length: with collate='concatenate', expected None, found {self.length!r}")
         if self.collate == "pad" and self.length is None:
@@ -82,12 +80,12 @@ class MicroBatch:
         """
         wanted = 1 if self.collate == "pack" or self.most is None else self.most
         filled = [*examples, *[empty] * (wanted - len(examples))]
-        fill: dict[str, Any] = {"pad_token": self.pad_token, "max_turns": self.max_turns}
         if self.collate == "pad":
-            return pad(filled, self.row, **fill)
+            return pad(filled, self.row, pad_token=self.pad_token)
         if self.collate == "pack":
-            return pack(filled, self.row, num_rows=self.rows, max_examples=self.max_examples, **fill)
-        return concatenate(filled, self.max_tokens, **fill)
+            options: dict[str, Any] = {"num_rows": self.rows, "max_examples": self.max_examples}
+            return pack(filled, self.row, pad_token=self.pad_token, **options)
+        return concatenate(filled, self.max_tokens, pad_token=self.pad_token)
 
 
 def plan_micro_batches(
@@ -286,8 +284,7 @@ def _empty(batch: Sequence[RLExample]) -> RLExample:
         for name, column in declared.items()
     }
     tokens, none = np.zeros(0, np.int32), np.zeros(0, np.float32)
-    ids = None if not batch or batch[0].turn_ids is None else tokens
-    return RLExample(tokens, tokens > 0, none, none, columns=columns, turn_ids=ids, declared=declared)
+    return RLExample(tokens, tokens > 0, none, none, columns=columns, declared=declared)
 
 
 class StoredBatches(Protocol):
@@ -325,11 +322,9 @@ class RolloutStream:
         max_tokens: The largest number of tokens of a micro-batch, including padding.
         shard: ``(rank, count)``; or "auto", which uses ``mouse_core.ranks.find_ranks``.
         batch_size: The number of examples in new batches, if ``batches`` is a buffer; None: create no batches.
-        collate, length, max_examples: See ``plan_micro_batches``. All micro-batches have equal shapes if ``max_turns``
-            is given for columns per turn, and ``max_examples`` is given for concatenated examples and for packed
-            columns per example.
+        collate, length, max_examples: See ``plan_micro_batches``. All micro-batches have equal shapes if
+            ``max_examples`` is given for concatenated examples and for packed columns per example.
         pad_token: The token for padding.
-        max_turns: Number of turns for which a row, or all concatenated examples, have values.
         skip_longer: Whether examples that are longer than a row are left out, on all ranks, and counted in a share's
             ``report``; otherwise a batch with such an example raises DataError. To exclude long rollouts from batches,
             use the batch maker's ``retention``.
@@ -358,13 +353,12 @@ class RolloutStream:
         length: int | None = None,
         max_examples: int | None = None,
         pad_token: int = 0,
-        max_turns: int | None = None,
         skip_longer: bool = False,
         timeout: float = 600.0,
     ) -> None:
         ranks = ranks_of(shard)
         self.shard = check_shard(shard if ranks is None else ranks.shard, 0, "pad")
-        self._kind = MicroBatch(max_tokens, collate, length, max_examples, int(pad_token), max_turns)
+        self._kind = MicroBatch(max_tokens, collate, length, max_examples, int(pad_token))
         self._timeout = check_seconds("timeout", timeout)
         self._skip_longer = bool(skip_longer)
         self._batches, self._batch_at = _feed(batches, batch_size)

@@ -72,11 +72,11 @@ def lose_index(folder: Path) -> None:
         (folder / ".state" / name).unlink()
 
 
-DECLARED = [RolloutColumn(f"per_{per}", per, "float32", (2,)) for per in ("token", "turn", "example")]
+DECLARED = [RolloutColumn(f"per_{per}", per, "float32", (2,)) for per in ("token", "example")]
 
 
 def with_columns(length: int) -> RLExample:
     """An example of so many tokens, with a column for each of what columns may be of."""
-    columns = {"per_token": np.ones((length, 2)), "per_turn": np.ones((2, 2)), "per_example": [length, 1.0]}
-    ids, nothing = np.arange(length) % 2, np.zeros(length)
-    return RLExample(nothing.astype(int), ids > 0, nothing, nothing, columns=columns, turn_ids=ids, declared=DECLARED)
+    columns = {"per_token": np.ones((length, 2)), "per_example": [length, 1.0]}
+    mask, nothing = np.arange(length) % 2 > 0, np.zeros(length)
+    return RLExample(nothing.astype(int), mask, nothing, nothing, columns=columns, declared=DECLARED)

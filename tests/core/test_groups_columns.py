@@ -29,7 +29,7 @@ from mouse_core.groups import (
     [
         ({"name": "top-k"}, "expected a name of letters"),
         ({"name": "tokens"}, "expected a name that rollouts do not use"),
-        ({"per": "group"}, r"expected per among \['token', 'turn', 'example'\], found 'group'"),
+        ({"per": "group"}, r"expected per among \['token', 'example'\], found 'group'"),
         ({"dtype": "str"}, "expected the dtype of numbers"),
         ({"dtype": "float33"}, "expected the dtype of numbers"),
         ({"shape": (0,)}, "expected a shape of positive sizes"),
@@ -102,8 +102,8 @@ COLUMNS = [
     RolloutColumn("reference", fill=-1.0),
     RolloutColumn("version", dtype="int32"),
     RolloutColumn("route", dtype="uint8", shape=(2,), fill=9),
-    RolloutColumn("image", "turn", "uint8", (2, 3)),
-    RolloutColumn("tool", "turn", "bool"),
+    RolloutColumn("image", "example", "uint8", (2, 3)),
+    RolloutColumn("tool", "token", "bool"),
     RolloutColumn("temperature", "example", "float16", fill=1),
     RolloutColumn("place", "example", "float64", (3,)),
 ]
@@ -118,20 +118,18 @@ def some_rollout(seed: int, uid: str) -> RolloutRecord:
     """One whose turns and itself have some of the columns."""
     rng = np.random.default_rng(seed)
 
-    def columns(pers: tuple[str, ...], count: int) -> dict[str, Any]:
-        return {
-            column.name: some_value(column, rng, count if column.per == "token" else None)
-            for column in COLUMNS
-            if column.per in pers and rng.random() < 0.7
-        }
+    def columns(count: int | None) -> dict[str, Any]:
+        per = "example" if count is None else "token"
+        some = [column for column in COLUMNS if column.per == per and rng.random() < 0.7]
+        return {column.name: some_value(column, rng, count) for column in some}
 
     turns = []
     for number in range(int(rng.integers(1, 4))):
         count = int(rng.integers(not number, 5))  # one that no loss has is not drawn
         logprobs = -rng.random(count) if number % 2 == 0 else None
         tokens = rng.integers(0, 50, count)
-        turns.append(Turn("", "assistant", tokens, logprobs, columns=columns(("token", "turn"), count)))
-    return RolloutRecord("e", "1", 1, uid, turns, float(rng.integers(0, 3)), columns=columns(("example",), 0))
+        turns.append(Turn("", "assistant", tokens, logprobs, columns=columns(count)))
+    return RolloutRecord("e", "1", 1, uid, turns, float(rng.integers(0, 3)), columns=columns(None))
 
 
 def told(rollout: RolloutRecord, name: str) -> Any:
@@ -142,10 +140,7 @@ def told(rollout: RolloutRecord, name: str) -> Any:
         return rollout.columns.get(name, fill)
     values = []
     for turn in rollout.turns:
-        if column.per == "turn":
-            values.append(turn.columns.get(name, fill))
-        else:
-            values += list(turn.columns.get(name, [fill] * len(turn.tokens)))
+        values += list(turn.columns.get(name, [fill] * len(turn.tokens)))
     return np.array(values, column.dtype).reshape(-1, *column.shape)
 
 
@@ -172,7 +167,9 @@ def test_whatever_is_declared_comes_back(seed: int, tmp_path_factory: pytest.Tem
         assert example.columns.keys() == {column.name for column in COLUMNS}
         for name, values in example.columns.items():
             np.testing.assert_array_equal(values, told(rollout, name), strict=True)
-    whole = [flat(example, example.columns) for example in examples if len(example)]
+    whole = [
+        seen({"tokens": one.tokens, **one.columns}, slice(None), one.columns) for one in examples if len(one)
+    ]
     padded = pad(examples, pad_to_multiple_of=8)
     assert padded["tokens"].shape[1] % 8 == 0
     rows = [{name: values[row] for name, values in padded.items()} for row in range(len(examples))]
@@ -195,59 +192,27 @@ def test_whatever_is_declared_comes_back(seed: int, tmp_path_factory: pytest.Tem
     ]
     assert pieces == whole
     assert (joined["reference"][~joined["mask"]] == -1).all()
-    assert (joined["turn_ids"][~joined["mask"]] == -1).all()
 
 
-def test_places_of_turns_and_examples_are_as_many_as_were_said() -> None:
-    declared = [RolloutColumn("turn", "turn", fill=-1), RolloutColumn("own", "example", fill=-2)]
-
-    def example(turns: int) -> RLExample:
-        nothing = np.zeros(turns)
-        columns = {"turn": np.arange(turns), "own": turns}
-        return RLExample(
-            nothing.astype(int),
-            nothing > 0,
-            nothing,
-            nothing,
-            columns=columns,
-            turn_ids=np.arange(turns),
-            declared=declared,
-        )
-
-    examples = [example(3), example(1)]
-    padded = pad(examples, max_turns=5)
-    assert padded["turn"].tolist() == [[0, 1, 2, -1, -1], [0, -1, -1, -1, -1]]
-    packed = pack(examples, 4, num_rows=2, max_turns=5, max_examples=3)
-    assert packed["turn"].tolist() == [[0, 1, 2, 0, -1], [-1] * 5]
-    assert packed["own"].tolist() == [[3, 1, -2], [-2] * 3]
-    assert concatenate(examples, max_turns=6)["turn"].tolist() == [0, 1, 2, 0, -1, -1]
-    for make in (
-        lambda: pad(examples, max_turns=2),
-        lambda: pack(examples, 4, max_turns=3),
-        lambda: pack(examples, 4, max_examples=1),
-        lambda: concatenate(examples, max_turns=3),
-    ):
-        with pytest.raises(DataError, match=r"max_(turns|examples): expected at least [234] for these examples, found"):
-            make()
-    with pytest.raises(ConfigError, match="max_turns"):
-        pad(examples, max_turns=0)
-
-
-def flat(example: RLExample, own: Any) -> tuple[bytes, ...]:
-    return seen({"tokens": example.tokens, "turn_ids": example.turn_ids, **example.columns}, slice(None), own)
+def test_places_of_examples_are_as_many_as_were_said() -> None:
+    declared = [RolloutColumn("own", "example", fill=-2)]
+    examples = [
+        RLExample([0] * n, [False] * n, [0.0] * n, [0.0] * n, columns={"own": n}, declared=declared) for n in (3, 1)
+    ]
+    assert pack(examples, 4, num_rows=2, max_examples=3)["own"].tolist() == [[3, 1, -2], [-2] * 3]
+    with pytest.raises(DataError, match="max_examples: expected at least 2 for these examples, found 1"):
+        pack(examples, 4, max_examples=1)
+    with pytest.raises(ConfigError, match="max_examples"):
+        pack(examples, 4, max_examples=0)
 
 
 def seen(arrays: Any, where: Any, own: Any) -> tuple[bytes, ...]:
-    """What the tokens at some places have of every column: their own values, those of their turns, their example's."""
+    """What the tokens at some places have of every column: their own values, and their example's."""
     found = [arrays["tokens"][where].tobytes()]
     for column in COLUMNS:
         values = arrays[column.name]
-        if column.per == "example":
-            found.append(own[column.name].tobytes())
-        else:
-            places = where if column.per == "token" else arrays["turn_ids"][where]
-            found.append(values[places].tobytes())
-            assert values.dtype == column.dtype
+        assert values.dtype == column.dtype
+        found.append(own[column.name].tobytes() if column.per == "example" else values[where].tobytes())
     return tuple(found)
 
 
@@ -305,6 +270,3 @@ def test_a_batch_of_differing_columns_is_refused() -> None:
             DataError, match=r"expected the columns of the first example, \[\], found \['x'\] at index 1"
         ):
             call([plain, own])
-    declared = [RolloutColumn("t", "turn")]
-    with pytest.raises(DataError, match="expected turn_ids below 1, the number of turns in 't'"):
-        RLExample([1], [True], [0.0], [0.0], columns={"t": [1.0]}, turn_ids=[1], declared=declared)

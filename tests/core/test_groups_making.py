@@ -450,7 +450,7 @@ def test_columns_that_nobody_declared_are_refused_by_name() -> None:
     turn = replace(rollout(1), turns=(Turn("", "assistant", [1], [-0.5], columns={"value": [1.0]}),))
     for item, wanted in (
         (seen, r"for each example, \[\], found 'top_k'"),
-        (turn, r"token or turn, \[\], found 'value'"),
+        (turn, r"for each token, \[\], found 'value'"),
     ):
         with pytest.raises(DataError, match=wanted):
             maker.add_rollout(item)

@@ -31,7 +31,7 @@ from tests.core.killing import forked
 from tests.waiting import wait_until
 
 COLUMNS = [
-    RolloutColumn("screen", "turn", "uint8", (2, 2)),
+    RolloutColumn("screen", "token", "uint8", (2, 2)),
     RolloutColumn("reference"),
 ]
 
@@ -46,7 +46,7 @@ def buffer(tmp_path: Path) -> Iterator[RolloutBuffer]:
 def seen(number: int) -> RolloutRecord:
     """A rollout with columns and metadata."""
     turns = (
-        Turn("?", "user", [1, 2], columns={"screen": np.full((2, 2), number)}),  # type: ignore[arg-type]
+        Turn("?", "user", [1, 2], columns={"screen": np.full((2, 2, 2), number)}),  # type: ignore[arg-type]
         Turn("4", "assistant", [3], [-0.5], float(number), METADATA, {"reference": [2]}),  # type: ignore[arg-type]
     )
     return RolloutRecord("math", str(number // 4), "1", f"s{number}", turns, created=float(number))
@@ -64,7 +64,7 @@ def test_a_client_is_as_the_buffer_itself(buffer: RolloutBuffer) -> None:
             assert (found.key, found.reward) == (given.key, number)
             assert replace(found.turns[1], columns={}) == replace(given.turns[1], columns={})
             assert found.turns[1].columns["reference"].tolist() == [2]
-            assert found.turns[0].columns["screen"].tolist() == [[number] * 2] * 2
+            assert found.turns[0].columns["screen"].tolist() == [[[number] * 2] * 2] * 2
         assert buffer.create_and_store_batch(4) is not None
         with pytest.raises(DataError, match="expected a RolloutRecord at index 1, found 3"):
             client.add_rollouts([rollout(1), 3])  # type: ignore[list-item]

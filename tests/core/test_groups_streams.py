@@ -155,14 +155,14 @@ def test_an_example_that_is_too_long_can_be_passed_over(root: Path) -> None:
 
 
 def test_declared_columns_are_in_micro_batches_without_examples(tmp_path: Path) -> None:
-    columns = [RolloutColumn(f"per_{per}", per, "int8", (2,), fill=7) for per in ("token", "turn", "example")]
+    columns = [RolloutColumn(f"per_{per}", per, "int8", (2,), fill=7) for per in ("token", "example")]
     with RolloutBuffer(tmp_path, 2, batch_maker=GrpoBatchMaker(), columns=columns, sync=False) as buffer:
         buffer.add_rollouts(group(0, 2))
         for collate, length in KINDS:
             options: Any = {"collate": collate, "length": length, "batch_size": 2}
             shares = [next(RolloutStream(buffer, 24, shard=(rank, 3), **options)) for rank in range(3)]
             (empty,) = [share for share in shares if not share.examples]
-            assert set(empty[0]) == set(shares[0][0]) > {"per_token", "per_turn", "per_example"}
+            assert set(empty[0]) == set(shares[0][0]) > {"per_token", "per_example"}
             assert not empty[0]["loss_mask"].any()
             assert empty.staleness.shape == (0,)
             assert empty[-1:][0]["tokens"].size == shares[0][0]["tokens"].size

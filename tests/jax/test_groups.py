@@ -47,10 +47,10 @@ def test_what_has_no_tokens_axis_is_laid_out_along_rows() -> None:
     examples = [with_columns(length) for length in (3, 2)]
     for spec in (("rows", None), ("rows", "tokens")):
         sharding = NamedSharding(mesh, PartitionSpec(*spec))
-        padded = pad(examples, 4, max_turns=3, sharding=sharding)
+        padded = pad(examples, 4, sharding=sharding)
         assert padded["tokens"].sharding == sharding
         assert padded["per_token"].sharding.spec == sharding.spec
-        assert [padded[name].sharding.spec for name in ("per_turn", "per_example")] == [PartitionSpec("rows")] * 2
+        assert padded["per_example"].sharding.spec == PartitionSpec("rows")
         # A value of an example is as long as the row.
         short = pad([with_columns(2)] * 2, sharding=sharding)
         assert short["per_example"].shape == short["tokens"].shape
