@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core._base.checks import check_choice, check_seconds
+from mouse_core._base.checks import check_choice, check_seconds, state_number
 from mouse_core.digest import StreamDigest
 from mouse_core.errors import ConfigError, DataError, StateError, TimedOutError
 from mouse_core.groups.buffer import RolloutBuffer
@@ -216,15 +216,14 @@ class BatchShare:
         places: The indices of these examples in the complete batch, int64 ``[k]``.
         staleness: The number of versions that each example was behind the newest version when the batch was created,
             float64 ``[k]``; NaN if unknown.
-        first: The first micro-batch of an iteration; 0, unless a state within the batch was loaded.
         report: Statistics of the complete batch, equal on every rank: "index", "batch_id", "examples", "tokens",
             "loss_tokens" (the divisor of a loss that is summed over ranks), "skipped" (the number of left out examples,
             which are longer than a row; "examples" and the token counts exclude them), "micro_batches", "rank_tokens"
             (a list), "staleness_mean" and "staleness_max" (None if unknown).
     """
 
-    def __init__(self, stream: RolloutStream, index: int, batch_id: str, first: int) -> None:
-        self.index, self.batch_id, self.first = index, batch_id, first
+    def __init__(self, stream: RolloutStream, index: int, batch_id: str) -> None:
+        self.index, self.batch_id = index, batch_id
         self._deliver, self._kind = stream._deliver, stream._kind
         batch, staleness = stream._batches.read_batch(batch_id), stream._batches.batch_staleness(batch_id)
         kind, (rank, count) = self._kind, stream.shard
@@ -259,7 +258,7 @@ class BatchShare:
         return len(self._micro)
 
     def __iter__(self) -> Iterator[Any]:
-        return (self[number] for number in range(self.first, len(self)))
+        return (self[number] for number in range(len(self)))
 
     def __getitem__(self, number: Any) -> Any:
         """Return the arrays of a micro-batch; for a slice, a list of the arrays of several micro-batches."""
@@ -362,10 +361,8 @@ class RolloutStream:
         self._timeout = check_seconds("timeout", timeout)
         self._skip_longer = bool(skip_longer)
         self._batches, self._batch_at = _feed(batches, batch_size)
-        # The index of the next batch, the first micro-batch to deliver, and the id of the previous batch.
-        self._next, self._first, self._after = 0, 0, ""
-        # The same for the last delivered batch, and its number of micro-batches.
-        self._last: tuple[int, str, int] | None = None
+        # The index of the next batch, and the id of the previous batch.
+        self._next, self._after = 0, ""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._batches!r}, shard={self.shard}, at={self._next})"
@@ -386,9 +383,8 @@ class RolloutStream:
         index = self._next
         batch_id = self._wait(index)
         self._check_before(index)
-        share = BatchShare(self, index, batch_id, self._first)
-        self._last = index, self._after, len(share)
-        self._next, self._first, self._after = index + 1, 0, batch_id
+        share = BatchShare(self, index, batch_id)
+        self._next, self._after = index + 1, batch_id
         return share
 
     def _deliver(self, arrays: Arrays, declared: Columns) -> Any:
@@ -422,37 +418,15 @@ class RolloutStream:
 
     # ------------------------------------------------------------------ state
 
-    def state_dict(self, *, micro_batches: int | None = None) -> dict[str, Any]:
-        """Return the position of the stream as numbers and text; the result is equal on every rank.
-
-        Args:
-            micro_batches: The number of finished micro-batches of the last batch, if not all are finished. A position
-                within a batch can be restored only with the same number of ranks and equal options; a position between
-                batches can be restored with any number of ranks.
-
-        Raises:
-            ConfigError: The last batch has fewer than ``micro_batches`` micro-batches.
-        """
-        index, after, within = self._next, self._after, self._first
-        if micro_batches is not None:
-            done = check_count("micro_batches", micro_batches, 0)
-            if self._last is None or done > self._last[2]:
-                there = 0 if self._last is None else self._last[2]
-                raise ConfigError(
-                    f"micro_batches: expected at most {there}, the number of "
-                    f"micro-batches in the last batch, found {done}"
-                )
-            if done < self._last[2]:
-                index, after, within = *self._last[:2], done
-        state: dict[str, Any] = {"format": _FORMAT, "batch": index, "after": after, "within": within}
-        return state | {"like": self._like()} if within else state
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position after the last batch as numbers and text; the result is equal on every rank."""
+        return {"format": _FORMAT, "batch": self._next, "after": self._after}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a saved position, also with another number of ranks.
 
         Raises:
-            StateError: The state does not belong to a stream, a newer version wrote the state, or the state is a
-                position within a batch for another number of ranks or for other micro-batches. The stream is unchanged.
+            StateError: The state does not belong to a stream, or a newer version wrote it. The stream is unchanged.
         """
         form = state.get("format") if isinstance(state, Mapping) else None
         if form != _FORMAT:
@@ -460,25 +434,10 @@ class RolloutStream:
             raise StateError(
                 f"state: expected the state of a RolloutStream in format {_FORMAT}, found format {form!r}{newer}"
             )
-        index, after, within = (state.get(name) for name in ("batch", "after", "within"))
-        if not (_is_count(index) and _is_count(within) and isinstance(after, str) and bool(after) == bool(index)):
-            raise StateError(f"state: expected the index of a batch and of a micro-batch, found {dict(state)!r:.200}")
-        if within and list(state.get("like", ())) != self._like():
-            raise StateError(
-                f"state: in the middle of a batch, expected the state of a stream with {self._like()} (ranks, "
-                f"max_tokens, collate, length, "
-                f"max_examples, skip_longer), found {state.get('like')}; between two batches these values may change"
-            )
-        self._next, self._after, self._first, self._last = int(index), after, int(within), None  # type: ignore[arg-type]
-
-    def _like(self) -> list[Any]:
-        kind = self._kind
-        options = [self.shard[1], kind.max_tokens, kind.collate, kind.length, kind.max_examples]
-        return [*options, *(["skip_longer"] if self._skip_longer else [])]
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+        after, index = state.get("after"), state_number("batch", state.get("batch"))
+        if not isinstance(after, str) or bool(after) != bool(index):
+            raise StateError(f"state: expected the id of the batch before batch {index}, found {after!r:.80}")
+        self._next, self._after = index, after
 
 
 def _feed(batches: Any, batch_size: int | None) -> tuple[StoredBatches, Callable[[int], str | None]]:
