@@ -14,6 +14,7 @@ otherwise, rows that a power cut damaged are left out.
 from __future__ import annotations
 
 import json
+import math
 import os
 import struct
 import weakref
@@ -22,7 +23,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -44,136 +44,55 @@ from mouse_core.store.dataset_store import DatasetStore
 if TYPE_CHECKING:
     from mouse_core.collect.client import StoreClient
 
-_INT, _FLOAT, _BOOL, _LENGTH = (struct.Struct(f"<{code}") for code in "qd?Q")
 _IMAGE = {"bytes", "path"}
 
 
-def _text(value: str) -> bytes:
-    content = value.encode()
-    return _LENGTH.pack(len(content)) + content
+def encoded(row: Row) -> bytes:
+    """Encode a row as bytes: a line of JSON with names, types and plain values, then the bytes of arrays and images.
 
-
-def _image(value: dict[str, Any]) -> bytes:
-    if value.keys() != _IMAGE:
-        raise KeyError
-    return _LENGTH.pack(len(value["bytes"])) + bytes(value["bytes"])
-
-
-def _json(value: Any) -> bytes:
-    if _code_of(value) != "json":
-        raise KeyError
-    content = json.dumps(value).encode()
-    return _LENGTH.pack(len(content)) + content
-
-
-_WRITERS: dict[str, Callable[[Any], bytes]] = {
-    "none": lambda _: b"",
-    "bool": _BOOL.pack,
-    "int": _INT.pack,
-    "float": _FLOAT.pack,
-    "array": methodcaller("tobytes"),
-    "text": _text,
-    "image": _image,
-    "json": _json,
-}
-_CODES = {type(None): "none", bool: "bool", float: "float", str: "text"}
-
-
-class RowEncoder:
-    """Encodes rows as bytes. The encoded names and types are reused for the next row, because most rows share them."""
-
-    def __init__(self) -> None:
-        # For each column: name, type, the function that encodes its values, and dtype and shape of arrays.
-        self._alike: list[tuple[str, Any, Callable[[Any], bytes], Any, Any]] = []
-        self._head = b""
-
-    def encoded(self, row: Row) -> bytes:
-        """Encode a row as bytes.
-
-        Raises:
-            DataError: A value of the row is not a number, an array or a text.
-        """
-        try:
-            parts = self._parts(row)
-            if parts is None:
-                self._look_at(row)
-                parts = self._parts(row)
-            assert parts is not None
-        except (TypeError, ValueError) as error:
-            raise DataError(f"record: expected numbers, arrays and texts, found {row!r:.200}") from error
-        return b"".join(parts)
-
-    def _look_at(self, row: Row) -> None:
-        self._alike, said = [], []
-        for name, value in row.items():
-            code = _code_of(value)
-            dtype, shape = (value.dtype, value.shape) if code == "array" else (None, None)
-            self._alike.append((name, type(value), _WRITERS[code], dtype, shape))
-            said.append([name, code] if dtype is None else [name, code, dtype.str, list(value.shape)])
-        self._head = json.dumps(said).encode() + b"\n"
-
-    def _parts(self, row: Row) -> list[bytes] | None:
-        """Return the encoded parts of a row; None if its names or types differ from the cached names and types."""
-        if len(row) != len(self._alike):
-            return None
-        parts = [self._head]
-        try:
-            for (name, value), (expected, kind, write, dtype, shape) in zip(row.items(), self._alike, strict=True):
-                if type(value) is not kind or name != expected:
-                    return None
-                if dtype is not None and (value.dtype != dtype or value.shape != shape):
-                    return None
-                parts.append(write(value))
-        except (struct.error, KeyError):
-            # an integer of more than 64 bits; or a dict where the cached type is not an image dict, or the reverse
-            return None
-        return parts
-
-
-def _code_of(value: Any) -> str:
-    """Return the name of the codec that converts a value to bytes."""
-    kind = type(value)
-    if kind is int:
-        return "int" if -(2**63) <= value < 2**63 else "json"
-    if kind is dict:
-        return "image" if value.keys() == _IMAGE else "json"
-    is_array = isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biuf"
-    return "array" if is_array else _CODES.get(kind, "json")
+    Raises:
+        DataError: A value of the row is not a number, an array or a text.
+    """
+    said: list[Any] = []
+    parts: list[bytes] = []
+    for name, value in row.items():
+        if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biuf":
+            said.append([name, "array", value.dtype.str, value.shape])
+            parts.append(value.tobytes())
+        elif isinstance(value, dict) and value.keys() == _IMAGE:
+            said.append([name, "image", len(value["bytes"])])
+            parts.append(value["bytes"])
+        else:
+            said.append([name, "json", value])
+    try:
+        return b"".join([json.dumps(said, ensure_ascii=False).encode(), b"\n", *parts])
+    except (TypeError, ValueError) as error:
+        raise DataError(f"record: expected numbers, arrays and texts, found {row!r:.200}") from error
 
 
 def decoded(record: bytes) -> Row:
-    """Decode the bytes of a row; the inverse of ``RowEncoder.encoded``.
+    """Decode the bytes of a row; the inverse of ``encoded``.
 
     Raises:
         DataError: The bytes are not an encoded row.
     """
     head, _, rest = record.partition(b"\n")
     row: Row = {}
-    for name, code, *more in json.loads(head):
-        row[name], rest = _value(rest, name, code, more)
+    for name, code, value, *shape in json.loads(head):
+        size = 0
+        if code == "array":
+            dtype = check_dtype(value, where=name)
+            size = dtype.itemsize * math.prod(*shape)
+            row[name] = np.frombuffer(rest[:size], dtype).reshape(*shape)[()]
+        elif code == "image":
+            size = value
+            row[name] = {"bytes": rest[:size], "path": None}
+        else:
+            row[name] = value
+        rest = rest[size:]
     if rest or not {"reward", "done", "episode_step"} <= row.keys():
         raise DataError(f"expected a row, found {head!r:.80} and {len(rest)} bytes after it")
     return row
-
-
-def _value(rest: bytes, name: str, code: str, more: list[Any]) -> tuple[Any, bytes]:
-    """Decode a value; return the value and the remaining bytes."""
-    if code == "none":
-        return None, rest
-    if code == "bool":
-        return rest[0] == 1, rest[1:]
-    if code in ("int", "float"):
-        (number,) = (_INT if code == "int" else _FLOAT).unpack_from(rest)
-        return number, rest[8:]
-    if code == "array":
-        dtype, shape = check_dtype(more[0], where=name), tuple(more[1])
-        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        return np.frombuffer(rest[:size], dtype).reshape(shape)[()], rest[size:]
-    (length,) = _LENGTH.unpack_from(rest)
-    content, rest = rest[8 : 8 + length], rest[8 + length :]
-    if code == "image":
-        return {"bytes": content, "path": None}, rest
-    return (content.decode() if code == "text" else json.loads(content)), rest
 
 
 _ENDS = ("done", "agent_done")
@@ -204,7 +123,6 @@ class Running:
         self._sync = sync
         self._process = os.getpid()
         self._files: list[MappedLog] = []  # one, from the first row on
-        self._encoded = RowEncoder().encoded
         _alive.add(self)
         self._close = weakref.finalize(self, _remove_empty, self._files, self._process)
 
@@ -222,7 +140,7 @@ class Running:
             self._files.append(MappedLog(self._folder / f"{self.name}{_ROWS}"))
             if self._sync:
                 sync_folders([self._folder])
-        self._write(_ROW + self._encoded(row))
+        self._write(_ROW + encoded(row))
 
     def _write(self, record: bytes) -> None:
         self._files[0].append(record)
