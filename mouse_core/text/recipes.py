@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -17,7 +15,6 @@ import pyarrow as pa
 from array_api_compat import array_namespace
 
 from mouse_core.errors import ConfigError, DataError, MissingFieldError
-from mouse_core.files.reading import read_json_object
 from mouse_core.formats.jobs import digest_of, in_words
 from mouse_core.spec import STANDARD_FIELDS, Field, check_choice, check_count, check_dtype
 
@@ -64,7 +61,7 @@ class _OfTokenizers:
     The tokenizer is copied, because truncation is a setting of the tokenizer.
     """
 
-    def __init__(self, tokenizer: Any, said: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, tokenizer: Any) -> None:
         made = _copied(tokenizer)
         padding, truncation = made.padding, made.truncation
         self._tokenizer = made
@@ -72,8 +69,6 @@ class _OfTokenizers:
         self._length: int | None = None
         self.pad_id: int | None = padding["pad_id"] if padding else None
         self.eos_id: int | None = None
-        if said is not None:
-            self.pad_id, self.eos_id = (_id_of(made, said.get(name)) for name in ("pad_token", "eos_token"))
         made.no_padding()
         made.no_truncation()
 
@@ -152,7 +147,7 @@ def with_offsets(tokenizer: Any, texts: Sequence[str]) -> list[tuple[Any, Any]]:
     if hasattr(tokenizer, "with_offsets"):
         told: list[tuple[Any, Any]] = tokenizer.with_offsets(texts)
         return told
-    if hasattr(tokenizer, "encode_batch_fast") and hasattr(tokenizer, "to_str"):
+    if _is_of_tokenizers(tokenizer):
         if tokenizer.truncation is not None or tokenizer.padding is not None:
             tokenizer = _copied(tokenizer)
             tokenizer.no_truncation()
@@ -170,65 +165,34 @@ def with_offsets(tokenizer: Any, texts: Sequence[str]) -> list[tuple[Any, Any]]:
         ) from error
 
 
-def known(tokenizer: Any, version: str) -> tuple[str, Callable[[], Encoder]]:
-    """Return the identity of a tokenizer, and a function that loads it.
+def encoder_of(tokenizer: Any) -> Encoder:
+    """Return the ``Encoder`` of a tokenizer that ``identity_of`` accepts."""
+    return _OfTokenizers(tokenizer) if _is_of_tokenizers(tokenizer) else _OfTransformers(tokenizer)
 
-    If the tokenizer is a file, the identity is computed from the file, without loading the tokenizer.
+
+def _is_of_tokenizers(tokenizer: Any) -> bool:
+    return hasattr(tokenizer, "encode_batch_fast") and hasattr(tokenizer, "to_str")
+
+
+def identity_of(tokenizer: Any, version: str) -> str:
+    """Return a text that differs for tokenizers that can return different ids.
 
     Args:
-        tokenizer: A ``tokenizers.Tokenizer``; the path of its JSON file, or of a folder with a ``tokenizer.json``; or
-            a callable like the tokenizers of ``transformers``.
+        tokenizer: A ``tokenizers.Tokenizer``, or a callable like the tokenizers of ``transformers``.
         version: The user's version of the tokenizer.
 
     Raises:
-        ConfigError: The tokenizer has another type, its file is missing, or it cannot be identified and ``version`` is
-            empty.
+        ConfigError: The tokenizer has another type, or it cannot be identified and ``version`` is empty.
     """
-    if isinstance(tokenizer, str | os.PathLike):
-        return _known_file(Path(tokenizer))
-    if hasattr(tokenizer, "encode_batch_fast") and hasattr(tokenizer, "to_str"):
-        return f"tokenizers {_of_json(tokenizer.to_str())}{_used(tokenizer)}", lambda: _OfTokenizers(tokenizer)
+    if _is_of_tokenizers(tokenizer):
+        return f"tokenizers {_of_json(tokenizer.to_str())}{_used(tokenizer)}"
     if not callable(tokenizer):
         raise ConfigError(
-            "tokenizer: expected a tokenizers.Tokenizer, the path of its JSON file, or a callable like tokenizers of "
-            f"transformers, found {tokenizer!r:.80}"
+            "tokenizer: expected a tokenizers.Tokenizer, such as Tokenizer.from_file('tokenizer.json'), or a callable "
+            f"like tokenizers of transformers, found {tokenizer!r:.80}"
         )
-    return f"{_kind(tokenizer)} {_of_object(tokenizer, version)}", lambda: _OfTransformers(tokenizer)
-
-
-def _known_file(path: Path) -> tuple[str, Callable[[], Encoder]]:
-    file, beside = (path / "tokenizer.json", path / "tokenizer_config.json") if path.is_dir() else (path, None)
-    said: Mapping[str, Any] | None = None
-    try:
-        read = file.read_bytes()
-        if beside is not None and beside.is_file():
-            said = {name: read_json_object(beside).get(name) for name in ("pad_token", "eos_token")}
-    except OSError as error:
-        raise ConfigError(
-            f"tokenizer: expected the JSON file of a tokenizers.Tokenizer, or a folder with a tokenizer.json, found "
-            f"{str(path)!r}: {error.strerror}"
-        ) from error
-
-    def load() -> Encoder:
-        try:
-            from tokenizers import Tokenizer
-        except ImportError as error:
-            raise ImportError("files of tokenizers need tokenizers: pip install 'mouse-data[text]'") from error
-        try:
-            return _OfTokenizers(Tokenizer.from_str(read.decode()), said)
-        except Exception as error:  # not an object of a class
-            raise ConfigError(
-                f"tokenizer: expected the JSON of a tokenizer in {str(file)!r}, found: {error}"
-            ) from error
-
-    return f"file {hashlib.sha256(read).hexdigest()}" + (f" {json.dumps(said)}" if said else ""), load
-
-
-def _id_of(tokenizer: Any, said: Any) -> int | None:
-    """Return the id of a token from a file of ``transformers``, which contains the token as a text or as a dict."""
-    token = said.get("content") if isinstance(said, Mapping) else said
-    found: int | None = tokenizer.token_to_id(token) if isinstance(token, str) else None
-    return found
+    kind = type(tokenizer)
+    return f"{kind.__module__}.{kind.__qualname__} {_of_object(tokenizer, version)}"
 
 
 def _of_json(text: str) -> str:
@@ -252,11 +216,6 @@ def _of_object(tokenizer: Any, version: str) -> str:
         said += in_words(type(tokenizer)) if not version else ""
         return _of_json(backend.to_str()) + hashlib.sha256(said.encode()).hexdigest()[:16]
     return digest_of(tokenizer, version, "tokenizer")
-
-
-def _kind(tokenizer: Any) -> str:
-    kind = type(tokenizer)
-    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 _Made = TypeVar("_Made")

@@ -31,7 +31,7 @@ from mouse_core.formats.rows import read_rows
 from mouse_core.metadata import DatasetMetadata
 from mouse_core.spec import check_count
 from mouse_core.store.dataset_store import DatasetStore
-from mouse_core.text.recipes import JSON, Encoder, InRow, Recipe, fields_of, known
+from mouse_core.text.recipes import JSON, Encoder, InRow, Recipe, encoder_of, fields_of, identity_of
 
 CHUNK = 512
 """How many texts a call of the tokenizer gets."""
@@ -415,9 +415,8 @@ def tokenize(
             ``.zst``), a Parquet or Arrow file, a folder of such files, or a folder saved by ``datasets``. Empty lines
             are left out.
         tokenizer: A ``tokenizers.Tokenizer`` (of its truncation and padding options, only the truncated side and the id
-            of padding are used); the path of its JSON file, or of a folder with ``tokenizer.json``, as ``transformers``
-            saves it (``tokenizer_config.json`` has the tokens for padding and for the end of texts); or a callable like
-            the tokenizers of ``transformers``: ``tokenizer(texts, truncation=True, max_length=L)["input_ids"]``.
+            of padding are used); or a callable like the tokenizers of ``transformers``: ``tokenizer(texts,
+            truncation=True, max_length=L)["input_ids"]``.
         folder: The folder of the stores; created if it is missing.
         recipe: ``Texts``, ``Prompts``, ``Pairs``, ``Tokens``, a recipe of ``mouse_core.text.chat``, or a custom recipe.
         split: The split to read, if the files have splits; by default all splits.
@@ -439,7 +438,6 @@ def tokenize(
             the id for padding is unknown; or the tokenizer cannot be identified and ``version`` is empty.
         DataError: A file is damaged, a row has no text, a column is missing, or the source has no row.
         WorkerError: A worker process ended early.
-        ImportError: The tokenizer is a file, and ``tokenizers`` is not installed.
         StorageError: The store cannot be written; the next call continues with the finished files.
     """
     check_count("num_workers", num_workers, 0)
@@ -448,7 +446,7 @@ def tokenize(
     if not isinstance(recipe, Recipe):
         raise ConfigError(f"recipe: expected Texts, Prompts, Pairs, Tokens or your own recipe, found {recipe!r:.80}")
     root = Path(folder)
-    identity, load = known(tokenizer, version)
+    identity = identity_of(tokenizer, version)
     texts = source_of(source, recipe.columns, split)
     with storing(f"tokenize: {str(folder)!r}"):
         make_folder(root)
@@ -467,7 +465,7 @@ def tokenize(
         with FileLock(root / f".{name}.lock"):
             reopened = target.is_dir()  # another process may have created the store
             if not reopened:
-                _make(texts, digest, load(), target, recipe, num_workers, progress)
+                _make(texts, digest, encoder_of(tokenizer), target, recipe, num_workers, progress)
     # A process may have been killed after the store got its final name.
     remove(_unfinished(target))
     store = DatasetStore.open(target, verify=False)

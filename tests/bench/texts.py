@@ -12,7 +12,7 @@ from typing import Any
 
 from mouse_core import text
 from tests.bench.results import Settings, Table, compare, contenders
-from tests.core.text_cases import sentence, tokenizer, tokenizer_file
+from tests.core.text_cases import sentence, tokenizer
 
 _WORDS, _LENGTH = 100, 128
 _YESTERDAY = 24 * 3600
@@ -25,7 +25,7 @@ def tables(settings: Settings) -> list[Table]:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     texts = [sentence(n, _WORDS) for n in range(number)]
-    file, made = folder / "texts.jsonl", tokenizer_file(folder)
+    file, made = folder / "texts.jsonl", tokenizer()
     file.write_text("".join(json.dumps({"text": one}) + "\n" for one in texts))
     before = file.stat().st_mtime - _YESTERDAY
     os.utime(file, (before, before))

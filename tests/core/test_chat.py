@@ -4,6 +4,7 @@ import json
 import pickle
 import signal
 from datetime import datetime, timedelta, tzinfo
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,6 @@ from mouse_core.text.chat import (
     ChatTemplate,
     encode_chat,
     encode_preference,
-    from_sharegpt,
     render_chat,
     to_turns,
 )
@@ -390,6 +390,17 @@ def test_templates_have_what_those_of_others_use() -> None:
         made.render([])
 
 
+def test_the_template_of_a_tokenizer_has_its_special_tokens() -> None:
+    several = [{"name": "default", "template": "{{ eos_token }}"}, {"name": "tools", "template": "{{ tools }}"}]
+    special = {"eos_token": "</s>", "additional_special_tokens": ["<x>"]}
+    for source, name in (("{{ eos_token }}", "default"), (several, "default"), ({"other": "{{ eos_token }}"}, "other")):
+        found = ChatTemplate.of(SimpleNamespace(chat_template=source, special_tokens_map=special), name=name)
+        assert found.render(TALK) == "</s>"
+        assert list(found.variables) == ["eos_token"]
+    with pytest.raises(ConfigError, match="expected a chat template 'other' in the tokenizer, found none"):
+        ChatTemplate.of(SimpleNamespace(chat_template=several), name="other")
+
+
 def test_templates_receive_messages_as_they_are() -> None:
     shown = ChatTemplate("{{ messages | tojson }}")
     for message in (
@@ -417,25 +428,6 @@ def test_templates_receive_messages_as_they_are() -> None:
     ):
         with pytest.raises(DataError, match=message):
             shown.render(wrong)  # type: ignore[arg-type]
-
-
-def test_messages_of_sharegpt() -> None:
-    talk = {"system": "s", "conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}
-    assert from_sharegpt(talk) == [said("system", "s"), said("user", "a"), said("assistant", "b")]
-    given = [
-        {"from": "human", "value": "x"},
-        {"from": "function_call", "value": '{"name": "f", "arguments": {"a": 1}}'},
-        {"from": "observation", "value": "2"},
-    ]
-    called = said("assistant", None, tool_calls=[call("f", {"a": 1})])
-    assert from_sharegpt(given) == [said("user", "x"), called, said("tool", "2")]
-    for wrong, message in (
-        ([{"from": "human"}], "message 0: expected a dict with 'from' and 'value'"),
-        ([{"from": "me", "value": "x"}], r"message 0: expected 'from' to be one of \['assistant'"),
-        ([{"from": "function_call", "value": "f()"}], r"message 0: expected a call as JSON, found 'f\(\)'"),
-    ):
-        with pytest.raises(DataError, match=message):
-            from_sharegpt(wrong)
 
 
 def test_chats_are_turns_of_rollouts() -> None:

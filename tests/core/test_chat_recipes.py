@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from mouse_core import BatchSource, text
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.text import chat
-from tests.core.chat_cases import BRACKETS, CHATML, TALK, TOOL_TALK, TOOLS, WEATHER, made, said, template, tokenizer
+from tests.core.chat_cases import BRACKETS, CHATML, TALK, TOOL_TALK, TOOLS, WEATHER, said, template, tokenizer
 
 PAD = 0
 WITH_TOOLS = {"messages": list(TOOL_TALK[1:]), "tools": [WEATHER], "score": 0.5}
@@ -243,15 +243,6 @@ def test_chats_and_pairs_of_which_nothing_is_learned_are_left_out_and_counted(tm
         assert (found.rows, found.left_out) == (left, 3 - left)
         assert stored(found)["chosen_data.completion_mask"].any(1).all()
 
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "tokenizer.json").write_text(made())
-    (tmp_path / "model" / "chat_template.jinja").write_text(CONTENTS)
-    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
-    recipe = chat.Preferences(template=chat.ChatTemplate.of(tmp_path / "model"), max_length=8, pad_id=0)
-    for reopened in (False, True):
-        found = text.tokenize(tmp_path / "pairs.jsonl", tmp_path / "model", tmp_path / "tokens", recipe)
-        assert (found.rows, found.texts, found.left_out, found.reopened) == (1, 3, 2, reopened)
-
 
 def test_chats_lie_in_lists_files_tables_and_datasets_and_are_the_same(tmp_path: Path) -> None:
     recipe = chat.Chats(template=template(TOOLS), max_length=150, tools="tools", pad_id=PAD)
@@ -270,10 +261,8 @@ def test_chats_lie_in_lists_files_tables_and_datasets_and_are_the_same(tmp_path:
 
     alone = replace(recipe, tools=None)
     lists = stored(text.tokenize([one["messages"] for one in data], tokenizer(), tmp_path / "tokens", alone))
-    said = [{"from": {"user": "human", "assistant": "gpt"}[one["role"]], "value": one["content"]} for one in TALK]
-    theirs = [{"messages": said}, {"messages": {"conversations": said}}]
-    rows = stored(text.tokenize(theirs, tokenizer(), tmp_path / "tokens", alone))
-    assert rows["input_ids"].tolist() == [lists["input_ids"][0].tolist()] * 2
+    for name, values in stored(text.tokenize(data, tokenizer(), tmp_path / "tokens", alone)).items():
+        np.testing.assert_array_equal(lists[name], values)
 
 
 def test_it_is_made_once_for_the_same_template_and_options(tmp_path: Path) -> None:
@@ -312,7 +301,7 @@ def test_what_is_no_chat_is_refused_by_its_row(tmp_path: Path) -> None:
     refused([*many, {"messages": []}], "row 513: .*expected one or more messages")
     refused([*many, {"text": "none"}], "row 513: column 'messages': expected a list of messages, found None")
     refused([{"messages": "no JSON"}], "row 0: column 'messages': expected messages as JSON, found 'no JSON'")
-    refused([{"messages": [{"content": "of nobody"}]}], "row 0: .*from")
+    refused([{"messages": [{"content": "of nobody"}]}], "row 0: chat, message 0: expected a dict with a role")
     refused([{"messages": [{"role": "user", "content": {1}}]}], "rows 0..0: .*set is not JSON")
     deep = "[" * 5000 + "]" * 5000
     refused([{"messages": deep}], "row 0: maximum recursion depth")
@@ -336,17 +325,3 @@ def test_recipes_refuse_what_cannot_be() -> None:
         chat.Chats(template=template(TOOLS), max_length=0)
     with pytest.raises(ConfigError, match="assistant_masks"):
         chat.Chats(template=template(TOOLS), max_length=4, keep={"assistant_masks": "int8"})
-
-
-def test_the_template_lies_beside_the_tokenizer(tmp_path: Path) -> None:
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "tokenizer.json").write_text(made())
-    (tmp_path / "model" / "chat_template.jinja").write_text(TOOLS + "{# strftime_now #}")
-    (tmp_path / "chats.jsonl").write_text("\n".join(json.dumps(one) for one in DATA))
-    given = tmp_path / "chats.jsonl", tmp_path / "model", tmp_path / "tokens"
-    found = chat.ChatTemplate.of(tmp_path / "model")
-    with pytest.raises(ConfigError, match="uses the current time"):
-        text.tokenize(*given, chat.ChatTokens(template=found, tools="tools"))
-    dated = chat.ChatTokens(template=replace(found, now=datetime(2026, 11, 23)), tools="tools")
-    made_of = text.tokenize(*given, dated)
-    assert (made_of.rows, made_of.texts) == (sum(len(one.input_ids) for one in by_hand(TOOLS, "<|im_end|>")), 3)

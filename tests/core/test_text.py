@@ -18,9 +18,9 @@ from tokenizers import processors
 
 from mouse_core import BatchSource, DatasetStore, text
 from mouse_core.errors import ConfigError, DataError, MissingFieldError
-from mouse_core.text.recipes import known
+from mouse_core.text.recipes import identity_of
 from tests.core import text_cases
-from tests.core.text_cases import EOS, PAD, UNKNOWN, Called, Rereadable, examples, tokenizer, tokenizer_file
+from tests.core.text_cases import EOS, PAD, UNKNOWN, Called, Rereadable, examples, tokenizer
 
 DATA = examples()
 
@@ -148,9 +148,9 @@ def test_texts_are_the_same_wherever_they_lie(tmp_path: Path) -> None:
     sources = [tmp_path / "data.parquet", str(tmp_path / "data.jsonl"), table, shuffled, saved, tmp_path / "saved"]
     sources.append(tmp_path / "lines")
     recipe = text.Pairs(max_length=10, pad_id=PAD)
-    made = text.tokenize(DATA, tokenizer_file(tmp_path), tmp_path / "made", recipe)
+    made = text.tokenize(DATA, tokenizer(), tmp_path / "made", recipe)
     for source in [*sources, Rereadable(DATA)]:
-        again = text.tokenize(source, tokenizer_file(tmp_path), tmp_path / "made", recipe)
+        again = text.tokenize(source, tokenizer(), tmp_path / "made", recipe)
         assert again.reopened
         assert again.path == made.path
     (tmp_path / "lines" / "more.parquet").write_bytes(b"")
@@ -256,8 +256,7 @@ def test_options_and_tokenizers_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "lines.jsonl").write_text('{"text": "a"}\n{"text\n')
     for wrong, source, more, says in [
         (3, ["a"], {}, "tokenizer"),
-        (tmp_path / "none.json", ["a"], {}, "none.json"),
-        (tmp_path / "lines.jsonl", ["a"], {}, "the JSON of a tokenizer"),
+        ("tokenizer.json", ["a"], {}, "tokenizer: expected a tokenizers.Tokenizer, such as Tokenizer.from_file"),
         (tokenizer(), ["a"], {"split": "train"}, "split"),
         (tokenizer(), ["a"], {"num_workers": -1}, "num_workers"),
         (tokenizer(), ["a"], {"recipe": "texts"}, "recipe"),
@@ -356,7 +355,7 @@ class Words(Base):
 def test_functions_are_known_by_what_they_close_over_and_read(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def said(number: Any) -> str:
         made = functools.partial(closing(number), truncation=False) if kind == "partial" else closing(number, kind)
-        return known(made, "")[0]
+        return identity_of(made, "")
 
     numbers = [0, 1, [2], [3], {4}]
     before = [said(one) for one in numbers]
@@ -381,7 +380,7 @@ def test_functions_are_known_by_what_they_close_over_and_read(kind: str, monkeyp
 
 def test_functions_are_known_by_what_runs_and_not_by_the_text_of_their_file() -> None:
     one, other = (lambda *_, **__: [1]), (lambda *_, **__: [2])  # on one line
-    assert known(one, "")[0] != known(other, "")[0]
+    assert identity_of(one, "") != identity_of(other, "")
 
 
 def test_what_is_made_of_a_fast_tokenizer_is_known_by_its_class_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -394,11 +393,11 @@ def test_what_is_made_of_a_fast_tokenizer_is_known_by_its_class_too(monkeypatch:
         def __call__(self, texts: Any, **_: Any) -> Any:
             return {"input_ids": [self.backend_tokenizer.encode(one.lower()).ids for one in texts]}
 
-    before = known(Fast(), "")[0]
+    before = identity_of(Fast(), "")
     for name, changed in (("split_special_tokens", True), ("__call__", lambda self, texts, **_: {"input_ids": []})):
-        assert known(Fast(), "")[0] == before
+        assert identity_of(Fast(), "") == before
         monkeypatch.setattr(Fast, name, changed)
-        assert known(Fast(), "")[0] != before
+        assert identity_of(Fast(), "") != before
         monkeypatch.undo()
 
 
@@ -454,20 +453,6 @@ def test_what_a_tokenizer_pads_with_and_which_side_it_cuts_off_is_another_store(
     rows = [stored(one)["input_ids"].tolist() for one in made]
     assert [row[1][-1] for row in rows] == [PAD, EOS, EOS]
     assert rows[0][0] == rows[1][0] != rows[2][0]
-
-
-def test_a_folder_says_what_pads_and_ends_texts(tmp_path: Path) -> None:
-    (tmp_path / "model").mkdir()
-    tokenizer_file(tmp_path / "model")
-    config = tmp_path / "model" / "tokenizer_config.json"
-    recipe = text.Texts(max_length=6)
-    with pytest.raises(ConfigError, match="pad_id"):
-        text.tokenize(DATA, tmp_path / "model", tmp_path / "made", recipe)
-    for said, token in (({"pad_token": "<pad>", "eos_token": {"content": "</s>"}}, PAD), ({"eos_token": "</s>"}, EOS)):
-        config.write_text(json.dumps(said))
-        made = text.tokenize(DATA, tmp_path / "model", tmp_path / "made", recipe)
-        assert not made.reopened
-        assert stored(made)["input_ids"][0].tolist() == [token] * 6  # the first text is empty
 
 
 def test_files_are_read_again_where_they_changed(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from scripts.house import ROOT
-from tests.core.text_cases import examples, tokenizer_file
+from tests.core.text_cases import examples
 from tests.programs import run_module
 
 
@@ -19,9 +19,10 @@ def test_a_kill_at_some_steps(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_processes_that_want_the_same_wait_for_one(tmp_path: Path) -> None:
     (tmp_path / "texts.jsonl").write_text("".join(f'{{"text": "{one["text"]}"}}\n' for one in examples() * 200))
-    given = str(tmp_path / "texts.jsonl"), str(tokenizer_file(tmp_path)), str(tmp_path / "made")
     code = (
-        f"from mouse_core import text; made = text.tokenize(*{given}, text.Tokens()); print(made.path, made.reopened)"
+        "from mouse_core import text; from tests.core.text_cases import tokenizer; made = text.tokenize("
+        f"{str(tmp_path / 'texts.jsonl')!r}, tokenizer(), {str(tmp_path / 'made')!r}, text.Tokens()); "
+        "print(made.path, made.reopened)"
     )
     command = [sys.executable, "-c", code]
     running = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(3)]

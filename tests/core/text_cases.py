@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
@@ -23,12 +22,6 @@ def made() -> str:
 
 def tokenizer() -> Tokenizer:
     return Tokenizer.from_str(made())
-
-
-def tokenizer_file(folder: Path) -> Path:
-    file = folder / "tokenizer.json"
-    file.write_text(made())
-    return file
 
 
 def sentence(number: int, words: int) -> str:

@@ -14,7 +14,7 @@ from mouse_core.text.chat.encoding import (
     render_chat,
     to_turns,
 )
-from mouse_core.text.chat.messages import ChatTemplate, Message, from_sharegpt
+from mouse_core.text.chat.messages import ChatTemplate, Message
 
 __all__ = [
     "ChatTemplate",
@@ -26,7 +26,6 @@ __all__ = [
     "RenderedChat",
     "encode_chat",
     "encode_preference",
-    "from_sharegpt",
     "render_chat",
     "to_turns",
 ]

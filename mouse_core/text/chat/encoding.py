@@ -16,7 +16,7 @@ from mouse_core.dtypes import widened
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.groups import Turn
 from mouse_core.spec import Field, check_choice, check_count
-from mouse_core.text.chat.messages import ChatTemplate, Message, Renderings, from_sharegpt, messages_of, text_of
+from mouse_core.text.chat.messages import ChatTemplate, Message, Renderings, messages_of, text_of
 from mouse_core.text.recipes import (
     JSON,
     Encoder,
@@ -471,8 +471,8 @@ class Chats(_OfChats, PaddedRecipe):
     results of ``encode_chat``. To create labels, use the ids where ``assistant_masks`` is 1, and -100 at other
     positions.
 
-    A chat is a list of messages or of dicts for ``from_sharegpt``, or the JSON text of such a list. Chats without a
-    generated token, before or after truncation, are left out.
+    A chat is a list of messages, or the JSON text of such a list. Chats without a generated token, before or after
+    truncation, are left out.
 
     Args:
         template: The template. If the template writes the time, its argument ``now`` is required, so that a later call
@@ -657,11 +657,10 @@ def _check_template(template: Any) -> None:
 
 
 def _messages(value: Any, column: str) -> tuple[Message, ...]:
-    """Convert a chat in OpenAI's or ShareGPT's form to messages."""
-    is_sharegpt = isinstance(value, list) and value and isinstance(value[0], dict) and "role" not in value[0]
-    if not isinstance(value, list) and not (isinstance(value, dict) and "conversations" in value):
+    """Check and copy a chat of a column; see ``messages_of``."""
+    if not isinstance(value, list):
         raise DataError(f"column {column!r}: expected a list of messages, found {value!r:.80}")
-    return messages_of(from_sharegpt(value) if is_sharegpt or isinstance(value, dict) else value)
+    return messages_of(value)
 
 
 def _masks(masks: Sequence[npt.NDArray[np.int64]], length: int, side: str) -> pa.Array:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import importlib.util
 import json
-import os
 import pickle
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -17,7 +16,6 @@ from typing import Any
 from mouse_core._base.child import Child
 from mouse_core._base.locks import ProcessLock
 from mouse_core.errors import ConfigError, DataError
-from mouse_core.files.reading import read_json_object
 from mouse_core.spec import check_choice, check_count
 
 # A marker of Unicode noncharacters, which texts do not contain.
@@ -86,8 +84,7 @@ class ChatTemplate:
         """Return the template of a tokenizer.
 
         Args:
-            tokenizer: A tokenizer of ``transformers``, or the path of a folder with ``chat_template.jinja`` or
-                ``tokenizer_config.json``.
+            tokenizer: A tokenizer of ``transformers``.
             name: The name of the template, if there are several.
 
         Returns:
@@ -95,12 +92,8 @@ class ChatTemplate:
 
         Raises:
             ConfigError: The tokenizer has no template of that name.
-            DataError: A file is damaged.
         """
-        if isinstance(tokenizer, str | os.PathLike):
-            source, special = _in_folder(Path(tokenizer))
-        else:
-            source, special = getattr(tokenizer, "chat_template", None), getattr(tokenizer, "special_tokens_map", {})
+        source, special = getattr(tokenizer, "chat_template", None), getattr(tokenizer, "special_tokens_map", {})
         if isinstance(source, list):
             source = {one.get("name"): one.get("template") for one in source if isinstance(one, Mapping)}
         if isinstance(source, Mapping):
@@ -283,23 +276,6 @@ def _has_generation(source: str) -> bool:
         raise ConfigError(str(error)) from error
 
 
-def _in_folder(folder: Path) -> tuple[Any, dict[str, Any]]:
-    """Read a template and special tokens from the files of a tokenizer."""
-    config: Mapping[str, Any] = {}
-    if (folder / "tokenizer_config.json").is_file():
-        config = read_json_object(folder / "tokenizer_config.json")
-    source = config.get("chat_template")
-    file = folder / "chat_template.jinja"
-    if file.is_file():
-        try:
-            source = file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise DataError(f"{str(file)!r}: expected a text, found: {error}") from error
-    tokens = {key: value for key, value in config.items() if key.endswith("_token")}
-    special = {key: value.get("content") if isinstance(value, Mapping) else value for key, value in tokens.items()}
-    return source, special
-
-
 _PLAIN = (str, int, float, bool, type(None))
 
 
@@ -339,54 +315,3 @@ def _call(call: dict[str, Any], form: str) -> dict[str, Any]:
             read = json.loads(arguments)
             arguments = read if isinstance(read, dict) else arguments
     return {**call, "arguments": arguments}
-
-
-_SHAREGPT_ROLES = {
-    "human": "user",
-    "gpt": "assistant",
-    "system": "system",
-    "tool": "tool",
-    "user": "user",
-    "assistant": "assistant",
-    "function_call": "assistant",
-    "observation": "tool",
-}
-
-
-def from_sharegpt(conversation: Any) -> list[Message]:
-    """Convert dicts with ``from`` and ``value``, as in datasets in the ShareGPT format, to messages.
-
-    "human" and "gpt" become "user" and "assistant"; the value of a "function_call" becomes a call, and an "observation"
-    becomes a tool's message.
-
-    Args:
-        conversation: The list of dicts, or a dict with the list as ``conversations`` and optionally a text ``system``.
-
-    Raises:
-        DataError: The form is different, or a ``from`` is unknown; the error names the message.
-    """
-    found: list[Message] = []
-    turns = conversation
-    if isinstance(conversation, Mapping):
-        turns = conversation.get("conversations")
-        if conversation.get("system"):
-            found.append({"role": "system", "content": conversation["system"]})
-    if not isinstance(turns, list | tuple):
-        raise DataError(f"chat: expected a list, or a dict with 'conversations', found {conversation!r:.80}")
-    for place, turn in enumerate(turns):
-        where = f"chat, message {place}"
-        if not isinstance(turn, Mapping) or not isinstance(turn.get("value"), str):
-            raise DataError(f"{where}: expected a dict with 'from' and 'value', found {turn!r:.80}")
-        who = turn.get("from")
-        if who not in _SHAREGPT_ROLES:
-            raise DataError(f"{where}: expected 'from' to be one of {sorted(_SHAREGPT_ROLES)}, found {who!r:.80}")
-        message: Message = {"role": _SHAREGPT_ROLES[who], "content": turn["value"]}
-        if who == "function_call":
-            try:
-                read = json.loads(turn["value"])
-            except ValueError:
-                raise DataError(f"{where}: expected a call as JSON, found {turn['value']!r:.80}") from None
-            calls = [{"type": "function", "function": call} for call in (read if isinstance(read, list) else [read])]
-            message |= {"content": None, "tool_calls": calls}
-        found.append(message)
-    return found
