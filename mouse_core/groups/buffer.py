@@ -482,9 +482,7 @@ class RolloutBuffer(BatchFiles):
 
     def _groups(self, parts: Sequence[GroupFile]) -> list[StoredGroup]:
         """Return all groups except groups of lost versions."""
-        return [
-            StoredGroup(self._root, part, self._columns, self._cache) for part in parts if part.place not in self._lost
-        ]
+        return [StoredGroup(self._root, part, self._cache) for part in parts if part.place not in self._lost]
 
     def _resume(self) -> None:
         """Restore the batch maker from the groups and the stored batches."""

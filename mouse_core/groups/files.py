@@ -496,8 +496,6 @@ class GroupFile:
         tokens: Number of tokens of each rollout, over all turns.
         declared: The number of columns that were declared when the group was sealed.
         untrained: For each rollout without a token in the loss, the position of this rollout in the group.
-        columns: The values of the columns with one number per example, as JSON: for each column name, a list with a
-            value or null for each rollout. The text is empty if there are no values.
         first: The number of rollouts of other groups before this group in the file.
     """
 
@@ -510,13 +508,7 @@ class GroupFile:
     tokens: tuple[int, ...]
     declared: int
     untrained: tuple[int, ...]
-    columns: str
     first: int = 0
-
-    def column(self, name: str) -> list[float | None]:
-        """Return the values of a column that were added with the rollouts; None for a rollout without a value."""
-        found: dict[str, list[float | None]] = json.loads(self.columns) if self.columns else {}
-        return found.get(name, [None] * len(self.uids))
 
     @property
     def place(self) -> str:
@@ -544,16 +536,8 @@ def part_of(
         tokens=tuple([sum([len(turn.tokens) for turn in rollout.turns]) for rollout in rollouts]),
         declared=declared,
         untrained=tuple([place for place, some in enumerate(trained) if not some]),
-        columns=_numbers_of(rollouts),
         first=first,
     )
-
-
-def _numbers_of(rollouts: Sequence[RolloutRecord]) -> str:
-    names = {name for rollout in rollouts for name, value in rollout.columns.items() if not value.ndim}
-    each = {name: [rollout.columns.get(name) for rollout in rollouts] for name in sorted(names)}
-    numbers = {name: [None if one is None else one.item() for one in own] for name, own in each.items()}
-    return json.dumps(numbers) if numbers else ""
 
 
 # ---------------------------------------------------------------------- Parquet

@@ -21,15 +21,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core._base.memo import memo
-from mouse_core.errors import ConfigError, DataError, MissingFieldError
+from mouse_core.errors import ConfigError, DataError
 from mouse_core.groups.examples import make_examples
 from mouse_core.groups.files import GroupFile, part_of
 from mouse_core.groups.records import (
-    NO_COLUMNS,
-    Columns,
     RLExample,
-    RolloutColumn,
     RolloutRecord,
     Versions,
     other_one,
@@ -94,7 +90,6 @@ class GroupSlice:
         group_uid: The uid of their sealed group; "" without a sealed group.
         group: The stored group of the rollouts, or None.
         record: Without a stored group, the single rollout of the slice; None after the rollout was removed.
-        declared: The declared columns.
 
     Attributes:
         serial: How many rollouts arrived before the slice.
@@ -109,21 +104,11 @@ class GroupSlice:
     group_uid: str
     group: StoredGroup | None = None
     record: RolloutRecord | None = None
-    declared: Columns = NO_COLUMNS
     serial: int = 0
     environment: int = 0
     version: int = 0
     arrival: int = 0
     members: ScoredGroup | None = None
-    _numbers: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
-
-    def numbers(self, column: RolloutColumn) -> npt.NDArray[Any]:
-        """Return the values of the slice's rows in a column with one number per example."""
-        if column.name not in self._numbers:
-            values = self.part.column(column.name)
-            found = np.array([column.fill if value is None else value for value in values], column.dtype)
-            self._numbers[column.name] = np.take(found, self.rows["place"])
-        return self._numbers[column.name]
 
     def leave(self, indices: Sequence[int]) -> None:
         """Remove rows permanently; their rewards still count in scores."""
@@ -156,11 +141,11 @@ def _check_rewarded(uids: Sequence[str], rewards: Sequence[float | None]) -> Non
 
 
 def _slice_of_group(group: StoredGroup) -> GroupSlice:
-    return _slice(group.part, group.group_uid, group=group, declared=group.declared)
+    return _slice(group.part, group.group_uid, group=group)
 
 
 def _slice_of_rollout(rollout: RolloutRecord) -> GroupSlice:
-    return _slice(part_of([rollout]), rollout.group_uid, record=rollout, declared=rollout.declared)
+    return _slice(part_of([rollout]), rollout.group_uid, record=rollout)
 
 
 @dataclass(slots=True, eq=False)
@@ -322,39 +307,6 @@ def _candidates(pieces: Sequence[GroupSlice], advantage: Advantage) -> Candidate
     return table
 
 
-class NumbersOfRows(Mapping[str, npt.NDArray[Any]]):
-    """The columns with one number per example, of several slices, by name. The array of a column is created on
-    first access.
-    """
-
-    def __init__(self, pieces: npt.NDArray[Any]) -> None:
-        self._pieces: list[GroupSlice] = pieces.tolist()
-
-    @memo
-    def _declared(self) -> dict[str, RolloutColumn]:
-        all_declared = {id(piece.declared): piece.declared for piece in self._pieces}
-        columns = (column for one in all_declared.values() for column in one.of("example"))
-        return {column.name: column for column in columns if not column.shape}
-
-    def __getitem__(self, name: str) -> npt.NDArray[Any]:
-        """Return a column, ``[n]`` in its dtype.
-
-        Raises:
-            MissingFieldError: The column is not declared, or does not have one number per example.
-        """
-        column = self._declared.get(name)
-        if column is None:
-            known = list(self._declared)
-            raise MissingFieldError(f"rows: expected a column of one number per example, {known}, found {name!r}")
-        return np.concatenate([piece.numbers(column) for piece in self._pieces])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._declared)
-
-    def __len__(self) -> int:
-        return len(self._declared)
-
-
 # ---------------------------------------------------------------------- draws
 
 
@@ -478,7 +430,8 @@ class GrpoBatchMaker:
         self._drawable = 0  # rollouts of these that have not left
         self._known_table = _candidates([], self._advantage)
         self._changed: set[int] = set()  # groups that were added, extended or removed since the table was created
-        self._counts: dict[str, Counter[str]] = {}  # number of all rollouts that arrived, by environment
+        self._environments: dict[str, int] = {}  # the index of each environment
+        self._counts = Counter(rollouts=0, groups=0, groups_equal=0)  # of all rollouts that arrived
         self._received = self._used = self._draws = 0
         self._left: Counter[str] = Counter(dict.fromkeys(_REASONS, 0))
         self._arrived: Counter[str] = Counter()
@@ -610,9 +563,9 @@ class GrpoBatchMaker:
         self._used += len(piece.rows) - piece.present
         self._left["untrained"] += count - len(piece.rows)
         self._note(version)
-        counts = self._counts.setdefault(environment, Counter())
-        piece.environment, piece.version = list(self._counts).index(environment), self._versions.place(version)
-        counts["rollouts"] += count
+        piece.environment = self._environments.setdefault(environment, len(self._environments))
+        piece.version = self._versions.place(version)
+        self._counts["rollouts"] += count
         is_stale = self._stale(version)
         members, gone = (None, []) if is_stale else self._wanted.add(piece)
         if members is None:
@@ -621,8 +574,8 @@ class GrpoBatchMaker:
             was_empty, was_equal = members.is_empty, not members.is_empty and members.is_equal
             members.join(piece)
             if not members.is_empty:
-                counts["groups"] += was_empty
-                counts["groups_equal"] += members.is_equal - was_equal
+                self._counts["groups"] += was_empty
+                self._counts["groups_equal"] += members.is_equal - was_equal
         self._forget(gone, "older_groups")
         return members
 
@@ -711,20 +664,19 @@ class GrpoBatchMaker:
 
     def _held(self, table: CandidateTable) -> HeldRollouts:
         rows, environment = table.rows, table.column("environment")
-        arrived = np.array([self._arrived[name] for name in self._counts], np.int64)
+        arrived = np.array([self._arrived[name] for name in self._environments], np.int64)
         return HeldRollouts(
             present=rows["present"],
             reward=rows["reward"],
             advantage=rows["advantage"],
             group=table.column("group"),
             environment=environment,
-            environments=tuple(self._counts),
+            environments=tuple(self._environments),
             staleness=self._versions.all_behind()[table.column("version")],
             age=self._newest - rows["created"],
             newer=arrived[environment] - 1 - table.column("arrival") - rows["place"],
             tokens=rows["tokens"],
             uses=rows["uses"],
-            columns=NumbersOfRows(table.pieces),
         )
 
     def _eligible(self) -> tuple[CandidateTable, npt.NDArray[np.int64], npt.NDArray[np.float64]]:
@@ -795,13 +747,11 @@ class GrpoBatchMaker:
         return metadata_of(batch, self._last)
 
     def summary(self) -> dict[str, float]:
-        """Return statistics for a log, as numbers by name.
+        """Return counts for a log, by name.
 
-        "rollouts", "groups", "groups_equal" (groups whose rewards are all equal) and their share "groups_equal_share"
-        count all received data, also from before a restart. "available" counts the rollouts that can be drawn.
-        "<name>_mean", "_std", "_min" and "_max" describe the rewards of all kept groups, and the tokens and the
-        staleness of the rollouts that can be drawn; NaN without rollouts. Each number is returned in total, and for
-        each environment with the prefix "<environment>/".
+        "rollouts", "groups" and "groups_equal" (groups whose rewards are all equal) count all received data, also from
+        before a restart. "available" counts the rollouts that can be drawn; ``rows()`` has their rewards, lengths and
+        staleness.
 
         "received" counts all rollouts passed to the maker, including duplicates and rejected rollouts. Each rollout is
         counted once: in "held" (may still be drawn), in "used" (drawn ``max_uses`` times), or in one "left/<reason>".
@@ -811,37 +761,16 @@ class GrpoBatchMaker:
         restart resets the counts of duplicates and rejected rollouts.
         """
         available = self.available
-        values: dict[str, dict[str, list[npt.NDArray[Any]]]] = {
-            name: {"reward": [], "tokens": [], "staleness": []} for name in self._counts
-        }
         held = equal = 0
         for group in self._wanted:
-            present = group.present
             # Rollouts with other rewards may join a group of equal rewards, which can then be drawn.
-            held, equal = (held, equal + present) if self._is_left_out(group) else (held + present, equal)
-            for piece in group.pieces:
-                own = values[piece.part.key.environment]
-                own["reward"].append(piece.rows["reward"])
-                own["tokens"].append(piece.rows["tokens"][piece.rows["present"]])
-                own["staleness"].append(np.full(piece.present, self._versions.behind(group.version)))
-        whole = sum(self._counts.values(), Counter())
-        together = {
-            what: [one for own in values.values() for one in own[what]] for what in ("reward", "tokens", "staleness")
-        }
-        parts = [("", whole, together)]
-        if len(self._counts) > 1:
-            parts += [(f"{name}/", counts, values[name]) for name, counts in self._counts.items()]
-        found: dict[str, float] = {}
-        for prefix, counts, own in parts:
-            found |= {f"{prefix}{what}": counts[what] for what in ("rollouts", "groups", "groups_equal")}
-            found[f"{prefix}groups_equal_share"] = counts["groups_equal"] / max(counts["groups"], 1)
-            for what, arrays in own.items():
-                array = np.concatenate([np.zeros(0), *arrays])
-                for call in ("mean", "std", "min", "max"):
-                    found[f"{prefix}{what}_{call}"] = float(getattr(array, call)()) if len(array) else math.nan
+            if self._is_left_out(group):
+                equal += group.present
+            else:
+                held += group.present
         left = {f"left/{name}": count for name, count in {**self._left, "filter_zero_variance": equal}.items()}
         counted = {"received": self._received, "held": held, "used": self._used}
-        return {**found, **counted, **left, "available": available}
+        return {**self._counts, **counted, **left, "available": available}
 
 
 def _records(members: Sequence[tuple[GroupSlice, int]]) -> list[RolloutRecord]:

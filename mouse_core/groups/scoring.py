@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -31,8 +31,6 @@ class HeldRollouts:
         newer: For each rollout, the number of rollouts of the same environment that arrived later, int64 ``[n]``.
         tokens: The number of tokens of each rollout, int64 ``[n]``.
         uses: The number of batches that contained each rollout, int64 ``[n]``.
-        columns: The values of columns with one number per example, by name, ``[n]`` in the column's dtype; missing
-            values are the column's fill. Access to another name raises ``MissingFieldError``.
     """
 
     present: npt.NDArray[np.bool_]
@@ -46,7 +44,6 @@ class HeldRollouts:
     newer: npt.NDArray[np.int64]
     tokens: npt.NDArray[np.int64]
     uses: npt.NDArray[np.int64]
-    columns: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
         return len(self.reward)

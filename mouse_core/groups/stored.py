@@ -74,7 +74,6 @@ _RECORDS = {
             "tokens": _NUMBERS,
             "declared": pa.int64(),
             "untrained": _NUMBERS,
-            "columns": pa.string(),
             "first": pa.int64(),
         }
     ),
@@ -464,13 +463,11 @@ class StoredGroup:
     Args:
         root: The buffer's folder.
         part: The properties of the group and of its file.
-        declared: The declared columns of the folder.
         cache: The cache of rollouts in memory.
     """
 
     root: Path = field(repr=False)
     part: GroupFile
-    declared: Columns = field(default=NO_COLUMNS, repr=False, compare=False)
     cache: RolloutCache | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -651,8 +648,7 @@ class StoredRollouts(Sequence[RolloutRecord]):
     @memo
     def groups(self) -> list[StoredGroup]:
         """The complete groups of the rollouts, in order."""
-        declared = read_declared(self._root)
-        return [StoredGroup(self._root, part, declared) for part in self._parts]
+        return [StoredGroup(self._root, part) for part in self._parts]
 
     @memo
     def environments(self) -> list[str]:
