@@ -1,4 +1,4 @@
-"""The class ``StoreClient``, which writes rows to a store of another process, and the base class of clients."""
+"""The class ``StoreClient``, which writes rows to a store of another process."""
 
 from __future__ import annotations
 
@@ -40,8 +40,6 @@ class Channel(Protocol):
     def exchange(self, call: Mapping[str, Any], parts: Sequence[memoryview]) -> Mapping[str, Any]:
         """Send a call whose body is the concatenated ``parts``, and return the answer of ``SharedStore.answer``.
 
-        If the answer contains bytes, they are a memoryview under the key "body".
-
         Raises:
             OSError: No answer arrived; the call may have been carried out.
         """
@@ -80,9 +78,9 @@ class _Socket:
         if self._socket is None:
             raise ConnectionError("not connected")
         send(self._socket, call, parts)
-        reply, body = receive(self._socket)
+        reply, _ = receive(self._socket)
         self._socket.settimeout(None)  # only a hello is answered quickly; a write waits for earlier writes
-        return {**reply, "body": body}
+        return reply
 
     def close(self) -> None:
         if self._socket is not None:
@@ -90,98 +88,7 @@ class _Socket:
             self._socket = None
 
 
-class Client:
-    """Sends calls to a ``StoreServer`` or through a channel, and repeats a call until it is answered.
-
-    Args:
-        address: See ``StoreClient``.
-        name: The name of this client, unique among all clients.
-        timeout_s: Seconds to wait until a server starts or restarts.
-
-    Raises:
-        ConfigError, StorageError: See ``StoreClient``.
-    """
-
-    def __init__(self, address: str | os.PathLike[str] | Channel, name: str, *, timeout_s: float) -> None:
-        if not isinstance(name, str) or not 0 < len(name) <= 200:
-            raise ConfigError(f"name: expected a text of 1 to 200 characters, found {name!r:.80}")
-        self.name = name
-        if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not timeout_s >= 0:
-            raise ConfigError(f"timeout_s: expected a number of seconds, 0 or more, found {timeout_s!r:.80}")
-        self._timeout = float(timeout_s)
-        self._channel = _channel_to(address)
-        self._process, self._is_open = os.getpid(), True
-        self._token = os.urandom(8).hex()
-        self._is_connected = False
-        self._call({"call": "hello"}, ())
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._channel!r}, name={self.name!r})"
-
-    def _call(self, call: dict[str, Any], parts: Sequence[memoryview] = ()) -> Mapping[str, Any]:
-        """Send a call, and repeat the call until it is answered."""
-        if not self._is_open:
-            raise ClosedError(f"client {self.name!r}: expected an open client, found a closed client")
-        if self._process != os.getpid():
-            raise ForkError(
-                f"client {self.name!r}: expected process {self._process}, found a forked child; create a client "
-                "in the child"
-            )
-        call |= {"client": self.name, "token": self._token}
-        sent, begin, pause = False, time.monotonic(), _FIRST_PAUSE_S
-        while True:
-            try:
-                if not self._is_connected:
-                    self._connect()
-                if call["call"] == "hello":
-                    return {}
-                self._prepare(call, sent=sent)
-                sent = True
-                reply = self._channel.exchange(call, parts)
-            except (ConnectionError, FileNotFoundError, TimeoutError, BlockingIOError) as error:
-                # If the queue of a busy server is full, the socket raises BlockingIOError.
-                self._is_connected = False
-                if time.monotonic() - begin > self._timeout:
-                    known = "; whether it was carried out is not known" if sent and parts else ""
-                    raise StorageError(
-                        f"client {self.name!r}: expected an answer of {self._channel!r} within {self._timeout:g} s, "
-                        f"found {error!r}{known}"
-                    ) from error
-                time.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE_S)
-            else:
-                return self._answered(reply)
-
-    def _prepare(self, call: dict[str, Any], *, sent: bool) -> None:
-        """Complete the fields of a call; called before each attempt to send the call."""
-
-    def _connect(self) -> None:
-        self._channel.connect(self._timeout)
-        self._answered(self._channel.exchange({"call": "hello", "client": self.name, "token": self._token}, ()))
-        self._is_connected = True
-
-    def _answered(self, reply: Mapping[str, Any]) -> Mapping[str, Any]:
-        error = error_of(reply)
-        if error is not None:
-            raise error
-        return reply
-
-    def close(self) -> None:
-        """Disconnect; a second call does nothing. The effects of answered calls remain."""
-        self._is_open = False
-        if self._process == os.getpid():
-            self._channel.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-class StoreClient(Client):
+class StoreClient:
     """Writes rows to a store that another process has open, through a ``StoreServer`` or a channel.
 
     A call returns when the rows are in the store. If the server stops, the client waits until the server restarts, and
@@ -201,8 +108,18 @@ class StoreClient(Client):
     """
 
     def __init__(self, address: str | os.PathLike[str] | Channel, name: str, *, timeout_s: float = 30.0) -> None:
+        if not isinstance(name, str) or not 0 < len(name) <= 200:
+            raise ConfigError(f"name: expected a text of 1 to 200 characters, found {name!r:.80}")
+        self.name = name
+        if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not timeout_s >= 0:
+            raise ConfigError(f"timeout_s: expected a number of seconds, 0 or more, found {timeout_s!r:.80}")
+        self._timeout = float(timeout_s)
+        self._channel = _channel_to(address)
+        self._process, self._is_open = os.getpid(), True
+        self._token = os.urandom(8).hex()
+        self._is_connected = False
         self._count = 0
-        super().__init__(address, name, timeout_s=timeout_s)
+        self._call({"call": "hello"})
 
     def __repr__(self) -> str:
         return f"StoreClient({self._channel!r}, name={self.name!r}, written={self.written})"
@@ -249,7 +166,7 @@ class StoreClient(Client):
         Raises:
             StorageError, ClosedError, ForkError: See ``extend``.
         """
-        self._call({"call": "flush"}, ())
+        self._call({"call": "flush"})
 
     def describe(self, metadata: DatasetMetadata) -> None:
         """Add metadata of the rows; see ``DatasetStore.describe``. Recorders call this method.
@@ -257,29 +174,82 @@ class StoreClient(Client):
         Raises:
             ConfigError, SchemaError, StorageError, ClosedError: See ``DatasetStore.describe`` and ``extend``.
         """
-        self._call({"call": "describe", "metadata": metadata.to_json()}, ())
+        self._call({"call": "describe", "metadata": metadata.to_json()})
 
     @property
     def columns(self) -> dict[str, pa.DataType]:
         """The store's columns by name; each access sends a request. See ``DatasetStore.columns``."""
-        schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(self._call({"call": "look"}, ())["columns"])))
+        schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(self._call({"call": "look"})["columns"])))
         return dict(zip(schema.names, schema.types, strict=True))
 
     @property
     def alignment(self) -> Alignment:
         """The store's alignment; each access sends a request."""
-        return check_alignment(self._call({"call": "look"}, ())["alignment"])
+        return check_alignment(self._call({"call": "look"})["alignment"])
 
-    def _prepare(self, call: dict[str, Any], *, sent: bool) -> None:
-        if call["call"] == "write" and not (sent and self._count == call["number"]):
-            # Otherwise only the answer was lost, and the server compares the repeated rows with the stored rows.
-            call["number"] = self._count + 1
+    def _call(self, call: dict[str, Any], parts: Sequence[memoryview] = ()) -> Mapping[str, Any]:
+        """Send a call, and repeat the call until it is answered."""
+        if not self._is_open:
+            raise ClosedError(f"client {self.name!r}: expected an open client, found a closed client")
+        if self._process != os.getpid():
+            raise ForkError(
+                f"client {self.name!r}: expected process {self._process}, found a forked child; create a client "
+                "in the child"
+            )
+        call |= {"client": self.name, "token": self._token}
+        sent, begin, pause = False, time.monotonic(), _FIRST_PAUSE_S
+        while True:
+            try:
+                if not self._is_connected:
+                    self._connect()
+                if call["call"] == "hello":
+                    return {}
+                if call["call"] == "write" and not (sent and self._count == call["number"]):
+                    # Otherwise only the answer was lost: the server compares the repeated rows with the stored rows.
+                    call["number"] = self._count + 1
+                sent = True
+                reply = self._channel.exchange(call, parts)
+            except (ConnectionError, FileNotFoundError, TimeoutError, BlockingIOError) as error:
+                # If the queue of a busy server is full, the socket raises BlockingIOError.
+                self._is_connected = False
+                if time.monotonic() - begin > self._timeout:
+                    known = "; whether it was carried out is not known" if sent and parts else ""
+                    raise StorageError(
+                        f"client {self.name!r}: expected an answer of {self._channel!r} within {self._timeout:g} s, "
+                        f"found {error!r}{known}"
+                    ) from error
+                time.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE_S)
+            else:
+                return self._answered(reply)
+
+    def _connect(self) -> None:
+        self._channel.connect(self._timeout)
+        self._answered(self._channel.exchange({"call": "hello", "client": self.name, "token": self._token}, ()))
+        self._is_connected = True
 
     def _answered(self, reply: Mapping[str, Any]) -> Mapping[str, Any]:
         count = reply.get("count")
         if isinstance(count, int) and ("error" not in reply or count):
             self._count = count
-        return super()._answered(reply)
+        error = error_of(reply)
+        if error is not None:
+            raise error
+        return reply
+
+    def close(self) -> None:
+        """Disconnect; a second call does nothing. The effects of answered calls remain."""
+        self._is_open = False
+        if self._process == os.getpid():
+            self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
 
 def _channel_to(address: str | os.PathLike[str] | Channel) -> Channel:

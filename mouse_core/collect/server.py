@@ -1,4 +1,4 @@
-"""StoreServer: receives calls of clients in other processes on this machine, and writes to a store or a rollout buffer.
+"""StoreServer: receives calls of clients in other processes on this machine, and writes to a store.
 
 One thread accepts connections, and one thread for each client answers its calls. A connection begins with a "hello",
 which names the client; a name belongs to one connection at a time.
@@ -12,10 +12,9 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, Self
 
 from mouse_core.collect.shared import SharedStore
 from mouse_core.collect.wire import reachable, receive, send
@@ -34,33 +33,6 @@ _HELLO_BYTES = 4096
 _PAUSE_S = 0.05
 
 
-@runtime_checkable
-class Shared(Protocol):
-    """The interface of a server's target: ``SharedStore``, or ``mouse_core.groups.SharedBuffer``."""
-
-    @property
-    def path(self) -> str | None:
-        """The folder of the store; None for a store in memory."""
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """A dict from the name of each client to the number of its writes or calls."""
-
-    def answer(self, call: Mapping[str, Any], body: memoryview) -> dict[str, Any]:
-        """Return the answer to a call as plain values. The answer may contain an error. If the answer contains bytes,
-        they are a list of memoryviews under the key "body".
-
-        Raises:
-            ConnectionError: The server is closing; the client repeats the call when the server runs again.
-        """
-
-    def interrupt(self) -> None:
-        """Wake all waiting calls, so that these calls end."""
-
-    def close(self) -> None:
-        """Release resources; the store or buffer stays open."""
-
-
 class StoreServer:
     """Writes the rows of clients in other processes on this machine to a store.
 
@@ -73,8 +45,7 @@ class StoreServer:
     is allocated as its bytes arrive. If the process cannot open more files, new clients wait.
 
     Args:
-        store: A writable store, in memory or opened with ``mode="a"``; or another target, such as
-            ``mouse_core.groups.SharedBuffer(buffer)``. The store or other target stays open when the server is closed.
+        store: A writable store, in memory or opened with ``mode="a"``. The store stays open when the server is closed.
         address: The path of a socket; by default ``server.socket`` in the folder of the store, or in a temporary
             folder for a store in memory.
 
@@ -92,10 +63,10 @@ class StoreServer:
         2
     """
 
-    def __init__(self, store: DatasetStore | Shared, address: str | os.PathLike[str] | None = None) -> None:
+    def __init__(self, store: DatasetStore, address: str | os.PathLike[str] | None = None) -> None:
         if not hasattr(socket, "AF_UNIX"):
             raise ConfigError("server: expected a system with Unix sockets, found none")
-        self._shared: Shared = store if isinstance(store, Shared) else SharedStore(store)
+        self._shared = SharedStore(store)
         self._temporary_folder: str | None = None
         if address is None and self._shared.path is None:
             self._temporary_folder = tempfile.mkdtemp(prefix="mouse-")
@@ -144,9 +115,7 @@ class StoreServer:
 
     @property
     def clients(self) -> dict[str, int]:
-        """For a store, how many writes of each client the store has ever received. For a rollout buffer, how many calls
-        of each client were answered since the server started.
-        """
+        """How many writes of each client the store has ever received."""
         return self._shared.counts
 
     # ------------------------------------------------------------------ threads
@@ -180,7 +149,7 @@ class StoreServer:
             connection.settimeout(_HELLO_S)
             call, body = receive(connection, most_text=_HELLO_BYTES, most_bytes=0)
             error = self._claim_name(call, thread)
-            _send(connection, error or self._shared.answer(call, body))
+            send(connection, error or self._shared.answer(call, body))
             while not error:
                 connection.settimeout(None)
                 if not connection.recv(1, socket.MSG_PEEK):
@@ -189,7 +158,7 @@ class StoreServer:
                 call, body = receive(connection)
                 if self._names.get(str(call.get("client"))) is not thread:
                     raise DataError("call: expected the client name of this connection")
-                _send(connection, self._shared.answer(call, body))
+                send(connection, self._shared.answer(call, body))
         except (OSError, DataError, MemoryError):
             pass  # the client is gone, or is no StoreClient
         finally:
@@ -238,7 +207,6 @@ class StoreServer:
         for connection in connections.values():
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RD)
-        self._shared.interrupt()
         for thread in connections:
             thread.join()
         self._shared.close()
@@ -252,12 +220,3 @@ class StoreServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _send(connection: socket.socket, reply: dict[str, Any]) -> None:
-    """Send an answer; if the answer is too large, send an error instead."""
-    body = reply.pop("body", ())
-    try:
-        send(connection, reply, body)
-    except DataError as error:
-        send(connection, {"error": "DataError", "message": str(error)})

@@ -167,9 +167,6 @@ class SharedStore:
                 self._note(next(reversed(self._last.values())), sync=True)
             self.store.flush()
 
-    def interrupt(self) -> None:
-        """Do nothing, because the calls of this class never wait."""
-
     def close(self) -> None:
         """Close the log; the store stays open."""
         with self._lock:

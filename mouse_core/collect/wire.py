@@ -207,7 +207,8 @@ def decoded(described: Any, body: Buffer) -> dict[str, Any]:
         DataError: The description does not match the bytes, or the values would take far more memory than the bytes.
     """
     columns: dict[str, Any] = {}
-    most = _most_values(body)
+    # The limit is needed because nulls and empty rows have no bytes in the body, but take memory when they are decoded.
+    most = 16 * len(body) + 4096
     try:
         begin = 0
         for name, kind, dtype, shape, nbytes in described:
@@ -219,7 +220,7 @@ def decoded(described: Any, body: Buffer) -> dict[str, Any]:
             elif kind == "arrays":
                 columns[str(name)] = _arrays(dtype, shape, part, most)
             else:
-                column = read_batch(part, most=most).column(0)
+                column = _read_batch(part, most).column(0)
                 columns[str(name)] = column if kind == "column" else column.to_pylist()
             begin += nbytes
         if begin != len(body):
@@ -229,38 +230,27 @@ def decoded(described: Any, body: Buffer) -> dict[str, Any]:
     return columns
 
 
-def _most_values(body: Buffer) -> int:
-    """Return the largest number of values that a body is allowed to contain. The limit is needed because nulls and
-    empty rows have no bytes in the body, but take memory when they are decoded.
-    """
-    return 16 * len(body) + 4096
-
-
-def read_batch(body: Buffer, schema: pa.Schema | None = None, *, most: int | None = None) -> pa.RecordBatch:
+def _read_batch(body: Buffer, most: int) -> pa.RecordBatch:
     """Read the record batch of a client; its values are views of ``body``.
 
     Args:
-        body: The message of the record batch; if ``schema`` is None, the message of the schema is in front of it.
-        schema: The columns; None: read the schema from ``body``.
-        most: The largest number of values, including values in lists and dicts; None: a limit computed from the size of
-            ``body``.
+        body: The message of the schema, and the message of the record batch.
+        most: The largest number of values, including values in lists and dicts.
 
     Raises:
         DataError: The message is not a record batch, is compressed, refers to values more than once, or has too many
             values.
         pyarrow.ArrowException, OSError, ValueError: The message is damaged.
     """
-    begin = 0
-    if schema is None:
-        schema = pa.ipc.read_schema(pa.py_buffer(body))
-        first = read_message(lambda begin, end: body[begin:end], 0, len(body))
-        begin = len(body) if first is None else first.end
+    schema = pa.ipc.read_schema(pa.py_buffer(body))
+    first = read_message(lambda begin, end: body[begin:end], 0, len(body))
+    begin = len(body) if first is None else first.end
     message = read_message(lambda begin, end: body[begin:end], begin, len(body))
     head = None if message is None else message.head
     if head is None or head.compressed or head.columns(schema, 0).keys() != set(schema.names):
         raise DataError("expected a record batch of plain, uncompressed values, found a different record batch")
     values = float(head.levels[:, 0].sum(dtype=np.float64)) if len(head.levels) else 0
-    if values > (_most_values(body) if most is None else most):
+    if values > most:
         raise DataError(f"expected fewer values in a message of {len(body)} bytes, found {values:.0f}")
     batch = pa.ipc.read_record_batch(pa.py_buffer(body[begin:]), schema)
     batch.validate(full=True)

@@ -13,7 +13,6 @@ from mouse_core.groups.scoring import (
     Rloo,
     TopK,
 )
-from mouse_core.groups.sharing import RolloutClient, SharedBuffer
 from mouse_core.groups.stored import StoredGroup, StoredRollouts, open_rollouts
 from mouse_core.groups.stream import BatchShare, RolloutStream, plan_micro_batches
 
@@ -30,11 +29,9 @@ __all__ = [
     "Retention",
     "Rloo",
     "RolloutBuffer",
-    "RolloutClient",
     "RolloutColumn",
     "RolloutRecord",
     "RolloutStream",
-    "SharedBuffer",
     "StoredGroup",
     "StoredRollouts",
     "TopK",
