@@ -1,13 +1,12 @@
-"""Ray adapter: buffers and writers of ``mouse_core`` as actors, and stores as Ray Datasets."""
+"""Ray adapter: buffers and writers of ``mouse_core`` as actors."""
 
 try:
     import ray as _ray  # noqa: F401
 except ImportError as error:
     raise ImportError("mouse_ray needs Ray: pip install 'mouse-data[ray]'") from error
 
-from mouse_ray.datasets import read
 from mouse_ray.replay_buffer import ReplayBuffer
 from mouse_ray.rollout_buffer import ActorBatches, RolloutBuffer
 from mouse_ray.store_writer import StoreWriter, store_client
 
-__all__ = ["ActorBatches", "ReplayBuffer", "RolloutBuffer", "StoreWriter", "read", "store_client"]
+__all__ = ["ActorBatches", "ReplayBuffer", "RolloutBuffer", "StoreWriter", "store_client"]

@@ -16,6 +16,5 @@ def cluster() -> Iterator[None]:
     ray.init(
         num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR", object_store_memory=200 * 2**20
     )
-    ray.data.DataContext.get_current().enable_progress_bars = False
     yield
     ray.shutdown()
