@@ -70,12 +70,6 @@ def test_a_full_group_is_one_file(make: Make) -> None:
     assert file.schema_arrow.field("turns").type.value_type.field("tokens").type.value_type == "int32"
 
 
-def test_groups_of_one(make: Make) -> None:
-    buffer = make(group_size=1)
-    buffer.add_rollouts(group(0, 3))
-    assert [len(stored.uids) for stored in buffer.rollouts().groups] == [1, 1, 1]
-
-
 def test_groups_are_told_apart(make: Make) -> None:
     buffer = make()
     given = [
@@ -146,14 +140,6 @@ def test_more_than_a_group_at_once(make: Make) -> None:
     assert [len(stored.uids) for stored in buffer.rollouts().groups] == [4, 4, 3]
     assert list(buffer.rollouts()) == group(0, 11)
     assert buffer.flush() == 0
-
-
-def test_flush_seals_what_there_is(make: Make) -> None:
-    buffer = make(min_group_size=2)
-    buffer.add_rollouts([rollout(0), rollout(1, example="other")])
-    assert buffer.flush() == 2
-    assert buffer.num_waiting == 0
-    assert sorted(uids(buffer)) == ["r0", "r1"]
 
 
 def test_the_time_out_seals_though_nothing_more_arrives(make: Make) -> None:
@@ -282,17 +268,6 @@ def test_a_view_does_not_change(make: Make) -> None:
     buffer.add_rollouts(group(10))
     assert len(before) == 4
     assert len(buffer.rollouts()) == 8
-
-
-def test_everything_is_there_again(make: Make) -> None:
-    buffer = make()
-    buffer.add_rollouts([*group(0, 6), *group(10, 3, example="other")])
-    buffer.close()
-    again = make()
-    assert (again.num_groups, again.num_waiting, len(again)) == (1, 5, 9)
-    assert again.add_rollouts([*group(0, 6), *group(10, 3, example="other")]) == 0
-    again.add_rollouts(group(6, 2))
-    assert list(again.rollouts()) == group(0, 8)
 
 
 @pytest.mark.parametrize(("tokens", "files_of_each"), [(2**17, 2), (100, 7), (1, 20)])
@@ -529,13 +504,6 @@ def test_options_are_checked(make: Make, options: dict[str, Any], message: str) 
         make(**options)
 
 
-@pytest.mark.parametrize("compression", ["zstd", "snappy", "gzip", "lz4", "none"])
-def test_compressions(make: Make, compression: str) -> None:
-    buffer = make(compression=compression, sync=False)
-    buffer.add_rollouts(group(0))
-    assert list(buffer.rollouts()) == group(0)
-
-
 def test_nothing_of_a_refused_call_is_added(make: Make) -> None:
     buffer = make()
     with pytest.raises(DataError, match="expected a RolloutRecord at index 1, found 'rollout'"):
@@ -668,40 +636,6 @@ def test_a_damaged_file_is_named(make: Make) -> None:
     assert other.exists()
 
 
-def test_no_flipped_bit_is_read(make: Make) -> None:
-    """Also in files that the log does not know, whose checksum is not known."""
-    buffer = make()
-    buffer.add_rollouts(group(0, 4))
-    buffer.close()
-    (path,) = [stored.path for stored in buffer.rollouts().groups]
-    lose_index(buffer.root_path)
-    content = path.read_bytes()
-    for place in range(0, len(content), 37):
-        changed = bytearray(content)
-        changed[place] ^= 1 << place % 8
-        path.write_bytes(changed)
-        with pytest.raises(DataError, match=f"{path}: expected the content that was written, found damage"):
-            list(open_rollouts(buffer.root_path))
-
-
-def test_a_record_that_was_never_finished_is_dropped(make: Make) -> None:
-    buffer = make()
-    buffer.add_rollouts(group(0, 2))
-    path = buffer.root_path / ".state" / "waiting.log"
-    note = path.with_name("waiting.log.size")
-    whole, noted = path.read_bytes(), note.read_bytes()
-    buffer.add_rollouts(group(2, 1))
-    buffer.close()
-    longer = path.read_bytes()
-    for size in range(len(whole), len(longer), 97):
-        path.write_bytes(longer[:size])
-        note.write_bytes(noted)
-        assert make().num_waiting == 2
-        assert path.read_bytes() == whole
-    path.write_bytes(whole + bytes(4096))
-    assert make().num_waiting == 2
-
-
 def test_the_log_does_not_grow_for_ever(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mouse_core.groups.waiting._REWRITE_BYTES", 20_000)
     buffer = make()
@@ -718,39 +652,6 @@ def test_the_log_does_not_grow_for_ever(make: Make, monkeypatch: pytest.MonkeyPa
     assert (again.num_waiting, len(again)) == (1, 161)
     again.flush()
     assert log.stat().st_size == 0
-
-
-def test_a_rewritten_log_whose_name_is_not_on_the_disk_yet(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mouse_core.groups.waiting._REWRITE_BYTES", 3000)
-    buffer = make()
-    buffer.add_rollout(rollout(9999, example="left behind"))
-    refused: list[Any] = []
-
-    sync = os.fsync
-
-    def refuse(file: int) -> None:
-        if os.readlink(f"/proc/self/fd/{file}") == str(buffer.root_path / ".state"):
-            refused.append(file)
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        sync(file)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", refuse)
-        for first in range(0, 80, 4):
-            buffer.add_rollouts(group(first, 3, example=str(first)))
-            buffer.add_rollouts(group(first + 3, 1, example=str(first)))
-            if refused:
-                break
-        assert len(refused) == 1
-        with pytest.raises(StorageError, match="Input/output error"):
-            buffer.add_rollout(rollout(1000, example="last"))
-    assert buffer.add_rollout(rollout(1000, example="last"))
-    count = len(buffer)
-    buffer.close()
-    again = make()
-    assert len(again) == count
-    assert "r1000" in again
-    assert "r9999" in again
 
 
 def test_a_log_that_cannot_be_cut_stops_nothing(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -157,27 +157,6 @@ def test_every_rollout_is_drawn_equally_often() -> None:
     assert max(abs(count - 90) for count in counts.values()) < 4.5 * math.sqrt(300 * 0.3 * 0.7)
 
 
-def test_groups_that_earned_the_same_are_left_out_and_replaced() -> None:
-    maker = GrpoBatchMaker()
-    for item in [*group(0, 4, example="all right", reward=1.0), *group(10, 4, example="mixed")]:
-        maker.add_rollout(item)
-    maker.add_rollout(rollout(30, example="alone"))
-    maker.add_rollout(rollout(31, example="middle", reward=1.0))
-    for number, reward in ((32, 0.0), (33, 2.0)):
-        maker.add_rollout(rollout(number, example="middle", reward=reward))
-    # The one in the middle is worth nothing, and learns from the others all the same.
-    assert everything(maker) == {"r10", "r11", "r12", "r13", "r31", "r32", "r33"}
-    # What comes later makes of the first ones a group that differs.
-    maker.add_rollout(rollout(4, example="all right", reward=0.0))
-    assert everything(maker) == {"r0", "r1", "r2", "r3", "r4"}
-    keeping = GrpoBatchMaker(filter_zero_variance=False)
-    for item in group(0, 4, reward=1.0):
-        keeping.add_rollout(item)
-    batch = keeping.create_batch(4)
-    assert batch is not None
-    assert not any(example.advantage.any() for example in batch)
-
-
 @pytest.mark.parametrize(
     ("sealed", "turn"),
     [(False, Turn("4", "assistant", [1])), (True, Turn("4", "assistant", [], [])), (True, Turn("4", "user", [1]))],
@@ -209,21 +188,6 @@ def test_later_rollouts_of_a_group_count_for_all() -> None:
     batch = {example.rollout_uid: example for example in maker.create_batch(2) or []}
     assert set(batch) == {"r0", "r1", "r2"} - set(used)
     assert batch["r2"].advantage.max() == 3.5
-
-
-def test_one_rollout_of_a_newer_version_need_not_end_a_whole_group() -> None:
-    def left(older: str) -> list[int]:
-        maker = GrpoBatchMaker(older_groups=older)
-        sizes = []
-        for item in [*group(0, 8, version=1), rollout(10, version=2), *group(11, 6, version=2)]:
-            maker.add_rollout(item)
-            sizes.append(maker.available)
-        maker.add_rollout(rollout(17, version=2))
-        maker.add_rollout(rollout(18, version=1))
-        return [sizes[7], sizes[8], sizes[-1], maker.available]
-
-    assert left("drop") == [8, 0, 7, 8]
-    assert left("keep") == [8, 8, 15, 17]
 
 
 @pytest.mark.parametrize("older", [None, "drop"])
@@ -304,16 +268,6 @@ def test_what_waits_is_read_back_where_memory_has_no_room(tmp_path: Path) -> Non
         assert buffer.num_ahead == 400
         check(buffer)
         check(buffer)
-
-
-def test_answers_without_tokens_are_not_drawn() -> None:
-    answers = [Turn("4", "assistant", [], []), Turn("4", "assistant", [1], [-0.5])]
-    maker = GrpoBatchMaker(advantage=DrGrpo(), filter_zero_variance=False)
-    for number, answer in enumerate([answers[0], answers[0], answers[1]]):
-        item = rollout(number)
-        maker.add_rollout(replace(item, turns=(item.turns[0], answer)))
-    assert maker.create_batch(2) is None
-    assert uids(maker.create_batch(1)) == ["r2"]
 
 
 actions = st.lists(
@@ -446,35 +400,6 @@ def test_a_uid_names_one_rollout_of_a_maker_too() -> None:
 def buffer(folder: Path, **options: Any) -> RolloutBuffer:
     maker = options.pop("batch_maker", None) or GrpoBatchMaker(rng_seed=1)
     return RolloutBuffer(folder, 4, seal_timeout=1e6, batch_maker=maker, sync=False, **options)
-
-
-def test_rollouts_reach_the_maker_group_by_group(tmp_path: Path) -> None:
-    class Maker:
-        def __init__(self) -> None:
-            self.got: list[str] = []
-
-        def add_rollout(self, item: RolloutRecord) -> None:
-            self.got.append(item.rollout_uid)
-
-        def create_batch(self, batch_size: int) -> list[RLExample] | None:
-            return None
-
-        def get_batch_metadata(self, batch: Sequence[RLExample]) -> dict[str, Any]:
-            return {}
-
-    maker = Maker()
-    whole = buffer(tmp_path, batch_maker=maker)
-    whole.add_rollouts([rollout(0), rollout(10, example="b"), rollout(1), rollout(2), rollout(11, example="b")])
-    assert maker.got == []
-    whole.add_rollout(rollout(3))
-    assert maker.got == ["r0", "r1", "r2", "r3"]
-    whole.flush()
-    assert maker.got[4:] == ["r10", "r11"]
-    assert whole.create_and_store_batch(2) is None
-    whole.close()
-    again = Maker()
-    buffer(tmp_path, batch_maker=again)
-    assert again.got == maker.got
 
 
 def test_a_stored_batch(tmp_path: Path) -> None:

@@ -452,31 +452,3 @@ def test_limits_that_cannot_be(tmp_path: Path) -> None:
         buffer.add_rollouts([rollout(0)], timeout=-1)
 
 
-def follow(root: Path, rank: int, state: dict[str, Any] | None, batches: int, queue: Any) -> None:
-    """A trainer in a process of its own, which says what it was given, and the state after it."""
-    stream = RolloutStream(root, 60, shard=(rank, 2), timeout=60)
-    if state is not None:
-        stream.load_state_dict(state)
-    shares = list(islice(stream, batches))
-    queue.put(([example.rollout_uid for share in shares for example in share.examples], stream.state_dict()))
-
-
-@pytest.mark.slow
-def test_two_processes_read_what_a_third_makes_and_go_on_after_a_restart(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    state, seen = None, []
-    for batches in (1, 2):
-        queue: Any = context.Queue()
-        processes = [context.Process(target=follow, args=(tmp_path, rank, state, batches, queue)) for rank in (0, 1)]
-        for process in processes:
-            process.start()
-        with filled(tmp_path, batches=1 if state is None else 3) as buffer:
-            answers = [queue.get(timeout=60) for _ in processes]
-            stored = [buffer.read_batch(batch_id) for batch_id in buffer.batches]
-        for process in processes:
-            process.join()
-        seen += [uid for uids, _ in answers for uid in uids]
-        state = answers[0][1]
-        assert state == answers[1][1]
-    assert len(stored) == 3
-    assert sorted(seen) == sorted(example.rollout_uid for batch in stored for example in batch)
