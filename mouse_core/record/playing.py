@@ -22,8 +22,7 @@ def record(
     env: Any,
     policy: Callable[[Any], Any] | None = None,
     *,
-    episodes: int | None = None,
-    until: int | None = None,
+    episodes: int,
     store: Any = None,
     seed: int | None = None,
     infos: Infos = (),
@@ -43,8 +42,6 @@ def record(
             random actions.
         episodes: The number of episodes. With a vector, the episodes that begin first are recorded, because the
             episodes that end first are shorter than average.
-        until: Instead of ``episodes``, the total number of episodes in the store at the end. After an interruption, the
-            same call continues: if the store has n episodes, the next episode is reset with ``seed + n``.
         store: The store to which episodes are appended: a ``DatasetStore``, or a ``mouse_core.collect.StoreClient``; by
             default a new store in memory. A store in a folder is flushed after episodes, at most once per second, and
             at the end, so that readers see new episodes early.
@@ -60,11 +57,10 @@ def record(
         The store, or the client.
 
     Raises:
-        ConfigError, SchemaError, DataError: An error of ``Recorder``; or both or neither of ``episodes`` and ``until``
-            are given; or the given number is below 1.
+        ConfigError, SchemaError, DataError: An error of ``Recorder``; or ``episodes`` is below 1.
         StorageError: The rows cannot be written.
     """
-    count = _how_many(episodes, until, store)
+    count = check_count("record: episodes", episodes)
     by_name = isinstance(env, str)
     if isinstance(env, str):
         env = _made(env)
@@ -75,9 +71,6 @@ def record(
     shown = sys.stderr.isatty() if progress is None else progress
     try:
         recorder: Any = (VectorRecorder if is_vector else Recorder)(env, store, **options)
-        if until is not None:  # counted here, including rows that a killed recording left
-            there = store.episodes.num_rows if len(store) else 0
-            count, seed = max(0, count - there), None if seed is None else seed + there
         act = _random(env, seed) if policy is None else policy
         with progress_bar("recording", total=count, unit="episodes", enabled=shown) as advance:
             play = _play_vector if is_vector else _play_dm_env if not hasattr(env, "action_space") else _play
@@ -109,17 +102,6 @@ def _shown_to_readers(store: Any, advance: Callable[[int], None]) -> Callable[[i
             flushed = time.monotonic()
 
     return advance_and_flush
-
-
-def _how_many(episodes: int | None, until: int | None, store: Any) -> int:
-    if until is not None and not isinstance(store, DatasetStore | None):
-        raise ConfigError(
-            "record: for a client, expected episodes=, since until= counts the episodes of a store, found "
-            f"until={until!r}"
-        )
-    if (episodes is None) == (until is None):
-        raise ConfigError(f"record: expected either episodes or until, found {episodes!r} and {until!r}")
-    return check_count("record: episodes", episodes) if until is None else check_count("record: until", until)
 
 
 def _made(name: str) -> Any:
