@@ -39,7 +39,7 @@ CHUNK = 512
 # the file system.
 _TICK = 2.0
 
-_OF_JSON, _OF_TEXT, _COMPRESSED = (".jsonl", ".ndjson"), (".txt",), (".gz", ".zst")
+_OF_JSON, _COMPRESSED = (".jsonl", ".ndjson"), (".gz", ".zst")
 # Largest length of a line; longer lines are not text, and may come from a small compressed file.
 _LONGEST_LINE = 256 << 20
 
@@ -79,7 +79,7 @@ def source_of(texts: Any, columns: _Columns, split: str | None) -> Source:
     if isinstance(texts, Mapping) or not isinstance(texts, Iterable):
         raise ConfigError(
             "source: expected texts or dicts to iterate over, a datasets.Dataset, a pyarrow.Table, or the path of JSON "
-            f"lines, texts, Parquet or Arrow files, found {type(texts).__name__}"
+            f"lines, Parquet or Arrow files, found {type(texts).__name__}"
         )
     if iter(texts) is texts:
         raise ConfigError(
@@ -127,18 +127,9 @@ def _stamp_of(paths: Iterable[Path]) -> list[Any]:
 
 
 def _of_lines(files: list[Path], name: str) -> list[Path]:
-    """Return the files of JSON lines, or of lines of text.
-
-    The result is empty if the folder has no files of JSON lines, and has other files besides text files.
-
-    Raises:
-        ConfigError: The folder has files of JSON lines and data of other formats.
-    """
-    seen = [file for file in files if not file.name.startswith(".")]
+    """Return the files of JSON lines; raise ConfigError if the folder also has other files."""
     lines = [file for file in files if _suffix(file) in _OF_JSON]
-    if not lines and seen and all(_suffix(file) in _OF_TEXT for file in seen):
-        return seen
-    others = [file.name for file in seen if file not in lines]
+    others = [file.name for file in files if file not in lines and not file.name.startswith(".")]
     if lines and others:
         raise ConfigError(f"source: expected only files of JSON lines in {name!r}, found also {others[:5]}")
     return lines
@@ -150,14 +141,13 @@ def _suffix(file: Path) -> str:
 
 
 class _Lines:
-    """Reads the objects in files of JSON lines, or the lines of text files; empty lines are left out."""
+    """Reads the objects in files of JSON lines; empty lines are left out."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self._paths = list(paths)
 
     def __iter__(self) -> Iterator[Any]:
         for path in self._paths:
-            read = json.loads if _suffix(path) in _OF_JSON else _text_of
             # With "detect", the suffix of a file's name determines the compression.
             with reading(path), pa.input_stream(path, compression="detect") as raw:
                 file = io.BufferedReader(raw)
@@ -167,14 +157,9 @@ class _Lines:
                     if len(line) == _LONGEST_LINE:
                         raise damaged(path, f"expected less than {_LONGEST_LINE} bytes", at=f"line {number}")
                     try:
-                        yield read(line)
+                        yield json.loads(line)
                     except (ValueError, RecursionError) as error:
-                        what = "UTF-8" if read is _text_of else "JSON"
-                        raise damaged(path, f"expected {what}, found: {error}", at=f"line {number}") from error
-
-
-def _text_of(line: bytes) -> str:
-    return line.decode("utf-8-sig").rstrip("\r\n")
+                        raise damaged(path, f"expected JSON, found: {error}", at=f"line {number}") from error
 
 
 # ---------------------------------------------------------------------- datasets and tables
@@ -411,9 +396,8 @@ def tokenize(
     Args:
         source: Texts, or dicts of texts by column, in a list or another iterable that can be iterated over more than
             once; a ``datasets.Dataset``; a ``pyarrow.Table``; or a path. A path names a file of JSON lines
-            (``.jsonl``), a text file with a text in each line (``.txt``), a compressed file of these types (``.gz`` or
-            ``.zst``), a Parquet or Arrow file, a folder of such files, or a folder saved by ``datasets``. Empty lines
-            are left out.
+            (``.jsonl``, also compressed, ``.gz`` or ``.zst``), a Parquet or Arrow file, a folder of such files, or a
+            folder saved by ``datasets``. Empty lines are left out.
         tokenizer: A ``tokenizers.Tokenizer`` (of its truncation and padding options, only the truncated side and the id
             of padding are used); or a callable like the tokenizers of ``transformers``: ``tokenizer(texts,
             truncation=True, max_length=L)["input_ids"]``.

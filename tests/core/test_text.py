@@ -158,39 +158,24 @@ def test_texts_are_the_same_wherever_they_lie(tmp_path: Path) -> None:
         text.tokenize(tmp_path / "lines", tokenizer(), tmp_path / "made", recipe)
 
 
-def test_lines_of_text_and_what_is_compressed(tmp_path: Path) -> None:
+def test_lines_may_be_compressed(tmp_path: Path) -> None:
     recipe, lines = text.Texts(max_length=4), ["knock knock", "who is there", "x" * 5000]
     first = text.tokenize(lines, Called(), tmp_path / "made", recipe)
-    as_text = "\ufeff" + lines[0] + "\r\n\n" + "\n".join(lines[1:])
-    as_json = "".join(json.dumps({"text": one}) + "\n" for one in lines)
-    (tmp_path / "a.txt").write_text(as_text, newline="")
-    for name, said in (("b.txt", as_text), ("c.jsonl", as_json)):
-        for end, compression in (("gz", "gzip"), ("zst", "zstd")):
-            with pa.output_stream(tmp_path / f"{name}.{end}", compression=compression) as file:
-                file.write(said.encode())
-    for name in ("a.txt", "b.txt.gz", "b.txt.zst", "c.jsonl.gz", "c.jsonl.zst"):
-        assert text.tokenize(tmp_path / name, Called(), tmp_path / "made", recipe).path == first.path
-    whole = (tmp_path / "c.jsonl.gz").read_bytes()
+    for end, compression in (("gz", "gzip"), ("zst", "zstd")):
+        with pa.output_stream(tmp_path / f"a.jsonl.{end}", compression=compression) as file:
+            file.write("\n\n".join(json.dumps({"text": one}) for one in lines).encode())
+        assert text.tokenize(tmp_path / f"a.jsonl.{end}", Called(), tmp_path / "made", recipe).path == first.path
+    whole = (tmp_path / "a.jsonl.gz").read_bytes()
     for name, found, says in (
         ("cut.jsonl.gz", whole[:-9], "cut.jsonl.gz: cannot be read"),
         ("other.jsonl.gz", b"no gzip", "other.jsonl.gz"),
-        ("bytes.txt", b"a\n\xff\n", "line 2: expected UTF-8"),
+        ("bytes.jsonl", b'"a"\n"\xff"\n', "line 2: expected JSON"),
     ):
         (tmp_path / name).write_bytes(found)
         with pytest.raises(DataError, match=says):
             text.tokenize(tmp_path / name, Called(), tmp_path / "made", recipe)
     with pytest.raises(DataError, match="expected a dict, found 'knock knock' in row 0"):
-        text.tokenize(tmp_path / "a.txt", Called(), tmp_path / "made", text.Prompts(max_length=4))
-
-
-def test_a_text_beside_other_files_is_a_note(tmp_path: Path) -> None:
-    (tmp_path / "lines").mkdir()
-    (tmp_path / "lines" / "README.txt").write_text("about these\n")
-    pq.write_table(pa.table({"text": ["a", "b", "c"]}), tmp_path / "lines" / "data.parquet")
-    assert text.tokenize(tmp_path / "lines", Called(), tmp_path / "made", text.Texts(max_length=4)).texts == 3
-    (tmp_path / "lines" / "data.jsonl").write_text('{"text": "a"}\n')
-    with pytest.raises(ConfigError, match=r"README\.txt"):
-        text.tokenize(tmp_path / "lines", Called(), tmp_path / "made", text.Texts(max_length=4))
+        text.tokenize(lines, Called(), tmp_path / "made", text.Prompts(max_length=4))
 
 
 @pytest.mark.parametrize("recipe", [text.Tokens(eos_id=EOS), text.Prompts(max_length=40, pad_id=PAD)], ids=type)
