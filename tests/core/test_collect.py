@@ -26,7 +26,6 @@ from mouse_core.images import encode_png
 from mouse_core.metadata import DatasetMetadata
 from mouse_core.record import Recorder, record
 from mouse_core.testing import example_columns
-from tests.programs import run_module
 
 
 def numbered(first: int, n: int) -> dict[str, Any]:
@@ -684,11 +683,6 @@ def test_a_field_of_ones_own_is_told_by_the_store(tmp_path: Path) -> None:
         client.extend({**numbered(0, 2), "level": [1, 2]})
         with pytest.raises((DataError, SchemaError), match="level"):
             client.extend({**numbered(0, 2), "level": [1, 20]})
-
-
-@pytest.mark.slow
-def test_writer_and_clients_are_killed_many_times(tmp_path: Path) -> None:
-    assert int(run_module("tests.core.collect_crash", tmp_path, 30)) > 400
 
 
 @pytest.mark.parametrize("alignment", ["arrived", "outgoing"])
