@@ -7,18 +7,16 @@ from datetime import datetime, timedelta, tzinfo
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mouse_core import ConfigError, DataError, groups
+from mouse_core import ConfigError, DataError
 from mouse_core.text.chat import (
     ChatTemplate,
     encode_chat,
     encode_preference,
     render_chat,
-    to_turns,
 )
 from mouse_core.text.chat.messages import renderer
 from tests.core.chat_cases import (
@@ -54,12 +52,6 @@ TOOL_PIECES = [
     "there it is cold \U0001f976<|im_end|>",
     "\n",
 ]
-
-
-def messages_in(turns: tuple[groups.Turn, ...]) -> list[dict[str, Any]]:
-    """The messages of a chat's turns, as the guide has it."""
-    own = [turn for turn in turns if turn.role != "template"]
-    return [turn.metadata.get("chat") or {"role": turn.role, "content": turn.message} for turn in own]
 
 
 def pieces(text: str, spans: tuple[tuple[int, int], ...]) -> list[str]:
@@ -125,12 +117,6 @@ def test_calls_without_a_text_are_what_the_template_makes_of_them() -> None:
     assert found.assistant_masks.tolist() == [int(n in (3, 5)) for n, piece in enumerate(ids) for _ in piece]
     with pytest.raises(DataError, match="can only concatenate str"):
         template(NOTHING_SAID).render([*TOOL_TALK[:2], said("assistant", None, tool_calls=[call("f", {"a": 1})])])
-    as_text = ChatTemplate("{{ messages[-1].tool_calls[0].function.arguments }}", arguments="json")
-    as_dict = ChatTemplate("{{ messages[-1].tool_calls[0].function.arguments | tojson }}", arguments="dict")
-    assert as_text.render([said("assistant", None, tool_calls=[call("f", {"a": 1})])]) == '{"a": 1}'
-    assert as_dict.render(talk[:2]) == '{"a": 1.0, "b": "é"}'
-    with pytest.raises(ConfigError, match="arguments: expected one of"):
-        ChatTemplate("", arguments="text")
 
 
 @pytest.mark.parametrize(
@@ -411,12 +397,6 @@ def test_templates_receive_messages_as_they_are() -> None:
         {"role": "assistant", "content": "x", "reasoning_content": "hm", "tool_calls": [call("f", {"a": 1}, id="1")]},
     ):
         assert shown.render([{**message, "nothing": None}]) == json.dumps([message], ensure_ascii=False)
-    forms = {"json": ('{"city": "Łódź"}', '{"a":1}', "{no", "{}"), "dict": ({"city": "Łódź"}, {"a": 1}, "{no", {})}
-    calls = [call("f", {"city": "Łódź"}), {"name": "f", "arguments": '{"a":1}'}, call("f", "{no"), {"name": "f"}]
-    for form, wanted in forms.items():
-        source = "{% for c in messages[0].tool_calls %}{{ [(c.function or c).arguments] | tojson }};{% endfor %}"
-        text = ChatTemplate(source, arguments=form).render([said("assistant", None, tool_calls=calls)])
-        assert [json.loads(one) for one in text.split(";")[:-1]] == [[one] for one in wanted]
     for wrong, message in (
         ([{"content": "x"}], "message 0: expected a dict with a role"),
         ([said("user", "x"), 3], "message 1: expected a dict with a role"),
@@ -430,36 +410,6 @@ def test_templates_receive_messages_as_they_are() -> None:
             shown.render(wrong)  # type: ignore[arg-type]
 
 
-def test_chats_are_turns_of_rollouts() -> None:
-    chat = encode_chat(template(TOOLS), TOOL_TALK, tokenizer(), tools=[WEATHER])
-    logprobs = -np.arange(len(chat.input_ids), dtype=np.float32)
-    turns = to_turns(chat, logprobs=logprobs)
-    assert messages_in(turns) == list(TOOL_TALK)
-    assert [turn.role for turn in turns] == ["system", "user", "assistant", "tool", "tool", "assistant", "template"]
-    assert np.concatenate([turn.tokens for turn in turns]).tolist() == chat.input_ids.tolist()
-    rollout = groups.RolloutRecord("e", 1, 2, "u", turns, reward=1.0)
-    trained = np.concatenate([np.full(len(turn.tokens), turn.is_trained) for turn in rollout.turns])
-    assert trained.tolist() == chat.assistant_masks.tolist()
-    np.testing.assert_array_equal(
-        np.concatenate([turn.logprobs for turn in turns if turn.logprobs is not None]),
-        logprobs[chat.assistant_masks == 1],
-    )
-    for length in range(1, len(chat.input_ids) + 1, 7):
-        for side in ("right", "left"):
-            options = {"max_length": length, "truncation_side": side}
-            cut = encode_chat(template(TOOLS), TOOL_TALK, tokenizer(), tools=[WEATHER], **options)
-            left = to_turns(cut, logprobs=np.zeros(length))
-            assert messages_in(left) == list(TOOL_TALK)
-            assert np.concatenate([turn.tokens for turn in left]).tolist() == cut.input_ids.tolist()
-            trained = np.concatenate([np.full(len(turn.tokens), turn.is_trained) for turn in left])
-            assert trained.tolist() == cut.assistant_masks.tolist()
-    twice = ChatTemplate("{% for m in messages %}{% generation %}a{% endgeneration %};{% endfor %}")
-    with pytest.raises(DataError, match="each of 2 messages of an assistant, found 6"):
-        to_turns(encode_chat(twice, TOOL_TALK, tokenizer()))
-    with pytest.raises(DataError, match="logprobs: expected shape"):
-        to_turns(chat, logprobs=[0.0])
-
-
 @pytest.mark.parametrize("source", [CHATML, TOOLS])
 def test_answers_of_no_weight_are_not_learned(source: str) -> None:
     talk = [dict(message) for message in TALK]
@@ -471,10 +421,6 @@ def test_answers_of_no_weight_are_not_learned(source: str) -> None:
         found = encode_chat(template(source), talk, tokenizer())
         kept = [span for span, weight in zip(whole.rendered.spans, weights, strict=True) if weight]
         assert (found.rendered.text, list(found.rendered.spans)) == (whole.rendered.text, kept)
-        turns = to_turns(found, logprobs=np.zeros(len(found.input_ids)))
-        assert [turn.is_trained for turn in turns if turn.role == "assistant"] == list(map(bool, weights))
-        assert np.concatenate([turn.tokens for turn in turns]).tolist() == found.input_ids.tolist()
-        assert messages_in(turns) == talk
     twice = ChatTemplate("{% for m in messages %}{% generation %}a{% endgeneration %};{% endfor %}")
     with pytest.raises(DataError, match=r"expected 2 blocks .* as some messages have weight 0, found 4 blocks"):
         encode_chat(twice, [{**one, "weight": 0} for one in talk], tokenizer())

@@ -281,7 +281,6 @@ def test_it_is_made_once_for_the_same_template_and_options(tmp_path: Path) -> No
     for changed in (
         replace(recipe, template=template(TOOLS, "</s>")),
         replace(recipe, template=template(TOOLS + " ")),
-        replace(recipe, template=replace(recipe.template, arguments="json")),
         replace(recipe, max_length=65),
         replace(recipe, tools="tools"),
         replace(recipe, truncation_side="left"),

@@ -383,42 +383,6 @@ def test_an_observation_that_comes_again_ends_its_path() -> None:
     assert forest.get_tree({"observation": 1}).to_string() == "(0,) {'observation': 1}"
 
 
-def grid(size: int, seed: int, episodes: int) -> list[dict[str, Any]]:
-    """Random walks over a grid, in which any move can be taken back, until the far corner."""
-    random, walks = np.random.default_rng(seed), []
-    for _ in range(episodes):
-        at, rows = 0, []
-        while at != size * size - 1:
-            y, x = divmod(at, size)
-            moves = [(n, size * a + b) for n, (a, b) in enumerate([(y - 1, x), (y + 1, x), (y, x - 1), (y, x + 1)])
-                     if 0 <= a < size and 0 <= b < size]  # fmt: skip
-            action, after = moves[random.integers(len(moves))]
-            rows.append((at, action, after, after == size * size - 1))
-            at = after
-        columns = [np.array(column) for column in zip(*rows, strict=True)]
-        nexts = {"observation": columns[2], "reward": columns[3].astype(float), "terminated": columns[3]}
-        walks.append({"observation": columns[0], "action": columns[1], "next": nexts})
-    return walks
-
-
-def test_paths_of_a_world_whose_moves_can_be_taken_back() -> None:
-    """Every way is a path, whatever rollouts came first."""
-    walks = grid(3, 0, 40)
-    trees = []
-    for order in (walks, walks[::-1]):
-        forest = Forest()
-        for walk in order:
-            forest.extend(walk)
-        trees.append(forest.get_tree({"observation": 0}, compact=False))
-    found = []
-    for tree in trees:
-        states = tree.observation(np.arange(len(tree)))["observation"].tolist()
-        ways = {tuple(states[v] for v in [0, *tree.edges[tree.edges_along(path), 1]]) for path in tree.valid_paths()}
-        found.append(ways)
-    assert found[0] == found[1]
-    assert len([way for way in found[0] if way[-1] == 8 and len(way) == 5]) == 6  # shortest ones
-
-
 def test_shorter_paths_come_first() -> None:
     forest = Forest()
     forest.extend(ted([0, 1, 0], 0))  # back to the root, by two edges

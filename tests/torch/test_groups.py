@@ -4,7 +4,6 @@ import numpy as np
 import torch
 
 from mouse_core import groups
-from mouse_core.text import chat
 from mouse_torch import as_nested
 from mouse_torch.groups import concatenate, pack, pad
 from tests.core.groups_cases import rollout, with_columns
@@ -29,11 +28,6 @@ def test_what_a_model_gives_is_taken_and_no_memory_of_it_kept() -> None:
     column += 1
     assert (turn.tokens.tolist(), turn.logprobs.tolist()) == ([3, 4], [-0.5, -1.25])
     assert {name: array.tolist() for name, array in turn.columns.items()} == {"own": [0, 0], "narrow": [-0.5, -1.25]}
-    told = [{"role": "assistant", "content": "a"}]
-    encoded = chat.EncodedChat(
-        np.arange(2), np.ones(2, int), np.array([[0, 1], [1, 1]]), chat.RenderedChat("a", ((0, 1),), tuple(told))
-    )
-    assert chat.to_turns(encoded, logprobs=values)[0].logprobs.tolist() == [-0.5, -1.25]
 
 
 def test_the_size_of_a_batch_is_that_of_its_tokens() -> None:

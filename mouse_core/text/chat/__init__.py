@@ -12,7 +12,6 @@ from mouse_core.text.chat.encoding import (
     encode_chat,
     encode_preference,
     render_chat,
-    to_turns,
 )
 from mouse_core.text.chat.messages import ChatTemplate, Message
 
@@ -27,5 +26,4 @@ __all__ = [
     "encode_chat",
     "encode_preference",
     "render_chat",
-    "to_turns",
 ]

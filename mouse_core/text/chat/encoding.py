@@ -1,4 +1,4 @@
-"""Converts chats to text, to tokens with a mask of the assistant's tokens, to turns of rollouts, and to rows."""
+"""Converts chats to text, to tokens with a mask of the assistant's tokens, and to rows."""
 
 from __future__ import annotations
 
@@ -11,12 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from mouse_core.digest import host_array
-from mouse_core.dtypes import widened
 from mouse_core.errors import ConfigError, DataError
-from mouse_core.groups import Turn
 from mouse_core.spec import Field, check_choice, check_count
-from mouse_core.text.chat.messages import ChatTemplate, Message, Renderings, messages_of, text_of
+from mouse_core.text.chat.messages import ChatTemplate, Message, Renderings, messages_of
 from mouse_core.text.recipes import (
     JSON,
     Encoder,
@@ -42,12 +39,10 @@ class RenderedChat:
     Args:
         text: The text.
         spans: Begin and end of each generated span as positions of characters, in order and without overlap.
-        messages: The chat.
     """
 
     text: str
     spans: tuple[tuple[int, int], ...]
-    messages: tuple[Message, ...]
 
 
 def render_chat(
@@ -80,7 +75,7 @@ def render_chat(
     """
     renderings = Renderings(template, messages, tools)
     text = renderings(renderings.messages)
-    answers = [place for place, message in enumerate(renderings.messages) if is_learned(message)]
+    answers = [place for place, message in enumerate(renderings.messages) if _is_learned(message)]
     if template.has_generation:
         spans = _of_generation(renderings, text)
         own = [place for place, message in enumerate(renderings.messages) if message["role"] == "assistant"]
@@ -91,13 +86,12 @@ def render_chat(
                     f"assistant, as some messages have weight 0, found {len(spans)} blocks"
                 )
             spans = tuple(span for span, place in zip(spans, own, strict=True) if place in answers)
-        return RenderedChat(text, spans, renderings.messages)
+        return RenderedChat(text, spans)
     end = template.variables.get("eos_token") if end_of_turn is None else end_of_turn
-    spans = tuple(_of_answer(renderings, text, place, end or "") for place in answers)
-    return RenderedChat(text, spans, renderings.messages)
+    return RenderedChat(text, tuple(_of_answer(renderings, text, place, end or "") for place in answers))
 
 
-def is_learned(message: Message) -> bool:
+def _is_learned(message: Message) -> bool:
     """Whether a message was written by an assistant and its OpenAI key ``weight`` is not 0."""
     return bool(message["role"] == "assistant" and message.get("weight") != 0)
 
@@ -334,93 +328,6 @@ def check_cut(max_length: Any, truncation_side: Any) -> None:
     check_choice("truncation_side", truncation_side, ("right", "left"))
     if max_length is not None:
         check_count("max_length", max_length, 1)
-
-
-# Role of turns without a message: they have tokens that the template wrote behind an answer or before the first
-# message.
-_TEMPLATE = "template"
-
-
-def to_turns(chat: EncodedChat, *, logprobs: npt.ArrayLike | None = None) -> tuple[Turn, ...]:
-    """Convert a chat to the turns of a ``RolloutRecord``. The turns contain each token of the chat once and in order.
-
-    A turn of an assistant has exactly the generated tokens. Tokens between two answers, including the generation
-    prompt, belong to the last message between these answers; other messages between them have no tokens. Tokens without
-    a message, such as tokens after the last answer, become a turn with the role "template". Entries of a message that a
-    turn cannot represent, such as calls of tools, are in the metadata of the turn. An answer with ``weight`` 0 has no
-    log-probabilities, so it is not trained.
-
-    Args:
-        chat: A chat from ``encode_chat``. A truncated chat has all turns, but only the remaining tokens.
-        logprobs: Log-probabilities of all tokens under the policy, float32 ``[L]``. Only log-probabilities of generated
-            tokens are kept, and turns with log-probabilities are trained. With None, turns have no log-probabilities.
-
-    Returns:
-        At least one turn for each message.
-
-    Raises:
-        DataError: ``logprobs`` has another length than the tokens, or there are more or fewer answers than generated
-            spans.
-    """
-    messages = chat.rendered.messages
-    values = None if logprobs is None else host_array(widened(logprobs))
-    if values is not None and values.shape != chat.input_ids.shape:
-        raise DataError(f"to_turns: logprobs: expected shape {chat.input_ids.shape}, found {values.shape}")
-    answers = [place for place, message in enumerate(messages) if is_learned(message)]
-    runs = _runs(chat)
-    if len(runs) != len(answers):
-        raise DataError(
-            f"to_turns: expected generated text in each of {len(answers)} messages of an assistant, found "
-            f"{len(runs)} runs of generated text"
-        )
-    turns: list[Turn] = []
-    done, reached = 0, 0
-    for place, (start, end) in zip(answers, runs, strict=True):
-        turns += _between(messages[done:place], chat.input_ids[reached:start])
-        own = None if values is None else values[start:end]
-        turns.append(_turn(messages[place], chat.input_ids[start:end], own))
-        done, reached = place + 1, end
-    return (*turns, *_between(messages[done:], chat.input_ids[reached:]))
-
-
-def _runs(chat: EncodedChat) -> list[tuple[int, int]]:
-    """Return the range of tokens for each span.
-
-    If truncation removed all tokens of a span, the range is empty, at the position of the span.
-    """
-    spans = np.array(chat.rendered.spans, np.int64).reshape(-1, 2)
-    if not len(spans):
-        return []
-    generated = np.flatnonzero(chat.assistant_masks)
-    starts, ends = chat.offsets[generated].T
-    # A token belongs to the last span that begins at or before its begin; a token that reaches into a span belongs to
-    # this span.
-    own = np.maximum(np.searchsorted(spans[:, 0], starts, side="right") - 1, 0)
-    entered = np.minimum(own + 1, len(spans) - 1)
-    own = np.where((starts >= spans[own, 1]) & (ends > spans[entered, 0]), entered, own)
-    runs, reached = [], 0
-    for number, (begin, _) in enumerate(spans.tolist()):
-        group = generated[own == number]
-        if len(group):
-            run = int(group[0]), int(group[-1]) + 1
-        else:
-            behind = np.flatnonzero((chat.offsets[:, 0] >= begin) & (chat.offsets[:, 1] > begin))
-            run = (max(reached, int(behind[0]) if len(behind) else len(chat.input_ids)),) * 2
-        runs.append(run)
-        reached = run[1]
-    return runs
-
-
-def _between(messages: tuple[Message, ...], tokens: npt.NDArray[np.int64]) -> list[Turn]:
-    if not messages:
-        return [Turn("", _TEMPLATE, tokens)] if len(tokens) else []  # type: ignore[arg-type]
-    return [*(_turn(message, tokens[:0], None) for message in messages[:-1]), _turn(messages[-1], tokens, None)]
-
-
-def _turn(message: Message, tokens: npt.NDArray[np.int64], logprobs: npt.NDArray[Any] | None) -> Turn:
-    simple = message.keys() == {"role", "content"} and isinstance(message["content"], str)
-    metadata = {} if simple and message["role"] != _TEMPLATE else {"chat": message}
-    return Turn(text_of(message), message["role"], tokens, logprobs, metadata=metadata)  # type: ignore[arg-type]
 
 
 _Side = Literal["right", "left"]

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import atexit
 import importlib.util
-import json
 import pickle
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from datetime import datetime, timezone
 from pathlib import Path
@@ -16,7 +14,7 @@ from typing import Any
 from mouse_core._base.child import Child
 from mouse_core._base.locks import ProcessLock
 from mouse_core.errors import ConfigError, DataError
-from mouse_core.spec import check_choice, check_count
+from mouse_core.spec import check_count
 
 # A marker of Unicode noncharacters, which texts do not contain.
 _MARKS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
@@ -39,9 +37,6 @@ class ChatTemplate:
         variables: Additional variables of the template, such as ``bos_token``, ``eos_token`` and ``documents``.
         now: The time that ``strftime_now`` returns. With None, it is the time of the rendering, so texts are not
             reproducible.
-        arguments: The form in which the template receives the arguments of tool calls. With "given", the arguments keep
-            their form in the chat. With "dict", JSON texts are parsed to dicts, for templates that write ``arguments |
-            tojson``. With "json", dicts are converted to JSON texts, for templates that write the arguments unchanged.
         max_chars: Largest number of characters of a rendered text.
         max_seconds: Largest duration of a rendering in seconds.
 
@@ -53,7 +48,6 @@ class ChatTemplate:
     source: str
     variables: Mapping[str, Any] = field(default_factory=dict)
     now: datetime | None = None
-    arguments: str = "given"
     # Limits are not compared, because they do not change rendered texts.
     max_chars: int = field(default=4_000_000, repr=False)
     max_seconds: float = field(default=60.0, repr=False)
@@ -64,7 +58,6 @@ class ChatTemplate:
                 f"chat template: expected a str, and variables as a dict, found {self.source!r:.80} and "
                 f"{self.variables!r:.80}"
             )
-        check_choice("arguments", self.arguments, ARGUMENTS)
         check_count("max_chars", self.max_chars, 1)
         if not isinstance(self.max_seconds, int | float) or not self.max_seconds > 0:
             raise ConfigError(f"max_seconds: expected a number above 0, found {self.max_seconds!r:.80}")
@@ -145,7 +138,7 @@ class ChatTemplate:
     ) -> str:
         variables = {"documents": None, **self.variables, "add_generation_prompt": bool(add_generation_prompt)}
         variables["tools"] = plain(tools, "chat, tools")
-        variables["messages"] = [_with_arguments(message, self.arguments) for message in messages]
+        variables["messages"] = list(messages)
         request = {"source": self.source, "variables": variables, "marks": marks, "max_chars": self.max_chars}
         return str(renderer.ask(request | {"now": pickle.dumps(_fixed(now)).hex()}, self.max_seconds)["text"])
 
@@ -219,12 +212,6 @@ def _are_dicts(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(one, dict) for one in value)
 
 
-def text_of(message: Message) -> str:
-    """Return the concatenated texts of a message."""
-    content = message["content"]
-    return "".join(str(part.get("text", "")) for part in content) if isinstance(content, list) else content or ""
-
-
 class _Renderer:
     """The process that renders templates.
 
@@ -292,26 +279,3 @@ def plain(value: Any, where: str) -> Any:
     if isinstance(value, list | tuple):
         return [plain(item, where) for item in value]
     raise DataError(f"{where}: expected values of JSON, found {value!r:.80} of type {type(value).__name__}")
-
-
-ARGUMENTS = ("given", "dict", "json")
-"""Forms of the arguments of tool calls."""
-
-
-def _with_arguments(message: Message, form: str) -> Message:
-    """Return a message; the arguments of its tool calls are converted to ``form``, one of ``ARGUMENTS``."""
-    calls = message.get("tool_calls", ())
-    return {**message, "tool_calls": [_call(call, form) for call in calls]} if calls and form != "given" else message
-
-
-def _call(call: dict[str, Any], form: str) -> dict[str, Any]:
-    if isinstance(call.get("function"), dict):
-        return {**call, "function": _call(call["function"], form)}
-    arguments = call.get("arguments", {})
-    if form == "json" and not isinstance(arguments, str):
-        arguments = json.dumps(arguments, ensure_ascii=False)
-    if form == "dict" and isinstance(arguments, str):
-        with suppress(ValueError):
-            read = json.loads(arguments)
-            arguments = read if isinstance(read, dict) else arguments
-    return {**call, "arguments": arguments}
