@@ -386,9 +386,7 @@ def declared_values(column: RolloutColumn, rows: pa.Array) -> list[npt.NDArray[A
     return found
 
 
-def _declared_dicts(
-    columns: Iterable[tuple[RolloutColumn, pa.Array]], count: int
-) -> list[dict[str, npt.NDArray[Any]]]:
+def _declared_dicts(columns: Iterable[tuple[RolloutColumn, pa.Array]], count: int) -> list[dict[str, npt.NDArray[Any]]]:
     """Return a dict of declared columns by name for each of ``count`` rows."""
     rows: list[dict[str, npt.NDArray[Any]]] = [{} for _ in range(count)]
     for column, array in columns:

@@ -5,7 +5,6 @@ import pickle
 import signal
 from datetime import datetime, timedelta, tzinfo
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from hypothesis import given

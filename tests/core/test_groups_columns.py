@@ -167,9 +167,7 @@ def test_whatever_is_declared_comes_back(seed: int, tmp_path_factory: pytest.Tem
         assert example.columns.keys() == {column.name for column in COLUMNS}
         for name, values in example.columns.items():
             np.testing.assert_array_equal(values, told(rollout, name), strict=True)
-    whole = [
-        seen({"tokens": one.tokens, **one.columns}, slice(None), one.columns) for one in examples if len(one)
-    ]
+    whole = [seen({"tokens": one.tokens, **one.columns}, slice(None), one.columns) for one in examples if len(one)]
     padded = pad(examples, pad_to_multiple_of=8)
     assert padded["tokens"].shape[1] % 8 == 0
     rows = [{name: values[row] for name, values in padded.items()} for row in range(len(examples))]

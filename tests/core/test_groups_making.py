@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mouse_core import ConfigError, DataError, MissingFieldError
+from mouse_core import ConfigError, DataError
 from mouse_core.groups import (
     DrGrpo,
     Grpo,
@@ -20,14 +20,13 @@ from mouse_core.groups import (
     RLExample,
     Rloo,
     RolloutBuffer,
-    RolloutColumn,
     RolloutRecord,
     RolloutStream,
     TopK,
     Turn,
     make_examples,
 )
-from tests.core.groups_cases import group, lose_index, rollout
+from tests.core.groups_cases import group, rollout
 
 
 def fed(rollouts: list[RolloutRecord], **options: Any) -> GrpoBatchMaker:

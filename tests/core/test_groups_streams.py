@@ -1,7 +1,6 @@
 """Shares of batches for several ranks, and producers that are held back."""
 
 import json
-import multiprocessing
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -450,5 +449,3 @@ def test_limits_that_cannot_be(tmp_path: Path) -> None:
         pytest.raises(ConfigError, match="timeout: expected a number of seconds"),
     ):
         buffer.add_rollouts([rollout(0)], timeout=-1)
-
-
