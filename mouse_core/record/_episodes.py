@@ -21,7 +21,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -45,50 +45,60 @@ if TYPE_CHECKING:
     from mouse_core.collect.client import StoreClient
 
 _IMAGE = {"bytes", "path"}
+_INT, _FLOAT = struct.Struct("<q").pack, struct.Struct("<d").pack
+
+
+@lru_cache(64)
+def _head(columns: tuple[tuple[Any, ...], ...]) -> bytes:
+    """Return the first line of an encoded row. Most rows of a recording have the same first line."""
+    return json.dumps(columns).encode() + b"\n"
 
 
 def encoded(row: Row) -> bytes:
-    """Encode a row as bytes: a line of JSON with names, types and plain values, then the bytes of arrays and images.
+    """Encode a row as bytes: a line of JSON with name, type and shape or size of each column, then the values.
 
     Raises:
         DataError: A value of the row is not a number, an array or a text.
     """
-    said: list[Any] = []
-    parts: list[bytes] = []
-    for name, value in row.items():
-        if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biuf":
-            said.append([name, "array", value.dtype.str, value.shape])
-            parts.append(value.tobytes())
-        elif isinstance(value, dict) and value.keys() == _IMAGE:
-            said.append([name, "image", len(value["bytes"])])
-            parts.append(value["bytes"])
-        else:
-            said.append([name, "json", value])
+    columns: list[tuple[Any, ...]] = []
+    values: list[bytes] = []
     try:
-        return b"".join([json.dumps(said, ensure_ascii=False).encode(), b"\n", *parts])
+        for name, value in row.items():
+            kind = type(value)
+            column: tuple[Any, ...]
+            if kind is float:
+                column, content = (name, "<f8", ()), _FLOAT(value)
+            elif kind is int and value.bit_length() < 64:
+                column, content = (name, "<i8", ()), _INT(value)
+            elif isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biuf":
+                column, content = (name, value.dtype.str, value.shape), value.tobytes()
+            else:
+                is_image = kind is dict and value.keys() == _IMAGE
+                content = value["bytes"] if is_image else json.dumps(value).encode()
+                column = name, "image" if is_image else "json", len(content)
+            columns.append(column)
+            values.append(content)
+        return b"".join([_head(tuple(columns)), *values])
     except (TypeError, ValueError) as error:
         raise DataError(f"record: expected numbers, arrays and texts, found {row!r:.200}") from error
 
 
 def decoded(record: bytes) -> Row:
-    """Decode the bytes of a row; the inverse of ``encoded``.
+    """Decode the bytes of a row; the inverse of ``encoded``. A number becomes a scalar of NumPy.
 
     Raises:
         DataError: The bytes are not an encoded row.
     """
     head, _, rest = record.partition(b"\n")
     row: Row = {}
-    for name, code, value, *shape in json.loads(head):
-        size = 0
-        if code == "array":
-            dtype = check_dtype(value, where=name)
-            size = dtype.itemsize * math.prod(*shape)
-            row[name] = np.frombuffer(rest[:size], dtype).reshape(*shape)[()]
-        elif code == "image":
-            size = value
-            row[name] = {"bytes": rest[:size], "path": None}
+    for name, code, size in json.loads(head):
+        if code in ("image", "json"):
+            content = rest[:size]
+            row[name] = {"bytes": content, "path": None} if code == "image" else json.loads(content)
         else:
-            row[name] = value
+            dtype, shape = check_dtype(code, where=name), size
+            size = dtype.itemsize * math.prod(shape)
+            row[name] = np.frombuffer(rest[:size], dtype).reshape(shape)[()]
         rest = rest[size:]
     if rest or not {"reward", "done", "episode_step"} <= row.keys():
         raise DataError(f"expected a row, found {head!r:.80} and {len(rest)} bytes after it")

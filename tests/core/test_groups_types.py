@@ -242,7 +242,7 @@ def stored(given_: list[RolloutRecord], **options: Any) -> list[RolloutRecord]:
 @settings(max_examples=6)
 @given(
     st.lists(rollouts, min_size=1, max_size=4, unique_by=lambda item: item.rollout_uid),
-    st.sampled_from(["zstd", "none"]),
+    st.sampled_from(["zstd", "snappy", "gzip", "lz4", "none"]),
     st.integers(1, 3),
 )
 def test_every_field_comes_back_exactly(given_: list[RolloutRecord], compression: str, size: int) -> None:
