@@ -286,11 +286,6 @@ def is_gen_dgrl(path: Path) -> bool:
     return False
 
 
-def is_openml(path: Path) -> bool:
-    """Whether a path is a folder of OpenML's client with a Parquet table."""
-    return (path / "description.xml").is_file() and any(path.glob("dataset*.pq"))
-
-
 def names_of_arrays(path: Path) -> list[str]:
     """Return the names in a zarr group, in an npz file, or in the first HDF5 or npz file of a folder."""
     if is_zarr(path):
@@ -391,7 +386,7 @@ _FORMATS = (
     _Format("robot_logs", "MCAP files, or bags of ROS 2 (metadata.yaml)", is_recording),
     _Format("dreamerv3", "npz files TIME-ID-FOLLOWING-LENGTH, pieces of DreamerV3's replay", is_dreamerv3),
     _layout("gen_dgrl", "episodes DATE_NUMBER_LENGTH_SEED_RETURN.npz or .npy, also in a tar", is_there=is_gen_dgrl),
-    _Format("openml", "a folder with description.xml and dataset*.pq", is_openml),
+    _Format("openml", "a Parquet table, only with format='openml'", lambda path: False),
     _Format("rows", "Arrow or Parquet files, or a folder of save_to_disk", is_there),
     _layout("roboset", "an HDF5 file with groups TrialN, or a folder of such files", r"(Trial|Rollout)\d+"),
     _layout("robomimic", "an HDF5 file with data/demo_N, or a folder of such files", r"data/demo_\d+"),

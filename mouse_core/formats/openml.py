@@ -7,7 +7,6 @@ reward 1. No step follows, so each example is a single row with the alignment "o
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ import pyarrow.compute as pc
 
 from mouse_core.columns.episode_rows import Columns
 from mouse_core.errors import ConfigError, DataError
-from mouse_core.files.reading import check_inside, read_bytes, reading
+from mouse_core.files.reading import reading
 from mouse_core.formats.base import BATCH_ROWS, RowStream
 from mouse_core.formats.columns import check_batch_rows
 from mouse_core.formats.rows import open_parquet, parquet_batches
@@ -28,8 +27,6 @@ from mouse_core.spec import check_choice
 
 __all__ = ["read_openml"]
 
-_DEFAULT = re.compile(r"<oml:default_target_attribute>([^<]*)</oml:default_target_attribute>")
-_MOST_XML = 4 << 20
 _MOST_VALUES = 10_000
 
 
@@ -37,7 +34,6 @@ def read_openml(
     path: str | os.PathLike[str],
     *,
     target: str | None = None,
-    missing: str | None = None,
     batch_rows: int = BATCH_ROWS,
 ) -> RowStream:
     """Read a table of OpenML as a contextual bandit: a row for each example, with alignment "outgoing".
@@ -48,37 +44,30 @@ def read_openml(
     ``metadata`` holds the names of features and classes. Features are not scaled; use a ``Normalizer`` for that.
 
     Args:
-        path: A Parquet file, or the folder of a dataset in the cache of OpenML's client, which contains the table and
-            a description.
-        target: The column to predict. By default, it is the target in the description, or the last column if there is
-            no description.
-        missing: "drop" omits examples with a null value; by default such examples raise a DataError.
+        path: A Parquet file.
+        target: The column to predict; by default the last column.
         batch_rows: Largest number of rows of a batch.
 
     Raises:
-        ConfigError: No table is found, or no column has the name ``target``.
+        ConfigError: The file does not exist, or no column has the name ``target``.
         DataError: The file is damaged, or a value is null; the message names the column.
     """
     check_batch_rows(batch_rows)
-    if missing not in (None, "drop"):
-        raise ConfigError(f"missing: expected 'drop' or nothing, found {missing!r}")
-    file = _file(Path(path))
+    file = Path(path)
+    if not file.is_file():
+        raise ConfigError(f"{file}: expected a Parquet file, found none")
     with reading(file):
         schema = open_parquet(file).schema_arrow
-        described = _default_target(file)
         names: list[str] = schema.names
-        chosen = target or (described if described in names else None) or names[-1]
+        chosen = target or names[-1]
         check_choice("target", chosen, names)
         texts = _texts(file, schema)
 
     def rows() -> Iterator[Columns]:
         for batch in parquet_batches(file, batch_rows):
-            yield _columns(batch.drop_null() if missing else batch, texts, chosen, where=str(file))
+            yield _columns(batch, texts, chosen, where=str(file))
 
-    how = "as asked for" if target else "as the description says" if described == chosen else "the last one"
-    notes = [f"The class is {chosen!r}, {how}; each example is an episode of one step, whose reward is 1."]
-    if missing:
-        notes.append("Examples without a value for some attribute are left out.")
+    note = f"The class is {chosen!r}; each example is an episode of one step, whose reward is 1."
     features = [name for name in names if name != chosen]
     first = _columns(pa.RecordBatch.from_pylist([], schema), texts, chosen, where=str(file))
     return RowStream.of_columns(
@@ -86,7 +75,7 @@ def read_openml(
         "openml",
         first,
         rows,
-        notes=tuple(notes),
+        notes=(note,),
         format_metadata={"features": features, "target": chosen, "classes": texts.get(chosen, [])},
         metadata=DatasetMetadata("outgoing"),
     )
@@ -97,7 +86,7 @@ def _columns(batch: pa.RecordBatch, texts: dict[str, list[str]], target: str, *,
     features, action = [np.empty((n, 0))], np.empty(0)
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         if column.null_count:
-            hint = "missing='drop' of read_openml leaves such examples out"
+            hint = "frame.dropna() leaves out such examples before frame.to_parquet(...)"
             raise DataError(f"{where}: {name!r}: expected values, found {column.null_count} nulls; {hint}")
         values = _numbers(column, texts.get(name))
         if name == target:
@@ -118,25 +107,6 @@ def _numbers(column: pa.Array, texts: list[str] | None) -> npt.NDArray[Any]:
     if texts is None:
         return np.asarray(column.cast(pa.float64(), safe=False))
     return np.asarray(pc.index_in(column.cast(pa.string()), value_set=pa.array(texts, pa.string()))).astype(np.int64)
-
-
-def _file(root: Path) -> Path:
-    if root.is_file():
-        return root
-    file = next(iter(sorted(root.glob("dataset*.pq"))), None)
-    if file is None:
-        raise ConfigError(f"{root}: expected a Parquet file, or a folder with a file dataset*.pq, found none")
-    check_inside([file, root / "description.xml"], root)
-    return file
-
-
-def _default_target(file: Path) -> str | None:
-    """Return the name of the target column from the file ``description.xml`` in the folder of the table."""
-    description = file.with_name("description.xml")
-    if not description.is_file():
-        return None
-    match = _DEFAULT.search(read_bytes(description, most_bytes=_MOST_XML).decode("utf-8", "replace"))
-    return match[1] if match else None
 
 
 def _texts(file: Path, schema: pa.Schema) -> dict[str, list[str]]:

@@ -381,25 +381,6 @@ def test_what_is_not_recognised_says_what_was_looked_for(tmp_path: Path) -> None
         formats.open(tmp_path, format="csv")
 
 
-def test_files_outside_of_a_dataset_are_not_read(tmp_path: Path, parquet: Path) -> None:
-    saved = tmp_path / "saved"
-    datasets.Dataset(table().drop_columns(["metadata_ragged"])).save_to_disk(str(saved))
-    state = json.loads((saved / "state.json").read_text())
-    for name in ("../source.parquet", str(parquet), "..", "", 3):
-        state["_data_files"] = [{"filename": name}]
-        (saved / "state.json").write_text(json.dumps(state))
-        with pytest.raises(DataError, match=r"state\.json: expected the name of a file in the same folder"):
-            formats.open(saved)
-
-
-def test_a_stream_that_was_cut_between_batches_is_damaged(tmp_path: Path) -> None:
-    convert(stream(), tmp_path / "out")
-    file = next((tmp_path / "out").glob("*.arrow"))
-    file.write_bytes(file.read_bytes()[:-8])
-    with pytest.raises(DataError, match="truncated or not finished"):
-        formats.open(tmp_path / "out")
-
-
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("pictures", [False, True])

@@ -9,7 +9,6 @@ import pytest
 
 from mouse_core import ConfigError, formats
 from mouse_core.cli import main
-from mouse_core.formats.ted import write_ted
 from tests.core.formats import test_flat_files as flat_files
 from tests.core.formats.recording import Counting, record, rlds_episode
 
@@ -79,14 +78,3 @@ def test_every_format_is_recognised_inspected_and_converted(
     assert main(["convert", str(source), str(tmp_path / "converted"), *final]) == 0
     assert stream.digest() in capsys.readouterr().out
     assert formats.open(tmp_path / "converted").digest() == stream.digest()
-
-
-def test_from_minari_to_ted_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
-    stream = formats.open(made("minari", tmp_path))
-    chosen = [name for name in stream.columns if name.startswith("observation")]
-    write_ted(stream, tmp_path / "steps")
-    table = formats.open(tmp_path / "steps").to_table()
-    wanted = stream.to_table()
-    for name in ("action", "reward", "done", "episode_step", *chosen):
-        assert table.column(name).to_pylist() == wanted.column(name).to_pylist(), name

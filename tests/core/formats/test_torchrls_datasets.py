@@ -313,27 +313,13 @@ def test_openml_is_a_contextual_bandit(tmp_path: Path) -> None:
     assert len(stream.to_store()) == 3
 
 
-def test_openml_in_the_cache_of_its_client(tmp_path: Path) -> None:
-    """Whose description says which attribute is the class; else it is the last."""
-    file = write_openml(tmp_path / "org/openml/www/datasets/24/dataset_24.pq")
-    assert read_openml(file.parent).format_metadata["target"] == "stalk"
-    description = "<oml:name>x</oml:name><oml:default_target_attribute>class</oml:default_target_attribute>"
-    (file.parent / "description.xml").write_text(description)
-    for found in (formats.open(file.parent), read_openml(file)):
-        assert (found.format, found.format_metadata["target"]) == ("openml", "class")
-
-
 def test_openml_that_cannot_be(tmp_path: Path) -> None:
     path = write_openml(tmp_path / "x.parquet", width=[1.5, None, 3.0])
-    with pytest.raises(DataError, match=r"x\.parquet: 'width': expected values, found 1 nulls; missing='drop'"):
+    with pytest.raises(DataError, match=r"x\.parquet: 'width': expected values, found 1 nulls; frame.dropna"):
         read_openml(path).to_table()
-    table = read_openml(path, missing="drop", target="class").to_table()
-    assert table.column("action").to_pylist() == [0, 1]
     with pytest.raises(ConfigError, match="target: expected one of"):
         read_openml(path, target="nothing")
-    with pytest.raises(ConfigError, match="missing: expected 'drop'"):
-        read_openml(path, missing="keep")
-    with pytest.raises(ConfigError, match="expected a Parquet file, or a folder"):
+    with pytest.raises(ConfigError, match="expected a Parquet file, found none"):
         read_openml(tmp_path)
     for columns, wanted in (
         ({"width": [[1.0]] * 3}, "'width': expected a column of numbers or texts, found list"),
