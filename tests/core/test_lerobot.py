@@ -2,7 +2,6 @@
 
 import io
 import json
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -61,10 +60,8 @@ class Robot:
         files: Sequence[Sequence[int]] = ((0, 1), (2, 3)),
         drop: Sequence[str] = (),
         change: Callable[[dict[str, Any]], None] | None = None,
-        version: str = "v3.0",
     ) -> Path:
-        """Write the dataset, its episodes spread over files as `files` says; in version 2 each has files of its own."""
-        files = files if version == "v3.0" else [[k] for k in range(len(self.lengths))]
+        """Write the dataset, its episodes spread over files as `files` says."""
         joints = {"dtype": "float32", "shape": [6], "names": [f"joint_{k}" for k in range(6)]}
         number = {"dtype": "int64", "shape": [1], "names": None}
         image = {"dtype": kind, "shape": [*SIDE, 3], "names": ["height", "width", "channels"]}
@@ -78,7 +75,7 @@ class Robot:
             **{f"observation.images.{camera}": dict(image) for camera in self.cameras},
         }
         info: dict[str, Any] = {
-            "codebase_version": version,
+            "codebase_version": "v3.0",
             "robot_type": "arm",
             "total_episodes": len(self.lengths),
             "total_frames": len(self.frame),
@@ -127,25 +124,7 @@ class Robot:
                 encode(folder / f"file-{number:03d}.mp4", [self.picture(place, int(t)) for t in frames])
         (root / "meta" / "episodes" / "chunk-000").mkdir(parents=True)
         pq.write_table(pa.Table.from_pylist(rows), root / "meta" / "episodes" / "chunk-000" / "file-000.parquet")
-        if version != "v3.0":
-            self.make_old(root)
         return root
-
-    def make_old(self, root: Path) -> None:
-        """Turn a dataset with a file for each episode into one of version 2."""
-        shutil.rmtree(root / "meta" / "episodes")
-        (root / "meta" / "tasks.parquet").unlink()
-        tasks = [{"task_index": number, "task": text} for number, text in enumerate(("pick", "place"))]
-        episodes = [{"episode_index": k, "tasks": ["pick"], "length": n} for k, n in enumerate(self.lengths)]
-        for name, entries in (("tasks", tasks), ("episodes", episodes)):
-            (root / "meta" / f"{name}.jsonl").write_text("".join(json.dumps(one) + "\n" for one in entries))
-        for k in range(len(self.lengths)):
-            data = root / "data" / "chunk-000"
-            (data / f"file-{k:03d}.parquet").rename(data / f"episode_{k:06d}.parquet")
-            for file in root.glob(f"videos/*/chunk-000/file-{k:03d}.mp4"):
-                target = root / "videos" / "chunk-000" / file.parts[-3] / f"episode_{k:06d}.mp4"
-                target.parent.mkdir(parents=True, exist_ok=True)
-                file.rename(target)
 
     def write_data(self, root: Path, number: int, frames: Any, kind: str, drop: Sequence[str]) -> None:
         columns: dict[str, Any] = {
@@ -202,10 +181,10 @@ def encode(file: Path, frames: Sequence[npt.NDArray[np.uint8]]) -> None:
 
 
 @pytest.mark.parametrize("final", ["drop", "mark"])
-@pytest.mark.parametrize(("size", "version"), [(1, "v3.0"), (2, "v3.0"), (8192, "v3.0"), (2, "v2.1")])
-def test_rows_are_what_was_recorded(final: str, size: int, version: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", [1, 2, 8192])
+def test_rows_are_what_was_recorded(final: str, size: int, tmp_path: Path) -> None:
     robot = Robot()
-    stream = formats.open(robot.write(tmp_path / "set", version=version), final=final, batch_rows=size)
+    stream = formats.open(robot.write(tmp_path / "set"), final=final, batch_rows=size)
     table = stream.to_table()
     wanted = robot.expected(final)
     for name in ("observation.state", "action", "reward", "done", "episode_step"):
@@ -267,11 +246,10 @@ def test_marked_rows_are_found_by_their_task_and_time(way: str, tmp_path: Path) 
 
 def test_pictures_belong_to_their_frames(tmp_path: Path) -> None:
     robot = Robot((5, 3, 7, 12), cameras=["top"])
-    for version in ("v3.0", "v2.0"):
-        root = robot.write(tmp_path / version, kind="image", version=version)
-        found = delivered(read_lerobot(root, final="drop", batch_rows=2), IMAGE)
-        assert np.array_equal(found, [robot.picture(0, t) for t in range(len(robot.frame))])
-        assert IMAGE not in read_lerobot(root, final="drop", cameras=False).columns
+    root = robot.write(tmp_path / "set", kind="image")
+    found = delivered(read_lerobot(root, final="drop", batch_rows=2), IMAGE)
+    assert np.array_equal(found, [robot.picture(0, t) for t in range(len(robot.frame))])
+    assert IMAGE not in read_lerobot(root, final="drop", cameras=False).columns
 
 
 def test_without_reward_and_done(tmp_path: Path) -> None:
@@ -303,7 +281,7 @@ IMAGE = "observation.images.top"
 @pytest.mark.parametrize(
     ("keys", "value", "error", "message"),
     [
-        ("codebase_version", "v1.6", ConfigError, r"expected codebase_version v3\.0, v2\.1 or v2\.0, found 'v1\.6'"),
+        ("codebase_version", "v2.1", ConfigError, r"version v3\.0, found 'v2\.1'; LeRobot's script convert_dataset"),
         ("total_frames", 20, DataError, r"info\.json: expected total_frames of 19"),
         ("fps", 0, DataError, r"info\.json: expected fps as a positive number"),
         (("features", "../../etc"), {"dtype": "video"}, DataError, r"info\.json: expected the name of a feature"),

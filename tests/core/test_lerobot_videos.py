@@ -57,17 +57,14 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("version", "final", "cameras"),
+    ("final", "cameras"),
     [
-        pytest.param("v3.0", "drop", ["top", "wrist"], marks=pytest.mark.slow),
-        ("v2.1", "mark", ["top", "wrist"]),
-        ("v3.0", "mark", ["top"]),
+        pytest.param("drop", ["top", "wrist"], marks=pytest.mark.slow),
+        ("mark", ["top", "wrist"]),
     ],
 )
-def test_frames_in_place_are_those_of_decoding_in_turn(
-    version: str, final: str, cameras: list[str], tmp_path: Path
-) -> None:
-    root = Robot((5, 1, 7, 4), cameras=cameras).write(tmp_path / "set", version=version)
+def test_frames_in_place_are_those_of_decoding_in_turn(final: str, cameras: list[str], tmp_path: Path) -> None:
+    root = Robot((5, 1, 7, 4), cameras=cameras).write(tmp_path / "set")
     store = DatasetStore.open(root, final=final)
     check(root, store, final)
     assert all(

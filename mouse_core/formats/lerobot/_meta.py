@@ -17,11 +17,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mouse_core._arrow.column_types import column_type, fixed_shape
-from mouse_core._base.checks import is_whole
 from mouse_core._base.memo import memo
 from mouse_core.columns.episode_rows import Columns
 from mouse_core.errors import ConfigError, DataError, SchemaError
-from mouse_core.files.reading import damaged, json_object, read_bytes, read_json_object, reading
+from mouse_core.files.reading import damaged, read_json_object, reading
 from mouse_core.formats.columns import (
     MISSING,
     Values,
@@ -513,8 +512,6 @@ Int64s = npt.NDArray[np.int64]
 
 _INDICES = ("episode_index", "length", "data/chunk_index", "data/file_index")
 _MOST = 2**48
-# A line for each episode.
-_MOST_LINES = 256 << 20
 _KILLED = "; if the recording was interrupted, skip_broken=True (--skip-broken) reads its complete episodes"
 
 
@@ -625,12 +622,11 @@ def read_description(root: Path, *, skip_broken: bool = False) -> Description:
         raise ConfigError(f"{root}: expected meta/info.json of a LeRobotDataset, found none")
     info = read_json_object(file)
     version = str(info.get("codebase_version"))
-    if not re.fullmatch(r"v(2\.[01]|3\.\d+)", version):
+    if not re.fullmatch(r"v3\.\d+", version):
         raise ConfigError(
-            f"{file}: expected codebase_version v3.0, v2.1 or v2.0, found {version!r:.40}; LeRobot converts older "
-            "datasets to these"
+            f"{file}: expected codebase_version v3.0, found {version!r:.40}; LeRobot's script "
+            "convert_dataset_v21_to_v30 converts version 2.1"
         )
-    is_old = version.startswith("v2")
     rate = _rate(info.get("fps"), file)
     described = info.get("features")
     if not isinstance(described, Mapping) or not described:
@@ -639,7 +635,7 @@ def read_description(root: Path, *, skip_broken: bool = False) -> Description:
     cameras = [key for key, feature in features.items() if feature.dtype == "video"]
     lost: list[str] = []
     failed = lost if skip_broken else None
-    episodes = _listed_episodes(root, cameras, info) if is_old else _episodes(root, cameras, failed)
+    episodes = _episodes(root, cameras, failed)
     for name, found in (("total_episodes", len(episodes.index)), ("total_frames", int(episodes.lengths.sum()))):
         if info.get(name, found) != found:
             why = f"expected {name} of {found}, as in meta/episodes, found {info[name]!r:.40}"
@@ -647,9 +643,8 @@ def read_description(root: Path, *, skip_broken: bool = False) -> Description:
                 raise damaged(file, f"{why}{_KILLED}")
             lost.append(f"{file}: {why}: episodes and frames that are not listed are left out")
     stats = root / "meta" / "stats.json"
-    tasks = _listed_tasks(root) if is_old else _tasks(root)
     return Description(
-        features, rate, episodes, tasks, read_json_object(stats) if stats.is_file() else {}, info, tuple(lost)
+        features, rate, episodes, _tasks(root), read_json_object(stats) if stats.is_file() else {}, info, tuple(lost)
     )
 
 
@@ -746,6 +741,7 @@ def _columns_of_episodes(folder: Path, wanted: Sequence[str], failed: list[str] 
 
 
 def _episodes(root: Path, cameras: Sequence[str], failed: list[str] | None) -> Episodes:
+    """Return the episodes in the order of their numbers."""
     folder, places = root / "meta" / "episodes", ("chunk_index", "file_index", "from_timestamp")
     wanted = [*_INDICES, *(f"videos/{camera}/{name}" for camera in cameras for name in places)]
     columns = _columns_of_episodes(folder, wanted, failed)
@@ -755,34 +751,16 @@ def _episodes(root: Path, cameras: Sequence[str], failed: list[str] | None) -> E
     for camera in cameras:
         found = zip(*(columns[f"videos/{camera}/{name}"] for name in places), strict=True)
         videos[camera] = [(_file(f"videos/{camera}", chunk, file, "mp4"), begin) for chunk, file, begin in found]
-    return _ordered(folder, columns["episode_index"], columns["length"], data, videos)
-
-
-def _ordered(
-    where: Path,
-    index: Sequence[int],
-    lengths: Sequence[int],
-    data: Sequence[str],
-    videos: Mapping[str, Sequence[tuple[str, float]]],
-) -> Episodes:
-    """Return episodes in the order of their numbers.
-
-    Args:
-        where: Name of the metadata for error messages.
-        index, lengths: Number of each episode, and its number of frames.
-        data: For each episode, the file with its frames.
-        videos: See ``Episodes``.
-    """
-    order = np.argsort(np.array(index), kind="stable")
-    numbers, counts = np.array(index, np.int64)[order], np.array(lengths, np.int64)[order]
+    order = np.argsort(np.array(columns["episode_index"]), kind="stable")
+    numbers, counts = (np.array(columns[name], np.int64)[order] for name in _INDICES[:2])
     if (numbers[1:] == numbers[:-1]).any():
-        raise damaged(where, "expected every episode once, found an episode twice")
+        raise damaged(folder, "expected every episode once, found an episode twice")
     there, ends = np.flatnonzero(counts), np.cumsum(counts)
     names = [data[place] for place in order[there].tolist()]
     cuts = [place for place in range(len(names)) if not place or names[place] != names[place - 1]]
     if len({names[cut] for cut in cuts}) < len(cuts):
         raise damaged(
-            where, "expected consecutive numbers of the episodes in each file, found other episodes between them"
+            folder, "expected consecutive numbers of the episodes in each file, found other episodes between them"
         )
     firsts = there[cuts].tolist()
     stops = [*firsts[1:], len(counts)]
@@ -796,44 +774,6 @@ def _ordered(
 
 def _file(folder: str, chunk: int, file: int, suffix: str) -> str:
     return f"{folder}/chunk-{chunk:03d}/file-{file:03d}.{suffix}"
-
-
-def _listed_episodes(root: Path, cameras: Sequence[str], info: Mapping[str, Any]) -> Episodes:
-    """Return the episodes of version 2; each episode has its own files."""
-    file = root / "meta" / "episodes.jsonl"
-    size = info.get("chunks_size", 1000)
-    if not is_whole(size) or size < 1:
-        raise damaged(root / "meta" / "info.json", f"expected chunks_size of 1 or more, found {size!r:.40}")
-    entries = _lines(file, ("episode_index", "length"))
-    if not entries:
-        raise damaged(file, "expected episodes, found none")
-    index = [entry["episode_index"] for entry in entries]
-    names = [(f"chunk-{number // size:03d}", f"episode_{number:06d}") for number in index]
-    return _ordered(
-        file,
-        index,
-        [entry["length"] for entry in entries],
-        [f"data/{chunk}/{name}.parquet" for chunk, name in names],
-        {camera: [(f"videos/{chunk}/{camera}/{name}.mp4", 0.0) for chunk, name in names] for camera in cameras},
-    )
-
-
-def _lines(file: Path, numbers: Sequence[str]) -> list[Mapping[str, Any]]:
-    """Return the JSON objects in the lines of a file.
-
-    Raise DataError unless the entries ``numbers`` are integers, 0 or more.
-    """
-    entries = []
-    for place, line in enumerate(read_bytes(file, most_bytes=_MOST_LINES).splitlines()):
-        if line.strip():
-            entry = json_object(file, line)
-            for name in numbers:
-                if not is_whole(entry.get(name)) or not 0 <= entry[name] < _MOST:
-                    raise damaged(
-                        file, f"expected {name} of 0 or more, found {entry.get(name)!r:.40}", at=f"line {place + 1}"
-                    )
-            entries.append(entry)
-    return entries
 
 
 def _numbers(batch: pa.RecordBatch, name: str, file: Path) -> list[Any]:
@@ -861,13 +801,6 @@ def _tasks(root: Path) -> dict[int, str]:
         numbers = _numbers(batch, "task_index", file)
         tasks |= dict(zip(numbers, batch.column(texts[0]).to_pylist(), strict=True))
     return tasks
-
-
-def _listed_tasks(root: Path) -> dict[int, str]:
-    """Return the tasks of version 2."""
-    file = root / "meta" / "tasks.jsonl"
-    entries = _lines(file, ("task_index",)) if file.is_file() else []
-    return {entry["task_index"]: str(entry.get("task", "")) for entry in entries}
 
 
 def numbered(folder: Path, suffix: str) -> list[Path]:
