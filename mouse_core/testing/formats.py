@@ -119,7 +119,7 @@ class SourceConformance:
         """A loader delivers the source's batches with any number of workers, and accepts only states of this source."""
         source = self.make()
         for workers in (0, 4):
-            with PrefetchBatchifier(self.make(), num_workers=workers) as loader:
+            with PrefetchBatchifier(source, num_workers=workers) as loader:
                 assert loader.spec == source.spec
                 found = [loader.next_batch() for _ in range(2 * _BATCHES)]
                 state = loader.state_dict()
@@ -140,7 +140,7 @@ class SourceConformance:
             return  # if rows are not windows, the author decides whether the source has shards
         state: Any = None
         for begin, end, count in ((0, 2, 3), (2, 3, 1), (3, 5, 4)):
-            loaders = [PrefetchBatchifier(self.make(), shard=(rank, count), uneven="pad") for rank in range(count)]
+            loaders = [PrefetchBatchifier(source, shard=(rank, count), uneven="pad") for rank in range(count)]
             for loader in loaders if state else ():
                 loader.load_state_dict(state)
             for number in range(begin, end):
