@@ -27,7 +27,6 @@ from mouse_core.store.evidence import contradicted, flags_in
 
 # Largest number of dimensions that are counted separately; wider rows are counted as a whole.
 _MOST_PLACES = 1024
-_MOST_TEXTS = 1000
 _NAMES = {"halffloat": "float16", "float": "float32", "double": "float64"}
 
 
@@ -48,8 +47,6 @@ class ColumnCounter:
         self.shapes: set[tuple[int, ...]] = set()
         self.least_length: int | None = None
         self.most_length: int | None = None
-        self.texts: Counter[str] = Counter()
-        self.texts_complete = True
         self.constant = self.whole = True
         self.places: Moments | None = None
         self._total = Moments(1)
@@ -70,8 +67,6 @@ class ColumnCounter:
             self.constant = bool((hashes == np.uint64(self._first_hash)).all())
         if values.numbers is not None:
             self._add_numbers(values)
-        elif values.kind.kind != "image":
-            self._add_texts(values.array)
 
     def _add_numbers(self, values: Values) -> None:
         numbers = values.numbers
@@ -124,17 +119,6 @@ class ColumnCounter:
     def _add_length(self, least: int, most: int) -> None:
         self.least_length, self.most_length = _lower(self.least_length, least), _higher(self.most_length, most)
 
-    def _add_texts(self, array: pa.Array) -> None:
-        # Values without a measurable type are counted by their text, as long as there are few distinct texts.
-        if not self.texts_complete:
-            return
-        counts = None if pa.types.is_nested(array.type) else array.value_counts()
-        if counts is not None and len(counts) <= _MOST_TEXTS:
-            for entry in counts.to_pylist():
-                if entry["values"] is not None:
-                    self.texts[str(entry["values"])[:200]] += entry["counts"]
-        self.texts_complete = counts is not None and max(len(counts), len(self.texts)) <= _MOST_TEXTS
-
     def result(self) -> ColumnReport:
         """Return the counts so far."""
         if len(self.shapes) == 1 and self.least_length == self.most_length:
@@ -159,7 +143,6 @@ class ColumnCounter:
             deviation=total["deviation"][0],
             constant=self.constant and self.rows > 1 and self._first_hash is not None,
             whole=self.whole and self.low is not None,
-            values=dict(self.texts.most_common(20)) if self.texts_complete and self.texts else None,
             places=None if self.places is None else _by_place(self.places),
         )
 

@@ -314,7 +314,6 @@ class ColumnReport:
             numbers.
         constant: Whether all rows are equal.
         whole: Whether all values are whole numbers.
-        values: The most frequent values and their counts, for columns with few distinct texts; else None.
         places: For a column of vectors, ``low``, ``high``, ``mean`` and ``deviation`` of each dimension; else None.
     """
 
@@ -331,7 +330,6 @@ class ColumnReport:
     deviation: float | None = None
     constant: bool = False
     whole: bool = False
-    values: Mapping[str, int] | None = None
     places: Mapping[str, Any] | None = None
 
 
