@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from mouse_core import rollouts
 from mouse_core.randomness import Key, Purpose
 from mouse_core.replay.samplers.priorities import scaled as exactly_scaled
 from mouse_core.replay.samplers.rows import order_of
@@ -65,8 +64,6 @@ def permutation(seed: torch.Tensor, epoch: torch.Tensor, n: int) -> torch.Tensor
         epoch: Int64 ``[]``, on the same device.
         n: Number of words, or of elements.
     """
-    if is_known(epoch):
-        return torch.from_numpy(rollouts.permutation(int(seed.numpy()) & _ALL, int(epoch.numpy()), n))
     places = (1 << max(n - 1, 1).bit_length()) - 1
     word = (words(seed, epoch, n, Purpose.ROLLOUTS) & ~places) | torch.arange(n, device=epoch.device)
     # With the sign bit flipped, signed words are sorted like unsigned words.

@@ -319,32 +319,22 @@ class RolloutStorage:
             SchemaError, DataError: A shape is wrong, a needed value is not finite, or a time-out is set where no
                 episode ends. After each of these errors the storage is unchanged.
         """
-        self._check_returns()
-        self._compute(
-            last_values,
-            check_unit("gamma", gamma),
-            check_unit("lam", lam),
-            normalize_advantage,
-            time_outs,
-            final_values,
-        )
-        self._computed = True
-        self._version += 1
-
-    def _compute(
-        self, last_values: Any, discount: Any, lam: Any, normalize: bool, time_outs: Any, final_values: Any
-    ) -> None:
-        """Compute and write returns and advantages."""
+        self._check_full("compute_returns")
         arrays = self._arrays
+        if "values" not in arrays:
+            raise MissingFieldError(f"compute_returns: expected a field 'values', found {list(self._fields)}")
+        gamma, lam = check_unit("gamma", gamma), check_unit("lam", lam)
         # bfloat16 is computed in float32: NumPy's array API does not support it.
         rewards, values, dones = (widened(arrays[name]) for name in ("rewards", "values", "dones"))
         ends = self._checks.ends(arrays["values"], dones, last_values, time_outs, final_values)
         last, time_outs, finals = map(widened, ends)
         advantages, returns = gae(
-            rewards, values, dones, last, discount=discount, lam=lam, time_outs=time_outs, final_values=finals
+            rewards, values, dones, last, discount=gamma, lam=lam, time_outs=time_outs, final_values=finals
         )
         arrays["returns"][...] = returns
-        arrays["advantages"][...] = normalized(advantages, by_component=True) if normalize else advantages
+        arrays["advantages"][...] = normalized(advantages, by_component=True) if normalize_advantage else advantages
+        self._computed = True
+        self._version += 1
 
     # ------------------------------------------------------------------ reading it
 
@@ -403,21 +393,13 @@ class RolloutStorage:
         Raises:
             RolloutError, ConfigError: See ``mini_batch_generator``.
         """
-        return self._trajectories(num_mini_batches, num_epochs, drop_last, shuffle, lambda envs: None)
-
-    def _trajectories(
-        self, count: int, num_epochs: int, drop_last: bool, shuffle: bool, most: Callable[[int], int | None]
-    ) -> Iterator[MiniBatch]:
-        """Yield mini-batches of trajectories; ``most`` returns K for a number of environments, or None if K is not
-        fixed.
-        """
         self._check_readable("recurrent_mini_batch_generator", num_epochs)
-        parts = cut(self.num_envs, count, drop_last=drop_last, what="environments")
+        parts = cut(self.num_envs, num_mini_batches, drop_last=drop_last, what="environments")
         arrays = self._read_arrays()
         options = {"amp": self._amp(), "hidden_states": self.hidden_states, "hidden_axis": self._states.axis}
 
         def take(envs: Array) -> MiniBatch:
-            return take_recurrent_mini_batch(arrays, envs, num_trajectories=most(len(envs)), **options)
+            return take_recurrent_mini_batch(arrays, envs, **options)
 
         return self._read(take, self.num_envs, parts, num_epochs, shuffle=shuffle)
 
@@ -528,16 +510,8 @@ class RolloutStorage:
                 f"{caller}: expected a storage for reinforcement learning, found a storage for distillation"
             )
         self._check_full(caller)
-        if "values" in self._arrays and not self._has_returns():
+        if "values" in self._arrays and not self._computed:
             raise RolloutError(f"{caller}: expected returns, found none for these rows; call compute_returns() first")
-
-    def _check_returns(self) -> None:
-        self._check_full("compute_returns")
-        if "values" not in self._arrays:
-            raise MissingFieldError(f"compute_returns: expected a field 'values', found {list(self._fields)}")
-
-    def _has_returns(self) -> bool:
-        return self._computed
 
     def _check_unchanged(self, version: int) -> None:
         refuse_traced("mini-batches")

@@ -17,7 +17,6 @@ from mouse_core import ConfigError, DataError, MouseError, SchemaError
 from mouse_core import rollouts as core
 from mouse_core.rollouts import RolloutField
 from mouse_jax import returns
-from mouse_torch import device
 from tests.core import rollout_cases as oracle
 from tests.core.rollout_cases import component, joined, random_case
 
@@ -78,7 +77,7 @@ def test_functions_agree_with_numpy(framework: Framework, shape: Any, of_core: b
     same(found, core.normalized(case.rewards), framework.close)
 
 
-@pytest.mark.parametrize("kind", ["numpy", "torch", "torch device", "jax"])
+@pytest.mark.parametrize("kind", ["numpy", "torch", "jax"])
 def test_storages_of_vector_rewards(kind: str) -> None:
     """Each component of rewards and values has the returns and advantages of a storage of its own."""
     case = joined([random_case(seed, 6, 4, dtype="float32") for seed in range(3)], shared=True)
@@ -97,7 +96,6 @@ def test_storages_of_vector_rewards(kind: str) -> None:
         kinds: Any = {
             "numpy": core.RolloutStorage,
             "torch": mouse_torch.RolloutStorage,
-            "torch device": device.RolloutStorage,
         }
         found = kinds[kind](**options)
         for row in rows:

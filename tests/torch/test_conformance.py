@@ -19,7 +19,7 @@ from mouse_core.testing import (
     example_store,
 )
 from mouse_core.testing.replay.devices import PADDED_BY_PRIORITY
-from mouse_torch.device import Replay, RolloutStorage
+from mouse_torch.device import Replay
 
 
 class TestTorch(AdapterConformance):
@@ -57,10 +57,6 @@ class TestTensorReplay(TestTorchReplay):
 
 class TestTorchRollouts(InTorch, RolloutAdapterConformance):
     storage_class = mouse_torch.RolloutStorage
-
-
-class TestTorchDeviceRollouts(InTorch, RolloutAdapterConformance):
-    storage_class = RolloutStorage
 
 
 @pytest.mark.cuda

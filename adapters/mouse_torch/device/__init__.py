@@ -1,13 +1,11 @@
-"""Replay buffers and rollouts on the device, in eager code, ``torch.compile`` and CUDA graphs.
+"""Replay buffers on the device, in eager code, ``torch.compile`` and CUDA graphs.
 
-Batches equal the batches of ``mouse_core.replay`` and ``mouse_core.rollouts`` for the same seed, the same writes, and
-the same index of the sample or epoch. No call waits for the device: samples and epochs are counted on the device, and
-no shape depends on values.
+Batches equal the batches of ``mouse_core.replay`` for the same seed, the same writes, and the same index of the sample.
+No call waits for the device: samples are counted on the device, and no shape depends on values.
 """
 
 from mouse_core.replay import Slices
 from mouse_torch.device.ensemble import ReplayEnsemble
 from mouse_torch.device.replay import Replay
-from mouse_torch.device.rollouts import RolloutStorage
 
-__all__ = ["Replay", "ReplayEnsemble", "RolloutStorage", "Slices"]
+__all__ = ["Replay", "ReplayEnsemble", "Slices"]

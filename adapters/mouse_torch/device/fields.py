@@ -100,11 +100,6 @@ class Row:
         """The dtype of the field in memory."""
         return self.dtype if self.dtype in _HELD else _INTEGERS[self.dtype.itemsize]
 
-    def as_held(self, values: torch.Tensor) -> torch.Tensor:
-        """Convert values to the field's dtype, and return a view of them in the dtype of the memory."""
-        made = values.to(self.dtype)
-        return made if made.dtype == self.held else made.contiguous().view(self.held)
-
     def seen(self, memory: torch.Tensor) -> torch.Tensor:
         """Return a view of memory in the field's own dtype."""
         return memory if memory.dtype == self.dtype else memory.view(self.dtype)
@@ -181,13 +176,6 @@ class Fields(BufferModule):
             found[key] = self.rows[key].seen(found[key])
         return found if self.is_flat else self.nested(found)
 
-    def outline(self, lead: list[int]) -> Any:
-        """Return rows that have shapes and dtypes but no values, nested, ``[*lead, ...]``."""
-        empty = {
-            key: torch.empty((*lead, *row.shape), dtype=row.dtype, device="meta") for key, row in self.rows.items()
-        }
-        return self.nested(empty)
-
     def nested(self, fields: Mapping[FieldKey, Any]) -> Any:
         """Return fields by name in the nested form of rows."""
         return dict(fields) if self.is_flat else unflatten(self._structure, fields)
@@ -195,14 +183,11 @@ class Fields(BufferModule):
     def put(self, rows: Mapping[FieldKey, torch.Tensor], steps: torch.Tensor) -> None:
         """Write time steps, ``[n, (E), ...]`` in the dtypes of the memory, to the distinct positions ``steps``, int64
         ``[n]``.
-
-        Fields that ``rows`` lacks are unchanged.
         """
         for key, memory in self._each():
-            if key in rows:
-                if self._envs is not None:
-                    memory = memory.view(-1, self._envs, *memory.shape[1:])
-                memory.index_copy_(0, steps, rows[key])
+            if self._envs is not None:
+                memory = memory.view(-1, self._envs, *memory.shape[1:])
+            memory.index_copy_(0, steps, rows[key])
 
     def accepted(self, rows: Any, layout: Layout) -> tuple[dict[FieldKey, torch.Tensor], int]:
         """Return rows by field in the dtypes of the memory, ``[n, (E), ...]``, and the number of time steps.
@@ -219,8 +204,8 @@ class Fields(BufferModule):
         is_one, count = layout.check_rows("extend", given, kinds, weak, torch.can_cast)
         device, made = getattr(self, "0").device, {}
         for key, row in self.rows.items():
-            values = given[key][None] if is_one else given[key]
-            made[key] = row.as_held(_moved(values.detach().to(row.dtype), device))
+            values = _moved((given[key][None] if is_one else given[key]).detach().to(row.dtype), device)
+            made[key] = values if row.held == row.dtype else values.contiguous().view(row.held)
         return made, count
 
 
