@@ -21,13 +21,11 @@ from mouse_jax.device.replay import (
     take,
     to_host,
 )
-from mouse_jax.device.spilling import Spill
 
 __all__ = [
     "Layout",
     "Replay",
     "Slices",
-    "Spill",
     "add",
     "can_add",
     "can_sample",
