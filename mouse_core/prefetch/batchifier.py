@@ -52,7 +52,7 @@ class Batchifier(Loader[T]):
 
     Args:
         store: A store, from which the loader takes a snapshot (see ``refresh``), or a snapshot; a replay buffer, whose
-            batches are drawn ``prefetch`` calls before they are delivered (see ``staleness``); or a ``Source``.
+            batches are drawn ``prefetch`` calls before they are delivered; or a ``Source``.
         sequence_length: Number of steps in a window, S; by default 64. With ``windows``, batches are ``[B, ...]``
             without an axis of steps by default.
         batch_size: Number of windows in a batch, B, over all shards and devices; by default 32. For a replay buffer,

@@ -17,7 +17,6 @@ from mouse_core.store.views import Store
 if TYPE_CHECKING:
     from mouse_core.digest import StreamDigest
     from mouse_core.prefetch._agreement import Agreement
-    from mouse_core.replay.source import Staleness
 
 
 class Feed:
@@ -27,13 +26,6 @@ class Feed:
         self.source = source
         #: The number of the first batch of an epoch.
         self.first_index: int = getattr(source, "epoch_start", 0)
-
-    @property
-    def staleness(self) -> Staleness:
-        """The staleness of the last batch."""
-        from mouse_core.replay.source import Staleness
-
-        return Staleness()
 
     def prepare(self, index: int, *, first: bool) -> bool:
         """Prepare batch ``index`` in the caller's thread; ``first`` is True for the first batch of this feed.
@@ -240,16 +232,6 @@ class Loader(Generic[T]):
         if self._digest is None:
             raise ConfigError("digest: expected a loader made with digest=True, found a loader without a digest")
         return self._digest
-
-    @property
-    def staleness(self) -> Staleness:
-        """The staleness of the last batch: how many batches were drawn, rows written and priorities updated since its
-        draw.
-
-        Only batches of a replay buffer can be stale, because they are drawn ``prefetch`` calls before their delivery.
-        """
-        staleness: Staleness = self._feed.staleness
-        return staleness
 
     def _making(self) -> Callable[[int], Any]:
         """Return the function that computes the source's batches; its modules are imported at the first batch."""

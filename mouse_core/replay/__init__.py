@@ -14,7 +14,7 @@ from mouse_core.replay.samplers.rows import (
 )
 from mouse_core.replay.samplers.slices import PrioritizedSliceSampler, SliceSampler, SliceSamplerWithoutReplacement
 from mouse_core.replay.samplers.weighing import Priorities
-from mouse_core.replay.source import BufferSource, Staleness
+from mouse_core.replay.source import BufferSource
 from mouse_core.replay.storages.array import ArrayStorage
 from mouse_core.replay.storages.list import ListStorage
 from mouse_core.replay.storages.memmap import MemmapStorage
@@ -76,7 +76,6 @@ __all__ = [
     "SliceSampler",
     "SliceSamplerWithoutReplacement",
     "Slices",
-    "Staleness",
     "StalenessSampler",
     "Storage",
     "ToFloatImage",

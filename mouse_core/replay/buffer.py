@@ -244,8 +244,6 @@ class Drawn:
             this member.
         draw: The draw of the sampler; for an ensemble, how many windows come from each member.
         key: The key of the transforms' random numbers.
-        written: The number of rows written before the draw.
-        updates: The number of priority updates before the draw.
         settled: The statistics of each transform with running statistics, at the time of the draw; None without such
             transforms.
         last: Whether the batch is the last batch of its epoch; set only for loaders that need this information.
@@ -254,8 +252,6 @@ class Drawn:
     rows: Any
     draw: Draw
     key: Key
-    written: int
-    updates: int
     settled: Mapping[str, Any] | None = None
     last: bool = False
 
@@ -316,11 +312,6 @@ class BaseBuffer:
     def alignment(self) -> Alignment:
         """The alignment: "arrived" if the action, reward and done led to the row's observation, else "outgoing"."""
         return self._alignment
-
-    @property
-    def counts(self) -> tuple[int, int]:
-        """The number of rows ever written, and the number of priority updates."""
-        raise NotImplementedError
 
     @property
     def ran_out(self) -> bool:
@@ -698,11 +689,6 @@ class ReplayBuffer(BaseBuffer):
     def generations(self) -> bool:
         """Whether batches have a field ``generation``."""
         return self._generations is not None
-
-    @property
-    def counts(self) -> tuple[int, int]:
-        """The number of rows ever written, and the number of priority updates."""
-        return self._storage.written, self._updates
 
     @property
     def ran_out(self) -> bool:
@@ -1144,7 +1130,7 @@ class ReplayBuffer(BaseBuffer):
             rows, draw = self._choose_and_gather(size, key)
             self._samples += 1
             settled = {number: part.settled(self._storage) for number, part in self._running_transforms.items()}
-            return Drawn(rows, draw, key, *self.counts, settled or None)
+            return Drawn(rows, draw, key, settled or None)
 
     def _choose_and_gather(self, batch_size: int, key: Key) -> tuple[Any, Draw]:
         """Choose the rows of a batch and gather them."""

@@ -134,12 +134,6 @@ class ReplayBufferEnsemble(BaseBuffer):
         """Whether the last sample was the last batch of any member's epoch."""
         return any(member.ran_out for member in self.buffers)
 
-    @property
-    def counts(self) -> tuple[int, int]:
-        """The number of rows ever written to members, and the number of priority updates."""
-        written, updates = zip(*[member.counts for member in self.buffers], strict=True)
-        return sum(written), sum(updates)
-
     def stats(self) -> dict[str, Any]:
         """Return ``size``, the number of rows; ``samples``, the number of batches ever drawn; and ``buffers``, the list
         of the members' ``stats``.
@@ -187,7 +181,7 @@ class ReplayBufferEnsemble(BaseBuffer):
                     member._rewind(mark)
                 raise
             self._samples += 1
-            return Drawn(parts, Draw(np.array(shares, np.int64)), key, *self.counts)
+            return Drawn(parts, Draw(np.array(shares, np.int64)), key)
 
     @property
     def _grows(self) -> bool:

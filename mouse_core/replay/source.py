@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -26,20 +26,6 @@ from mouse_core.replay.buffer import BaseBuffer, Drawn
 from mouse_core.replay.protocols import Draw
 
 _LISTED = "rows of differing length"
-
-
-class Staleness(NamedTuple):
-    """The age of a batch that was drawn ahead of time.
-
-    Attributes:
-        batches: Number of batches delivered since the draw.
-        rows: Number of rows that any process has written since the draw.
-        updates: Number of priority updates since the draw.
-    """
-
-    batches: int = 0
-    rows: int = 0
-    updates: int = 0
 
 
 class BufferSource:
@@ -72,7 +58,6 @@ class BufferSource:
         self._drawn: dict[int, Drawn] = {}
         self._ends: set[int] = set()
         self._lacks = False  # whether there was nothing to draw for a batch ahead
-        self.staleness = Staleness()
 
     def __repr__(self) -> str:
         return repr(self.buffer)
@@ -128,8 +113,6 @@ class BufferSource:
     def delivered(self, index: int) -> None:
         """Record that batch ``index`` was delivered to the caller."""
         drawn = self._drawn.pop(index)
-        rows, updates = self.buffer.counts
-        self.staleness = Staleness(self._count, max(rows - drawn.written, 0), max(updates - drawn.updates, 0))
         self._ends = {index + 1} if drawn.last else set()
 
     def ends_at(self, index: int) -> bool:
@@ -174,8 +157,6 @@ def _encoded(drawn: Drawn) -> dict[str, Any]:
         "last": drawn.last,
         "seed": drawn.key.seed,
         "sample": drawn.key.index,
-        "written": drawn.written,
-        "updates": drawn.updates,
         "members": [number for number, _ in rows] if _of_ensemble(rows) else None,
         "rows": {str(number): _encoded(part) for number, part in rows} if _of_ensemble(rows) else map_tree(_copy, rows),
         "index": np.array(draw.index),
@@ -203,8 +184,7 @@ def _decoded(entry: Mapping[str, Any], buffer: Any) -> Drawn:
     extra = {name: np.asarray(values) for name, values in entry["extra"].items()}
     draw = Draw(np.asarray(entry["index"]), mask, weight, entry["pad"], extra)
     key = Key(int(entry["seed"]), Purpose.REPLAY, int(entry["sample"]))
-    counts = int(entry["written"]), int(entry["updates"])
-    return Drawn(rows, draw, key, *counts, entry.get("settled"), bool(entry["last"]))
+    return Drawn(rows, draw, key, entry.get("settled"), bool(entry["last"]))
 
 
 def _of_ensemble(rows: Any) -> bool:

@@ -164,9 +164,6 @@ def test_threads_are_not_seen(case: str) -> None:
                     update(buffer, batch)
                     if number % 3 == 0:
                         write(buffer, case, number)
-                assert loader.staleness.batches == 3
-                assert loader.staleness.rows in (0, 24)
-                assert loader.staleness.updates == (3 if buffer.prioritized else 0)
     wanted = streams["numpy", 0]
     for stream in streams.values():
         for found, other in zip(stream, wanted, strict=True):
