@@ -1,5 +1,6 @@
 """Every transform of the core runs on a device, inside of what JAX and torch compile, or is refused at once."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -132,7 +133,7 @@ def _module(name: str) -> str:
 def test_each_runs_where_nothing_has_values(name: str) -> None:
     """JAX traces it; torch fetches nothing from a device and copies nothing there. And on the host."""
     options = given(name)
-    in_jax.init(EXAMPLE, 20, **{"num_envs": None, **options})
+    jax.eval_shape(partial(in_jax.sample, index=0), in_jax.init(EXAMPLE, 20, **{"num_envs": None, **options}))
     made = [in_torch.Replay(EXAMPLE, 20, device=on, **{"num_envs": None, **options}) for on in ("meta", "cpu")]
     step = {key: torch.from_numpy(values) for key, values in rows(18).items()}
     made[0].extend({key: values.to("meta") for key, values in step.items()})

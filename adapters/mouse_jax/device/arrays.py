@@ -127,8 +127,7 @@ class JaxArrays(Arrays):
     def words(self, key: DrawKey, count: int) -> Any:
         """See ``Arrays``; in place of the index of a sample, a random key of JAX is accepted."""
         if is_key(key.number.dtype):
-            both = jax.random.bits(key.number, (2, count), jnp.uint32)
-            return both[0], both[1]
+            return _philox.bits(key.number, count)
         return _philox.words(key.seed, Purpose.REPLAY, key.number, count)
 
     def integers(self, words: Any, high: Any) -> Any:
@@ -137,15 +136,11 @@ class JaxArrays(Arrays):
 
     def scaled(self, words: Any, total: Any) -> Any:
         """See ``Arrays``; only within ``wide``."""
-        upper, lower = (half.astype(jnp.uint64) for half in words)
-        high, low = total >> 32, total & 0xFFFFFFFF
-        middle = upper * low + ((lower * low) >> 32)
-        return upper * high + (middle >> 32) + ((lower * high + (middle & 0xFFFFFFFF)) >> 32)
+        return _philox.scaled(words, total)
 
     def upper_bits(self, words: Any) -> Any:
         """See ``Arrays``; only within ``wide``."""
-        high, low = (half.astype(jnp.uint64) for half in words)
-        return (((high << 32) | low) >> 11).astype(jnp.int64)
+        return (words >> 11).astype(jnp.int64)
 
     def no_order(self, most: int) -> dict[str, Any]:
         """Return the first state for an order of few elements."""

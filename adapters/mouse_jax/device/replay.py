@@ -159,7 +159,6 @@ def init(
         ConfigError: An argument is out of range, a transform does not run on devices, or the pad does not fit a field.
         SchemaError: A field is not an array of numbers, or has the name of a field that the replay adds to batches.
         MissingFieldError: Batches consist of slices, and no field of the rows marks the ends of episodes.
-        MouseError: An error of a transform; transforms are traced once for a batch of such rows.
 
     Example:
         >>> import jax
@@ -176,9 +175,7 @@ def init(
     rows, cursor, size = jax.tree.map(lambda leaf: _new(lead, leaf), row), jnp.int32(0), jnp.int32(0)
     state = layout.sampler.init(JAX, Ring(cursor, size, layout.steps, layout.num_envs))
     exponent = None if beta is None else jnp.asarray(beta(0) if callable(beta) else beta, jnp.float32)
-    made = Replay(rows, cursor, size, seed_halves(seed), state, exponent, layout)
-    _check_transform(made)
-    return made
+    return Replay(rows, cursor, size, seed_halves(seed), state, exponent, layout)
 
 
 def add(replay: Replay, rows: Any) -> Replay:
@@ -279,19 +276,13 @@ def can_add(replay: Replay, time_steps: Any = 1) -> jax.Array:
 
 def _row(example: Any) -> Any:
     """Return the shapes and dtypes of one row; raise SchemaError if a value is not an array of numbers."""
-    fields = {key: _shape_dtype(key, leaf) for key, leaf in flatten(example).items()}
+    fields: dict[FieldKey, Any] = {}
+    for key, leaf in flatten(example).items():
+        dtype = leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
+        if not any(jnp.issubdtype(dtype, kind) for kind in (jnp.number, jnp.bool_, jax.dtypes.prng_key)):
+            raise SchemaError(f"init: field {key!r}: expected an array of numbers, found {dtype}")
+        fields[key] = jax.eval_shape(jnp.asarray, leaf)
     return unflatten(structure_of(example), fields)
-
-
-def _shape_dtype(key: FieldKey, leaf: Any) -> jax.ShapeDtypeStruct:
-    weak = not hasattr(leaf, "dtype")
-    leaf = np.asarray(leaf) if weak else leaf
-    if not (is_key(leaf.dtype) or any(jnp.issubdtype(leaf.dtype, kind) for kind in (jnp.number, jnp.bool_))):
-        raise SchemaError(f"init: field {key!r}: expected an array of numbers, found {leaf.dtype}")
-    leaf = jnp.asarray(leaf) if weak else leaf
-    dtype = leaf.dtype if is_key(leaf.dtype) else jax.dtypes.canonicalize_dtype(leaf.dtype)
-    made: Any = jax.ShapeDtypeStruct
-    return cast("jax.ShapeDtypeStruct", made(leaf.shape, dtype))
 
 
 def _new(lead: tuple[int, ...], leaf: jax.ShapeDtypeStruct) -> jax.Array:
@@ -464,15 +455,6 @@ def _checked_index(index: Any) -> jax.Array:
     return number
 
 
-def _check_transform(replay: Replay) -> None:
-    """Raise the errors of transforms for a batch without values."""
-    if replay.layout.transform is not None:
-        outline: Any = jax.ShapeDtypeStruct
-        shapes = jax.tree.map(lambda leaf: outline(leaf.shape, leaf.dtype), replay)
-        size = replay.layout.batch_size
-        jax.eval_shape(lambda replay, number: _drawn(replay, number, None, size=size), shapes, outline((), jnp.uint32))
-
-
 def set_priorities(replay: Replay, indices: Any, priorities: Any) -> Replay:
     """Return the replay with new priorities of some rows; if a row occurs twice, its last priority counts.
 
@@ -561,8 +543,8 @@ def sample_ensemble(
     batches = {}
     for member in range(members):
         if shares.given[member]:
-            words = _philox.words(halves, Purpose.REPLAY, jnp.uint32(member), 1, call=_MEMBERS)
-            drawn = replace(replays[member], seed=jnp.concatenate(words))
+            word = _philox.words(halves, Purpose.REPLAY, jnp.uint32(member), 1, call=_MEMBERS)
+            drawn = replace(replays[member], seed=_philox.halves_of(word))
             batches[member] = sample(drawn, numbers[member], shares.most[member])
     return joined(JAX, batches, owner, places)
 

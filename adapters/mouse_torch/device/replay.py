@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import takewhile
 from os import PathLike
 from types import EllipsisType
 from typing import Any
@@ -15,7 +14,7 @@ from tensordict import TensorDict
 from mouse_core.errors import ConfigError
 from mouse_core.nested import as_array, unflatten
 from mouse_core.randomness import check_seed
-from mouse_core.replay import Compose, Priorities, ReplayBuffer
+from mouse_core.replay import Priorities, ReplayBuffer
 from mouse_core.replay.device import Arrays, DeviceSampler, DrawKey, Layout, Order, Ring, RowPlan, Slices, moving
 from mouse_core.replay.device.arrays import State
 from mouse_core.replay.device.samplers import ByPriority, Reads, check_left, priorities_of
@@ -75,7 +74,6 @@ class Replay(BufferModule):
             pad does not fit a field.
         SchemaError: A field is not a tensor of numbers, or has the name of a field that the replay adds to batches.
         MissingFieldError: Batches consist of slices, and no field of the rows marks the ends of episodes.
-        MouseError: An error of a transform of ``mouse_core.replay`` for a batch of such rows.
 
     Example:
         >>> import torch
@@ -125,7 +123,6 @@ class Replay(BufferModule):
             self.constants = BufferModule(constants, persistent=False)
             xp = TorchArrays(target, self.constants._buffers)
             self.state = BufferModule(self.sampler.init(xp, self._ring()))
-        self._check_transform()
 
     def extra_repr(self) -> str:
         """Return the arguments of the replay as text."""
@@ -392,19 +389,6 @@ class Replay(BufferModule):
         for name, values in after.items():
             if values is not before[name]:
                 before[name][...] = values
-
-    def _check_transform(self) -> None:
-        """Raise the errors of transforms, up to the first transform that is not from ``mouse_core.replay``."""
-        given = () if self.transform is None else self.transform.transforms
-        ours = [*takewhile(lambda part: type(part).__module__.partition(".")[0] == "mouse_core", given)]
-        if not ours:
-            return
-        constants = {name: table.to("meta") for name, table in self.constants.named_buffers()}
-        xp = TorchArrays(torch.device("meta"), constants)
-        number = xp.full((), 0, "index")
-        ring, key = Ring(number, number, self.layout.steps, self.layout.num_envs), DrawKey(number, number)
-        _, plan = self.sampler.draw(xp, self.sampler.init(xp, ring), ring, key, self.layout.batch_size)
-        Compose(*ours)(plan.batch(xp, self.rows.outline([*plan.read.shape]), 0.0))
 
 
 def _in_numpy(values: torch.Tensor) -> Any:
