@@ -16,7 +16,7 @@ from mouse_core.formats import opening
 from mouse_core.formats.base import RowStream, embedded, rows_digest
 from mouse_core.remote.clients import is_url, public_url
 from mouse_core.store.disk.checking import Checked, check_store
-from mouse_core.store.disk.folder import NAME, looks_like_store
+from mouse_core.store.disk.folder import looks_like_store
 
 # Checksums that a format itself provides, and that its reader compares.
 _KEPT = {
@@ -101,18 +101,16 @@ def _verify_store(root: Any, digest: str | None, progress: bool, options: dict[s
     """Verify a store in a folder or at an address."""
     shown = public_url(root) if is_url(root) else str(root)
     found = _check_elsewhere(root, progress, options) if is_url(root) else check_store(root, progress=progress)
-    if found is not None and found.wrong:
+    if found.wrong:
         mend = "" if is_url(root) else f"; mouse repair {root} keeps the undamaged rows"
         raise DataError(f"{'; '.join(found.wrong.values())}{mend}")
-    rows, known = 0 if found is None else found.rows, None
-    if found is None or digest is not None:
-        rows, known = _read_through(opening.open(root, **options), progress)
+    known = None
+    if digest is not None:
+        _, known = _read_through(opening.open(root, **options), progress)
         _check_digest(shown, digest, known)
-    if found is None:
-        return Verified(shown, rows, known, "" if digest is None else "the rows have the digest that was given")
     files = "its only file has" if found.files == 1 else f"each of {found.files} files has"
     compared = f"{files} the checksums that were recorded when it was written"
-    return Verified(shown, rows, known, compared)
+    return Verified(shown, found.rows, known, compared)
 
 
 def _check_digest(path: Any, digest: str | None, found: str | None) -> None:
@@ -121,15 +119,14 @@ def _check_digest(path: Any, digest: str | None, found: str | None) -> None:
         raise DataError(f"{path}: expected rows with the digest {digest}, found {found}")
 
 
-def _check_elsewhere(url: str, progress: bool, options: dict[str, Any]) -> Checked | None:
-    """Compare the files of a remote store with their checksums; return None for a dataset that is not a store."""
+def _check_elsewhere(url: str, progress: bool, options: dict[str, Any]) -> Checked:
+    """Compare the files of a remote store with their checksums."""
     from mouse_core.remote.clients import Reaching
     from mouse_core.store.remote.files import Place
     from mouse_core.store.remote.uploading import check_elsewhere
 
     said = {name: options[name] for name in ("storage_options", "cache", "cache_bytes", "fail") if name in options}
-    place = Place.of(url, Reaching(**said))
-    return check_elsewhere(place, progress=progress) if place.client.exists(NAME) else None
+    return check_elsewhere(Place.of(url, Reaching(**said)), progress=progress)
 
 
 def _check_files(root: Path, known: dict[Path, FilesManifest], progress: bool) -> set[Path]:

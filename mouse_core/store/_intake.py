@@ -404,8 +404,6 @@ class StoreBackend:
         path: The folder or address of the rows; None: the rows are in memory.
     """
 
-    #: The format that the rows were found in.
-    format = "store"
     #: See ``DatasetStore.open``.
     sync: str = "none"
 

@@ -379,8 +379,7 @@ class FileSegment(Segment):
         chunk_starts: The first row of each chunk, and the number of rows, int64 ``[chunks + 1]``.
         image_roots: Folders for images and videos that rows name by path.
         place: See ``Segment``.
-        appended: Whether the rows were appended to a store; otherwise they come from a dataset.
-        load: Identifier of the dataset that the rows come from; see ``store.disk.folder.Sealed``.
+        entries: The manifest entry of each file; see ``store.disk.folder.Sealed``.
     """
 
     def __init__(
@@ -388,20 +387,19 @@ class FileSegment(Segment):
         schema: pa.Schema,
         chunk_starts: npt.NDArray[np.int64],
         image_roots: tuple[str, ...],
-        place: tuple[object, int] | None,
-        *,
-        appended: bool,
-        load: int,
+        place: tuple[object, int],
+        entries: Sequence[Any],
     ) -> None:
-        self.num_rows, self.place, self.extent = int(chunk_starts[-1]), place, object() if appended else None
-        self._schema, self._load, self._named_roots = schema, load, image_roots
+        self.num_rows, self.place, self._entries = int(chunk_starts[-1]), place, entries
+        self.extent = object() if entries[0].appended else None
+        self._schema, self._named_roots = schema, image_roots
         self._parts, self._first_values = {}, {}
         self.__dict__.update(chunk_starts=chunk_starts, _same_chunks=True, is_mapped=False)
 
     @property
     def recording(self) -> object:
         """See ``Segment``."""
-        return self._load or None
+        return self._entries[0].load or None
 
     @memo
     def types(self) -> dict[str, pa.DataType]:
@@ -410,13 +408,19 @@ class FileSegment(Segment):
 
     def part(self, name: str) -> ColumnPart:
         """See ``Segment``. A chunk's file is opened, or the head of the file is read, when the chunk is first used."""
-        if name not in self._parts and name in self.types and (part := self._file_part(name)) is not None:
-            return self._parts.setdefault(name, part)
+        if name not in self._parts and name in self.types:
+            return self._parts.setdefault(name, self._file_part(name))
         return super().part(name)
 
-    def _file_part(self, name: str) -> ColumnPart | None:
-        """Return a column that is read chunk by chunk; None: the caller uses the table's column."""
-        return None
+    def _file_part(self, name: str) -> ColumnPart:
+        """Return a column that is read chunk by chunk."""
+        raise NotImplementedError
+
+    def has_value(self, name: str, rows: int) -> bool:
+        """See ``Segment``; the manifest records which columns are null throughout a file."""
+        if rows != self.num_rows or name not in self.types:
+            return super().has_value(name, rows)
+        return any(name not in one.nulls for one in self._entries)
 
 
 def _as_whole(name: str) -> Any:

@@ -38,8 +38,8 @@ def opened_store(source: str, *, progress: bool = False, **options: Any) -> Iter
     """Context manager that opens recorded data as a store.
 
     The files of a store in a folder are not compared with their digests, because this would read every file completely.
-    Rows that are added later become visible. Parquet files and the videos of LeRobotDatasets are read in place. Other
-    data that cannot be read in place are converted into a temporary folder, or read into memory if they have videos.
+    Rows that are added later become visible. The videos of LeRobotDatasets are read in place. Other data that cannot be
+    read in place are converted into a temporary folder, or read into memory if they have videos.
 
     Args:
         source: A file, folder or address of any format; an id as for ``formats.open``; or the name ``namespace/name``
@@ -114,11 +114,6 @@ def _open_in_place(path: Path, options: dict[str, Any]) -> DatasetStore | None:
         return None
     if name in (None, "store") and path.is_dir() and looks_like_store(path):
         return DatasetStore.open(path, verify=False, **as_store)
-    if name in (None, "rows") and _is_parquet(path):
-        try:
-            return DatasetStore.open(path.resolve().as_uri(), **as_store)
-        except (MouseError, ImportError):
-            return None  # the conversion raises the error with the cause
     if name in (None, "rows") and path.is_file() and path.suffix in (".arrow", ".feather") and not is_stream(path):
         return _open_mapped(path, as_store)
     return None
@@ -136,15 +131,6 @@ def _open_mapped(path: Path, as_store: dict[str, Any]) -> DatasetStore | None:
         table = reader.read_all()
     stated = {"alignment": read_metadata(table, label=str(path)).alignment or "arrived"}
     return DatasetStore(**as_store | ({} if as_store["alignment"] else stated)).from_dataset(table)
-
-
-def _is_parquet(path: Path) -> bool:
-    """Whether a path is a Parquet file, or a flat folder of Parquet files without Arrow files."""
-    if path.is_file():
-        return path.suffix == ".parquet"
-    return any(path.glob("*.parquet")) and not any(
-        entry.is_dir() or entry.suffix == ".arrow" for entry in path.iterdir()
-    )
 
 
 class FixedStore(Store):

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from mouse_core import BatchSource, DatasetStore, Field, PrefetchBatchifier, formats
@@ -19,7 +17,6 @@ from mouse_core.cli import main
 from mouse_core.errors import ChangedError, ConfigError, DataError, StoreWarning
 from mouse_core.formats.verifying import verify
 from mouse_core.images import encode_png
-from mouse_core.metadata import DatasetMetadata, with_metadata
 from mouse_core.remote import Reaching
 from mouse_core.remote.clients.objects import FolderClient
 from mouse_core.store.derived import DerivedStore, Previous
@@ -168,7 +165,7 @@ def test_users_in_addresses_and_objects_without_versions_are_refused(server, opt
 
 
 def test_what_is_no_store_or_not_whole_is_said(server, options, written):
-    with pytest.raises(ConfigError, match=r"s3://data/nothing: expected a store \(manifest.json\) or Parquet"):
+    with pytest.raises(ConfigError, match=r"s3://data/nothing: expected a store \(manifest.json\), found none; mouse"):
         DatasetStore.open("s3://data/nothing", **options)
     server.put("data/saved/state.json", b"{}")
     with pytest.raises(
@@ -265,36 +262,11 @@ def test_an_upload_never_takes_the_place_of_another_store(server, options, tmp_p
             upload(tmp_path / "two", f"s3://data/beside-{number}", reaching=reaching)
 
 
-def test_parquet_files_are_read_row_group_by_row_group(server, options, tmp_path):
-    columns = {name: list(values) for name, values in rows(0, 2 * ROWS).items()}
-    table = with_metadata(pa.table(columns), DatasetMetadata("outgoing"))
-    (tmp_path / "parquet").mkdir()
-    for part in range(2):
-        target = tmp_path / "parquet" / f"part-{part}.parquet"
-        pq.write_table(table.slice(part * ROWS, ROWS), target, row_group_size=250)
-    server.put_folder("data/parquet", tmp_path / "parquet")
-    here = DatasetStore(fields=FIELDS, alignment="outgoing").from_dataset(table)
-    there = DatasetStore.open("s3://data/parquet", fields=FIELDS, **options)
-    assert (len(there), there.columns, there.alignment) == (2 * ROWS, here.columns, "outgoing")
-    assert there.snapshot().fingerprint == here.snapshot().fingerprint
-    same_batches(here, there)
-    one = DatasetStore.open(f"{server.url}/data/parquet/part-1.parquet", fields=FIELDS, cache=options["cache"])
-    assert one.snapshot().rows([3]) == here.snapshot().rows([ROWS + 3])
-    assert pickle.loads(pickle.dumps(one.snapshot())).rows([3]) == one.snapshot().rows([3])
-    kept = pickle.dumps(there)
-    pq.write_table(table.slice(0, 100), tmp_path / "parquet" / "part-1.parquet")
-    server.put_folder("data/parquet", tmp_path / "parquet")
-    assert pickle.loads(kept).snapshot().fingerprint == there.snapshot().fingerprint
-    server.put("data/parquet/part-1.parquet", b"PAR1" * 9)
-    with pytest.raises(DataError, match=r"part-1.parquet: expected a Parquet file"):
-        DatasetStore.open("s3://data/parquet", **options)
-
-
 @pytest.mark.parametrize("of", [lambda store: store.where({"episode": range(0, 20, 2)}), DERIVED])
 def test_views_and_derived_fields_wait_for_the_rows_that_they_take(server, options, written, of, monkeypatch):
     server.put_folder("data/runs", written)
     there = of(DatasetStore.open("s3://data/runs", **options))
-    monkeypatch.setattr(ElsewhereSegment, "tables", None)  # which reads all rows
+    monkeypatch.setattr(ElsewhereSegment, "table", None)  # which reads all rows
     plain = {"fields": ["action", "obs_continuous"], "seed": 3}
     same_batches(of(DatasetStore.open(written)), there, **plain)
     same_batches(of(DatasetStore.open(written)), there)
@@ -303,19 +275,15 @@ def test_views_and_derived_fields_wait_for_the_rows_that_they_take(server, optio
 
 def test_what_is_elsewhere_ends_with_its_last_reference(server, options, written, tmp_path):
     server.put_folder("data/runs", written)
-    table = pa.table({name: list(values) for name, values in rows(0).items()})
-    pq.write_table(table, tmp_path / "part.parquet")
-    server.put("data/parquet/part.parquet", (tmp_path / "part.parquet").read_bytes())
     gc.collect()
     gc.disable()
     try:
-        for kind in ("runs", "parquet"):
-            there = DatasetStore.open(f"s3://data/{kind}", fields=FIELDS, **options)
-            with PrefetchBatchifier(there, 16, 8, num_workers=2) as loader:
-                assert next(iter(loader))["reward"].shape == (8, 16)
-            assert is_left(options["cache"])
-            del there, loader
-            assert wait_until(lambda: not is_left(options["cache"])), (kind, is_left(options["cache"]))
+        there = DatasetStore.open("s3://data/runs", fields=FIELDS, **options)
+        with PrefetchBatchifier(there, 16, 8, num_workers=2) as loader:
+            assert next(iter(loader))["reward"].shape == (8, 16)
+        assert is_left(options["cache"])
+        del there, loader
+        assert wait_until(lambda: not is_left(options["cache"])), is_left(options["cache"])
         # Also where something went wrong.
         there = DatasetStore.open("s3://data/runs", **options | {"cache": tmp_path / "other"})
         for path in [path for path in server.objects if path.endswith(".arrow")]:
@@ -456,17 +424,10 @@ def test_checksums_are_few_bytes_and_damaged_ones_in_the_cache_are_read_again(se
     assert len({path.read_bytes() for path in kept} - {b""}) == 2
 
 
-def test_what_cannot_be_done_is_refused_by_name(server, options, tmp_path):
-    table = pa.table({"action": [1], "reward": [0.0], "done": [1], "observation": [[0.0]]})
-    pq.write_table(table, tmp_path / "part.parquet")
-    server.put("data/parquet/part.parquet", (tmp_path / "part.parquet").read_bytes())
-    for url in ("s3://data/parquet", "s3://data/parquet/part.parquet"):
-        with pytest.raises(ConfigError, match="verify=True: expected a store, whose manifest has checksums, found P"):
-            DatasetStore.open(url, verify=True, **options)
-        assert len(DatasetStore.open(url, verify=False, **options)) == len(DatasetStore.open(url, **options)) == 1
+def test_options_of_writers_are_refused_for_an_address(options):
     for name, value in {"sync": "append", "max_rows": 100, "max_bytes": 1 << 20, "layout": "windows"}.items():
         with pytest.raises(ConfigError, match=rf"rows at an address are read-only, found \['r', '{name}='\]"):
-            DatasetStore.open("s3://data/parquet", **{name: value}, **options)
+            DatasetStore.open("s3://data/runs", **{name: value}, **options)
 
 
 def test_checksums_of_several_files_are_asked_for_at_once(server, options, folder, monkeypatch):

@@ -19,7 +19,6 @@ from urllib.request import Request, urlopen
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -526,10 +525,6 @@ def test_what_can_be_read_in_place_is_not_converted(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr("mouse_core.view.opening.convert", converted)
     rows = recording(images=False)
-    pq.write_table(rows, tmp_path / "rows.parquet")
-    (tmp_path / "parts").mkdir()
-    pq.write_table(rows.slice(0, 8), tmp_path / "parts" / "a.parquet")
-    pq.write_table(rows.slice(8), tmp_path / "parts" / "b.parquet")
     with DatasetStore.open(tmp_path / "store", "a") as store:
         store.extend({name: rows.column(name).to_pylist() for name in rows.column_names})
     for name, compression in (("rows.arrow", None), ("small.arrow", "lz4")):
@@ -537,7 +532,7 @@ def test_what_can_be_read_in_place_is_not_converted(tmp_path: Path, monkeypatch:
             tmp_path / name, rows.schema, options=pa.ipc.IpcWriteOptions(compression=compression)
         ) as file:
             file.write_table(rows, max_chunksize=7)
-    for name in ("rows.parquet", "parts", "store", "rows.arrow"):
+    for name in ("store", "rows.arrow"):
         with opened_store(str(tmp_path / name)) as store, view(store) as viewer:
             assert numbers(Client(viewer), sort="return", down=1) == [2, 3, 1, 0]
     with pytest.raises(AssertionError, match="converted"), opened_store(str(tmp_path / "small.arrow")):

@@ -112,9 +112,9 @@ class DatasetStore(Store):
 
         Args:
             path: A store, a saved dataset, or a file or folder of any format that ``mouse_core.formats`` reads; the id
-                of a dataset, such as ``minari:D4RL/door/human-v2``; or the address of a store or of Parquet
-                files. Examples of addresses are ``s3://bucket/runs``, ``gs://bucket``, ``az://container``, ``https://``
-                URLs and ``hf://datasets/name/of/it``.
+                of a dataset, such as ``minari:D4RL/door/human-v2``; or the address of a store. Examples of addresses
+                are ``s3://bucket/runs``, ``gs://bucket``, ``az://container``, ``https://`` URLs and
+                ``hf://datasets/name/of/it``.
             mode: "r" reads an existing store and writes nothing; "a" writes a store and creates it if necessary.
             sync: Which rows of a writer survive a power cut: "none", "flush" or "append", as above.
             verify: Whether to compare the pages of files with their checksums when rows are first read. With None,
@@ -169,20 +169,21 @@ class DatasetStore(Store):
                 f"{without_secrets(str(path))}: expected options of {cls.__name__}, found {sorted(options)}"
             )
         store = cls(**own)
+        store.format, told = "store", store._rows
         if not is_remote:
             limits = Limits(max_rows, max_bytes)
-            store._rows = open_rows(path, mode, sync, verify is not False, store._rows, limits, layout)
-            store.format = store._rows.format
+            store._rows = open_rows(path, mode, sync, verify is not False, told, limits, layout)
             return store
-        from mouse_core.store.remote.rows import open_remote
+        from mouse_core.store.remote.files import Place
+        from mouse_core.store.remote.rows import StoreRows
 
         if mode != "r" or found:
             raise ConfigError(
                 f"{without_secrets(str(path))}: expected the mode 'r' without {' and '.join(writing)}, as rows at an "
                 f"address are read-only, found {[mode, *found]}; write to a folder, and mouse upload sends new rows"
             )
-        store._rows = open_remote(str(path), Reaching(**reaching), store._rows, verify)
-        store.format = store._rows.format
+        place = Place.of(str(path), Reaching(**reaching))
+        store._rows = StoreRows(place, told.schema, told.budget, verify is not False)
         return store
 
     @property

@@ -423,8 +423,7 @@ class SealedSegment(FileSegment):
         if self._first_chunk[-1] > len(files):
             parts = map(np.arange, self._starts[:-1], self._starts[1:], steps)
             starts = np.concatenate([*parts, self._starts[-1:]])
-        options: dict[str, Any] = {"appended": first.sealed.appended, "load": first.sealed.load}
-        super().__init__(first.schema, starts, image_roots, (folder, first.first), **options)
+        super().__init__(first.schema, starts, image_roots, (folder, first.first), [file.sealed for file in files])
 
     @property
     def table(self) -> pa.Table:
@@ -449,12 +448,6 @@ class SealedSegment(FileSegment):
                 if values.null_count < len(values):
                     return int(self.chunk_starts[chunk] + np.argmin(values.is_null()))
         return None
-
-    def has_value(self, name: str, rows: int) -> bool:
-        """See ``Segment``; the manifest records which columns are null throughout a file."""
-        if rows != self.num_rows or name not in self.types:
-            return super().has_value(name, rows)
-        return any(name not in file.sealed.nulls for file in self.sealed_files)
 
     def _slice(self, row: int, count: int) -> pa.Table:
         number, parts = int(np.searchsorted(self._starts, row, side="right")) - 1, []

@@ -14,6 +14,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from itertools import chain, groupby, islice
 from pathlib import Path
@@ -54,7 +55,7 @@ class Range(NamedTuple):
     end: int
 
 
-class Place:
+class Place(NamedTuple):
     """A client of remote objects, and the mirror that caches their bytes.
 
     Args:
@@ -62,11 +63,8 @@ class Place:
         mirror: Caches the bytes that were read.
     """
 
-    def __init__(self, client: FolderClient, mirror: Mirror) -> None:
-        self.client, self.mirror = client, mirror
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Place, (self.client, self.mirror)
+    client: FolderClient
+    mirror: Mirror
 
     @classmethod
     def of(cls, url: str, reaching: Reaching) -> Place:
@@ -75,54 +73,6 @@ class Place:
 
         client = open_client(url, reaching.storage_options)
         return cls(client, Mirror(reaching.cache, cache_bytes=reaching.cache_bytes, fail=reaching.fail))
-
-
-class Objects:
-    """A numbered sequence of objects that are read range by range.
-
-    Args:
-        place: The client and the mirror of the objects.
-        infos: The size and version of each object when it was opened; a later change raises ChangedError.
-        sums: The page checksums of each object; empty: bytes are not checked.
-    """
-
-    def __init__(self, place: Place, infos: Sequence[ObjectInfo], sums: Sequence[FileTrailer] = ()) -> None:
-        self.place, self.infos, self._sums = place, list(infos), sums
-
-    @memo
-    def _placed(self) -> list[MirrorObject]:
-        # All objects are opened together, so that they share one memory map.
-        return self.place.mirror.add(self.place.client, self.infos, self._sums)
-
-    @property
-    def backing(self) -> RemoteMemory | None:
-        """Return the memory that contains the addresses that ``begin`` returns; None if there are no objects."""
-        return self._placed[0].backing if self._placed else None
-
-    def begin(self, number: int) -> int:
-        """Return the address of an object's first byte in the mirror's memory."""
-        return self._placed[number].address
-
-    def read(self, ranges: Sequence[Range]) -> Sequence[Any]:
-        """Read ranges of objects, and return their bytes in memory that is never overwritten.
-
-        Raises:
-            ChangedError: An object was replaced.
-            DataError: An object does not exist any more.
-            StorageError: An object could not be reached.
-        """
-        first = np.array([self._placed[one.object].address for one in ranges], np.int64)
-        begins, ends = (
-            np.array(part, np.int64) for part in zip(*((one.begin, one.end) for one in ranges), strict=True)
-        )
-        return self._placed[0].backing.read(first + begins, first + ends)
-
-    def shown(self, number: int) -> str:
-        """Return the address of an object, for messages."""
-        return self.place.client.shown(self.infos[number].path)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Objects, (self.place, self.infos, self._sums)
 
 
 # ---------------------------------------------------------------------- checksums
@@ -141,7 +91,7 @@ class FileTrailer:
     """
 
     def __init__(self, client: FolderClient, folder: Path, info: ObjectInfo, sealed: Sealed) -> None:
-        self._client, self._folder, self._info, self._sealed = client, folder, info, sealed
+        self._client, self._folder, self.info, self.sealed = client, folder, info, sealed
         # The content is checked, so equal names of other stores do no harm.
         self._file = folder / "trailers-1" / sealed.digest
         self._found: Trailer | None = None
@@ -163,11 +113,11 @@ class FileTrailer:
                     except DataError:
                         # The bytes may have been damaged in transit. With the version, a replaced object raises
                         # ChangedError.
-                        found = self._request(self._info.version)
+                        found = self._request(self.info.version)
         return found
 
     def _request(self, version: str) -> Trailer:
-        (content,) = self._client.get_all([self._range], {self._sealed.name: version})
+        (content,) = self._client.get_all([self._range], {self.sealed.name: version})
         return self._keep(content)
 
     def find(self, others: Sequence[FileTrailer]) -> None:
@@ -192,11 +142,11 @@ class FileTrailer:
 
     def named(self, message: str) -> str:
         """See ``PageSums``."""
-        return f"{self._client.shown(self._info.path)}: {message}"
+        return f"{self._client.shown(self.info.path)}: {message}"
 
     @property
     def _range(self) -> tuple[str, int, int]:
-        return self._sealed.name, self._sealed.body, self._sealed.bytes
+        return self.sealed.name, self.sealed.body, self.sealed.bytes
 
     def _here(self) -> Trailer | None:
         """Return the trailer from memory or from the cache folder."""
@@ -216,10 +166,10 @@ class FileTrailer:
         return self._found
 
     def _checked(self, content: Any) -> Trailer:
-        return Trailer.of(self._client.shown(self._sealed.name), content, self._sealed.body, self._sealed.digest)
+        return Trailer.of(self._client.shown(self.sealed.name), content, self.sealed.body, self.sealed.digest)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return FileTrailer, (self._client, self._folder, self._info, self._sealed)
+        return FileTrailer, (self._client, self._folder, self.info, self.sealed)
 
 
 def check_object(client: FolderClient, info: ObjectInfo, sealed: Sealed) -> None:
@@ -389,27 +339,16 @@ class ArrowFile:
     demand.
 
     Args:
-        info: Size and version of the file's object; for a segment, the size of its body.
+        trailer: The trailer of the segment.
         rows: Number of rows of each record batch, int64 ``[n]``.
-        nulls: Columns that are null throughout the file.
-        stride: Distance in bytes between consecutive record batches with the row count and layout of the first batch;
-            0: unknown.
-        trailer: The trailer of the segment; None: the columns of the file are decoded, see ``ParquetFiles``.
         verify: Whether to compare the pages of the file with their checksums.
     """
 
-    def __init__(
-        self,
-        info: ObjectInfo,
-        rows: Int64s,
-        nulls: tuple[str, ...] = (),
-        stride: int = 0,
-        trailer: FileTrailer | None = None,
-        *,
-        verify: bool = False,
-    ) -> None:
-        self.info, self.rows, self.nulls, self.stride = info, rows, nulls, stride
-        self.trailer, self.verify = trailer, verify
+    def __init__(self, trailer: FileTrailer, rows: Int64s, *, verify: bool) -> None:
+        self.trailer, self.rows, self.verify = trailer, rows, verify
+        self.stride = trailer.sealed.stride
+        # The size and version of the object; the file ends before the trailer.
+        self.info = replace(trailer.info, size=trailer.sealed.body)
         self._messages: dict[int, Message] = {}
 
     def template(self, batch: int) -> int:
@@ -434,7 +373,6 @@ class ArrowFile:
             first = yield from self.message(number, 0)
             ahead = batch * self.stride
             return first._replace(begin=first.begin + ahead, body=first.body + ahead, end=first.end + ahead)
-        assert self.trailer is not None
         footer = self.trailer.read().footer
         if len(footer) != len(self.rows):
             raise DataError(f"expected {len(self.rows)} record batches, found {len(footer)}")
@@ -472,7 +410,7 @@ class ArrowFile:
 
     def __reduce__(self) -> tuple[Any, ...]:
         make = partial(ArrowFile, verify=self.verify)
-        return make, (self.info, self.rows, self.nulls, self.stride, self.trailer)
+        return make, (self.trailer, self.rows)
 
 
 class Files:
@@ -485,9 +423,7 @@ class Files:
     """
 
     def __init__(self, place: Place, files: Sequence[ArrowFile], schema: pa.Schema) -> None:
-        sums = [one.trailer for one in files if one.trailer is not None and one.verify]
-        self.objects = Objects(place, [one.info for one in files], sums)
-        self.files, self.schema = list(files), schema
+        self._source, self.files, self.schema = place, list(files), schema
         self._first = np.cumsum([0, *(len(one.rows) for one in self.files)])
         self._places: dict[int, dict[str, ColumnPlace]] = {}
         self._batch: tuple[int, pa.RecordBatch] | None = None
@@ -508,10 +444,16 @@ class Files:
                 at = behind
         return starts
 
+    @memo
+    def _placed(self) -> list[MirrorObject]:
+        # All files are opened together, so that they share one memory map.
+        infos, sums = [one.info for one in self.files], [one.trailer for one in self.files if one.verify]
+        return self._source.mirror.add(self._source.client, infos, sums)
+
     @property
-    def backing(self) -> RemoteMemory | None:
-        """Return the memory that contains the addresses that ``lying`` returns."""
-        return self.objects.backing
+    def backing(self) -> RemoteMemory:
+        """The memory that contains the addresses that ``lying`` returns."""
+        return self._placed[0].backing
 
     def of(self, chunk: int) -> tuple[int, int]:
         """Return the index of the file that holds a record batch, and the index of the batch in that file."""
@@ -521,13 +463,13 @@ class Files:
     def chunks_with(self, name: str) -> Iterator[int]:
         """Return the indices of the record batches that can have a value in a column."""
         for number, file in enumerate(self.files):
-            if name not in file.nulls:
+            if name not in file.trailer.sealed.nulls:
                 yield from range(int(self._first[number]), int(self._first[number + 1]))
 
     def find_trailers(self, chunks: Iterable[int]) -> None:
         """Read the trailers of the files of several record batches with one request."""
-        files = [self.files[number] for number in dict.fromkeys(self.of(chunk)[0] for chunk in chunks)]
-        trailers = [one.trailer for one in files if one.trailer is not None]
+        numbers = dict.fromkeys(self.of(chunk)[0] for chunk in chunks)
+        trailers = [self.files[number].trailer for number in numbers]
         if len(trailers) > 1:
             trailers[0].find(trailers)
 
@@ -536,11 +478,21 @@ class Files:
         return run(reader, self._read)
 
     def _read(self, ranges: Sequence[Range]) -> Sequence[Any]:
-        return self.objects.read(ranges)
+        """Read ranges of files, and return their bytes in memory that is never overwritten.
+
+        Raises:
+            ChangedError: A file was replaced.
+            DataError: A file does not exist any more.
+            StorageError: A file could not be reached.
+        """
+        first = np.array([self._placed[one.object].address for one in ranges], np.int64)
+        bounds = zip(*((one.begin, one.end) for one in ranges), strict=True)
+        begins, ends = (np.array(part, np.int64) for part in bounds)
+        return self._placed[0].backing.read(first + begins, first + ends)
 
     def named(self, chunk: int, reader: Asking[Any]) -> Asking[Any]:
         """Run a reader, and add the name of the object to its errors."""
-        where = self.objects.shown(self.of(chunk)[0])
+        where = self._source.client.shown(self.files[self.of(chunk)[0]].info.path)
         try:
             return (yield from reader)
         except DataError as error:
@@ -584,7 +536,7 @@ class Files:
         if place is None:
             return None
         number = self.of(chunk)[0]
-        begin = self.objects.begin(number)
+        begin = self._placed[number].address
         found = yield from lying(place, number)
         if found is None:
             return None
@@ -618,7 +570,7 @@ class Files:
         return found
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Files, (self.objects.place, self.files, self.schema)
+        return Files, (self._source, self.files, self.schema)
 
 
 # ---------------------------------------------------------------------- segments
@@ -634,35 +586,21 @@ class ElsewhereSegment(FileSegment):
         files: The files.
         image_roots: Allowed folders for images that rows name by path.
         place: See ``Segment``.
-        appended: Whether the rows were appended to a store, not taken from a dataset.
-        load: See ``Sealed``.
     """
 
-    def __init__(
-        self,
-        files: Files,
-        image_roots: tuple[str, ...],
-        place: tuple[object, int] | None,
-        *,
-        appended: bool = False,
-        load: int = 0,
-    ) -> None:
-        super().__init__(files.schema, files.starts, image_roots, place, appended=appended, load=load)
-        self.files, self.backing, self._appended = files, files.backing, appended
+    def __init__(self, files: Files, image_roots: tuple[str, ...], place: tuple[object, int]) -> None:
+        entries = [one.trailer.sealed for one in files.files]
+        super().__init__(files.schema, files.starts, image_roots, place, entries)
+        self.files, self.backing = files, files.backing
         # The requested columns, in a weak collection, so that their heads are read together.
         self._asked: WeakValueDictionary[str, _PartElsewhere] = WeakValueDictionary()
 
     @memo
     def table(self) -> pa.Table:
         """The table of steps; reads all rows."""
-        return pa.concat_tables(list(self.tables()))
-
-    def tables(self) -> Iterator[pa.Table]:
-        """Yield the steps record batch by record batch; each batch is read on demand."""
-        names = self.files.schema.names
-        for chunk in range(len(self.chunk_starts) - 1):
-            columns = self._read([(chunk, self.files.column(chunk, name)) for name in names])
-            yield pa.Table.from_arrays(columns, names=names)
+        names, chunks = self.files.schema.names, range(len(self.chunk_starts) - 1)
+        batches = (self._read([(chunk, self.files.column(chunk, name)) for name in names]) for chunk in chunks)
+        return pa.concat_tables([pa.Table.from_arrays(columns, names=names) for columns in batches])
 
     def column(self, name: str) -> pa.ChunkedArray | None:
         """See ``Segment``; reads the complete column."""
@@ -700,14 +638,6 @@ class ElsewhereSegment(FileSegment):
                 return int(self.chunk_starts[chunk]) + row, value[0].as_py()
         return None
 
-    def has_value(self, name: str, rows: int) -> bool:
-        """See ``Segment``."""
-        if name not in self.types:
-            return False
-        if rows == self.num_rows and any(one.nulls for one in self.files.files):
-            return any(name not in one.nulls for one in self.files.files)
-        return not rows or self.first_value(name, rows) is not None
-
     def take(self, row: int, count: int = 1) -> pa.Table:
         """See ``Segment``; reads only the requested rows."""
         names = self.files.schema.names
@@ -741,8 +671,7 @@ class ElsewhereSegment(FileSegment):
         return found
 
     def __reduce__(self) -> tuple[Any, ...]:
-        make = partial(ElsewhereSegment, appended=self._appended, load=self._load)
-        return make, (self.files, self._named_roots, self.place)
+        return ElsewhereSegment, (self.files, self._named_roots, self.place)
 
 
 class _PartElsewhere(ColumnPart):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,13 +19,14 @@ from mouse_core.store.disk.checking import Checked, check_sealed
 from mouse_core.store.disk.folder import MOST_BYTES, NAME, Manifest, ReadFolder, Sealed, parse_manifest
 from mouse_core.store.disk.segments import SealedFile
 from mouse_core.store.remote.files import Place, check_object
-from mouse_core.store.remote.rows import OTHERS, infos_of, parquet_among
+from mouse_core.store.remote.rows import OTHERS, infos_of, read_manifest
 
 if TYPE_CHECKING:
     from mouse_core.remote.clients.objects import FolderClient
 
 # Number of files that are sent at once.
 _TOGETHER = 4
+_PARQUET = re.compile(r"(data/)?[^/]*\.parquet")
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,7 @@ def _check_free(client: FolderClient) -> None:
         there = {one.path for one in client.listed()}
     except ConfigError:
         return  # a web server, which accepts no uploads
-    signs = [one for one in OTHERS if one in there] or parquet_among(sorted(there))
+    signs = sorted(one for one in there if one in OTHERS or _PARQUET.fullmatch(one))
     if signs:
         raise ConfigError(
             f"{client.url}: expected no data, or an earlier state of this store, found other rows ({signs[0]}), which "
@@ -182,7 +184,8 @@ def check_elsewhere(place: Place, *, progress: bool = False) -> Checked:
         StorageError: The store could not be reached.
     """
     client = place.client
-    content, _ = client.read(NAME, most_bytes=MOST_BYTES)
+    content, _ = read_manifest(client)
+    assert content is not None
     manifest = parse_manifest(client.shown(NAME), content)
 
     def check(number: int, sealed: Sealed) -> None:
