@@ -691,12 +691,15 @@ class AdapterConformance(InArrays):
                     assert loader.state_dict()["next_index"] == failing
 
     def test_closed_is_closed(self) -> None:
-        """Closing may be repeated, also with a full queue, and no batch is delivered afterwards."""
+        """Closing may be repeated, also with a full queue, and only the state can be read afterwards."""
         for workers in (0, 2):
             with self._loader(example_store(), num_workers=workers) as loader:
                 loader.next_batch()
+                state = loader.state_dict()
             loader.close()
-            refused(ClosedError, loader.next_batch, "closed")
+            for use in (loader.next_batch, loader.refresh, partial(loader.load_state_dict, state)):
+                refused(ClosedError, use, "closed")
+            assert loader.state_dict() == state, "expected the state after the last batch"
 
     def test_threads_end(self) -> None:
         """Threads end after ``close()``, after a restored state, and when a loader is dropped in the middle."""

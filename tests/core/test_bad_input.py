@@ -198,13 +198,72 @@ def test_what_is_no_dataset(thing: Any) -> None:
     refused(store, ConfigError, "from_dataset: expected a dataset.*found ", lambda: store.from_dataset(thing))
 
 
-@pytest.mark.parametrize("bad", [0, 3, 7])
-@pytest.mark.parametrize("code", [7, 3, -1, 2**40])
-def test_done_codes(code: int, bad: int) -> None:
-    store = DatasetStore().from_dataset(table(done=at_row(bad, code, "done")))
-    reads_until(
-        bad, store, "done", rf"expected one of 0 \(alive\), 1 \(terminal\), 2 \(truncated\), found {code} at row"
-    )
+DIMS = {"max_action_dim": 3, "max_obs_continuous_dim": 2}
+CODE = r"expected one of 0 \(alive\), 1 \(terminal\), 2 \(truncated\), found "
+FIELDS_OF = {"observation": "obs_continuous", "observation_discrete": "obs_discrete", "metadata_q_star": "q_star"}
+NULLS = ("action", "reward", "xformed_reward", "done", "observation", "observation_discrete")
+# Values that a column of their type holds and its field does not, and what is said of them.
+NOT_ALLOWED: list[tuple[str, Any, str]] = [
+    *(("done", code, f"{CODE}{code}") for code in (7, 3, -1, 2**40)),
+    *(("action", action, rf"expected 0\.\.2, found {action}") for action in (3, -1, 100)),
+    *((name, None, "expected a value, found (null|None)") for name in NULLS),
+    ("observation", [1.0, 2.0, 3.0], "expected at most 2 values, found 3"),
+    ("metadata_q_star", [1.0] * 4, "expected at most 3 values, found 4"),
+]
+OF_ANOTHER_TYPE: list[tuple[str, Any, str]] = [
+    ("done", "yes", "expected"),
+    ("done", 1.5, ""),
+    ("action", "left", "expected"),
+    ("action", 0.5, ""),
+    ("action", 2**70, ""),
+    ("action", {"a": 1}, "expected"),
+    ("reward", "0.5", "expected"),
+    ("reward", 1j, "expected"),
+    ("reward", object(), "expected"),
+    ("observation", "abc", "expected"),
+    ("observation", [[1.0], [1.0, 2.0]], ""),
+    ("observation", ["a", "b"], "expected"),
+    ("episode_step", "now", "expected"),
+    ("episode_step", math.nan, ""),
+    ("episode_step", 2.5, ""),
+    ("observation_discrete", math.inf, ""),
+]
+
+
+@pytest.mark.parametrize("bad", [0, 4, 7])
+@pytest.mark.parametrize(("name", "value", "said"), NOT_ALLOWED, ids=lambda value: repr(value)[:20])
+def test_a_value_that_is_not_allowed_is_named_where_it_is_read(name: str, value: Any, said: str, bad: int) -> None:
+    store = DatasetStore(**DIMS).from_dataset(table(**{name: at_row(bad, value, name)}))
+    reads_until(bad, store, FIELDS_OF.get(name, name), said)
+
+
+@pytest.mark.parametrize("before", [0, 1])
+@pytest.mark.parametrize(
+    ("name", "value", "said"), [*NOT_ALLOWED, *OF_ANOTHER_TYPE], ids=lambda value: repr(value)[:20]
+)
+def test_a_bad_value_is_refused_when_it_comes(name: str, value: Any, said: str, before: int) -> None:
+    store = DatasetStore(**DIMS)
+    if before:
+        store.append(dict(GOOD))
+    pattern = rf"column '{name}': .*{said}.* at row {before}"
+    refused(store, DataError, pattern, lambda: store.append(GOOD | {name: value}))
+    bad = {key: [item] * 3 for key, item in GOOD.items()} | {name: [GOOD[name], GOOD[name], value]}
+    refused(store, DataError, f"column '{name}'", lambda: store.extend(bad))
+
+
+@pytest.mark.parametrize("name", ["action", "done", "episode_step", "observation_discrete"])
+def test_fractions_in_a_column_of_floats_where_a_whole_number_belongs(name: str) -> None:
+    store = DatasetStore().from_dataset(table(**{name: [1.0] * 8}))
+    for value in (0.5, math.nan, math.inf):
+        refused(store, DataError, f"column '{name}'", lambda value=value: store.append(GOOD | {name: value}))
+
+
+def test_without_a_width_that_of_the_first_observation_counts() -> None:
+    store = DatasetStore().from_dataset(table(observation=at_row(7, [1.0, 2.0, 3.0], "observation")))
+    reads_until(7, store, "obs_continuous", "expected at most 2 values, found 3")
+    wide = pa.array([[1.0, 2.0, 3.0]] * 8, pa.list_(pa.float64(), 3))
+    with pytest.raises((SchemaError, DataError), match="expected at most 2 values, found 3"):
+        BatchSource(DatasetStore(max_obs_continuous_dim=2).from_dataset(table(observation=wide)), 2, 2)[0]
 
 
 def test_done_codes_of_other_types() -> None:
@@ -247,74 +306,11 @@ def test_bounds_of_a_field_of_ones_own(dtype: str, value: int) -> None:
         store.append(GOOD | {"level": value})
 
 
-@pytest.mark.parametrize("action", [3, -1, 100])
-def test_action_beyond_max_action_dim(action: int) -> None:
-    values = at_row(5, action, "action")
-    reads_until(
-        5,
-        DatasetStore(max_action_dim=3).from_dataset(table(action=values)),
-        "action",
-        rf"expected 0\.\.2, found {action}",
-    )
-    store = DatasetStore(max_action_dim=3)
-    store.append(dict(GOOD))
-    refused(
-        store,
-        DataError,
-        rf"column 'action': expected 0\.\.2, found {action} at row 1",
-        lambda: store.append(GOOD | {"action": action}),
-    )
-
-
 def test_without_max_action_dim_any_action_is_taken() -> None:
     """The width of q_star says how wide q_star is; appending and reading agree that it binds no action."""
     store = DatasetStore().from_dataset(table(action=at_row(5, 100, "action")))
     store.append(GOOD | {"action": -5})
     assert BatchSource(store, 9, 1, sampling="last")[0]["action"].tolist() == [[1, 1, 1, 1, 1, 100, 1, 1, -5]]
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("action", 0.5),
-        ("done", 1.5),
-        ("episode_step", math.nan),
-        ("episode_step", 2.5),
-        ("observation_discrete", math.inf),
-    ],
-)
-def test_fractions_where_a_whole_number_belongs(name: str, value: float) -> None:
-    for store in (DatasetStore(), DatasetStore().from_dataset(table(**{name: [1.0] * 8}))):
-        refused(store, DataError, f"column '{name}'", lambda store=store: store.append(GOOD | {name: value}))
-
-
-@pytest.mark.parametrize(
-    ("name", "field"),
-    [
-        ("action", "action"),
-        ("reward", "reward"),
-        ("xformed_reward", "xformed_reward"),
-        ("done", "done"),
-        ("observation", "obs_continuous"),
-        ("observation_discrete", "obs_discrete"),
-    ],
-)
-@pytest.mark.parametrize("bad", [0, 4, 7])
-def test_nulls_where_not_allowed(name: str, field: str, bad: int) -> None:
-    reads_until(
-        bad,
-        DatasetStore().from_dataset(table(**{name: at_row(bad, None, name)})),
-        field,
-        "expected a value, found null",
-    )
-    for first in (True, False):
-        store = DatasetStore()
-        if not first:
-            store.append(dict(GOOD))
-        at = len(store)
-        refused(
-            store, DataError, rf"column '{name}': .* at row {at}", lambda store=store: store.append(GOOD | {name: None})
-        )
 
 
 def test_nulls_inside_lists_where_not_allowed() -> None:
@@ -406,34 +402,10 @@ def test_rows_as_gymnasium_has_them_get_the_recipe() -> None:
         store.append({"obs": [0.0], "action": 0, "reward": 0.0, "done": 0})
 
 
-@pytest.mark.parametrize("fixed", [False, True])
-@pytest.mark.parametrize("bad", [1, 7])
-def test_observations_too_wide(bad: int, fixed: bool) -> None:
-    values: Any = at_row(bad, [1.0, 2.0, 3.0], "observation")
-    store = DatasetStore(max_obs_continuous_dim=2).from_dataset(table(observation=values))
-    reads_until(bad, store, "obs_continuous", "expected at most 2 values, found 3")
-    # Without a width from the caller that of the first row counts.
-    reads_until(
-        bad,
-        DatasetStore().from_dataset(table(observation=values)),
-        "obs_continuous",
-        "expected at most 2 values, found 3",
-    )
-    if fixed:
-        wide = pa.array([[1.0, 2.0, 3.0]] * 8, pa.list_(pa.float64(), 3))
-        with pytest.raises((SchemaError, DataError), match="expected at most 2 values, found 3"):
-            BatchSource(DatasetStore(max_obs_continuous_dim=2).from_dataset(table(observation=wide)), 2, 2)[0]
-
-
 def test_ragged_rows_of_a_field_that_does_not_pad() -> None:
     fields = [Field("features")]
     store = DatasetStore(fields=fields).from_dataset(table(features=[[1.0, 2.0]] * 5 + [[1.0]] + [[1.0, 2.0]] * 2))
     reads_until(5, store, "features", "expected 2 values, found 1")
-
-
-def test_q_star_wider_than_max_action_dim() -> None:
-    store = DatasetStore(max_action_dim=3).from_dataset(table(metadata_q_star=at_row(2, [1.0] * 4, "metadata_q_star")))
-    reads_until(2, store, "q_star", "expected at most 3 values, found 4")
 
 
 def test_numbers_that_do_not_fit_their_dtype() -> None:
@@ -490,40 +462,6 @@ def test_a_bad_value_is_found_wherever_it_is(cuts: list[int], bad: int, kind: st
     else:
         store.from_dataset(whole)
     reads_until(bad, store, field, "expected")
-
-
-@pytest.mark.parametrize("empty", [True, False], ids=["first row", "later row"])
-@pytest.mark.parametrize(
-    ("name", "value", "pattern"),
-    [
-        ("done", 7, r"column 'done': expected .*found 7"),
-        ("done", "yes", "column 'done': expected"),
-        ("action", "left", "column 'action': expected"),
-        ("action", 2**70, "column 'action': "),
-        ("action", {"a": 1}, "column 'action': expected"),
-        ("reward", "0.5", "column 'reward': expected"),
-        ("reward", 1j, "column 'reward': expected"),
-        ("reward", object(), "column 'reward': expected"),
-        ("observation", "abc", "column 'observation': expected"),
-        ("observation", [[1.0], [1.0, 2.0]], "column 'observation': "),
-        ("observation", ["a", "b"], "column 'observation': expected"),
-        ("observation", [1.0, 2.0, 3.0], r"column 'observation': expected .*2.* found 3"),
-        ("metadata_q_star", [1.0] * 4, r"column 'metadata_q_star': expected .*3.* found 4"),
-        ("episode_step", "now", "column 'episode_step': expected"),
-        ("observation_discrete", None, "column 'observation_discrete': expected"),
-    ],
-    ids=lambda value: repr(value)[:20],
-)
-def test_append_of_a_bad_value(name: str, value: Any, pattern: str, empty: bool) -> None:
-    store = DatasetStore(max_action_dim=3, max_obs_continuous_dim=2)
-    if not empty:
-        store.append(dict(GOOD))
-    at = len(store)
-    refused(store, DataError, f"{pattern}.* at row {at}", lambda: store.append(GOOD | {name: value}))
-    again = len(store)
-    bad = {key: [item] * 3 for key, item in GOOD.items()} | {name: [GOOD[name], GOOD[name], value]}
-    refused(store, DataError, f"column '{name}'", lambda: store.extend(bad))
-    assert len(store) == again + 3
 
 
 def test_append_with_new_or_missing_keys() -> None:
@@ -926,28 +864,6 @@ def test_refresh_without_a_store() -> None:
     with pytest.raises(ConfigError, match="refresh: expected a loader over a DatasetStore"):
         loader.refresh()
     loader.next_batch()
-
-
-@pytest.mark.parametrize(("workers", "used"), [(0, True), (2, False), (2, True)])
-def test_use_after_close(workers: int, used: bool) -> None:
-    loader = PrefetchBatchifier(DatasetStore().from_dataset(table(40)), 4, 2, num_workers=workers)
-    if used:
-        loader.next_batch()
-    state = loader.state_dict()
-    loader.close()
-    loader.close()
-    uses: list[Callable[[], Any]] = [
-        loader.next_batch,
-        loader.next_batch,
-        lambda: next(iter(loader)),
-        loader.refresh,
-        lambda: loader.load_state_dict(state),
-    ]
-    for use in uses:
-        with pytest.raises(ClosedError, match="expected an open loader, found a closed loader") as caught:
-            use()
-        assert isinstance(caught.value, RuntimeError)
-    assert loader.state_dict() == state
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")

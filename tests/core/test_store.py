@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from mouse_core import BatchSource, ConfigError, DataError, DatasetStore, Field, MouseError, SchemaError, Snapshot
-from mouse_core.metadata import DatasetMetadata, with_metadata
 from tests.core.oracle import Rule, assert_same, field_arrays, last_starts, windows
 from tests.core.worlds import CUSTOM_RULES, Part, World, add_part, build, parts, worlds
 
@@ -97,35 +96,6 @@ def test_the_first_reward_may_be_a_whole_number(first: Any) -> None:
     store.append(row(reward=0.5, observation=[0.5, 1]))
     assert everything(store)["reward"].tolist() == [0.0, 0.5]
     assert everything(store)["obs_continuous"].tolist() == [[0.0, 0.0], [0.5, 1.0]]
-
-
-@pytest.mark.parametrize(
-    ("value", "read"), [(np.bool_(True), 1), (True, 1), (np.int8(2), 2), (np.uint64(2), 2), (np.array(2), 2), (2, 2)]
-)
-def test_numbers_of_any_kind_for_a_code(value: Any, read: int) -> None:
-    for first in (row(done=value), row()):
-        store = DatasetStore()
-        store.append(first)
-        store.append(row(done=value))
-        assert everything(store)["done"].tolist()[1] == read
-
-
-def test_numbers_of_any_kind_for_observations() -> None:
-    values: list[Any] = [
-        [1, 2],
-        [1.0, 2.0],
-        (1.0, 2.0),
-        np.array([1, 2], np.uint8),
-        np.array([1.0, 2.0], np.float32),
-        np.array([1.0, 2.0], np.float16),
-        [np.float32(1.0), np.float64(2.0)],
-        np.array([9.0, 1.0, 9.0, 2.0])[1::2],
-    ]
-    for first in values:
-        store = DatasetStore()
-        for value in [first, *values]:
-            store.append(row(observation=value))
-        assert everything(store)["obs_continuous"].tolist() == [[1.0, 2.0]] * (len(values) + 1)
 
 
 def test_a_store_can_be_recorded_before_anything_is_known_of_a_column() -> None:
@@ -545,18 +515,3 @@ def test_properties_and_repr() -> None:
     store.fields.clear()
     assert list(store.columns) == ["action", "reward", "done", "log_prob"]
     assert "action" in store.fields
-
-
-def test_the_alignment_is_saved_and_checked(tmp_path: Path) -> None:
-    store = DatasetStore(alignment="outgoing")
-    store.append({"action": 0, "reward": 0.5, "done": 0})
-    store.to_dataset().save_to_disk(str(tmp_path / "outgoing"))
-    reopened = datasets.load_from_disk(str(tmp_path / "outgoing"))
-    assert len(DatasetStore(alignment="outgoing").from_dataset(reopened)) == 1
-    arrived = DatasetStore()
-    with pytest.raises(SchemaError, match="expected rows of alignment 'arrived', found 'outgoing'"):
-        arrived.from_dataset(reopened)
-    assert len(arrived) == 0
-    table = with_metadata(pa.table({"action": [0], "reward": [0.5], "done": [0]}), DatasetMetadata("outgoing"))
-    with pytest.raises(SchemaError, match="alignment"):
-        arrived.from_dataset(table)
