@@ -28,9 +28,9 @@ def files_of(snapshot: Any) -> list[int]:
 
 @pytest.fixture
 def unmerged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small files are not put together, nor is the disk waited for."""
-    monkeypatch.setattr("os.fsync", lambda file: None)
+    """Small files are not put together, and eight of them are one segment."""
     monkeypatch.setattr("mouse_core.store.disk.rows.small_run", lambda *_: range(0))
+    monkeypatch.setattr("mouse_core.store.disk.segments.FEWEST", 8)
 
 
 def tables_of(files: int) -> dict[str, pa.Table]:
@@ -101,35 +101,35 @@ def test_growing_over_many_files_gives_the_batches_of_the_same_rows_in_memory(
 
 
 def test_what_does_not_follow_from_segments_is_the_same(tmp_path: Path, unmerged: None) -> None:
-    filled(tmp_path / "store", 70)
+    filled(tmp_path / "store", 9)
     store, memory = DatasetStore.open(tmp_path / "store"), DatasetStore()
-    memory.extend(rows_of("numbers", 0, 70 * _FEW_ROWS))
-    assert files_of(store.snapshot()) == [70]
+    memory.extend(rows_of("numbers", 0, 9 * _FEW_ROWS))
+    assert files_of(store.snapshot()) == [9]
     assert store[:] == memory[:]
     assert store.to_dataset().to_list() == memory.to_dataset().to_list()
     assert store.snapshot().episode_starts.tolist() == memory.snapshot().episode_starts.tolist()
-    for rows in (8, _FEW_ROWS, 41, 2_700):
+    for rows in (8, _FEW_ROWS, 41, 330):
         assert store.snapshot(rows).fingerprint == memory.snapshot(rows).fingerprint
         some = [BatchSource(one.snapshot(rows), 8, 1) for one in (store, memory)]
         assert batches_of(some[0]) == batches_of(some[1])
     sent = pickle.loads(pickle.dumps(store.snapshot()))
-    assert sent.rows([0, 39, 40, 41, 2_799]) == memory.snapshot().rows([0, 39, 40, 41, 2_799])
+    assert sent.rows([0, 39, 40, 41, 359]) == memory.snapshot().rows([0, 39, 40, 41, 359])
     assert batches_of(BatchSource(sent, 8, 6)) == batches_of(BatchSource(memory, 8, 6))
 
 
 def test_columns_that_only_some_files_have_values_of_are_found(tmp_path: Path, unmerged: None) -> None:
     """Of the first files that are one segment, none has a value of a field that the others have."""
-    tables = tables_of(80)
+    tables = tables_of(12)
     for number, (name, table) in enumerate(tables.items()):
-        values = [None if number < 64 else float(number)] * _FEW_ROWS
+        values = [None if number < 8 else float(number)] * _FEW_ROWS
         tables[name] = table.append_column("metadata_q_star", pa.array(values, pa.float64()))
     memory = DatasetStore().from_dataset(tables)
     with DatasetStore.open(tmp_path / "store", "a") as store:
         store.from_dataset(tables)
     store = DatasetStore.open(tmp_path / "store")
-    assert files_of(store.snapshot()) == [80]
-    assert store.snapshot(64 * _FEW_ROWS).spec == memory.snapshot(64 * _FEW_ROWS).spec
-    assert store.snapshot().spec == memory.snapshot().spec != store.snapshot(64 * _FEW_ROWS).spec
+    assert files_of(store.snapshot()) == [12]
+    assert store.snapshot(8 * _FEW_ROWS).spec == memory.snapshot(8 * _FEW_ROWS).spec
+    assert store.snapshot().spec == memory.snapshot().spec != store.snapshot(8 * _FEW_ROWS).spec
     assert batches_of(BatchSource(store, 8, 6)) == batches_of(BatchSource(memory, 8, 6))
 
 
@@ -158,7 +158,7 @@ def test_work_follows_what_is_touched_and_not_the_number_of_files(
     tmp_path: Path, unmerged: None, work: Counter[str]
 ) -> None:
     needed = []
-    for files in (65, 98):
+    for files in (33, 49):
         folder = tmp_path / str(files)
         filled(folder, files)
         store = DatasetStore.open(folder)

@@ -25,3 +25,8 @@ def test_simulated_worlds_keep_their_promises(kind: str) -> None:
 )
 def test_worlds_that_broke_a_promise_keep_it(kind: str, seed: int) -> None:
     assert not fault_of(seed, kind=kind)
+
+
+@pytest.mark.slow
+def test_many_worlds_of_stores_keep_their_promises() -> None:
+    assert not [seed for seed in range(2000, 2060) if fault_of(seed, kind="store")]

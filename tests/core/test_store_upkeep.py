@@ -5,7 +5,6 @@ import os
 import pickle
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -24,15 +23,6 @@ from mouse_core.store.disk.folder import Lease, Sealed, Unneeded
 from mouse_core.store.disk.rows import ALL, Limits, small_run
 from mouse_core.store.disk.segments import SealedFile
 from tests.core.disk_cases import check_batches, leftovers, numbers_in, rows_of, table_of
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _at_once() -> Iterator[None]:
-    """Nothing waits for the disk."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda file: None)
-        patch.setattr(os, "fdatasync", lambda file: None)
-        yield
 
 
 @given(st.lists(st.integers(1, 50), max_size=30), st.integers(8, 200), st.integers(0, 30))
