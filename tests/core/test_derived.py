@@ -146,6 +146,7 @@ def test_every_field_is_what_its_definition_says(
         np.testing.assert_allclose(found[name], [row[name] for row in wanted], rtol=1e-6, atol=1e-7, err_msg=name)
 
 
+@settings(max_examples=6)
 @given(
     st.lists(st.integers(1, 150), min_size=1, max_size=12) | st.just([5000, 1, 33]),
     st.sampled_from([0.0, 0.3, 0.99, 1.0]),
@@ -204,7 +205,7 @@ def test_an_infinite_reward_stays_in_its_episode() -> None:
     assert found[[0, 1, 4, 5]].tolist() == [2.0, 2.0, 1.5, 1.0]
 
 
-@settings(max_examples=5)
+@settings(max_examples=3)
 @given(st.lists(st.integers(1, 70), min_size=1, max_size=5), st.sampled_from(ALIGNMENTS), st.booleans())
 def test_a_store_that_grows_derives_what_one_of_all_rows_does(
     steps: list[int], alignment: Alignment, recorded: bool

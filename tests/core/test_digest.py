@@ -11,23 +11,6 @@ from mouse_core import BatchSource, ConfigError, PrefetchBatchifier
 from mouse_core.testing import as_arrays, as_numpy, example_columns, example_store, stream_digest
 
 
-def test_names_shapes_order_and_views_are_differences() -> None:
-    batch = {"a": np.zeros((2, 3)), "b": np.ones(4)}
-    others: list[list[Any]] = [
-        [{"a": batch["a"], "c": batch["b"]}],
-        [{"a": batch["a"]}],
-        [{"a": batch["a"].T, "b": batch["b"]}],
-        [{"a": batch["a"].reshape(6), "b": batch["b"]}],
-        [(batch,) * 2],
-        [{"a": batch["a"].astype(int), "b": batch["b"]}],
-        [{"a": batch["a"].astype(bool), "b": batch["b"]}],
-    ]
-    digests = [stream_digest(batches, 1) for batches in [[batch], *others]]
-    assert len(set(digests)) == len(digests)
-    assert stream_digest([dict(reversed(batch.items()))], 1) == digests[0]
-    assert stream_digest([batch, others[0][0]], 2) != stream_digest([others[0][0], batch], 2)
-
-
 def test_loaders_sources_and_iterables() -> None:
     store = example_store()
     source = BatchSource(store, 8, 4)

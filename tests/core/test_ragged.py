@@ -101,7 +101,7 @@ def packed_from(batch: Fields, capacity: int | None = None) -> Fields:
     return made | described(lengths, capacity)
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(chosen=CHOSEN, world=worlds(), wanted=parts(max_parts=3), whole=st.booleans())
 def test_any_store_gives_what_the_oracle_says(
     chosen: dict[str, Any], world: World, wanted: list[Part], whole: bool

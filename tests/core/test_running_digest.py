@@ -101,7 +101,11 @@ def test_places_names_shapes_kinds_and_views_count() -> None:
     found = [StreamDigest.of(0, one) for one in (batch, *others)]
     found += [StreamDigest.of(1, batch), StreamDigest.of(0, batch, first_row=1), StreamDigest()]
     assert len(set(found)) == len(found)
-    assert StreamDigest.of(0, dict(reversed(batch.items()))) == found[0]
+    of_streams = [stream_digest([one], 1) for one in (batch, *others)]
+    of_streams += [stream_digest(two, 2) for two in ([batch, others[0]], [others[0], batch])]
+    assert len(set(of_streams)) == len(of_streams)
+    backward = dict(reversed(batch.items()))
+    assert (StreamDigest.of(0, backward), stream_digest([backward], 1)) == (found[0], of_streams[0])
     swapped = StreamDigest.of(0, others[1]) + StreamDigest.of(1, batch)
     assert swapped != found[0] + StreamDigest.of(1, others[1])
 
