@@ -350,7 +350,7 @@ def job_folder(target: Path, kind: str, what: str) -> Iterator[Path]:
             try:
                 yield folder
             finally:
-                if not any(folder.rglob(NOTE)):
+                if not (folder / NOTE).exists():
                     remove(folder)
 
 
