@@ -1,4 +1,4 @@
-"""RowStream, which every reader of a format returns; and functions that read, write and compare rows of any source.
+"""The class RowStream, which every reader returns, and functions that read, write and compare rows of any source.
 
 Writers of formats take the rows of a stream, a store, a ``datasets.Dataset`` or a table as a stream (``as_stream``), as
 pieces (``pieces_of``), or as episodes (``episodes_of``).
@@ -70,7 +70,7 @@ class RowStream:
         format: Name of the format ("minari", "rlds", ...).
         schema: Names and Arrow types of the columns of every batch.
         batches: A function that returns a new iterator over the batches.
-        rows: Number of rows, if it is known before reading.
+        rows: Number of rows; None if the number is not known before reading.
         notes: Decisions of the reader; each note is one sentence.
         faults: Faults of the data. Each fault has a code as in ``mouse inspect``, a severity ("error" or "warning"),
             and a sentence.
@@ -81,8 +81,8 @@ class RowStream:
             them.
         metadata: The metadata that the data contain, and metadata that the reader adds. The alignment in the metadata
             is None if the data do not state it; then "arrived" is assumed.
-        image_roots: Further folders (absolute, without links) in which images that rows name by path may be, besides
-            the folders of the data.
+        image_roots: Further allowed folders of images (absolute, without links): an image whose path is in a row must
+            lie in one of these folders or in a folder of the data.
         noted: The digest of all rows, recorded when the rows were written; None if no digest was recorded.
     """
 
@@ -154,7 +154,7 @@ class RowStream:
         return replace(self, **changes)
 
     def image_folders(self) -> tuple[str, ...]:
-        """Return the folders in which images that rows name by path may be: data folders and ``image_roots``."""
+        """Return the allowed folders of images whose paths are in rows: the folders of the data and ``image_roots``."""
         folders = list(self.image_roots)
         if os.path.exists(self.path):
             folder = self.path if os.path.isdir(self.path) else os.path.dirname(os.path.abspath(self.path))
@@ -185,8 +185,8 @@ class RowStream:
 
         Args:
             make: The class of the store.
-            **options: Options of ``DatasetStore``. Images that rows name by path may lie in the folders of the data and
-                in ``image_roots``.
+            **options: Options of ``DatasetStore``. The folders of the data are allowed folders of images, in addition
+                to ``image_roots``.
         """
         options["image_roots"] = [*self.image_folders(), *options.get("image_roots", ())]
         if self.opened is not None and (self.rows or not self.mapped):
@@ -687,8 +687,8 @@ def embedded(stream: Any, *, others: bool = True) -> Any:
 
     Args:
         stream: The rows.
-        others: Whether an error is raised for a path to a file that is no image, such as a sound; otherwise the path
-            stays unchanged.
+        others: Whether a path to a file that is no image, such as a sound, raises an error; otherwise the path stays
+            unchanged.
 
     Returns:
         The new stream; ``stream`` itself if no column can name files.

@@ -322,7 +322,7 @@ def to_batch(columns: Mapping[str, npt.NDArray[Any]], schema: pa.Schema | None, 
 
 
 def to_batches(rows: Iterable[Columns], schema: pa.Schema, *, where: str) -> Iterator[pa.RecordBatch]:
-    """Yield rows as record batches, as ``to_batch`` creates them, without empty batches."""
+    """Convert rows to record batches with ``to_batch``; leave out batches without rows."""
     with reading(where):
         for columns in rows:
             if len(columns["done"]):
@@ -473,7 +473,7 @@ class TransitionRows:
         return self._take(parts, max(count - waiting, 0))
 
     def finish(self) -> Columns | None:
-        """Return rows for the transitions that were held back; None if there are none.
+        """Return rows for the transitions that were held back; None if no transition was held back.
 
         The last transition that was held back ends its episode.
         """
@@ -609,7 +609,7 @@ def differ(ones: npt.NDArray[Any], others: npt.NDArray[Any]) -> Bools:
 
 @dataclass(frozen=True)
 class Values:
-    """One column of some rows.
+    """The values of one column of a record batch.
 
     Args:
         kind: The column's type.

@@ -435,7 +435,8 @@ def open(
             ("arrived") or after it ("outgoing"). Required only if the data do not state the alignment; the value
             becomes part of the metadata.
         batch_rows: Largest number of rows of a batch.
-        image_roots: Further folders in which images that rows name by path may be, besides the folders of the data.
+        image_roots: Further allowed folders of images: an image whose path is in a row must lie in one of these folders
+            or in a folder of the data.
         **options: Options of the format's reader.
 
     Returns:

@@ -38,10 +38,10 @@ def read_openml(
 ) -> RowStream:
     """Read a table of OpenML as a contextual bandit: a row for each example, with alignment "outgoing".
 
-    ``observation`` holds the features in the order of the table, float64. For a column of texts or booleans, it holds
-    the index of the value among all values of the column in alphabetical order. ``action`` is the index of the class,
+    ``observation`` holds the features in the order of the table, float64. A text or boolean becomes the index of the
+    value among all values of its column in alphabetical order. ``action`` is the index of the class,
     or, for a regression, the target value as a vector of length 1. ``reward`` and ``done`` are 1 in every row.
-    ``metadata`` holds the names of features and classes. Features are not scaled; use a ``Normalizer`` for that.
+    ``format_metadata`` holds the names of features and classes. Features are not scaled; use a ``Normalizer`` for that.
 
     Args:
         path: A Parquet file.

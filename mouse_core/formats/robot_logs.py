@@ -1259,7 +1259,7 @@ def read_robot_logs(
         batch_rows: Largest number of rows of a batch.
 
     Returns:
-        The rows. ``metadata["files"]`` lists the recordings.
+        The rows. ``format_metadata["files"]`` lists the recordings.
 
     Raises:
         ConfigError: The layout is missing or invalid, or the path has no recordings.

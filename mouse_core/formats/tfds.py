@@ -549,7 +549,7 @@ def read_tfds(
         batch_rows: Largest number of rows of a batch.
 
     Returns:
-        The rows; ``metadata`` is the content of ``dataset_info.json``.
+        The rows; ``format_metadata`` is the content of ``dataset_info.json``.
 
     Raises:
         ConfigError: The folder holds no RLDS dataset of TFDS, a split is unknown, or the data files have an

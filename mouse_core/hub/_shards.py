@@ -99,7 +99,7 @@ def fit_table(
 ) -> pa.Table:
     """Convert a table to the columns and types of ``features``; missing columns become null.
 
-    Images that rows name by path are embedded if they lie in ``image_roots``.
+    Images whose paths are in rows are embedded if they lie in ``image_roots``.
     """
     from datasets import Features, Image
     from datasets.table import cast_table_to_features
@@ -156,7 +156,7 @@ class SplitPiece:
         where: Name of the rows in error messages: the split, and the store if there are several stores.
         dataset: The rows.
         first_row: Index of the first row in its store.
-        image_roots: Folders in which images that rows name by path may be.
+        image_roots: Allowed folders of images whose paths are in rows.
     """
 
     where: str

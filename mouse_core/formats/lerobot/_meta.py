@@ -211,7 +211,7 @@ class Videos:
 def base_of(root: Path) -> Path:
     """Return the folder that contains all files of the dataset, including the targets of links.
 
-    In the Hub's cache, it is the folder with "snapshots" and "blobs".
+    For a dataset in the Hub's cache, return the folder that contains "snapshots" and "blobs".
     """
     above = root.absolute().parent
     return above.parent if above.name == "snapshots" and (above.parent / "blobs").is_dir() else root
