@@ -1,10 +1,6 @@
-"""One study in PyTorch and in JAX: recurrent networks with dropout, so that all that can be forgotten counts.
-
-python -m tests.study.networks OUT [STEPS]
-"""
+"""One study in PyTorch and in JAX: recurrent networks with dropout, so that all that can be forgotten counts."""
 
 import sys
-from pathlib import Path
 from typing import Any
 
 from mouse_core import DatasetStore
@@ -84,21 +80,19 @@ def train_jax(context: Context) -> Training:
     )
 
 
-def study(*, steps: int = 600, seeds: int = 3) -> Study:
+def study() -> Study:
     return Study(
         "networks",
         {"torch": train_torch, "jax": train_jax},
-        steps=steps,
-        seeds=range(seeds),
+        steps=80,
+        seeds=[0, 1],
         variants={"small": {"rate": 1e-3}},
         store=made_store,
         batches=BATCHES,
-        evaluate_every=100,
-        checkpoint_every=50,
+        evaluate_every=30,
+        checkpoint_every=10,
     )
 
 
 if __name__ == "__main__":
-    given = sys.argv[2:]
-    steps, seeds = (int(text) for text in [*given, *["600", "3"][len(given) :]])
-    study(steps=steps, seeds=seeds).run(Path(sys.argv[1]), jobs=2)
+    study().run(sys.argv[1], jobs=2)

@@ -1,28 +1,52 @@
 """Studies in PyTorch and JAX: killed whenever, and those of the guide."""
 
+import os
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import mouse_study
 from mouse_study import Study
 from scripts.house import ROOT
-from tests.study.killing import compare
+from tests.study import networks
 from tests.test_docs import blocks
 
 pytestmark = pytest.mark.slow
 
 
+def steps_of(folder: Path) -> int:
+    """Steps that all runs have recorded."""
+    begun = (folder / "study.json").exists()
+    return sum(run.steps for run in mouse_study.collect(folder).runs) if begun else 0
+
+
 @pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are looked up in /proc")
 def test_kills_change_nothing(tmp_path: Path) -> None:
-    compared = compare(tmp_path, steps=80, seeds=2, seed=0)
-    assert not compared.different
-    assert compared.same_data
-    assert compared.seeds_differ
-    assert compared.equal > 4 * 80
-    assert compared.studies + compared.runs > 1
+    """The study is killed three times, each time after one of its runs."""
+    whole = networks.study().run(tmp_path / "whole", jobs=2)
+    folder = tmp_path / "killed"
+    for _ in range(3):
+        process = subprocess.Popen([sys.executable, "-m", "tests.study.networks", folder], cwd=ROOT)
+        for kill_run in (True, False):
+            before = steps_of(folder)
+            while process.poll() is None and steps_of(folder) < before + 25:
+                time.sleep(0.02)
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            os.kill(int(children[0]) if kill_run and children else process.pid, signal.SIGKILL)
+        process.wait()
+    again = networks.study().run(folder, jobs=2)
+    for name in ("loss", "evaluation"):
+        expected, found = whole.series(name), again.series(name)
+        assert expected.keys() == found.keys()
+        assert all(np.array_equal(expected[run][1], found[run][1]) for run in expected)
+    assert [run.digest for run in whole.runs] == [run.digest for run in again.runs]
+    assert len({run.digest for run in whole.runs}) == 2
 
 
 @pytest.mark.long
