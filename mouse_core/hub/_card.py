@@ -13,6 +13,7 @@ from mouse_core.errors import ConfigError
 
 if TYPE_CHECKING:
     from datasets import Features
+    from datasets.splits import SplitInfo
 
 _FRONT_MATTER = re.compile(r"\A\s*---[ \t]*\r?\n(.*?)(?:\r?\n|(?<=\n))---[ \t]*(?:\r?\n|\Z)", re.DOTALL)
 CONFIG = "default"
@@ -34,15 +35,6 @@ class Card:
     body: str = ""
     newline: str = "\n"
     config: str = CONFIG
-
-
-@dataclass(frozen=True)
-class SplitEntry:
-    """The entry of a split in the card's front matter."""
-
-    name: str
-    num_rows: int
-    data_bytes: int
 
 
 def parse_card(text: str, *, repo_id: str, config: str = CONFIG) -> Card:
@@ -108,7 +100,7 @@ def render_card(
     *,
     repo_id: str,
     features: Features,
-    splits: Sequence[SplitEntry],
+    splits: Sequence[SplitInfo],
     download_bytes: int,
     alignment: str | None,
 ) -> str:
@@ -126,16 +118,16 @@ def render_card(
     return f"---{card.newline}{front}---{card.newline}{body}"
 
 
-def _dataset_info(card: Card, features: Features, splits: Sequence[SplitEntry], download_bytes: int) -> Any:
+def _dataset_info(card: Card, features: Features, splits: Sequence[SplitInfo], download_bytes: int) -> Any:
     from datasets import DatasetInfo
     from datasets.info import DatasetInfosDict
+    from datasets.splits import SplitDict
 
-    sizes = [{"name": split.name, "num_bytes": split.data_bytes, "num_examples": split.num_rows} for split in splits]
     info = DatasetInfo(
         features=features,
-        splits=sizes,
+        splits=SplitDict({split.name: split for split in splits}),
         download_size=download_bytes,
-        dataset_size=sum(split.data_bytes for split in splits),
+        dataset_size=sum(split.num_bytes for split in splits),
     )
     rendered: dict[str, Any] = {}
     DatasetInfosDict({CONFIG: info}).to_dataset_card_data(rendered)
@@ -146,7 +138,7 @@ def _dataset_info(card: Card, features: Features, splits: Sequence[SplitEntry], 
     return [{"config_name": card.config, **mine}, *others] if others or card.config != CONFIG else mine
 
 
-def _config_list(card: Card, splits: Sequence[SplitEntry]) -> list[dict[str, Any]]:
+def _config_list(card: Card, splits: Sequence[SplitInfo]) -> list[dict[str, Any]]:
     mine: dict[str, Any] = {"config_name": card.config}
     for config in _configs(card, mine=True):
         mine.update({key: value for key, value in config.items() if key != "data_dir"})
@@ -179,10 +171,10 @@ def _matches(path: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(path, pattern) for pattern in patterns)
 
 
-def _first_body(repo_id: str, config: str, splits: Sequence[SplitEntry], alignment: str | None) -> str:
+def _first_body(repo_id: str, config: str, splits: Sequence[SplitInfo], alignment: str | None) -> str:
     name = repo_id.split("/")[-1]
     chosen = f'"{repo_id}"' if config == CONFIG else f'"{repo_id}", "{config}"'
-    sizes = "\n".join(f"| {split.name} | {split.num_rows:,} |" for split in splits)
+    sizes = "\n".join(f"| {split.name} | {split.num_examples:,} |" for split in splits)
     alignment, known = alignment or "arrived", "in the rows" if alignment else "assumed: the rows do not say it"
     meaning = {
         "arrived": "led to that row's observation; the action that leaves it stands in the next row",

@@ -20,14 +20,13 @@ from mouse_core.formats.columns import check_size
 from mouse_core.hub._card import (
     CONFIG,
     Card,
-    SplitEntry,
     check_extendable,
     config_folder,
     parse_card,
     render_card,
     stale_files,
 )
-from mouse_core.hub._shards import Shard, ShardOptions, SplitPiece, unify_features, write_shards
+from mouse_core.hub._shards import Shard, SplitPiece, unify_features, write_shards
 from mouse_core.metadata import DatasetMetadata, joined, with_metadata
 from mouse_core.store.export import to_dataset, warn_of_joins
 from mouse_core.store.snapshot import Snapshot, shows_no_join
@@ -235,7 +234,8 @@ class Job:
     parts: Mapping[str, Sequence[SplitPiece]]
     features: Features
     metadata: DatasetMetadata
-    options: ShardOptions
+    max_bytes: int
+    max_rows: int | None
     progress: bool
     config: str = CONFIG
 
@@ -263,7 +263,8 @@ class Job:
                     features=self.features,
                     metadata=self.metadata,
                     folder=inside,
-                    options=self.options,
+                    max_bytes=self.max_bytes,
+                    max_rows=self.max_rows,
                     advance=advance,
                 )
                 for split, parts in self.parts.items()
@@ -271,12 +272,14 @@ class Job:
 
     def readme(self, card: Card, shards: Shards, repo_id: str) -> str:
         """Return the card of the dataset after the push."""
+        from datasets.splits import SplitInfo
+
         return render_card(
             card,
             repo_id=repo_id,
             features=with_metadata(self.features, self.metadata),
             splits=[
-                SplitEntry(split, self.rows[split], sum(shard.data_bytes for shard in found))
+                SplitInfo(split, sum(shard.data_bytes for shard in found), self.rows[split])
                 for split, found in shards.items()
             ],
             download_bytes=sum(shard.file_bytes for found in shards.values() for shard in found),
@@ -498,7 +501,7 @@ def push_to_hub(
         huggingface_hub.errors.HfHubHTTPError: The token is invalid or does not permit writing, or five commits
             conflicted.
     """
-    options = ShardOptions(check_size("max_shard_size", max_shard_size), max_rows_per_shard)
+    max_bytes = check_size("max_shard_size", max_shard_size)
     if max_rows_per_shard is not None:
         check_count("max_rows_per_shard", max_rows_per_shard)
     check_names(repo_id, config, splits, revision, commit_message)
@@ -513,7 +516,7 @@ def push_to_hub(
         for some in parts.values()
         for part in some
     ]
-    job = Job(parts, unify_features(typed), metadata, options, progress, config)
+    job = Job(parts, unify_features(typed), metadata, max_bytes, max_rows_per_shard, progress, config)
     named = "" if config == CONFIG else f"{config}: "
     sizes = ", ".join(f"{split} ({count:,} steps)" for split, count in job.rows.items())
     message = commit_message or f"Push {named}{sizes}"

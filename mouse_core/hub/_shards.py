@@ -166,14 +166,6 @@ class SplitPiece:
 
 
 @dataclass(frozen=True)
-class ShardOptions:
-    """The size limits of shards."""
-
-    max_bytes: int
-    max_rows: int | None
-
-
-@dataclass(frozen=True)
 class Shard:
     """A Parquet file that was written, and its path in the repository."""
 
@@ -220,7 +212,8 @@ def write_shards(
     features: Features,
     metadata: DatasetMetadata,
     folder: str,
-    options: ShardOptions,
+    max_bytes: int,
+    max_rows: int | None = None,
     advance: Callable[[int], None],
     prefix: str = "data",
 ) -> list[Shard]:
@@ -236,7 +229,8 @@ def write_shards(
         features: The schema, from ``unify_features``.
         metadata: The metadata of the dataset.
         folder: An existing folder for the files.
-        options: Size limits.
+        max_bytes: Largest size of a file in bytes; a single row that is larger gets a separate file.
+        max_rows: Largest number of rows of a file; None for no limit.
         advance: A function for progress; it is called with the number of rows in each block after the block was
             written.
         prefix: The folder of the files in the repository.
@@ -247,11 +241,11 @@ def write_shards(
     schema = with_metadata(features.arrow_schema, metadata)
 
     def blocks() -> Iterator[pa.Table]:
-        for block in _blocks(parts, features, max(1, min(_ROW_GROUP_BYTES, options.max_bytes // 8))):
+        for block in _blocks(parts, features, max(1, min(_ROW_GROUP_BYTES, max_bytes // 8))):
             yield block.replace_schema_metadata(schema.metadata)
             advance(block.num_rows)
 
-    written = _write_files(blocks(), os.path.join(folder, split), schema, options)
+    written = _write_files(blocks(), os.path.join(folder, split), schema, max_bytes, max_rows)
     return [
         Shard(
             str(path),
@@ -265,7 +259,7 @@ def write_shards(
 
 
 def _write_files(
-    blocks: Iterator[pa.Table], prefix: str, schema: pa.Schema, options: ShardOptions
+    blocks: Iterator[pa.Table], prefix: str, schema: pa.Schema, max_bytes: int, max_rows: int | None
 ) -> list[tuple[Path, int, int]]:
     """Write each block as a row group of a Parquet file; begin a new file before a size limit would be exceeded.
 
@@ -291,10 +285,10 @@ def _write_files(
             ) as writer,
         ):
             while block is not None:
-                room = block.num_rows if options.max_rows is None else options.max_rows - rows
+                room = block.num_rows if max_rows is None else max_rows - rows
                 # Encoded values are hardly ever larger than the same values in memory.
                 size = sink.tell() + block.nbytes + _footer_bytes(schema, groups + 1)
-                if room <= 0 or (rows and size > options.max_bytes):
+                if room <= 0 or (rows and size > max_bytes):
                     break
                 piece, block = block.slice(0, room), block.slice(room)
                 writer.write_table(piece, row_group_size=piece.num_rows)

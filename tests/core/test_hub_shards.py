@@ -77,7 +77,7 @@ def test_shards_hold_the_rows_in_order_under_one_schema(parts: list[datasets.Dat
             features=features,
             metadata=DatasetMetadata("arrived"),
             folder=folder,
-            options=_shards.ShardOptions(max_bytes, None),
+            max_bytes=max_bytes,
             advance=lambda count: None,
         )
         tables = [pq.read_table(shard.path) for shard in shards]
@@ -113,7 +113,7 @@ def test_memory_does_not_grow_with_the_data(tmp_path: Path, monkeypatch: pytest.
             features=dataset.features,
             metadata=DatasetMetadata("arrived"),
             folder=str(tmp_path),
-            options=_shards.ShardOptions(64 * size, None),
+            max_bytes=64 * size,
             advance=advance,
         )
         assert rows == n
