@@ -123,24 +123,30 @@ _KINDS = ("arrow", "parquet", "store")
 
 @dataclass(frozen=True)
 class Conversion:
-    """The result of a conversion.
+    """The result of ``convert``, ``preprocess`` and ``write_lerobot``.
 
     Args:
         path: Path of the new dataset.
         rows: Number of rows.
-        digest: Digest of all rows, equal for the source and the result; see ``rows_digest``.
-        shards: Number of files.
+        digest: Digest of all rows; see ``rows_digest``.
         resumed_rows: Number of rows that an earlier, interrupted call had written.
+        shards: Number of files.
         pictures: A sentence for each column of images with a new encoding, and a sentence about the videos of the
             result.
+        reopened: Whether the dataset was already complete, so that the call computed nothing.
     """
 
     path: str
     rows: int
     digest: str
-    shards: int
-    resumed_rows: int
+    resumed_rows: int = 0
+    shards: int = 1
     pictures: tuple[str, ...] = ()
+    reopened: bool = False
+
+    def to_store(self, **options: Any) -> DatasetStore:
+        """Return a store that refers to the files of the new dataset; ``options`` are passed to ``DatasetStore``."""
+        return open_rows(self.path).to_store(**options)
 
 
 def convert(
@@ -275,7 +281,7 @@ def convert(
             job.finish(result, path)
     if stream.alignment == "arrived":
         first_rows.warn_of_rewards(stream.path, stacklevel=2)
-    return Conversion(str(path), rows, digest, 1 if single else shards, resumed, tuple(ways))
+    return Conversion(str(path), rows, digest, resumed, 1 if single else shards, tuple(ways))
 
 
 def _write_parts(
@@ -349,29 +355,6 @@ _BLOCK_BYTES = 64 << 20
 _LEAST_BLOCKS, _FEW_ROWS = 32, 1_000
 
 
-@dataclass(frozen=True)
-class Preprocessed:
-    """The result of ``preprocess``.
-
-    Args:
-        path: Path of the new dataset, a folder for ``datasets.load_from_disk`` and ``formats.open``.
-        rows: Number of rows.
-        digest: Digest of all rows; see ``rows_digest``.
-        resumed_rows: Number of rows that an interrupted call had completed.
-        reopened: Whether the dataset was already complete, so that the call computed nothing.
-    """
-
-    path: str
-    rows: int
-    digest: str
-    resumed_rows: int = 0
-    reopened: bool = False
-
-    def to_store(self, **options: Any) -> DatasetStore:
-        """Return a store that refers to the files of the new dataset; ``options`` are passed to ``DatasetStore``."""
-        return open_rows(self.path).to_store(**options)
-
-
 def preprocess(
     rows: Any,
     function: Callable[[dict[str, npt.NDArray[Any]]], Mapping[str, Any]],
@@ -382,7 +365,7 @@ def preprocess(
     version: str = "",
     block_rows: int | None = None,
     progress: bool = False,
-) -> Preprocessed:
+) -> Conversion:
     """Apply a function to all rows and write the result to a new dataset, with the metadata of the old one.
 
     The function receives the columns of some complete episodes, ``{name: array [n, ...]}``; encoded images are decoded
@@ -478,7 +461,7 @@ def preprocess(
         describe(result, dataset_schema(made, metadata, "preprocess"), metadata, counts, whole.hexdigest())
         shutil.copyfile(folder / NOTE, result / _MADE)
         job.finish(result, target)
-    return Preprocessed(str(target), len(snapshot), whole.hexdigest(), resumed)
+    return Conversion(str(target), len(snapshot), whole.hexdigest(), resumed, len(counts))
 
 
 def _make_parts(
@@ -543,7 +526,7 @@ def _edges(snapshot: Snapshot, schema: pa.Schema, block_rows: int | None) -> lis
     return [*dict.fromkeys(edges.tolist()), len(snapshot)]
 
 
-def _reopened(target: Path, made_of: Mapping[str, Any], work: Work) -> Preprocessed:
+def _reopened(target: Path, made_of: Mapping[str, Any], work: Work) -> Conversion:
     """Return the result of an earlier call; raise ConfigError if the call had other rows or another function."""
     others = f"preprocess: {str(target)!r} was made", "give another path, or delete it"
     noted, parts, facts, _ = read_note(target / _MADE, others[1])
@@ -552,7 +535,7 @@ def _reopened(target: Path, made_of: Mapping[str, Any], work: Work) -> Preproces
         raise DataError(f"{target / _MADE}: expected parts of {len(work.snapshot)} rows, found {parts}")
     check_rows(parts, work.source_digest, *others)
     rows = read_rows(target).rows or 0
-    return Preprocessed(str(target), rows, str(facts.get("digest")), rows, reopened=True)
+    return Conversion(str(target), rows, str(facts.get("digest")), rows, len(parts), reopened=True)
 
 
 # ---------------------------------------------------------------------- blocks

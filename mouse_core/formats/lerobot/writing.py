@@ -231,7 +231,7 @@ def write_lerobot(
         said.append(f"robot_type is left out: expected one robot, found {', '.join(robots)}")
     if frames_per_second is None and not metadata.frames_per_second:
         said.append(f"{rate:g} frames a second are assumed, as the source does not say how many there were")
-    return Conversion(str(target), writer.frames, digest, writer.count, 0, tuple(said))
+    return Conversion(str(target), writer.frames, digest, 0, writer.count, tuple(said))
 
 
 def _with_pixels(stream: RowStream, images: Any) -> tuple[RowStream, dict[str, tuple[str, Pictures, PictureEncoding]]]:
