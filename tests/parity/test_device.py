@@ -114,21 +114,6 @@ def same(found: Any, expected: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("key", "ends"), [("traj_id", False), ("episode", True), ("mine", True)])
-def test_numbers_of_trajectories_end_episodes_as_on_the_host(make: Make, key: str, ends: bool) -> None:
-    ids = np.array([4, 4, 4, 9, 9, 2, 2, 2, 2, 4, 4], np.int32)
-    given = {"obs": np.arange(11, dtype=np.float32), key: ids, **({"done": ids * 0} if ends else {})}
-    named: Any = {"sequence_length": 3, **({"traj_key": "mine"} if key == "mine" else {})}
-    expected, replay = (
-        host(20, SliceSampler(**named)),
-        make({name: leaf[0] for name, leaf in given.items()}, 20, slices=Slices(**named)),
-    )
-    for one in (expected, replay):
-        one.extend(given)
-    same(replay.sample(), expected.sample())
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("count", [16_384, 16_385, 30_001])
 def test_an_epoch_over_many_rows_is_that_of_the_host(make: Make, count: int) -> None:
     """More than 16,384 are not shuffled outright, and with 30,001 of them the grid has cells beyond."""
