@@ -99,7 +99,7 @@ def declare_view(parser: argparse.ArgumentParser) -> None:
 
 
 def run_view(chosen: argparse.Namespace) -> int:
-    """Show recorded data of any format in a browser: every episode, step by step, and batches.
+    """Show recorded data of any format in a browser: every episode, step by step.
 
     examples:
       mouse view recordings                             a folder of save_to_disk, Minari, RLDS, LeRobot, TED, ...

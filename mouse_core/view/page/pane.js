@@ -46,7 +46,7 @@ export class Pane {
       ? choice(names, this.description.name, (name) => this.use(names.indexOf(name)), "dataset")
       : element("b", { textContent: names[0] }));
     const { rows, alignment, batches } = this.description;
-    this.tabs[1].hidden = !batches;
+    this.tabs.forEach((button) => (button.hidden = !batches));
     this.size.textContent = `${rows.toLocaleString("en")} steps, ${alignment}`;
   }
 
