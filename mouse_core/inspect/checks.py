@@ -219,7 +219,7 @@ def _rests(
     """Whether an object at rest or at its limit, rather than a failed sensor, explains a run of equal values.
 
     Args:
-        column, place: The dimension.
+        column, place: The column, and the index of the dimension.
         first, length: First row and length of the run.
         long: First rows of all long runs of equal values.
         sampled: The rows.
@@ -272,7 +272,7 @@ _MOST_AT_ONCE = 0.25
 
 @dataclass(frozen=True)
 class _Parts:
-    """Sampled rows, divided into segments of equal length, and into episodes.
+    """Sampled rows in two groupings: by segments of equal length, and by episodes.
 
     Args:
         sampled: The rows.
@@ -370,8 +370,8 @@ def _together(spread: Floats) -> Floats:
 
 
 def _rounding(sizes: Floats, negligible: float = _NEGLIGIBLE) -> float:
-    """Return the largest range that rounding explains: a share of the median of positive ``sizes``, or 0 if no size is
-    positive.
+    """Return the largest range that rounding errors can cause: a share of the median of positive ``sizes``, or 0 if no
+    size is positive.
     """
     known = sizes[np.isfinite(sizes) & (sizes > 0)]
     return negligible * float(np.median(known)) if len(known) else 0.0
@@ -406,7 +406,7 @@ def _gap(ordered: Floats, inside: slice, factor: float, least: float) -> int | N
 
     Args:
         ordered: The numbers, ascending.
-        inside: The positions after which the gap can lie.
+        inside: The candidate positions; the gap follows one of them.
         factor: Smallest ratio between the numbers above and below the gap.
         least: Numbers below ``least`` count as rounding errors.
     """
@@ -473,8 +473,8 @@ def _spans(column: SampledColumn, place: int, parts: _Parts, episodes: Int64s) -
 
 
 def _inner(ordered: Floats) -> tuple[float, float]:
-    """Return the lowest and the highest number, or NaN without numbers. If there are many numbers, the lowest and the
-    highest tenth are ignored.
+    """Return the lowest and the highest number, or NaN if there are no numbers. If there are many numbers, the lowest
+    and the highest tenth are ignored.
     """
     if not len(ordered):
         return np.nan, np.nan
@@ -483,9 +483,7 @@ def _inner(ordered: Floats) -> tuple[float, float]:
 
 
 def _said(parts: Int64s, count: int) -> str:
-    """Describe some segments as a text: a range of rows in percent if they are adjacent, otherwise the number of
-    segments.
-    """
+    """Describe segments as a text: adjacent segments as a range of rows in percent, other segments by their number."""
     first, last = int(parts.min()), int(parts.max())
     if last - first + 1 == len(parts):
         return f"the rows from {first / count:.0%} to {(last + 1) / count:.0%} of the data"
@@ -607,8 +605,8 @@ class Sketches:
 def _near(sketches: Floats, lengths: Int64s, hashes: UInt64s) -> tuple[Int64s, bool]:
     """Return pairs of close episodes of equal length, and whether they are too close to be a coincidence.
 
-    Episodes are sorted three times by length, and by a different number of the sketch each time. Neighbours in each
-    order are compared.
+    Episodes are sorted by length, and episodes of equal length by a number of their sketches. This is repeated for
+    three numbers of the sketch, and neighbours in each order are compared.
     """
     count = len(lengths)
     nothing = np.zeros((0, 2), np.int64)

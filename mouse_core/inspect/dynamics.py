@@ -4,8 +4,8 @@ The change of the observation, ``y = o[t+1] - o[t]``, is fitted linearly from ``
 three rows: the action that led to ``o[t+1]`` according to the alignment (``stated``), the action one row before
 (``earlier``), and the action one row after (``later``). In correct rows, ``earlier`` adds no information for any
 policy, because a step depends only on observations and on the action that was taken. ``later`` may add information,
-because a policy chooses it from ``o[t+1]``. If the action of the row before explains changes better than the stated
-action, the actions are shifted by a row.
+because a policy chooses it from ``o[t+1]``. If ``earlier`` explains the changes better than ``stated``, the
+actions are shifted by a row.
 
 A shift to the later action is detected by a reverse fit, which predicts each action from ``o[t]`` and ``o[t+1]``. The
 action taken between the two observations was chosen from ``o[t]`` and led to ``o[t+1]``, so these observations contain
@@ -138,7 +138,7 @@ class Camera:
         self._run = 0
 
     def findings(self) -> Iterator[Finding]:
-        """Yield a finding if images stay equal over many consecutive rows, for much longer than in all other places."""
+        """Yield a finding if images stay equal over many consecutive rows, for much longer than in all other rows."""
         if self._run:
             self._close()
         if not self._longest:

@@ -366,7 +366,7 @@ class EpisodesReport:
         duplicates: Number of episodes that equal an earlier episode in every step.
         done_codes: Number of rows of each done code.
         repeated_observations: Number of transitions whose observation equals the observation before.
-        anomalies: Number of occurrences of other anomalies; see ``warnings``.
+        anomalies: Number of occurrences of each other anomaly, by a short name; many findings use these numbers.
     """
 
     count: int

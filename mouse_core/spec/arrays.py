@@ -71,7 +71,7 @@ class Leaf(Domain):
         raise NotImplementedError
 
     def _alternatives(self) -> list[Array]:
-        """Return the allowed values of each element of a step, element by element."""
+        """Return the arrays of allowed values, one array for each element of a step."""
         raise NotImplementedError
 
     # --- common to all leaves ---------------------------------------------------------------------------------------

@@ -300,7 +300,7 @@ def _value(values: Any, key: FieldKey) -> Any:
 
 
 def _rows(values: Any, rows: Array) -> Any:
-    """Return some rows of arrays, nested in dicts and tuples."""
+    """Return some rows of arrays that are nested in dicts and tuples."""
     if isinstance(values, dict):
         return {name: _rows(one, rows) for name, one in values.items()}
     return tuple(_rows(one, rows) for one in values) if isinstance(values, tuple) else values[rows]
@@ -331,7 +331,7 @@ def from_batch(batch: Any, *, batch_dims: int = 2) -> Composite:
 
 
 def of_fields(fields: Iterable[Any], columns: Mapping[str, Any]) -> Composite:
-    """Return the spec of a step of a batch with these fields; fields with a value per sequence are left out.
+    """Return the spec of a step of a batch with these fields; fields with ``per_sequence`` are left out.
 
     A field has the spec of its column, if this spec has the same number of elements, and the field's dtype can
     represent the spec's values. Any other field is ``Unbounded``.

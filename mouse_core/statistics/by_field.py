@@ -32,7 +32,7 @@ _MARKS = 1 << 18
 
 
 class Block(NamedTuple):
-    """Rows of a field that are counted together; ``with_nulls`` reads NaN where the field fills a null."""
+    """Rows of a field that are counted together; ``with_nulls`` reads NaN instead of the value that replaces a null."""
 
     name: str
     layout: Layout

@@ -1,5 +1,5 @@
-"""Counts the numbers of each field, block of rows by block of rows, as moments and as sketches of quantiles; the
-results of several blocks can be merged."""
+"""Computes moments and sketches of quantiles for each field, one block of rows at a time; the results of several blocks
+can be merged."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class Scaling:
 
     @property
     def identity(self) -> list[Any]:
-        """The kind and a digest of the numbers, for fingerprints."""
+        """The kind, and a digest of the centre and the spread, for fingerprints."""
         numbers = b"".join(np.ascontiguousarray(one, "<f8").tobytes() for one in (self.centre, self.spread))
         return [self.kind, hashlib.sha256(numbers).hexdigest()[:16]]
 
@@ -352,7 +352,7 @@ class StreamNormalize:
 
     @property
     def identity(self) -> list[Any]:
-        """The fields, their kinds, and a digest of the numbers."""
+        """The normalised fields, the kind of each field, and a digest of centres and spreads."""
         return ["normalize", {name: scaling.identity for name, scaling in self.scalings.items()}]
 
     def arriving_dtypes(self, dtypes: DTypes) -> dict[str, np.dtype[np.generic]]:

@@ -211,7 +211,7 @@ class Answers:
         return self._shown[whole(asked, "source", 0, 0, len(self._shown) - 1)]
 
     def sources(self, asked: Asked) -> Any:
-        """Return the title and the columns of each source, after including rows that were appended meanwhile."""
+        """Include rows that were appended meanwhile, and return the title and the columns of each source."""
         found = []
         for one in self._shown:
             one.refresh()
@@ -297,7 +297,7 @@ class Answers:
         return one, begin, whole(asked, "end", begin + 1, begin + 1, rows)
 
     def curves(self, asked: Asked) -> Any:
-        """Return curves of some dimensions of a column over a range of rows: fewer points, but all spikes and gaps.
+        """Return curves of some dimensions of a column over a range of rows, with few points but all spikes and gaps.
 
         Step 0 is the row ``begin``; ``from`` and ``to`` are the limits of the visible range.
         """

@@ -94,7 +94,7 @@ def read_json(path: Path) -> Any:
 
 
 def collect(path: str | Path) -> Results:
-    """Collect the results that the runs of a study have recorded so far, including running ones.
+    """Collect the results that the runs of a study have recorded so far; runs may still be active.
 
     Args:
         path: The study's folder.

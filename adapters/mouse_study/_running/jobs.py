@@ -155,7 +155,7 @@ class _Pool:
         show(self._runs)
 
     def stop(self) -> None:
-        """Ask the running processes to save their state and end; kill processes that take too long."""
+        """Send the processes the signal to save their state and end; kill processes that take too long."""
         for process in self._processes.values():
             process.terminate()
         try:
