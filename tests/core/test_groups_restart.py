@@ -156,7 +156,7 @@ def test_a_retention_of_ones_own_is_told_the_same_after_a_restart(tmp_path: Path
     ("first", "stride", "kills"),
     [
         pytest.param(3, 61, 6, marks=pytest.mark.long, id="some steps"),
-        pytest.param(1, 7, 50, marks=pytest.mark.long, id="many steps"),
+        pytest.param(1, 7, 36, marks=pytest.mark.long, id="many steps"),
     ],
 )
 def test_nothing_acknowledged_is_lost_and_nothing_comes_twice_wherever_it_is_killed(
