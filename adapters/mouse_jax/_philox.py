@@ -179,7 +179,7 @@ def in_order(
 
 
 def _mixed(number: jax.Array, key: jax.Array, divisor: jax.Array) -> jax.Array:
-    """Return the remainder of SplitMix64's output function, uint32."""
+    """Return the output of SplitMix64 for the state ``key ^ number``, modulo ``divisor``, uint32."""
     with jax.enable_x64(True):
         mixed = key ^ number.astype(jnp.uint64)
         for shift, factor in zip((30, 27), _MIX, strict=True):
