@@ -118,7 +118,7 @@ There = Callable[[Names], list[str]]
 Drawn = dict[str, dict[str, Any]]
 
 MASKED_AS = {"time": -1}
-"""Value of masked steps by field, for fields in which it is not 0."""
+"""Value of masked steps, by field, for the fields whose masked steps are not 0."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Mixtures: several stores or sources that are combined to a single one, each with a share of the windows."""
+"""Mixtures, which combine several stores or sources into one; each member has a share of the windows."""
 
 from mouse_core.mixtures.mixture import MixedWindows, Mixture
 from mouse_core.mixtures.source import MixtureSource

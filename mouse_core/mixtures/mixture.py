@@ -154,8 +154,8 @@ def _evened(share: Fraction, temperature: float) -> Fraction:
     return Fraction(max(float(share) ** (1 / temperature), sys.float_info.min)) if share else share
 
 
-# Windows are drawn for at least this number of windows together, because drawing a few windows takes 500 us, as long as
-# drawing 2,000 windows.
+# At least this number of windows is drawn together, because drawing a few windows takes 500 us, as long as drawing
+# 2,000 windows.
 _MANY_WINDOWS = 2048
 
 

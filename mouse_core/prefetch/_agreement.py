@@ -1,6 +1,6 @@
 """Agreement of ranks: checks, when ranks begin, refresh or resume, that all ranks deliver parts of the same batches.
 
-Each rank writes a note that describes its next batches; rank 0 compares all notes, and the other ranks read its result.
+Each rank writes a note that describes its next batches; rank 0 compares all notes, and the other ranks read the result.
 The exchange uses no collective calls, because these could interfere with the program's own collective calls. A rank
 that is about to deliver a batch writes the index of the batch. So the other ranks see that this rank will not join the
 exchange.

@@ -24,7 +24,7 @@ class Feed:
 
     def __init__(self, source: Any) -> None:
         self.source = source
-        #: The number of the first batch of an epoch.
+        #: The index of the first batch of the first epoch.
         self.first_index: int = getattr(source, "epoch_start", 0)
 
     def prepare(self, index: int, *, first: bool) -> bool:
@@ -234,7 +234,7 @@ class Loader(Generic[T]):
         return self._digest
 
     def _making(self) -> Callable[[int], Any]:
-        """Return the function that computes the source's batches; its modules are imported at the first batch."""
+        """Return the function that computes the source's batches, with their digests if requested."""
         make = self._delivery.maker(self._feed.source)
         if self._digest is not None:
             from mouse_core.prefetch._digesting import digesting

@@ -124,7 +124,7 @@ class _Queue(Generic[T]):
         self.process = os.getpid()
         self.threads: list[threading.Thread] = []
         self.make: Callable[[int], T] | None = None
-        # The number of the current ``make``; items computed by an earlier ``make`` are discarded.
+        # The index of the current ``make``; items computed by an earlier ``make`` are discarded.
         self.turn = 0
         self.next_claimed = self.next_wanted = 0
         self.ready: dict[int, T | _Failed] = {}

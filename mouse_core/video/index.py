@@ -33,7 +33,7 @@ _MOST_BYTES = 1024
 
 
 class _Bits:
-    """Reads the bits of a NAL unit of H.264 or HEVC, without emulation prevention bytes."""
+    """Reads the bits of a NAL unit of H.264, without emulation prevention bytes."""
 
     def __init__(self, unit: bytes) -> None:
         content = unit[:_MOST_BYTES].replace(b"\0\0\3", b"\0\0")
@@ -62,7 +62,7 @@ class _Bits:
 def sets_of(header: bytes) -> Iterator[bytes]:
     """Yield the parameter sets in the header of an MP4 file."""
     place = 5
-    for _ in range(2):  # of sequences, and of pictures
+    for _ in range(2):  # parameter sets of sequences, then of pictures
         count = header[place] & 31 if place < len(header) else 0
         place += 1
         for _ in range(count):

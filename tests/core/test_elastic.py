@@ -31,7 +31,6 @@ TABLE = pa.table(
     {"action": np.arange(9000) % 5, "reward": np.zeros(9000), "done": (np.arange(9000) % 37 == 36).astype(np.int64)}
 )
 LONG = DatasetStore().from_dataset(TABLE)
-SNAPSHOT = LONG.snapshot()
 MIXED = Mixture({"a": LONG, "b": LONG}, weights={"a": 1, "b": 5}).snapshot()
 MIXTURE = Mixture({"a": STORE, "b": example_store(120)}, weights=[1, 2])
 OPTIONS: list[dict[str, Any]] = [
@@ -218,24 +217,6 @@ def test_a_thousand_ranks_have_every_window_once(options: dict[str, Any]) -> Non
                 assert (plan.first, plan.global_size) == (begin, size)
                 assert np.array_equal(plan.starts[: end - begin], expected.starts[begin:end])
                 assert len(plan.starts) == (-(-size // count) if uneven == "pad" else end - begin)
-
-
-@given(
-    first=st.integers(0, 9000),
-    count=st.integers(1, 9),
-    rows=st.tuples(st.integers(0, 999), st.integers(1, 999)),
-    size=st.integers(1, 1000),
-    kind=st.sampled_from(["random", "sequential", "batch", "blocks"]),
-    boundary=st.sampled_from(["stream", "episode"]),
-)
-def test_windows_of_a_shard_are_drawn_without_the_others(
-    first: int, count: int, rows: tuple[int, int], size: int, kind: str, boundary: Any
-) -> None:
-    sampler: Any = BatchSource(LONG, 2, size, kind, boundary=boundary).sampler
-    some = slice(min(rows[0], size - 1), min(rows[0] + rows[1], size))
-    whole = sampler.starts_of_many(3, first, count, SNAPSHOT, 5 if first > 5 else 0, slice(0, size))
-    found = sampler.starts_of_many(3, first, count, SNAPSHOT, 5 if first > 5 else 0, some)
-    np.testing.assert_array_equal(found, whole[:, some])
 
 
 @settings(max_examples=10)

@@ -209,7 +209,7 @@ def test_the_order_in_which_pages_go(tmp_path: Path) -> None:
     # What is read until 112 stays, and so what may be late.
     gone, _ = table.needed_last(1, 6, first + 112, lambda one: True)
     assert gone.tolist() == [0, 1, 2, 4]
-    table.let_go(1, np.array([2, 4]), np.array([1, 1]))
+    table.evict(1, np.array([2, 4]), np.array([1, 1]))
     gone, _ = table.needed_last(1, 2, table.clock, lambda one: True)
     assert gone.tolist() == [1, 3]
 

@@ -160,32 +160,6 @@ def test_a_shard_is_not_split_again_by_nodes(shard: Any) -> None:
         next(iter(split))
 
 
-@pytest.mark.parametrize("options", [{}, {"boundary": "episode", "pad": True}, {"boundary": "episode", "pad": 0.0}])
-@pytest.mark.parametrize(("count", "size"), [(3, 32), (3, 8), (4, 6), (5, 3), (7, 1), (2, 4), (1, 4)])
-def test_any_count_of_shards_has_every_window_once(count: int, size: int, options: dict[str, Any]) -> None:
-    """The windows whose mask is True in some step, in the order of the shards, are the whole batch; short ones too."""
-    store = example_store(200)
-    options = {"sequence_length": 7, "batch_size": size, "sampling": "sequential", "drop_last": False, **options}
-    whole = BatchSource(store, **options)
-    shards = [BatchSource(store, **options, shard=(rank, count), uneven="pad") for rank in range(count)]
-    for index in range(len(whole)):
-        batch, parts = whole[index], [shard[index] for shard in shards]
-        rows = len(batch["reward"])
-        assert {len(part["reward"]) for part in parts} == {-(-rows // count)}
-        kept = [part["mask"].any(axis=1) for part in parts]
-        assert [len(part) for part in kept] == [len(part["reward"]) for part in parts]
-        for rank, part in enumerate(kept):
-            own = (rank + 1) * rows // count - rank * rows // count
-            assert part.tolist() == [True] * own + [False] * (len(part) - own)
-        for name, values in batch.items():
-            together = np.concatenate([part[name][keep] for part, keep in zip(parts, kept, strict=True)])
-            np.testing.assert_array_equal(together, values, name)
-        if "mask" not in batch:
-            assert all(part["mask"][keep].all() for part, keep in zip(parts, kept, strict=True))
-        for part in parts:
-            assert np.isfinite(part["reward"]).all()
-
-
 def test_a_padded_stream_is_the_same_stream() -> None:
     """Fingerprint, state and plans know nothing of it, so a run of two goes on in three."""
     store = example_store()
@@ -205,6 +179,8 @@ def test_a_padded_stream_is_the_same_stream() -> None:
     for name, values in source.gather(plan).items():
         np.testing.assert_array_equal(values, source[2][name], name)
     assert source[2]["mask"][:, 0].tolist() == [True, False]
+    plain = BatchSource(store, 8, 4, shard=(1, 3), uneven="pad", fields=["reward"])  # copied together
+    assert [plain[index]["mask"][:, 0].tolist() for index in range(40)] == [[True, False]] * 40
     even.close()
     padded.close()
 

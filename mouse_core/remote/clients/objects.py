@@ -429,7 +429,7 @@ def main() -> None:
             pass
 
 
-# Below this number of ranges, each request is conditional on the object's version, if it is given.
+# Below this number of ranges, each request is conditional on the object's version, if the caller gives a version.
 _FEW = 3
 # Larger ranges are split into several concurrent requests.
 _MOST_BYTES = 8 << 20

@@ -1,6 +1,4 @@
-"""Addresses of remote objects, and the options of clients. Messages and reprs never contain a
-secret.
-"""
+"""Addresses of remote objects, and the options of clients. Messages and reprs never contain a secret."""
 
 from __future__ import annotations
 

@@ -663,8 +663,8 @@ class Process:
 # Size in bytes of one piece of a private copy.
 _PIECE = 8 << 20
 _LEAST_BYTES = 4 << 20
-# Eviction considers the next batches up to 4 times the mirror's number of pages; pages that are needed later may be
-# evicted.
+# Batches are requested ahead until their pages are 4 times the pages of the mirror. Pages that are needed later than
+# all requested batches may be evicted.
 _KNOWN = 4
 VARIABLE = "MOUSE_CACHE"
 """Name of the environment variable with the folder of caches."""

@@ -547,7 +547,7 @@ class Table(Descriptor):
         until: npt.NDArray[np.int32] = self.when[blocks] - _low(self.clock)  # correct across wrap-around
         return until
 
-    # ------------------------------------------------------------------ letting go
+    # ------------------------------------------------------------------ evicting
 
     def needed_last(self, me: int, pages: int, before: int, lives: Callable[[int], bool]) -> tuple[Int64s, Int64s]:
         """Return up to ``pages`` pages to evict, the least needed pages first; the caller holds the lock.
@@ -594,7 +594,7 @@ class Table(Descriptor):
         order = np.argsort(gone)
         return gone[order], masks[order]
 
-    def let_go(self, me: int, blocks: Int64s, masks: Int64s) -> None:
+    def evict(self, me: int, blocks: Int64s, masks: Int64s) -> None:
         """Mark pages as absent, and claim their blocks until their bytes are released; the caller holds the lock."""
         self.claim[blocks] = me
         state = self.state[blocks]
@@ -1039,7 +1039,7 @@ class Keeper:
             held = blocks[mine]
             masks = masks[mine] & ~table.state[held]
             count = table.count(masks)
-            gone = self._let_go(count, table.clock + 1 if urgent else when, all_or_none=not urgent)
+            gone = self._evict(count, table.clock + 1 if urgent else when, all_or_none=not urgent)
             if gone is None:
                 table.unclaim(me, held)
                 return None
@@ -1048,7 +1048,7 @@ class Keeper:
         self._empty(*gone)
         return held, masks
 
-    def _let_go(self, pages: int, before: int, *, all_or_none: bool) -> tuple[Int64s, Int64s] | None:
+    def _evict(self, pages: int, before: int, *, all_or_none: bool) -> tuple[Int64s, Int64s] | None:
         """Evict the pages that are needed last if the mirror would exceed its limit; the caller holds the table's lock.
 
         Args:
@@ -1070,7 +1070,7 @@ class Keeper:
         freed = self.table.count(self.table.state[blocks] & masks)
         if all_or_none and freed < over:
             return None
-        self.table.let_go(self.sharer.number, blocks, masks)
+        self.table.evict(self.sharer.number, blocks, masks)
         self.counters.add(evicted=freed * PAGE)
         return blocks, masks
 
@@ -1137,7 +1137,7 @@ class Keeper:
             with self.table.lock:
                 # Some disk space is left free, because in a memory file system even reading a hole allocates space.
                 self._most = min(self._most, self.table.pages) * 7 // 8
-                gone = self._let_go(max(_FEW, self._most // 8), self.table.clock + 1, all_or_none=False)
+                gone = self._evict(max(_FEW, self._most // 8), self.table.clock + 1, all_or_none=False)
             if gone is not None and len(gone[0]):
                 self._empty(*gone)
             else:
@@ -1175,7 +1175,7 @@ class Keeper:
             is_free = not holder or not self.sharer.lives(holder)
             damaged = is_free and not self._is_whole(placed, block)
             if damaged:
-                table.let_go(self.sharer.number, one, np.array([ALL_PAGES]))
+                table.evict(self.sharer.number, one, np.array([ALL_PAGES]))
         if damaged:
             self.counters.add(damaged=1)
             self._empty(one, np.array([ALL_PAGES]))
