@@ -658,7 +658,6 @@ def test_rows_wait_while_the_store_cannot_be_written(on_interrupted: str, monkey
     """A full disk: what could not be written is written later, and nothing is missing between."""
     logs: list[list[Any]] = []
     store = DatasetStore()
-    env = Recorder(Logged(Counting([6, 6]), logs), store, on_interrupted=on_interrupted)
     full = 0
 
     def failing(write: Callable[[Any], None]) -> Callable[[Any], None]:
@@ -671,7 +670,6 @@ def test_rows_wait_while_the_store_cannot_be_written(on_interrupted: str, monkey
 
         return tried
 
-    sink: Any = env
     for name in ("append", "extend"):
         monkeypatch.setattr(store, name, failing(getattr(store, name)))
     sink = Recorder(Logged(Counting([6, 6]), logs), store, on_interrupted=on_interrupted)

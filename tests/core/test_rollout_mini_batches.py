@@ -98,13 +98,6 @@ def test_the_order_is_that_of_the_random_words() -> None:
     assert list(permutation(0, 0, 12)) == [3, 6, 2, 4, 8, 1, 9, 0, 5, 10, 11, 7]
 
 
-def test_every_order_is_about_equally_likely() -> None:
-    counts = np.zeros((4, 4))
-    for epoch in range(4000):
-        counts[np.arange(4), permutation(1, epoch, 4)] += 1
-    assert np.abs(counts - 1000).max() < 6 * np.sqrt(1000 * 0.75)
-
-
 def test_a_run_that_is_resumed_has_the_same_orders() -> None:
     storage = numbered(3, 4, seed=9)
     for _ in storage.mini_batch_generator(2, 3):
