@@ -148,15 +148,6 @@ def test_equal_seeds_give_equal_batches() -> None:
     assert batches(None) == batches(0)
 
 
-def test_every_rollout_is_drawn_equally_often() -> None:
-    maker = GrpoBatchMaker(max_uses=300)
-    for item in group(0, 10):
-        maker.add_rollout(item)
-    counts = Counter(uid for _ in range(300) for uid in uids(maker.create_batch(3)))
-    assert len(counts) == 10
-    assert max(abs(count - 90) for count in counts.values()) < 4.5 * math.sqrt(300 * 0.3 * 0.7)
-
-
 @pytest.mark.parametrize(
     ("sealed", "turn"),
     [(False, Turn("4", "assistant", [1])), (True, Turn("4", "assistant", [], [])), (True, Turn("4", "user", [1]))],
