@@ -231,6 +231,25 @@ def test_a_full_disk_is_met_where_a_file_is_made(
     made(tmp_path / "tail", 1000).close()
 
 
+def test_what_could_not_be_synced_is_written_and_checked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tail, objects, synced = made(tmp_path / "tail"), tmp_path / "tail.objects", list[Path]()
+    put(tail, 0, 100)
+    with monkeypatch.context() as patch:
+        patch.setattr(tails, "sync_mapped", lambda *_: (_ for _ in ()).throw(OSError("no such luck")))
+        with pytest.raises(StorageError, match="no such luck"):
+            tail.commit()
+    assert (tail.committed, rows_of(read_all(tmp_path / "tail"))) == (0, [])
+    content = objects.read_bytes()
+    objects.write_bytes(bytes(len(content)))  # the system dropped the pages from memory
+    with pytest.raises(DataError, match="damaged rows"):
+        tail.commit()
+    objects.write_bytes(content)
+    monkeypatch.setattr(tails.ObjectsFile, "sync", lambda file: synced.append(file.path))
+    tail.commit()
+    assert synced == [objects]
+    assert (tail.committed, rows_of(read_all(tmp_path / "tail"))) == (100, expected(100))
+
+
 def test_systems_that_lack_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("posix_fallocate", "fdatasync"):
         monkeypatch.delattr(os, name, raising=False)
