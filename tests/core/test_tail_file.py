@@ -6,7 +6,8 @@ Stores are held to the same in ``test_store_crash`` and ``tests.simulate``, wher
 import os
 import resource
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -170,6 +171,18 @@ def test_damage_is_an_error_that_names_file_rows_and_column(tmp_path: Path) -> N
     for opened in (read_all, left):
         with pytest.raises(DataError, match="objects: expected"):
             opened(path)
+    content = bytearray(whole)
+    for place in tail.layout.places(content):
+        place[:] = 0
+    path.write_bytes(content)
+    for opened in (read_all, left):
+        with pytest.raises(DataError, match="expected a commit of 800 rows, found a commit of 0 rows"):
+            opened(path)
+    content = bytearray(whole)
+    tail.layout.live(content)[-len(COLUMNS) + list(COLUMNS).index("history")] = 700
+    path.write_bytes(content)
+    with pytest.raises(DataError, match="expected rows of different lengths from row 1 on, found them from row 700 on"):
+        left(path)
 
 
 def test_damage_is_refused_or_has_not_met_a_row(tmp_path: Path) -> None:
@@ -214,19 +227,37 @@ def test_what_is_no_tail(tmp_path: Path) -> None:
         TailReader(tmp_path / "tail")
 
 
+@contextmanager
+def full_beyond(size: int) -> Iterator[None]:
+    """No file may become longer, as on a disk that is full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_takes_no_row_whose_objects_do_not_fit(tmp_path: Path) -> None:
+    tail = made(tmp_path / "tail")
+    put(tail, 0, 100)
+    with full_beyond((tmp_path / "tail.objects").stat().st_size + 3), pytest.raises(StorageError, match="objects"):
+        put(tail, 100, 110)
+    assert tail.extent.count < 110
+    assert rows_of(tail.extent) == expected(tail.extent.count)
+    put(tail, tail.extent.count, 300)
+    tail.commit()
+    assert rows_of(read_all(tmp_path / "tail")) == expected(300)
+
+
 @pytest.mark.parametrize("reserves", [True, False])
 def test_a_full_disk_is_met_where_a_file_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reserves: bool
 ) -> None:
     if not reserves:
         monkeypatch.delattr(os, "posix_fallocate")
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))  # no file may become longer
-    try:
-        with pytest.raises(StorageError, match="tail"):
-            made(tmp_path / "tail", 1000)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with full_beyond(50_000), pytest.raises(StorageError, match="tail"):
+        made(tmp_path / "tail", 1000)
     assert not list(tmp_path.iterdir())
     made(tmp_path / "tail", 1000).close()
 
