@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -371,9 +370,9 @@ def transfer(source: Any, destination: Any, *, names: Mapping[str, str] | None =
     Layers correspond if their paths are equal, such as ``blocks.0.linear`` for ``blocks[0].linear``. ``layers`` of an
     ``nnx.Sequential`` and ``cell`` of an ``nnx.RNN`` are not part of paths, and layer 2 of a GRU with several layers is
     ``gru.2``. Numbers in paths count only layers with weights: the second linear layer in a ``Sequential`` of linear,
-    ReLU and linear has the number 1, like the second layer in a list of two layers. Remaining layers correspond if each
-    is the only layer of its kind and shape in its model, and if the pairs have the same order in both models. A PyTorch
-    layer that shares all weights with another layer needs no twin.
+    ReLU and linear has the number 1, like the second layer in a list of two layers. Layers with different paths are
+    paired by ``names``; if ``names`` lacks a layer, the error contains the ``names`` that pair the layers in order. A
+    PyTorch layer that shares all weights with another layer needs no twin.
 
     Args:
         source: A ``torch.nn.Module`` or a ``flax.nnx.Module``.
@@ -408,7 +407,6 @@ def _twins(torch_module: Any, flax_module: Any, names: Mapping[str, str]) -> lis
     _check_known([*ours.values(), *theirs.values()])
     in_flax = list(theirs.values())
     pairs = _by_path(ours, theirs, names)
-    _by_shape(ours, in_flax, theirs, pairs)
     tied = _tied(ours, pairs)
     ours = {path: layer for path, layer in ours.items() if path not in tied}
     alone = [layer for path, layer in ours.items() if path not in pairs]
@@ -472,57 +470,8 @@ def _counted(paths: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def _containers(paths: Iterable[str]) -> dict[str, set[str]]:
-    """Return the numbered containers of each path."""
-    found = {}
-    for path in paths:
-        parts = path.split(".")
-        found[path] = {".".join(parts[:at]) for at, part in enumerate(parts) if part.isdecimal()}
-    return found
-
-
-def _by_shape(
-    ours: Mapping[str, Layer], in_flax: list[Layer], theirs: dict[str, Layer], pairs: dict[str, Layer]
-) -> None:
-    """Add pairs of unpaired layers that fit only each other, if the pairs have the same order in both models."""
-    found = _only_fits(ours, in_flax, theirs, pairs)
-    place = {path: at for at, path in enumerate(ours)}
-    there = {layer.path: at for at, layer in enumerate(in_flax)}
-    everything = pairs | found
-    for path, layer in found.items():
-        # PyTorch does not record the position of a single parameter among layers.
-        apart = [
-            (place[past] - place[path]) * (there[twin.path] - there[layer.path]) < 0
-            for past, twin in everything.items()
-            if (twin.kind is PARAMETER) == (layer.kind is PARAMETER)
-        ]
-        if not any(apart):
-            pairs[path] = theirs.pop(layer.path)
-
-
-def _only_fits(
-    ours: Mapping[str, Layer], in_flax: list[Layer], theirs: Mapping[str, Layer], pairs: Mapping[str, Layer]
-) -> dict[str, Layer]:
-    """Return, by PyTorch's path, the only Flax layer that fits each unpaired PyTorch layer, if the Flax layer fits no
-    other layer.
-
-    Unpaired layers of a container that is numbered in both models are left out: the containers differ in length, and
-    nothing shows which layer is missing.
-    """
-    own, other = _containers(ours), _containers(layer.path for layer in in_flax)
-    both = set().union(*own.values()) & set().union(*other.values())
-    left = [layer for path, layer in ours.items() if path not in pairs]
-    fitting = {layer.path: [one for one in theirs.values() if _alike(layer, one)] for layer in left}
-    claims = Counter(one.path for alike in fitting.values() for one in alike)
-    return {
-        path: alike[0]
-        for path, alike in fitting.items()
-        if len(alike) == 1 and claims[alike[0].path] == 1 and not (own[path] | other[alike[0].path]) & both
-    }
-
-
 def _in_order(ours: list[Layer], theirs: list[Layer], pairs: Mapping[str, Layer]) -> dict[str, str]:
-    """Return ``names`` that pair the layers in order; empty if kinds differ."""
+    """Return the ``names`` that pair unpaired layers in order; empty if the models have different kinds of layers."""
     own, other = (sorted(layers, key=lambda layer: layer.kind is PARAMETER) for layers in (ours, theirs))
     if [layer.kind for layer in own] != [layer.kind for layer in other]:
         return {}
@@ -550,18 +499,6 @@ def _renamed(layers: Mapping[str, Layer], names: Mapping[str, str]) -> tuple[dic
     if unused := [name for name in names if name not in used]:
         raise ConfigError(f"names: expected paths of PyTorch layers among {list(layers)}, found {unused}")
     return found, fixed
-
-
-def _alike(layer: Layer, other: Layer) -> bool:
-    """Whether the weights of one layer fit the other."""
-    if layer.kind is not other.kind:
-        return False
-    zeros = {name: np.zeros(shape, np.float32) for name, shape in layer.shapes.items()}
-    try:
-        made = layer.kind.to_flax(zeros, other.shapes)
-    except (SchemaError, KeyError, ValueError):
-        return False
-    return {name: values.shape for name, values in made.items()} == other.shapes
 
 
 def _without_twins(ours: list[Layer], theirs: list[Layer], in_order: Mapping[str, str]) -> str:

@@ -147,14 +147,16 @@ def test_nested_modules_by_structure_and_by_names() -> None:
     )
 
 
-def test_names_that_differ_are_no_matter_where_only_one_fits() -> None:
+def test_the_error_has_the_names_that_pair_layers_in_order() -> None:
     class Short(nnx.Module):
         def __init__(self) -> None:
             self.first = nnx.Linear(2, 3, rngs=R)
             self.last = nnx.Linear(3, 1, rngs=R)
 
     ours, theirs = T.Sequential(T.Linear(2, 3), T.Tanh(), T.Linear(3, 1)), Short()
-    transfer(ours, theirs)
+    with pytest.raises(SchemaError, match=r"pass names=\{'0': 'first', '2': 'last'\}"):
+        transfer(ours, theirs)
+    transfer(ours, theirs, names={"0": "first", "2": "last"})
     np.testing.assert_array_equal(theirs.last.kernel[...], ours[2].weight.detach().numpy().T)
 
 
