@@ -266,7 +266,7 @@ class ImageFields:
         if names and self.crop is not None:
             sizes = {field: shape_of_images(image_shape, field) for field in names}
             if len({size and size[:2] for size in sizes.values()}) > 1:
-                raise ConfigError(f"ImageFields: with a crop, expected images of equal size in an entry, found {sizes}")
+                raise ConfigError(f"ImageFields: with a crop, expected fields with images of equal size, found {sizes}")
             streams = stream("crop rows"), stream("crop columns")
             crop = draw_crop(self.crop, streams, shape, sizes[names[0]], names[0])
         return {"images": dict.fromkeys(names, ImageDraws(crop, pixels))}

@@ -75,8 +75,9 @@ def open_encoded(source: Any) -> Any:
         raise DataError(f"expected a single image, found {image.format} with several frames")
     if image.format == "TIFF":
         sides = [image.tag_v2.get(tag, 0) for tag in _TILE_SIDES]
-        if max(sides) > max(_USUAL_TILE, *image.size):
-            raise DataError(f"expected tiles as large as the image, {list(image.size)}, found {sides}")
+        most = max(_USUAL_TILE, *image.size)
+        if max(sides) > most:
+            raise DataError(f"expected tiles with sides of at most {most} pixels, found {sides}")
     return image
 
 

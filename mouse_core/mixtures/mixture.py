@@ -506,7 +506,9 @@ class MixtureSnapshot(Snapshot):
 def check_rows(rows: Any, names: Sequence[str]) -> None:
     """Raise ConfigError unless ``rows`` has the number of rows of each member by name."""
     if not isinstance(rows, Mapping) or list(rows) != list(names):
-        raise ConfigError(f"mixture: expected numbers of rows of the members {list(names)}, found {rows!r:.200}")
+        raise ConfigError(
+            f"mixture: expected a dict with the number of rows of each member {list(names)}, found {rows!r:.200}"
+        )
 
 
 def _chunks(codes: npt.NDArray[np.int64], starts: npt.NDArray[np.int64]) -> pa.ChunkedArray:
@@ -558,7 +560,7 @@ def _types(members: Mapping[str, Snapshot]) -> dict[str, ColumnType]:
                 types[column] = kind if known.kind == "null" else known
             elif known != kind:
                 raise SchemaError(
-                    f"column {column!r}: expected {known} as in the members before, found {kind} in member {name!r}; "
+                    f"column {column!r}: expected {known} as in earlier members, found {kind} in member {name!r}; "
                     "cast one of the two columns first, e.g. with Dataset.cast_column"
                 )
     return types

@@ -80,7 +80,7 @@ def rows_of(rows: Any, levels: int = _DEEPEST) -> Any:
     """
     if isinstance(rows, Mapping):
         if not levels:
-            raise StateError(f"state: expected rows of mixtures in at most {_DEEPEST} levels, found more")
+            raise StateError(f"state: expected mixtures nested in at most {_DEEPEST} levels, found more")
         return {name: rows_of(some, levels - 1) for name, some in rows.items()}
     return state_number("rows", rows)
 

@@ -195,7 +195,8 @@ def videos_of(dataset: Any) -> VideoFiles:
     files = read_metadata(dataset).videos
     if not files:
         raise SchemaError(
-            "expected a list of videos (videos= of mouse_core.metadata.DatasetMetadata) for frames, found none"
+            "expected a list of videos in the metadata (DatasetMetadata(videos=...)), because a column has video "
+            "frames, found none"
         )
     return VideoFiles(files)
 

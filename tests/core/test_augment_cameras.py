@@ -187,7 +187,7 @@ def test_what_entries_cannot_be(make: Any, says: str) -> None:
         (ImageFields("wrist", crop=RandomCrop(8, 8)), "crop_wrist: expected a crop of at most 7x8, found 8x8"),
         (
             ImageFields(["wrist", "obs_image"], crop=RandomShift(1)),
-            "with a crop, expected images of equal size in an entry",
+            "with a crop, expected fields with images of equal size",
         ),
     ],
 )

@@ -550,7 +550,7 @@ def test_bad_arguments_say_what_was_expected() -> None:
         BatchSource(Mixture({"a": plain, "b": DatasetStore()}), 8, 4)
     with pytest.raises(ConfigError, match="member 'b': sampling: expected at least 1 window of 8 steps"):
         BatchSource(Mixture({"a": plain, "b": numbered(1, 5)}), 8, 4)
-    with pytest.raises(ConfigError, match="numbers of rows of the members"):
+    with pytest.raises(ConfigError, match="a dict with the number of rows of each member"):
         Mixture({"a": plain}).snapshot(40)
 
 

@@ -262,9 +262,7 @@ def test_numbers_that_name_nothing_are_refused(rows: pa.Table, folder: Path) -> 
     made = made.set_column(made.schema.get_field_index(TOP), TOP, column)
     with pytest.raises(DataError, match=r"expected a video index from 0 to 0, as listed in the dataset, found 3"):
         BatchSource(store_of(made, folder), 2, 1)[0]
-    with pytest.raises(
-        DataError, match=r"expected a list of videos \(videos= of mouse_core.metadata.DatasetMetadata\)"
-    ):
+    with pytest.raises(DataError, match=r"expected a list of videos in the metadata \(DatasetMetadata\(videos="):
         BatchSource(store_of(with_metadata(made, DatasetMetadata(fields=read_metadata(made).fields)), folder), 2, 1)
     with pytest.raises(SchemaError, match=r"expected numbers or lists of numbers, found video"):
         BatchSource(store_of(made, folder, fields=[Field("x", TOP)]), 2, 1)
