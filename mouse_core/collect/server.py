@@ -50,7 +50,7 @@ class StoreServer:
             folder for a store in memory.
 
     Raises:
-        ConfigError: `store` has another type, another server uses the address, or the system has no Unix sockets.
+        ConfigError: ``store`` has another type, another server uses the address, or the system has no Unix sockets.
         StorageError: The socket cannot be created.
 
     Example:

@@ -214,8 +214,8 @@ class Making:
             uids += [uid for uid in listed if uid not in named]
         elif len(uids) < len(batch):
             raise DataError(
-                "create_batch: expected the uids of the rollouts in the batch, since a restart would use these "
-                f"rollouts again; found an example without rollout_uid, and no {_UIDS!r} in the batch's metadata"
+                "create_batch: expected the uids of the rollouts in the batch, because without uids a restart would "
+                f"reuse the rollouts; found an example without rollout_uid, and no {_UIDS!r} in the batch's metadata"
             )
         for uid in uids:
             if uid not in known:

@@ -464,8 +464,8 @@ def declare(root: Path, columns: Iterable[RolloutColumn] | None, *, sync: bool) 
 
     Raises:
         ConfigError: An argument is not a column, or the folder declares a column differently. Nothing is changed.
-        DataError: ``columns.json`` is damaged, or a newer release wrote it. StorageError: ``columns.json`` cannot be
-            read or written.
+        DataError: ``columns.json`` is damaged, or a newer release wrote it.
+        StorageError: ``columns.json`` cannot be read or written.
     """
     remove_leftovers(root / STATE, [_NOTE], only_writer=True)
     there = read_declared(root)

@@ -733,7 +733,7 @@ def of_group(rollout: RolloutRecord, group_uid: str) -> RolloutRecord:
 
 
 def refuse_undeclared(rollout: RolloutRecord) -> None:
-    """Raise DataError for a rollout with undeclared columns, because its example would lack them."""
+    """Raise DataError for a rollout with undeclared columns, because the rollout's example would lack these columns."""
     _refuse_others(rollout, rollout.declared, "; a RolloutBuffer declares columns")
 
 

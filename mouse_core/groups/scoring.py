@@ -16,7 +16,8 @@ from mouse_core.spec import check_count, check_number
 @dataclass(frozen=True)
 class HeldRollouts:
     """The known properties of a batch maker's n rollouts, in order of arrival: all rollouts of groups that have at
-    least one drawable rollout. The rollouts of these groups that cannot be drawn were drawn before or removed.
+    least one drawable rollout. A rollout of these groups that cannot be drawn was drawn before, or was
+    removed.
 
     Args:
         present: Whether each rollout can still be drawn, bool ``[n]``.
@@ -108,8 +109,9 @@ def weights_of(retention: Retention, rows: HeldRollouts) -> npt.NDArray[np.float
             f"found {weights.dtype} {list(weights.shape)}"
         )
     given: npt.NDArray[np.float64] = weights.astype(np.float64)
-    if not (np.isfinite(given) & (given >= 0)).all():
-        raise DataError(f"retention {name_of(retention)}: expected finite weights of 0 or more, found other weights")
+    invalid = given[~(np.isfinite(given) & (given >= 0))]
+    if len(invalid):
+        raise DataError(f"retention {name_of(retention)}: expected finite weights of 0 or more, found {invalid[0]}")
     return given
 
 

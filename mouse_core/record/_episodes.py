@@ -577,7 +577,7 @@ class StoreWriter:
         declared: bool = False,
     ) -> None:
         if not isinstance(store, DatasetStore) and not hasattr(type(store), "describe"):
-            raise ConfigError(f"record: expected a DatasetStore, or a client of one, found {type(store).__name__}")
+            raise ConfigError(f"record: expected a DatasetStore or a StoreClient, found {type(store).__name__}")
         self.store = store
         self.infos = _columns.check_infos(infos)
         self.on_interrupted = check_on_interrupted(on_interrupted)

@@ -598,7 +598,7 @@ def test_what_cannot_be_recorded_is_refused() -> None:
         (lambda: Recorder(3, DatasetStore()), r"expected gymnasium\.Env or dm_env\.Environment, found int"),
         (lambda: Recorder(gym.make_vec("CartPole-v1", 2), DatasetStore()), "VectorRecorder records a gymnasium"),
         (lambda: VectorRecorder(cart, DatasetStore()), "Recorder records one environment"),
-        (lambda: Recorder(cart, []), "expected a DatasetStore, or a client of one, found list"),  # type: ignore[arg-type]
+        (lambda: Recorder(cart, []), "expected a DatasetStore or a StoreClient, found list"),  # type: ignore[arg-type]
         (lambda: Recorder(cart, DatasetStore(), infos="x_position"), "infos: expected names of infos, found 'x_pos"),
         (lambda: Recorder(cart, DatasetStore(), images="jpeg"), "images: expected one of"),
         (lambda: Recorder(cart, DatasetStore(), on_interrupted="keep"), "on_interrupted: expected one of"),
