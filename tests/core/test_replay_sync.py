@@ -244,6 +244,16 @@ def test_stats_say_what_is_synced(sync: Any, tmp_path: Path) -> None:
     assert known()[1] == (0 if sync == "none" else 11)
 
 
+def test_a_state_without_rows(tmp_path: Path) -> None:
+    storage = MemmapStorage(9, tmp_path / "rows", sync="flush")
+    storage.append(small(0, 5))
+    other = ArrayStorage(9)
+    other.append(small(0, 5))
+    other.empty()
+    storage.load(other.state())
+    assert len(MemmapStorage(9, tmp_path / "rows", sync="flush")) == 0
+
+
 def test_another_sync_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="sync: expected one of"):
         MemmapStorage(40, tmp_path / "m", sync="always")  # type: ignore[arg-type]

@@ -277,11 +277,19 @@ def values_file(folder: Path, generation: int | None, room: int) -> Path:
     return folder / f"values-{generation}-{room}"
 
 
-def read_journal(folder: Path, memory: Columns | None, rows: int) -> tuple[Slots, list[npt.NDArray[Any]]]:
+def read_journal(
+    folder: Path, memory: Columns | None, rows: int, sum_of: Callable[[Sequence[Any]], int]
+) -> tuple[Slots, list[npt.NDArray[Any]]]:
     """Return the places and rows in the journal that ``MemmapStorage.put`` wrote.
 
+    Args:
+        folder: The folder of the storage.
+        memory: The rows of the storage.
+        rows: Number of rows in ``memory``.
+        sum_of: Function that returns the checksum of the ragged values to which rows refer.
+
     Raises:
-        StateError: The journal is damaged or missing, or does not match the ``rows`` rows in ``memory``.
+        StateError: The journal is damaged or missing, or does not match the rows in ``memory`` or the ragged values.
     """
     path = folder / "journal"
     try:
@@ -295,7 +303,9 @@ def read_journal(folder: Path, memory: Columns | None, rows: int) -> tuple[Slots
         for column, known in zip(columns, memory.columns, strict=True):
             if column.shape != (len(places), *known.shape[1:]) or column.dtype != known.dtype:
                 raise ValueError(f"a column of {column.dtype} {list(column.shape)} instead of {known.dtype}")
-    except (OSError, *UNREADABLE) as error:
+        if journal["values"] != sum_of(columns):
+            raise ValueError("other ragged values than those that were written")
+    except (OSError, DataError, *UNREADABLE) as error:
         raise StateError(f"{path}: expected the rows that were being changed, found {error}") from error
     return places, columns
 
@@ -342,6 +352,14 @@ class MappedValues(Values):
         """
         self.at(now).reserve(sum(value.size for part in varying_of(schema, arrays) for value in part), refs)
         return now if self.nbytes == now.room else now._replace(room=self.nbytes)
+
+    def checksum(self, schema: RowSchema, rows: Sequence[Refs], now: Counters) -> int:
+        """Return the checksum of all ragged values of ``rows``, a result of ``kept``."""
+        if not schema.varying:
+            return 0
+        kinds = zip(rows, schema.fields.values(), strict=True)
+        values = [value for refs, kind in kinds if kind.varies for value in self.at(now).read(refs)]
+        return checksum(b"".join(value.tobytes() for value in values))
 
     def _memory(self, nbytes: int) -> Bytes:
         path = values_file(self._folder, self._generation, nbytes)
@@ -648,7 +666,12 @@ class MemmapStorage(RowStorage):
             self._head.making = True
             rows, now = self._values.kept(self._schema, arrays, now, self._refs)
             self._commit(now)
-            journal = {"places": self._places(slots, now), "columns": {str(at): rows[at] for at in range(len(rows))}}
+            columns = {str(at): rows[at] for at in range(len(rows))}
+            values = self._values.checksum(self._schema, rows, now)
+            journal = {"places": self._places(slots, now), "columns": columns, "values": values}
+            if self._schema.varying and self._sync != "none":
+                with storing(f"{self._values.path}"):
+                    sync_files([self._values.path])  # the journal refers to these values
             write_checkpoint(self.path / "journal", journal, sync=self._sync != "none", only_writer=True)
             self._head.journal = True
             if self._sync != "none":
@@ -823,8 +846,9 @@ class MemmapStorage(RowStorage):
         return self._memory
 
     def _files(self, schema: RowSchema, now: Counters) -> dict[Path, int]:
-        """Return the files that hold the current rows, and the length of each file."""
-        files = {file: now.allocated * size for file, size in row_files(self.path, schema, now.generation).items()}
+        """Return the files that hold the current rows, and the length of each file; without rows there are no files."""
+        sizes = row_files(self.path, schema, now.generation) if now.allocated else {}
+        files = {file: now.allocated * size for file, size in sizes.items()}
         return {**files, values_file(self.path, now.generation, now.room): now.room} if now.room else files
 
     def _remove_others(self, now: Counters) -> None:
@@ -872,7 +896,11 @@ class MemmapStorage(RowStorage):
     def _apply_journal(self) -> None:
         """Apply the change in place that the journal contains; repeating the call has no effect."""
         now = self._head.now()
-        places, rows = read_journal(self.path, self._memory, now.allocated)
+
+        def sum_of(columns: Sequence[Any]) -> int:
+            return 0 if self._schema is None else self._values.checksum(self._schema, columns, now)
+
+        places, rows = read_journal(self.path, self._memory, now.allocated, sum_of)
         assert self._memory is not None
         self._memory.put(places, rows)
         numbers = self._numbers(places, now)
