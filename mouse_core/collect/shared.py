@@ -249,30 +249,42 @@ class SharedStore:
         self._owed.clear()
 
     def _rewrite(self) -> None:
-        """Rewrite the log with the last write of each client."""
+        """Rewrite the log with the last write of each client.
+
+        The rows of these writes are flushed first: if a power cut lost rows, the log must have the earlier writes.
+        """
         assert self._log is not None
+        self.store.flush()
         self._log.rewrite(json.dumps(asdict(write)).encode() for write in self._last.values())
         self._records = 0
 
 
 def _last_of(log: Log, written: int) -> dict[str, _Write]:
     """Return the last write of each client, with the number of its rows in the store."""
-    last: dict[str, _Write] = {}
+    last: dict[str, list[_Write]] = {}
+
+    def settle(written: int) -> None:
+        for client, writes in last.items():
+            # A power cut can lose the rows of several writes: the last write that began with all earlier rows counts.
+            begun = [write for write in writes if write.begin <= written] or writes[:1]
+            last[client] = [begun[-1].settled(written)]
+
     for record in log.records:
         try:
             said = json.loads(record)
             if said.keys() == {"opened"}:
                 # At the time of this record, the rows of earlier writes are in the store; later rows belong to no
                 # earlier write.
-                last = {name: write.settled(int(said["opened"])) for name, write in last.items()}
+                settle(int(said["opened"]))
                 continue
             write = _Write(**said)
         except UNREADABLE as error:
             raise DataError(f"log {log.path}: expected a client's write, found {record!r:.80}") from error
-        last.pop(write.client, None)
-        last[write.client] = write
+        writes = last[write.client] = last.pop(write.client, [])  # the newest write is of the last client
+        writes.append(write)
     log.records = []
-    return {name: write.settled(written) for name, write in last.items()}
+    settle(written)
+    return {client: write for client, (write,) in last.items()}
 
 
 def error_of(reply: Mapping[str, Any]) -> MouseError | None:

@@ -49,7 +49,15 @@ from mouse_core.files.checksum import check_json, has_json_digest, json_with_dig
 from mouse_core.files.locking import Descriptor, Held, is_at
 from mouse_core.files.log import Log
 from mouse_core.files.reading import MOST_JSON, check_inside, damaged, reading
-from mouse_core.files.writing import make_folder, remove, remove_leftovers, storing, sync_folders, write_file
+from mouse_core.files.writing import (
+    make_folder,
+    remove,
+    remove_leftovers,
+    storing,
+    sync_files,
+    sync_folders,
+    write_file,
+)
 from mouse_core.metadata import DatasetMetadata
 
 NAME = "manifest.json"
@@ -627,6 +635,8 @@ class WrittenFolder:
         if dropped and manifest.next_number == before.next_number:
             # Readers of the previous state may need these files, so the two states need different numbers.
             manifest = replace(manifest, next_number=manifest.next_number + 1)
+        if manifest.segments is not before.segments:
+            self.sync_clients()
         try:
             write_manifest(self.path, manifest)
         except BaseException:
@@ -707,6 +717,16 @@ class WrittenFolder:
         for name, number in unnamed.items():
             self._unneeded.add(self.path / name, number, self.manifest.next_number - 1)
         self._unneeded.remove_free()
+
+    def sync_clients(self) -> None:
+        """Sync the log of clients, before rows are synced: otherwise, after a power cut, a client would send rows again
+        that are already on disk.
+
+        Raises:
+            StorageError: The log cannot be synced.
+        """
+        with storing(f"log {self.path / CLIENTS}"), suppress(FileNotFoundError):
+            sync_files([self.path / CLIENTS])
 
     def note_opened(self, rows: int) -> None:
         """Record in the log of clients how many rows, including dropped rows, had been written when the folder was

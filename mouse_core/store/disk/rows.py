@@ -858,6 +858,8 @@ class WrittenRows(FolderRows):
         """Make the present rows visible to readers; unless the store's ``sync`` is "none", sync the rows to the disk
         first.
         """
+        if self.sync == "flush":  # with "append", each record of the log is synced
+            self._folder.sync_clients()
         for tail, _ in self._waiting:
             tail.commit()
         if self.tail is not None:
