@@ -4,21 +4,27 @@
 expression of each (a comparison, a sign, a number, a condition, a call that is left out), and runs the tests of the
 default lane on a copy of the checkout: first the files near the module, then all others, until one fails. A
 mutation that survives is printed with its line; either a test is missing, or the change alters no behaviour.
+
+``python -m tests.mutate --planted --seconds 30`` instead plants each fault of ``PLANTED`` in durable code, and counts
+how many of them the worlds of ``tests.simulate`` find.
 """
 
 import argparse
 import ast
 import copy
+import json
 import os
 import random
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 # Modules and rooms for log, checksum, episode index, columns, pipeline and sampler, and the tests that are run first.
@@ -74,6 +80,59 @@ TARGETS = {
         "ranks",
     ),
 }
+# Faults of durable code, as programmers make them: the module, the first text that is replaced, and what replaces it.
+PLANTED = [
+    ("files/log", "os.fsync(self._file)\n                    self._sync_name()", "self._sync_name()"),
+    ("files/log", "os.fsync(self._file)\n                    self._sync_name()", "os.fsync(self._file)"),
+    ("files/log", "                self.cut(self.size)\n", ""),
+    ("files/log", "                os.fsync(file)\n", ""),
+    ("files/log", "                self._acknowledge(0, 0)\n", ""),
+    ("files/log", "_sum(record, seed) == record_sum", "True"),
+    ("files/log", "_frame(record, self._synced)", "_frame(record, self.size + 1)"),
+    ("files/writing", "    while rest:\n        written", "    if rest:\n        written"),
+    ("files/writing", "        sync_tree(partial)\n", "        pass\n"),
+    ("files/writing", "        sync_folders([Path(path).parent])\n", "        pass\n"),
+    (
+        "files/locking",
+        "    except BlockingIOError:\n        return False\n    return True",
+        "    except BlockingIOError:\n        pass\n    return True",
+    ),
+    ("store/disk/tail", "write_commit(self._places[self._next]", "write_commit(self._places[0]"),
+    ("store/disk/tail", "            self._objects.sync()\n", "            pass\n"),
+    ("store/disk/tail", "                sync_folders([path.parent])\n", ""),
+    ("store/disk/tail", "if is_same or commit.rows <= promised:", "if True:"),
+    ("store/disk/tail", "            self.count = begin\n            for", "            for"),
+    (
+        "store/disk/folder",
+        "write_file(folder / NAME, content, only_writer=True)",
+        "write_file(folder / NAME, content, sync=False, only_writer=True)",
+    ),
+    ("store/disk/folder", "            self._put_back(before)\n", ""),
+    (
+        "store/disk/rows",
+        "            self.commit()\n            self._replace(replace(after",
+        "            self._replace(replace(after",
+    ),
+    (
+        "groups/stored",
+        "write_file(path, content, sync=sync, only_writer=True)",
+        "write_file(path, content, sync=False, only_writer=True)",
+    ),
+    ("groups/waiting", "                    sync_files(list(map(beside, paths)))\n", "                    pass\n"),
+    ("groups/waiting", "            self._log.cut(begin)\n", "            pass\n"),
+    ("groups/waiting", "self._declared), sync=self._sync)", "self._declared), sync=False)"),
+    ("collect/shared", "if again and number == count:", "if False:"),
+    ("collect/shared", "                    self._owed.append(settled)\n", ""),
+    ("replay/storages/memmap", "other = 1 - self.words[_WHICH]", "other = self.words[_WHICH]"),
+    (
+        "replay/storages/memmap",
+        "            self._sync_rows(now)\n            self._commit(now)",
+        "            self._commit(now)",
+    ),
+    ("replay/storages/memmap", "    return held + steps * schema.num_envs", "    return held"),
+    ("replay/storages/memmap", "            self._head.journal = True\n", ""),
+    ("remote/mirror/table", "        self.check[blocks] = np.where(came, checks[mine], self.check[blocks])\n", ""),
+]
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,
@@ -182,38 +241,59 @@ def drawn(seed: int, count: int) -> list[Mutation]:
     return [chance.choice(by_line[place]) for place in chance.sample(sorted(by_line), min(count, len(by_line)))]
 
 
+def planted() -> list[Mutation]:
+    """Return the faults of ``PLANTED``."""
+    found = []
+    for module, before, after in PLANTED:
+        path = f"mouse_core/{module}.py"
+        source = (ROOT / path).read_text(encoding="utf-8")
+        assert before in source, f"{path}: {before!r}"
+        line = source[: source.index(before)].count("\n") + 1
+        found.append(Mutation(path, line, before, after, source.replace(before, after, 1)))
+    return found
+
+
 def _tests_of(path: str) -> list[str]:
     """Return the test files that are run first, nearest first."""
     names = next(names for target, names in TARGETS.items() if path.startswith(target))
     return [f"tests/core/test_{name}.py" for name in names]
 
 
-def killer_of(one: Mutation, *, near: bool) -> str | None:
-    """Return the test that fails with a mutation, ``"import"`` or ``"time"``; None if all pass."""
+@contextmanager
+def _planted_in_copy(one: Mutation) -> Iterator[Callable[..., "subprocess.CompletedProcess[str]"]]:
+    """Yield a function that runs Python in a copy of the checkout with a mutation."""
     with tempfile.TemporaryDirectory(prefix="mouse-mutation-") as folder:
         copy_of = Path(folder) / "checkout"
         kept_out = shutil.ignore_patterns(".git", ".venv*", "out", "site", ".*_cache", "__pycache__", ".hypothesis")
         shutil.copytree(ROOT, copy_of, ignore=kept_out)
         (copy_of / one.path).write_text(one.source, encoding="utf-8")
         environment = os.environ | {"PYTHONPATH": f"{copy_of}{os.pathsep}{copy_of / 'adapters'}", "CI": "true"}
-        lane = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", "--tb=no"]
+        options: Any = {"cwd": copy_of, "env": environment, "capture_output": True, "text": True, "check": False}
+        yield lambda *arguments: subprocess.run([sys.executable, "-m", *arguments], timeout=1200, **options)
+
+
+def killer_of(one: Mutation, *, near: bool) -> str | None:
+    """Return the test that fails with a mutation, ``"import"`` or ``"time"``; None if all pass."""
+    lane = ["pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", "--tb=no"]
+    with _planted_in_copy(one) as run:
         for files in (_tests_of(one.path), ["tests"])[: 1 if near else 2]:
             try:
-                ran = subprocess.run(
-                    [*lane, *files],
-                    cwd=copy_of,
-                    env=environment,
-                    capture_output=True,
-                    text=True,
-                    timeout=1200,
-                    check=False,
-                )
+                ran = run(*lane, *files)
             except subprocess.TimeoutExpired:
                 return "time"
             if ran.returncode not in (0, 5):
                 failed = [line for line in ran.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
                 return failed[0].partition(" - ")[0] if failed else "import"
     return None
+
+
+def broken_world(one: Mutation, *, seconds: float, seed: int) -> str | None:
+    """Return the broken promise that simulated worlds find within some seconds with a mutation; None if none."""
+    with _planted_in_copy(one) as run:
+        wanted = ["--seed", str(seed), "--worlds", "1000000", "--seconds", str(seconds), "--first"]
+        ran = run("tests.simulate", *wanted)
+    found = json.loads(ran.stdout.splitlines()[-1]) if ran.stdout else {"error": ran.stderr[-300:]}
+    return None if ran.returncode == 0 else str(found)
 
 
 def main() -> int:
@@ -224,18 +304,25 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, help="mutations that are tried at the same time")
     parser.add_argument("--only", help="try mutations of paths with this text alone")
     parser.add_argument("--near", action="store_true", help="run only the test files near the module")
+    parser.add_argument("--planted", action="store_true", help="run simulated worlds with the faults of PLANTED")
+    parser.add_argument("--seconds", type=float, default=30.0, help="with --planted: time for each fault")
     parser.add_argument("--list", action="store_true", help="print the mutations and run nothing")
     options = parser.parse_args()
-    chosen = [one for one in drawn(options.seed, options.count) if options.only is None or options.only in one.path]
+    drawn_ones = planted() if options.planted else drawn(options.seed, options.count)
+    chosen = [one for one in drawn_ones if options.only is None or options.only in one.path]
     survivors = 0
     with ThreadPoolExecutor(options.jobs) as pool:
-        killers = (
-            [None] * len(chosen) if options.list else pool.map(lambda one: killer_of(one, near=options.near), chosen)
-        )
-        for number, (one, killer) in enumerate(zip(chosen, killers, strict=True)):
-            verdict = "" if options.list else f"killed by {killer}" if killer else "SURVIVED"
+
+        def killer(one: Mutation) -> str | None:
+            if options.planted:
+                return broken_world(one, seconds=options.seconds, seed=options.seed)
+            return killer_of(one, near=options.near)
+
+        killers = [None] * len(chosen) if options.list else pool.map(killer, chosen)
+        for number, (one, by) in enumerate(zip(chosen, killers, strict=True)):
+            verdict = "" if options.list else f"killed by {by}" if by else "SURVIVED"
             print(f"{number:3} {one.path}:{one.line}: {one.before!r:.70} -> {one.after!r:.70} {verdict}", flush=True)
-            survivors += not options.list and killer is None
+            survivors += not options.list and by is None
     if not options.list:
         print(f"{len(chosen) - survivors} of {len(chosen)} killed")
     return survivors

@@ -1,8 +1,8 @@
 """Simulated worlds in which files, disks, clocks, networks and processes fail; a seed replays a world.
 
-A world is a folder with one durable thing: a log, a store, a store that clients share over a network, mapped rows, or a
-buffer of rollouts. One process makes random calls, and a second process reads the folder while a call is going on. A
-plan says which system calls of the first process go wrong:
+A world is a folder with one durable thing: a log, a store, a store that clients share over a network, mapped rows, a
+buffer of rollouts, or a cache of remote objects. One process makes random calls, and a second process reads the folder
+meanwhile. A plan says which system calls of the first process go wrong:
 
     kill, half    the process is killed at the call, or after half of the bytes of a write
     power         the power is cut: of the bytes and names that were not synced, some are lost, torn or out of order
@@ -22,7 +22,9 @@ from __future__ import annotations
 import argparse
 import errno
 import gc
+import itertools
 import json
+import math
 import os
 import random
 import shutil
@@ -33,7 +35,7 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -47,11 +49,13 @@ from mouse_core.collect.shared import SharedStore
 from mouse_core.collect.wire import encoded
 from mouse_core.files import locking
 from mouse_core.files.log import Log, follow_log, read_log
+from mouse_core.remote.mirror import Mirror, MirrorObject
 from mouse_core.replay import MemmapStorage
 from tests.core import groups_crash, store_crash
 from tests.core.disk_cases import KINDS as ROWS
 from tests.core.disk_cases import numbers_in
 from tests.core.killing import forked
+from tests.core.mirror_cases import Objects, read
 from tests.core.power_cut import Disk, write_tree
 
 WRITES = ("write", "pwrite")
@@ -61,7 +65,7 @@ FAULTS = ("kill", "half", "power", "full", "error", "short")
 KILLED, CUT = 9, 10
 """How a life ends that a fault ended."""
 LIVES, STEPS, SECONDS = 3, 70, 60
-BLOCK = 50
+BLOCK = 20
 """Worlds that a process runs before it reports."""
 FULL_FOR = 12
 """Calls for which a disk is full."""
@@ -90,13 +94,17 @@ class System:
     Args:
         plan: The faults.
         root: The folder whose files a power cut hits.
-        look: Lets the other process look.
+        look: Lets the other process look; None: looks are only noted in ``is_due``.
         trace: Takes a line for each call; None: nobody asks.
     """
 
-    def __init__(self, plan: Plan, root: Path, look: Callable[[], None], trace: Callable[[str], None] | None) -> None:
-        self.plan, self.root, self.look, self.trace = plan, root, look, trace
-        self.disk, self.count, self.full_until = Disk(root), 0, 0
+    def __init__(
+        self, plan: Plan, root: Path, look: Callable[[], None] | None, trace: Callable[[str], None] | None
+    ) -> None:
+        self.plan, self.root, self.trace = plan, root, trace
+        self.look, self.is_due = look, False
+        self.disk = Disk(root) if "power" in plan.faults.values() else None
+        self.count = self.full_until = 0
         self._rng, self._time, self._jump = random.Random(plan.seed), time.time, 0.0
         self._thread = threading.get_ident()
 
@@ -126,7 +134,7 @@ class System:
             if fault == "half" and name in WRITES:
                 half()
             os._exit(KILLED)
-        if fault == "power":
+        if fault == "power" and self.disk:
             write_tree(self.root.with_name("cut"), self.disk.left(self._rng))
             os._exit(CUT)
         if fault == "full":
@@ -138,10 +146,12 @@ class System:
         if fault == "short" and name in WRITES and len(arguments[1]) > 1:
             return half()
         done = call(*arguments, **options)
-        if name in ("fsync", "fdatasync"):
+        if name in ("fsync", "fdatasync") and self.disk:
             self.disk.sync(os.readlink(f"/proc/self/fd/{arguments[0]}"))
         if self.count in self.plan.looks and threading.get_ident() == self._thread:
-            self.look()
+            self.is_due = self.look is None
+            if self.look:
+                self.look()
         return done
 
 
@@ -159,6 +169,10 @@ class World:
 
     options: dict[str, Any]
     known: dict[str, Any] = field(default_factory=dict)
+
+    FAULTS = FAULTS
+    LOCKS = False
+    """Whether a call holds a lock that the other process needs, so that this process looks between two calls."""
 
     @classmethod
     def drawn(cls, rng: random.Random) -> World:
@@ -263,11 +277,13 @@ class OfStore(World):
     @classmethod
     def drawn(cls, rng: random.Random) -> World:
         life = store_crash.Life(rng.choice(ROWS), store_crash.options(rng))
+        if "max_rows" in life.options:
+            life.options["max_rows"] //= 4
         return cls({}, asdict(life))
 
     def steps(self, folder: Path, rng: random.Random, say: Say) -> Iterator[None]:
         life = store_crash.Life(**self.known)
-        program = store_crash.Program(folder, life, rng, say, following=life.begun)
+        program = store_crash.Program(folder, life, rng, say, following=life.begun, counts=(1, 5, 40))
         while True:
             yield
             program.call()
@@ -284,7 +300,7 @@ class OfStore(World):
             assert not life.acknowledged, "lost: the manifest"
             shutil.rmtree(folder, ignore_errors=True)
             return asdict(replace(life, acknowledged=0, flushed=0, saving={}))
-        store_crash.check(folder, life)
+        store_crash.check(folder, life, briefly=life.begun % 4 > 0)
         return asdict(store_crash.next_life(folder, life))
 
     def reader(self, folder: Path) -> Callable[[], None]:
@@ -397,13 +413,14 @@ class OfClients(World):
 
 
 class OfMemmap(World):
-    """Mapped rows; the oldest rows are overwritten. Each call holds a lock, so no reader looks during a call."""
+    """Mapped rows; the oldest rows are overwritten."""
 
     CAPACITY = 37
+    LOCKS = True
 
     @classmethod
     def drawn(cls, rng: random.Random) -> World:
-        return cls({}, {"written": [0]})
+        return cls({"sync": rng.choice(("none", "flush", "append"))}, {"written": [0], "flushed": 0, "offset": 0})
 
     @staticmethod
     def rows(first: int, count: int) -> dict[str, Any]:
@@ -411,55 +428,139 @@ class OfMemmap(World):
         texts = [f"{n} " * (n % 6) for n in number.tolist()]
         return {"a": number, "b": np.stack([number * 0.5, number * 2.0], 1), "text": texts}
 
+    def _opened(self, folder: Path) -> MemmapStorage:
+        return MemmapStorage(self.CAPACITY, folder, **self.options)
+
     def steps(self, folder: Path, rng: random.Random, say: Say) -> Iterator[None]:
-        storage = MemmapStorage(self.CAPACITY, folder)
+        storage, offset = self._opened(folder), self.known["offset"]
         while True:
             yield
             what = rng.choices(("append", "put", "flush", "reopen"), (70, 20, 5, 5))[0]
-            written = storage.written
+            written = storage.written + offset
             if what == "append":
                 count = rng.randint(1, 12)
                 say("begins", written + count)
                 storage.append(self.rows(written, count))
-                say("written", storage.written)
-            elif what == "put" and written:
+                say("written", storage.written + offset)
+            elif what == "put" and len(storage):
                 slots = np.unique([rng.randrange(len(storage)) for _ in range(3)])
                 numbers = storage.read("a", slots)
                 rows = [self.rows(int(number), 1) for number in numbers]
                 storage.put(slots, {name: [*map(lambda row: row[name][0], rows)] for name in ("a", "b", "text")})  # noqa: C417
             elif what == "flush":
                 storage.flush()
+                say("flushed", written)
             elif what == "reopen":
                 storage.close()
-                storage = MemmapStorage(self.CAPACITY, folder)
+                say("flushed", written)
+                storage = self._opened(folder)
 
     def check(self, folder: Path, said: list[Any], *, cut: bool) -> dict[str, Any]:
-        possible = set(self.known["written"])
+        possible, flushed = set(self.known["written"]), self.known["flushed"]
+        begun = max(possible)
         for what, value in said:
-            possible = {value} if what == "written" else possible | {value}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            try:
-                storage = MemmapStorage(self.CAPACITY, folder)
-                self._look(storage)
-            except StateError:
-                assert cut, "lost: refused though the machine was not restarted"
-                shutil.rmtree(folder)
-                return {"written": [0]}
-        assert cut or storage.written in possible, f"lost: {storage.written} of {possible}"
+            if what == "flushed" or (what == "written" and self.options["sync"] == "append"):
+                flushed = value
+            if what != "flushed":
+                possible = {value} if what == "written" else possible | {value}
+                begun = max(begun, value)
+        promised = flushed if self.options["sync"] != "none" else 0
+        try:
+            storage = self._opened(folder)
+            numbers = self._look(storage)
+        except StateError as error:
+            if promised or not cut:
+                raise AssertionError(f"lost: {promised} rows were synced") from error
+            shutil.rmtree(folder)
+            return {"written": [0], "flushed": 0, "offset": 0}
         written = storage.written
         storage.close()
-        return {"written": [written]}
+        if cut:
+            # Later rows took the places of the oldest rows.
+            least = range(max(0, begun - self.CAPACITY), promised)
+            assert set(least) <= set(numbers), f"lost: {numbers}, and {least} were synced"
+            assert numbers.stop <= begun, f"torn: {numbers} of {begun}"
+        else:
+            stop = written + self.known["offset"]
+            assert stop in possible, f"lost: {stop} of {possible}"
+            assert numbers == range(stop - min(written, self.CAPACITY), stop), f"lost: {numbers} of {stop}"
+        stop = numbers.stop if numbers else written
+        return {"written": [stop], "flushed": stop, "offset": stop - written}
 
-    def _look(self, storage: MemmapStorage) -> None:
+    def reader(self, folder: Path) -> Callable[[], None]:
+        storage: MemmapStorage | None = None
+
+        def look() -> None:
+            nonlocal storage
+            if storage is None and (folder / "head").exists():
+                storage = self._opened(folder)
+            if storage is not None:
+                self._look(storage)
+
+        return look
+
+    def _look(self, storage: MemmapStorage) -> range:
         with storage.lock():
-            written, rows = storage.written, storage.get(np.arange(len(storage))) if len(storage) else {"a": []}
+            rows = storage.get(np.arange(len(storage))) if len(storage) else {"a": []}
         numbers = np.asarray(rows["a"]).tolist()
-        assert sorted(numbers) == [*range(written - len(numbers), written)], f"torn: {numbers} of {written}"
+        first = min(numbers, default=0)
+        assert sorted(numbers) == [*range(first, first + len(numbers))], f"torn: {numbers}"
         for at, number in enumerate(numbers):
             wanted = self.rows(number, 1)
             assert rows["b"][at].tolist() == wanted["b"][0].tolist(), f"torn: row {number}"
             assert rows["text"][at] == wanted["text"][0], f"torn: row {number}"
+        return range(first, first + len(numbers))
+
+
+class OfCache(World):
+    """A cache of remote objects, which two processes share; requests fail, and pages are damaged between two lives."""
+
+    FAULTS = tuple(fault for fault in FAULTS if fault != "power")  # nothing is promised but that wrong bytes are found
+    LOCKS = True
+
+    @classmethod
+    def drawn(cls, rng: random.Random) -> World:
+        return cls({"seed": rng.getrandbits(16)})
+
+    def _opened(self, folder: Path) -> tuple[Mirror, Objects, list[MirrorObject]]:
+        mirror = Mirror(folder, cache_bytes=4 << 20, patience=0.1)
+        objects = Objects(count=3, size=3_000_001, seed=self.options["seed"])
+        return mirror, objects, mirror.add(objects, objects.infos())
+
+    def _look(self, objects: Objects, there: list[MirrorObject], rng: random.Random) -> None:
+        number, begin = rng.randrange(3), rng.randrange(2_700_000)
+        end = begin + rng.choice((10, 5000, 300_000))
+        assert read(there[number], begin, end) == objects.piece(number, begin, end), f"torn: {begin}..{end}"
+
+    def steps(self, folder: Path, rng: random.Random, say: Say) -> Iterator[None]:
+        mirror, objects, there = self._opened(folder)
+        while True:
+            yield
+            what = rng.random()
+            if what < 0.05:
+                mirror.close()
+                mirror, objects, there = self._opened(folder)
+                continue
+            if what < 0.1:
+                objects.failures.append(StorageError("503"))
+            self._look(objects, there, rng)
+
+    def check(self, folder: Path, said: list[Any], *, cut: bool) -> dict[str, Any]:
+        rng = random.Random(len(said))
+        for path in folder.glob("*/bytes"):
+            with path.open("r+b") as file:
+                for _ in range(9):
+                    file.seek(rng.randrange(9_000_000))
+                    file.write(rng.choice((bytes(4096), b"\xff", rng.randbytes(99))))
+        mirror, objects, there = self._opened(folder)
+        for _ in range(9):
+            self._look(objects, there, rng)
+        mirror.close()
+        return {}
+
+    def reader(self, folder: Path) -> Callable[[], None]:
+        _, objects, there = self._opened(folder)
+        return partial(self._look, objects, there, random.Random(0))
 
 
 class OfRollouts(World):
@@ -492,42 +593,82 @@ class OfRollouts(World):
         return {"said": said}
 
 
-KINDS = {"log": OfLog, "store": OfStore, "clients": OfClients, "memmap": OfMemmap, "rollouts": OfRollouts}
+KINDS = {
+    "log": OfLog,
+    "store": OfStore,
+    "clients": OfClients,
+    "memmap": OfMemmap,
+    "rollouts": OfRollouts,
+    "cache": OfCache,
+}
+SHARES = ["log"] * 5 + ["clients"] * 3 + ["memmap"] * 3 + ["store"] * 2 + ["rollouts"] * 2 + ["cache"]
+"""The kinds of 16 worlds: of what takes a tenth of the time there are more."""
 
 
-def plan_of(rng: random.Random, steps: int) -> Plan:
+def plan_of(rng: random.Random, steps: int, faults_of_kind: Sequence[str]) -> Plan:
     """What goes wrong in a life."""
-    faults = {int(rng.expovariate(1 / 60)) + 1: rng.choice(FAULTS) for _ in range(rng.choice((1, 1, 2, 3)))}
+    faults = {int(rng.expovariate(1 / 60)) + 1: rng.choice(faults_of_kind) for _ in range(rng.choice((1, 1, 2, 3)))}
     looks = frozenset(int(rng.expovariate(1 / 100)) + 1 for _ in range(4))
     return Plan(rng.getrandbits(32), steps, faults, looks)
 
 
-def other_process(look: Callable[[], None]) -> Callable[[], None]:
-    """Start a process that looks whenever the returned function is called, which waits for it."""
-    (asked, ask), (told, tell) = os.pipe(), os.pipe()
+class OtherProcess:
+    """A process that looks at the folder of a world while the lives of the world go on; made before the first life.
 
-    def work() -> None:
-        os.close(ask)
-        while os.read(asked, 1):
-            look()
-            os.write(tell, b".")
+    Args:
+        world: The world.
+        folder: Its folder.
+        boot: The file with the number of the machine's start.
+    """
 
-    forked(work)
-    os.close(asked)
-    os.close(tell)
-    write, read = os.write, os.read
+    def __init__(self, world: World, folder: Path, boot: Path) -> None:
+        self._world, self._folder, self._boot = world, folder, boot
+        (self._asked, self._ask), (self._told, self._tell) = os.pipe(), os.pipe()
+        self._pid = forked(self._work)
+        os.close(self._asked)
+        os.close(self._tell)
 
-    def wait() -> None:
-        write(ask, b"?")
-        if not read(told, 1):
-            raise AssertionError("the process that looked at the folder died, see above")
+    def _work(self) -> None:
+        locking._BOOT = self._boot
+        os.close(self._ask)
+        os.close(self._told)
+        last, look = b"", None
+        while asked := os.read(self._asked, 16):
+            if asked[:8] != last:
+                look = None
+                last, look = asked[:8], self._world.reader(self._folder) if any(asked) else None
+            if look:
+                look()
+            os.write(self._tell, asked)
 
-    return wait
+    def forget(self) -> None:
+        """Let the process close what it has open."""
+        os.write(self._ask, bytes(16))
+        while os.read(self._told, 16) not in (bytes(16), b""):
+            pass
+
+    def looks(self) -> Callable[[], None]:
+        """Return the function with which a life lets this process look, and waits for it."""
+        write, read, life, count = os.write, os.read, b"%8d" % os.getpid(), itertools.count()
+
+        def look() -> None:
+            asked = life + b"%8d" % next(count)
+            write(self._ask, asked)
+            # A life that was killed by another thread while it waited has left an answer.
+            while (answer := read(self._told, 16)) != asked:
+                assert answer, "the process that looked at the folder died, see above"
+
+        return look
+
+    def end(self) -> None:
+        """End the process."""
+        os.close(self._ask)
+        os.close(self._told)
+        os.waitpid(self._pid, 0)
 
 
-def live(world: World, folder: Path, plan: Plan, said: Path, *, trace: bool) -> None:
+def live(world: World, folder: Path, plan: Plan, said: Path, look: Callable[[], None], *, trace: bool) -> None:
     """One life, in a process of its own."""
-    signal.alarm(SECONDS)
     write, file = os.write, os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
 
     def note(line: str) -> None:
@@ -538,12 +679,16 @@ def live(world: World, folder: Path, plan: Plan, said: Path, *, trace: bool) -> 
         if trace:
             note(f"{json.dumps(values):.150}")
 
-    System(plan, folder.parent, other_process(world.reader(folder)), note if trace else None).install()
+    system = System(plan, folder.parent, None if world.LOCKS else look, note if trace else None)
+    system.install()
     rng, done, failures = random.Random(plan.seed), 0, 0
     while done < plan.steps and failures < 20:
         try:
             for _ in world.steps(folder, rng, say):
                 done += 1
+                if system.is_due:
+                    system.is_due = False
+                    look()
                 if done == plan.steps:
                     return
         except StorageError as error:
@@ -556,48 +701,52 @@ def live(world: World, folder: Path, plan: Plan, said: Path, *, trace: bool) -> 
 def fault_of(seed: int, *, kind: str | None = None, lives: int = LIVES, steps: int = STEPS, trace: bool = False) -> str:
     """Run the world of a seed; return the promise that it broke, or ""."""
     rng = random.Random(seed)
-    name = rng.choice([*KINDS])
-    world = KINDS[kind or name].drawn(rng)
+    rng.choice(range(5))  # a draw of earlier versions, whose worlds are tests
+    kind = kind or random.Random(f"kind {seed}").choice(SHARES)
+    world = KINDS[kind].drawn(rng)
     base = Path(tempfile.mkdtemp(prefix="world-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
     boot, root, said, known = base / "boot", base / "root", base / "said", base / "known"
+    (root / "it").mkdir(parents=True)
+    boot.write_text(f"{1:015x}")
+    other, code = OtherProcess(world, root / "it", boot), 0
     try:
-        (root / "it").mkdir(parents=True)
-        boot.write_text(f"{1:015x}")
-        for at in range(lives):
-            plan = plan_of(rng, steps)
+        # A process checks what the life before it left, and then lives; the last one only checks.
+        for at in range(lives + 1):
+            plan = plan_of(rng, steps, world.FAULTS) if at < lives else None
             if trace:
-                print(f"life {at} of {kind or name} {world.options}: {plan}", file=sys.stderr)
+                print(f"life {at} of {kind} {world.options}: {plan}", file=sys.stderr)
 
-            def lived(world: World = world, plan: Plan = plan) -> None:
+            def work(world: World = world, at: int = at, plan: Plan | None = plan, cut: bool = code == CUT) -> None:
+                signal.alarm(SECONDS)
                 locking._BOOT = boot
-                live(world, root / "it", plan, said, trace=trace)
+                if at:
+                    lines = [json.loads(line) for line in said.read_text().splitlines()]
+                    try:
+                        known.write_text(json.dumps({"known": world.check(root / "it", lines, cut=cut)}))
+                    except BaseException as error:
+                        known.write_text(json.dumps({"fault": f"{type(error).__name__}: {error}"}))
+                        raise
+                    world = replace(world, known=json.loads(known.read_text())["known"])
+                if plan:
+                    signal.alarm(SECONDS)
+                    live(world, root / "it", plan, said, other.looks(), trace=trace)
 
-            status = os.waitpid(forked(lived), 0)[1]
-            code = os.waitstatus_to_exitcode(status)
+            known.write_text("{}")
+            code = os.waitstatus_to_exitcode(os.waitpid(forked(work), 0)[1])
+            other.forget()
+            found = json.loads(known.read_text())
+            if at and "known" not in found:
+                return f"life {at - 1}: {found.get('fault', f'the check ended with {code}')}"
             if code not in (0, KILLED, CUT):
                 return f"life {at}: the process ended with {code}, see above"
             if code == CUT:
                 shutil.rmtree(root)
                 (base / "cut").rename(root)
                 boot.write_text(f"{at + 2:015x}")
-            lines = [json.loads(line) for line in said.read_text().splitlines()]
-
-            def checked(world: World = world, lines: list[Any] = lines, cut: bool = code == CUT) -> None:
-                signal.alarm(SECONDS)
-                locking._BOOT = boot
-                try:
-                    known.write_text(json.dumps({"known": world.check(root / "it", lines, cut=cut)}))
-                except BaseException as error:
-                    known.write_text(json.dumps({"fault": f"{type(error).__name__}: {error}"}))
-                    raise
-
-            status = os.waitpid(forked(checked), 0)[1]
-            found = json.loads(known.read_text())
-            if status or "fault" in found:
-                return f"life {at}: {found.get('fault', f'the check ended with {status}')}"
-            world = replace(world, known=found["known"])
+            world = replace(world, known=found.get("known", world.known))
         return ""
     finally:
+        other.end()
         shutil.rmtree(base, ignore_errors=True)
 
 
@@ -630,11 +779,12 @@ def warm() -> None:
     deadline = time.monotonic() + 20
     while threading.active_count() > 1 and time.monotonic() < deadline:
         time.sleep(0.01)
+    gc.collect()
+    gc.freeze()  # a child that collected these objects would copy all their pages
 
 
 def some(seeds: range, kind: str | None, lives: int, steps: int) -> list[tuple[int, str]]:
     """The seeds of these whose worlds break a promise, each with the promise."""
-    warm()
     found = []
     for seed in seeds:
         if fault := fault_of(seed, kind=kind, lives=lives, steps=steps):
@@ -652,6 +802,8 @@ def main() -> int:
     parser.add_argument("--lives", type=int, default=LIVES)
     parser.add_argument("--steps", type=int, default=STEPS, help="calls in each life")
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="end after this time")
+    parser.add_argument("--first", action="store_true", help="end when worlds broke a promise")
     chosen = parser.parse_args()
     options = {"kind": chosen.kind, "lives": chosen.lives, "steps": chosen.steps}
     if chosen.worlds == 1:
@@ -667,11 +819,14 @@ def main() -> int:
     began, end = time.monotonic(), chosen.seed + chosen.worlds
     blocks = [range(at, min(at + BLOCK, end)) for at in range(chosen.seed, end, BLOCK)]
     found, done = list[tuple[int, str]](), 0
-    with ProcessPoolExecutor(chosen.jobs) as pool:
+    with ProcessPoolExecutor(chosen.jobs, initializer=warm) as pool:
         for seeds, broken in zip(blocks, pool.map(partial(some, **options), blocks), strict=True):
             found, done = found + broken, done + len(seeds)
             took = time.monotonic() - began
             print(f"{done} worlds, {len(found)} broke a promise, {took:.0f} s", file=sys.stderr, flush=True)
+            if took > chosen.seconds or (chosen.first and found):
+                pool.shutdown(wait=False, cancel_futures=True)
+                break
     counts = Counter(fault.split(":")[1].strip()[:40] for _, fault in found)
     print(json.dumps({"worlds": done, "broken": [seed for seed, _ in found], "faults": counts}))
     return bool(found)

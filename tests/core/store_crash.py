@@ -21,7 +21,7 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -114,6 +114,7 @@ class Program:
         closing: Whether it was to be closed, and may or may not be.
         saved: How many folders it began to save.
         following: The number of the next row.
+        counts: How many rows a call adds, by chance.
     """
 
     folder: Path
@@ -124,6 +125,7 @@ class Program:
     closing: bool = False
     saved: int = 0
     following: int = 0
+    counts: Sequence[int] = (4, 10, 60, 300)
 
     def run(self, calls: int) -> None:
         """So many calls by chance; some more after an interrupt, with the same store."""
@@ -181,7 +183,7 @@ class Program:
                 self.following += 1
                 say("acknowledged", self.following)
         elif what in ("extend", "dataset"):
-            count = rng.choice((4, 10, 60, 300))
+            count = rng.choice(self.counts)
             say("begins", self.following + count)
             if what == "extend":
                 store.extend(rows_of(life.kind, self.following, count))
@@ -240,12 +242,18 @@ def begin(folder: Path, life: Life, told: Path, seed: int, step: int, half: bool
     return forked(work)
 
 
-def check(folder: Path, life: Life) -> None:
-    """What was acknowledged is there, once, as it was; first for a reader, then for the next writer."""
+def check(folder: Path, life: Life, *, briefly: bool = False) -> None:
+    """What was acknowledged is there, once, as it was; first for a reader, then for the next writer.
+
+    Args:
+        folder: The folder.
+        life: What is known of it.
+        briefly: Whether only the next writer looks, once.
+    """
     # Before its first file had its name nothing was acknowledged.
     readable = (folder / "manifest.json").exists()
     assert readable or not life.acknowledged, "refused: there is no manifest"
-    early = DatasetStore.open(folder) if readable else None
+    early = DatasetStore.open(folder) if readable and not briefly else None
     if early is not None:
         _compare(numbers_in(early), life, life.flushed, "a reader")
         check_batches(early)
@@ -256,6 +264,9 @@ def check(folder: Path, life: Life) -> None:
     _compare(found, life, life.acknowledged, "the next writer")
     check_batches(store)
     store.close()
+    if briefly:
+        assert not leftovers(folder), f"leftovers: {leftovers(folder)}"
+        return
     with DatasetStore.open(folder) as late:
         closed = numbers_in(late)
         assert closed == found or (closed.stop == found.stop and "max_rows" in life.options), (
