@@ -173,7 +173,7 @@ class PrefetchBatchifier(Batchifier[Batch]):
 
 
 def _maker(deliver: Callable[[Batch], Any], source: Any) -> Callable[[int], Any]:
-    """Return the function that takes an index and returns that batch of the source in the form of the framework."""
+    """Return a function that takes the index of a batch, and returns the batch in the framework's form."""
     gather = partial(getitem, source)
     return gather if deliver is Batchifier.deliver else Staged(gather, partial(_delivered, deliver))
 

@@ -273,10 +273,10 @@ def _known(pool: Pool, seed: int, epoch_start: int, epoch: int, number: Int64s) 
     The result is int64 ``[4, n]``; see ``_WINDOW``.
 
     All blocks of the epoch, concatenated in their random order, form a line of W windows. The line is cut into K lanes,
-    each of W // K or W // K + 1 windows. A round takes one window from each lane: K windows, B for each batch. Window k
-    of a batch uses the ``pool.lanes`` lanes from index ``k * pool.lanes`` on, in a random order for each round. A
-    stretch is the intersection of a lane and a block. A stretch is read completely, and its windows are used in a
-    random order.
+    each of W // K or W // K + 1 windows. A round takes one window from each of the K lanes, and each batch gets B of
+    them. Window k of a batch uses the ``pool.lanes`` lanes from index ``k * pool.lanes`` on, in a random order for each
+    round. A stretch is the intersection of a lane and a block. A stretch is read completely, and its windows are used
+    in a random order.
 
     Example: 10 windows in blocks of 4 (0..3, 4..7, and the rest, 8 and 9), batches of 2, one lane for each window of a
     batch. The line may be 4..7, 0..3, 8, 9. The lanes are 4, 5, 6, 7, 0 and 1, 2, 3, 8, 9, in stretches of 4 and 1, and

@@ -174,7 +174,7 @@ class VideoCodec:
 
 
 def _pyav() -> Any:
-    """Return the package PyAV; the ImportError names the extra for encoding."""
+    """Return the package PyAV; raise ImportError with the name of the extra for encoding if the package is missing."""
     try:
         return pyav()
     except ImportError as error:

@@ -542,7 +542,7 @@ class Table(Descriptor):
     def _until(self, blocks: Int64s) -> npt.NDArray[np.int32]:
         """Return the number of batches until the next use of each page, int32 ``[n, 16]``.
 
-        The number is negative if the expected use is overdue; some time after the last use, the number is -512 or less.
+        The number is negative if the expected use is overdue; -512 or less marks a page that no process expects to use.
         """
         until: npt.NDArray[np.int32] = self.when[blocks] - _low(self.clock)  # correct across wrap-around
         return until
