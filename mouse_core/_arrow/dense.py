@@ -60,7 +60,7 @@ class DenseBudget:
             return sum(copies.nbytes for copies in self._takers)
 
     def take(self, copies: DenseCopies, nbytes: int) -> bool:
-        """Reserve ``nbytes`` more for the lifetime of ``copies``; return False if the limit would be exceeded."""
+        """Reserve ``nbytes`` more bytes for the lifetime of ``copies``; return False if the limit would be exceeded."""
         with self._lock:
             if self.used + nbytes > self.nbytes:
                 return False

@@ -80,7 +80,7 @@ class Stretches:
         return len(self.starts) - 1
 
     def find(self, rows: Int64s) -> Int64s:
-        """Return the stretch of each row."""
+        """Return the index of the stretch that contains each row."""
         if self._runs is None:
             # side="right" skips empty stretches.
             return np.searchsorted(self.starts, rows, side="right") - 1
@@ -165,12 +165,12 @@ class Windows:
 
     @memo
     def stretch(self) -> Int64s:
-        """The stretch in which each window begins, int64 ``[n]``."""
+        """The index of the stretch in which each window begins, int64 ``[n]``."""
         return self.stretches.find(self.starts)
 
     @memo
     def chunk(self) -> Int64s:
-        """The chunk in which each window begins, int64 ``[n]``."""
+        """The index of the chunk in which each window begins, int64 ``[n]``."""
         return self.stretch if self.stretches.chunk is None else self.stretches.chunk[self.stretch]
 
     @memo
@@ -239,7 +239,7 @@ class WindowsPart:
 
     @memo
     def whole(self) -> Int64s:
-        """Return the windows that are contiguous in one chunk, counted from the part's first window."""
+        """Return the indices of the windows that are contiguous in one chunk; the first window of the part is 0."""
         return np.nonzero(self.every.is_whole[self.begin : self.end])[0]
 
     @memo

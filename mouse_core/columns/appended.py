@@ -707,7 +707,7 @@ class NumbersExtent:
         self.is_regular = False
 
     def forget(self, row: int) -> None:
-        """Remove the nulls of a row that is not counted, and of later rows."""
+        """Clear the null marks of ``row`` and of all later rows, none of which is counted."""
         if self._nulls is not None:
             self._nulls[row:] = False
 
@@ -754,7 +754,7 @@ class ObjectExtent:
         self._items.append(value)
 
     def forget(self, row: int) -> None:
-        """Remove a row that is not counted, and later rows."""
+        """Remove ``row`` and all later rows, none of which is counted."""
         del self._items[row:]
 
     def to_arrow(self, rows: int) -> pa.Array:

@@ -258,7 +258,7 @@ def _ends(parts: Mapping[str, Any], rewards: npt.NDArray[Any]) -> Columns:
         return {"done": done_codes(*(flag[:, 0] for flag in flags.values()))}
     agents |= {"rewards": rewards.shape[1]} if rewards.ndim > 1 else {}
     if len({*agents.values()}) > 1:
-        raise DataError(f"add_episode: expected the same agents in rewards and flags, found {agents}")
+        raise DataError(f"add_episode: expected the same number of agents in rewards and flags, found {agents}")
     codes = agent_codes(*np.broadcast_arrays(*flags.values()))
     ended = (codes != 0).all(axis=1)
     _check_last("terminated, truncated", ended)

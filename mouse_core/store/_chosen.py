@@ -404,7 +404,9 @@ def parts_of(shares: Mapping[str, float], seed: int, by: str) -> dict[str, Split
         raise ConfigError(f"split: expected shares whose sum is at most 1, such as train=0.9, found {dict(shares)}")
     if left > _ENOUGH:
         if REST in shares:
-            raise ConfigError(f"split: with the name {REST!r}, expected shares whose sum is 1, found {dict(shares)}")
+            raise ConfigError(
+                f"split: when a share has the name {REST!r}, expected shares whose sum is 1, found {dict(shares)}"
+            )
         shares, ends = {**shares, REST: left}, [*ends, 1.0]
     ends[-1] = 1.0
     return {name: SplitRule(name, ends[at], ends[at + 1], seed, by) for at, name in enumerate(shares)}

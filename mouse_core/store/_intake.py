@@ -348,7 +348,7 @@ def _called(label: str, metadata: DatasetMetadata) -> str:
 
 
 def _common_bounds(column: str, fields: Sequence[Field]) -> tuple[int, int] | None:
-    """Return the bounds that all fields of a column allow; None if no field has bounds."""
+    """Return the range of values that every field of a column allows; None if no field has bounds."""
     given = [field.bounds for field in fields if field.bounds is not None]
     if not given:
         return None

@@ -866,7 +866,7 @@ class DerivedColumns:
         found = {}
         for name, derivation in self.derivations.items():
             if name in self.base.spec or name in self.base.config.types:
-                raise ConfigError(f"derived fields: expected a name that is not taken, found {name!r}")
+                raise ConfigError(f"derived fields: expected a name that no other field has, found {name!r}")
             found[name] = derivation.spec(name, self.base.spec)
         return found
 

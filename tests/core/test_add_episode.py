@@ -375,7 +375,7 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "agents": (
         {"rewards": np.zeros((4, 3)), "terminated": np.zeros((4, 2), bool)},
         DataError,
-        "expected the same agents in rewards and flags, found {'terminated': 2, 'rewards': 3}",
+        "expected the same number of agents in rewards and flags, found {'terminated': 2, 'rewards': 3}",
     ),
     "early agents": (
         {"terminated": [[0, 1], [1, 0], [0, 0], [0, 0]]},

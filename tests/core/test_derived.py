@@ -404,7 +404,7 @@ def test_bad_input_is_refused_with_what_was_found() -> None:
     with pytest.raises(ConfigError, match=r"'a': expected a derivation such as Return\(\), found <class"):
         DerivedStore(store, {"a": Return})  # type: ignore[dict-item]
     for taken in ("reward", "observation"):
-        with pytest.raises(ConfigError, match=f"a name that is not taken, found '{taken}'"):
+        with pytest.raises(ConfigError, match=f"a name that no other field has, found '{taken}'"):
             DerivedStore(store, {taken: Return()}).snapshot()
     with pytest.raises(MissingFieldError, match="expected a field 'rewards' to compute from, found"):
         DerivedStore(store, {"a": Return(reward="rewards")}).snapshot()

@@ -181,7 +181,7 @@ def test_damage_is_an_error_that_names_file_rows_and_column(tmp_path: Path) -> N
     content = bytearray(whole)
     tail.layout.live(content)[-len(COLUMNS) + list(COLUMNS).index("history")] = 700
     path.write_bytes(content)
-    with pytest.raises(DataError, match="expected rows of different lengths from row 1 on, found them from row 700 on"):
+    with pytest.raises(DataError, match="lengths that differ from row 1 on, found such lengths from row 700 on"):
         left(path)
 
 

@@ -548,7 +548,10 @@ def test_a_view_that_is_empty_for_now_waits_for_rows() -> None:
         (lambda store: store.best(0.1, "task"), "best: expected a column of numbers"),
         (lambda store: store.split(), "train=0.9"),
         (lambda store: store.split(train=0.9, valid=0.2), "whose sum is at most 1"),
-        (lambda store: store.split(train=0.5, test=0.1), "with the name 'test', expected shares whose sum is 1"),
+        (
+            lambda store: store.split(train=0.5, test=0.1),
+            "when a share has the name 'test', expected shares whose sum is 1",
+        ),
         (lambda store: store.split(train=True), "split: train: expected a share"),
         (lambda store: store.split(train=0.5, seed=-1), "seed"),
         (lambda store: store.split(train=0.5, by="nothing")["train"], "split: expected a column"),

@@ -1196,7 +1196,7 @@ class TailReader(_TailMemory):
                 if before != now and (before or 0 < now <= rows):
                     raise damaged(
                         self.path,
-                        f"expected rows of different lengths from row {before} on, found them from row {now} on",
+                        f"expected lengths that differ from row {before} on, found such lengths from row {now} on",
                     )
             since[since > counted] = 0
             self._take(counted, since)

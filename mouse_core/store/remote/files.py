@@ -491,7 +491,7 @@ class Files:
         return self._placed[0].backing.read(first + begins, first + ends)
 
     def named(self, chunk: int, reader: Asking[Any]) -> Asking[Any]:
-        """Run a reader, and add the name of the object to its errors."""
+        """Run a reader, and add the name of the object to the errors that the reader raises."""
         where = self._source.client.shown(self.files[self.of(chunk)[0]].info.path)
         try:
             return (yield from reader)

@@ -183,7 +183,7 @@ def _refused(url: str) -> ConfigError:
 
 
 def _key(sealed: Sealed) -> tuple[int, bool, int]:
-    """Return a key that the files of one segment must share."""
+    """Return the key of a file; consecutive files with equal keys form one segment."""
     return sealed.schema, sealed.appended, sealed.load
 
 
