@@ -250,8 +250,8 @@ class Study:
             ``mouse_core.DatasetStore.open``; or a function without arguments that creates a ``DatasetStore``. The
             function is called once, and its store is saved in the study's folder. If ``store`` is None, the training
             functions create their batches themselves.
-        batches: Arguments of the loader, the same for all frameworks; or a function that returns these arguments for a
-            variant's options. The values that the function returns can be any objects.
+        batches: Arguments of the loader, the same for all frameworks. Arguments that are not numbers or texts can be
+            passed to ``Context.loader`` in the training functions.
         evaluate_every: The number of steps between two evaluations; None: only after the last step.
         checkpoint_every: The number of steps between two checkpoints, from which a killed run continues.
         threads: The number of threads for computations of a run. With another number of threads, sums may be rounded
@@ -271,7 +271,7 @@ class Study:
     seeds: Sequence[int] = (0,)
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"default": {}})
     store: str | os.PathLike[str] | Mapping[str, Any] | Callable[[], Any] | None = None
-    batches: Mapping[str, Any] | Callable[[Mapping[str, Any]], Mapping[str, Any]] = field(default_factory=dict)
+    batches: Mapping[str, Any] = field(default_factory=dict)
     evaluate_every: int | None = None
     checkpoint_every: int = 100
     threads: int = 1
@@ -323,11 +323,8 @@ class Study:
             path = store.get("path")
         if not (store is None or callable(store) or (isinstance(path, str | os.PathLike) and os.fspath(path))):
             raise ConfigError(f"store: expected a path, a dict with a 'path', or a function, found {store!r:.80}")
-        if not isinstance(self.batches, Mapping) and not callable(self.batches):
-            raise ConfigError(
-                f"batches: expected the loader's options by name, or a function that makes them, found "
-                f"{self.batches!r:.80}"
-            )
+        if not isinstance(self.batches, Mapping):
+            raise ConfigError(f"batches: expected the loader's options by name, found {self.batches!r:.80}")
         for name, value in self.environment.items():
             if not isinstance(name, str) or not isinstance(value, str):
                 raise ConfigError(f"environment: {name}: expected a text, found {value!r:.80}")
@@ -359,8 +356,6 @@ class Study:
             declared["store"] = {"path": os.fspath(self.store)}
         elif callable(self.store):
             declared["store"] = {"function": reference(self.store, "store")}
-        if callable(self.batches):
-            declared["batches"] = {"function": reference(self.batches, "batches")}
         return {name: _plain(value, name) for name, value in declared.items()}
 
     def run(

@@ -185,9 +185,6 @@ class Worker:
         name = self.request["variant"]
         options = dict(self.declared["variants"][name])
         own = options.pop("batches", {})
-        batches = self.declared["batches"]
-        if set(batches) == {"function"}:
-            batches = found(batches["function"], "batches")(options)
         store = self.declared["store"]
         return Context(
             variant=name,
@@ -196,7 +193,7 @@ class Worker:
             seed=self.request["seed"],
             steps=self.steps,
             folder=self.folder,
-            batches={**batches, **own},
+            batches={**self.declared["batches"], **own},
             opened=None if store is None else lambda: open_store(store, Path(self.request["folder"])),
         )
 
