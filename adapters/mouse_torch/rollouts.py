@@ -68,7 +68,7 @@ class RolloutStorage(rollouts.RolloutStorage):
     of rows is also the same; this order is computed on the device of the rows. Added values are detached from the
     autograd graph and moved to the device. Only two operations wait for a GPU: the checks of ``validate=True``, and
     splitting into trajectories, because the number of trajectories must be known. Methods are called outside of
-    ``torch.compile``; the policy and the update of a mini-batch may be compiled.
+    ``torch.compile``; the policy and the update of a mini-batch can be compiled.
 
     Args:
         num_envs, num_transitions_per_env, fields, seed, hidden_axis, validate: The arguments of
