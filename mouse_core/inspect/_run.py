@@ -251,7 +251,7 @@ def _findings(
         # Whether time limits are marked concerns all rows, unless some episodes end at such a limit.
         code = "at-longest" if (one.code, one.level) == ("no-truncation", "warning") else one.code
         known = places.get((code, one.column))
-        yield one if known is None else known.told(one)
+        yield one if known is None else known.with_places(one)
 
 
 def _about_columns(scan: Scan, columns: Sequence[ColumnReport], specs: Mapping[str, Any]) -> Iterator[Finding]:

@@ -640,8 +640,8 @@ class Scan:
         sampled = self._sample.result(self.rows, names)
         found = list(about_dimensions(sampled))
         # Episodes with outliers have a larger range, and are already reported.
-        told = {(one.column, one.dimension, "scale-by-episode") for one in found if one.code == "outlier"}
-        found += (one for one in about_parts(sampled) if (one.column, one.dimension, one.code) not in told)
+        reported = {(one.column, one.dimension, "scale-by-episode") for one in found if one.code == "outlier"}
+        found += (one for one in about_parts(sampled) if (one.column, one.dimension, one.code) not in reported)
         found += about_dynamics(sampled, arrived=self.arrived)
         yield from capped(found, _MOST_OF_A_CODE)
         if self.episodes is not None:

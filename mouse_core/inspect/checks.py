@@ -299,7 +299,7 @@ class _Parts:
         enough = self.length >= _FEWEST_IN_EPISODE
         return np.flatnonzero(enough & (share >= 0.5)), np.flatnonzero(enough & (share < 0.5))
 
-    def tell(self, parts: Int64s) -> int:
+    def smaller_group(self, parts: Int64s) -> int:
         """Return the size of the smaller of the two groups that ``episodes`` returns; 0 if the segments are scattered
         and there are too few long episodes.
         """
@@ -308,10 +308,10 @@ class _Parts:
         whole = one_stretch or len(odd) + len(rest) >= _FEWEST_SCATTERED * self.count
         return min(len(odd), len(rest)) if whole else 0
 
-    def finding(self, message: str, column: SampledColumn, place: int, parts: Int64s, *, loud: bool) -> Finding:
-        """Return a finding about the given segments: a warning if ``loud``, else a note."""
+    def finding(self, message: str, column: SampledColumn, place: int, parts: Int64s, *, warns: bool) -> Finding:
+        """Return a finding about the given segments: a warning if ``warns``, else a note."""
         rows = np.flatnonzero(self.rows(parts))
-        where, level = self.sampled.where(int(rows[0])), "warning" if loud else "note"
+        where, level = self.sampled.where(int(rows[0])), "warning" if warns else "note"
         return of_dimension("drift", level, message, column, place, where, some(self.sampled.episode[rows]))
 
 
@@ -327,13 +327,13 @@ def about_parts(sampled: Sampled) -> Iterator[Finding]:
         if not column.continuous or column.name == "reward":
             continue
         found = list(_between(column, parts)) if count >= 2 else []
-        yield from _less_loud(found, column)
+        yield from _as_notes_if_many(found, column)
         known = {finding.dimension for finding in found}
         more = [finding for finding in _between_episodes(column, parts) if finding.dimension not in known]
-        yield from _less_loud(more, column)
+        yield from _as_notes_if_many(more, column)
 
 
-def _less_loud(found: list[Finding], column: SampledColumn) -> Iterator[Finding]:
+def _as_notes_if_many(found: list[Finding], column: SampledColumn) -> Iterator[Finding]:
     """Change findings to notes if observations differ in many dimensions at once."""
     many = column.name.startswith("observation") and len(found) > max(1, _MOST_AT_ONCE * column.width)
     for finding in found:
@@ -393,8 +393,8 @@ def _beside(column: SampledColumn, place: int, low: Floats, high: Floats, parts:
         f"between {low[odd].min():g} and {high[odd].max():g} in {_said(odd, len(low))}, and between "
         f"{low[rest].min():g} and {high[rest].max():g} in all other rows"
     )
-    loud = gaps[at] > _BESIDE.get(min(parts.tell(odd), max(_BESIDE)), np.inf) * widest
-    return parts.finding(message, column, place, odd, loud=loud)
+    warns = gaps[at] > _BESIDE.get(min(parts.smaller_group(odd), max(_BESIDE)), np.inf) * widest
+    return parts.finding(message, column, place, odd, warns=warns)
 
 
 def _gap(ordered: Floats, inside: slice, factor: float, least: float) -> int | None:
@@ -441,7 +441,9 @@ def _still(column: SampledColumn, place: int, spread: Floats, parts: _Parts) -> 
     # An open gripper, or a lidar without an object, is at a limit that its values also reach in other rows.
     at_limit = value in (column.low[place], column.high[place]) and bool((elsewhere == value).any())
     message = f"always {value:g} in {_said(still, len(spread))}, and changes in all other rows"
-    return parts.finding(message, column, place, still, loud=parts.tell(still) >= min(_BESIDE) and not at_limit)
+    return parts.finding(
+        message, column, place, still, warns=parts.smaller_group(still) >= min(_BESIDE) and not at_limit
+    )
 
 
 def _wider(column: SampledColumn, place: int, spread: Floats, parts: _Parts, least: float) -> Finding | None:
@@ -460,9 +462,9 @@ def _wider(column: SampledColumn, place: int, spread: Floats, parts: _Parts, lea
     message = f"varies {times} times {more} in {_said(odd, len(spread))} than in all other rows"
     wide, narrow = (_spans(column, place, parts, which) for which in parts.episodes(order[at + 1 :]))
     # No goal causes such large actions, in any episode.
-    few = parts.tell(odd) if column.name.startswith("observation") else min(map(len, parts.episodes(odd)))
-    loud = few >= min(_BESIDE) and _inner(wide)[0] > (_EACH_WIDER if few > 2 else _WIDER) * _inner(narrow)[1]
-    return parts.finding(message, column, place, odd, loud=loud)
+    few = parts.smaller_group(odd) if column.name.startswith("observation") else min(map(len, parts.episodes(odd)))
+    warns = few >= min(_BESIDE) and _inner(wide)[0] > (_EACH_WIDER if few > 2 else _WIDER) * _inner(narrow)[1]
+    return parts.finding(message, column, place, odd, warns=warns)
 
 
 def _spans(column: SampledColumn, place: int, parts: _Parts, episodes: Int64s) -> Floats:

@@ -75,7 +75,7 @@ class Clock:
         """Yield findings about times that decrease, and about durations that are much longer than all others."""
         if self._backwards:
             message = f"{self.name}: decreases in {self._backwards:,} rows within episodes"
-            found = self._back.told(Finding("time-backwards", "warning", message, self.name))
+            found = self._back.with_places(Finding("time-backwards", "warning", message, self.name))
             yield replace(found, message=f"{message}, first in episode {found.episode}, step {found.step}")
         total = int(self._counts.sum())
         if not total:
@@ -528,8 +528,8 @@ def _verdict(gains: Mapping[str, float], steps: Steps, function_of_seen: float =
         slow &= ratio < (_ABOUT_AS_MUCH if later >= _THE_REST else 1.0)
         if (less and (stated < _NOTHING * later or unknown)) or (stated < _NOTHING * later and slow) or much_less:
             return "later"
-    told = stated >= _EXPLAINS and gains["stated besides later"] >= _NOTHING * later
-    return "stated" if told else "unknown"
+    is_clear = stated >= _EXPLAINS and gains["stated besides later"] >= _NOTHING * later
+    return "stated" if is_clear else "unknown"
 
 
 def _unlike_the_rest(rows: Floats) -> int:

@@ -54,7 +54,7 @@ class Places:
             last = self._episodes[-1] if self._episodes else -1
             self._episodes += [number for number in np.unique(episode).tolist() if number > last]
 
-    def told(self, finding: Finding) -> Finding:
+    def with_places(self, finding: Finding) -> Finding:
         """Return a copy of a finding with the collected places."""
         if self._first is None:
             return finding
