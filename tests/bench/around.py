@@ -12,8 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mouse_core import BatchSource, DatasetStore
-from tests.bench.copies import Pieces, pieces_of
-from tests.bench.floor import check_floor, floor, floor_name
+from tests.bench.floor import Pieces, check_floor, floor, floor_name, pieces_of
 from tests.bench.measuring import Contender
 from tests.bench.results import Settings, Table, compare, contenders
 

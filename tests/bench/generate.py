@@ -1,7 +1,5 @@
 """Datasets of any size with the structure of recorded experience, written without holding them.
 
-    python -m tests.bench.generate FOLDER --rows 5_000_000
-
 Every value is a pure function of its row number (`rows_of`), so whoever reads a dataset can say what must be there
 without a second copy. Episodes differ in length; most end in a terminal step, the longest are truncated.
 The folder is what `datasets.load_from_disk` reads.
@@ -9,7 +7,6 @@ The folder is what `datasets.load_from_disk` reads.
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 from collections.abc import Callable, Iterator
@@ -176,53 +173,28 @@ def png_images(height: int, width: int, *, colour: bool) -> Kind:
 
 STATE = Kind("state", _state, OBSERVATION + ACTIONS)
 DISCRETE = Kind("discrete", _discrete, 1)
-KINDS: dict[str, Callable[[], Kind]] = {
-    "state": lambda: STATE,
-    "discrete": lambda: DISCRETE,
-    "wide": lambda: wide(60),
-    "images": lambda: raw_images(84, 84),
-    "png": lambda: png_images(84, 84, colour=False),
-    "png-colour": lambda: png_images(210, 160, colour=True),
-}
 
 # ---------------------------------------------------------------------- as `datasets` writes it
 
 
-def write(
-    kind: Kind,
-    folder: Path,
-    rows: int,
-    *,
-    batch_rows: int | None = None,
-    files: int = 1,
-) -> Path:
-    """Write rows `0..rows - 1` below `folder`.
-
-    Args:
-        kind: What a row holds.
-        folder: Made if need be.
-        rows: How many.
-        batch_rows: Rows in a record batch; by default as `datasets` chooses.
-        files: Files to spread them over.
-
-    Returns:
-        The folder.
-    """
+def write(kind: Kind, folder: Path, rows: int, *, files: int = 1) -> Path:
+    """Write rows `0..rows - 1` into so many files below `folder`, which it returns; not again where they are."""
+    if (folder / "state.json").exists():
+        return folder
     folder.mkdir(parents=True, exist_ok=True)
-    batch_rows = kind.batch_rows if batch_rows is None else batch_rows
     features = _features(kind)
     schema = features.arrow_schema
     names = [f"data-{number:05d}-of-{files:05d}.arrow" for number in range(files)]
     edges = [rows * number // files for number in range(files + 1)]
     for name, begin, end in zip(names, edges[:-1], edges[1:], strict=True):
         with pa.OSFile(str(folder / name), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
-            for table in _tables(kind, schema, begin, end, batch_rows):
-                writer.write_table(table, max_chunksize=batch_rows)
+            for table in _tables(kind, schema, begin, end):
+                writer.write_table(table, max_chunksize=kind.batch_rows)
     info = {"citation": "", "description": "", "features": features.to_dict(), "homepage": "", "license": ""}
     (folder / "dataset_info.json").write_text(json.dumps(info, indent=2), encoding="utf-8")
     state = {
         "_data_files": [{"filename": name} for name in names],
-        "_fingerprint": f"{kind.name}-{rows}-{batch_rows}-{files}",
+        "_fingerprint": f"{kind.name}-{rows}-{kind.batch_rows}-{files}",
         "_format_columns": None,
         "_format_kwargs": {},
         "_format_type": None,
@@ -233,8 +205,8 @@ def write(
     return folder
 
 
-def _tables(kind: Kind, schema: pa.Schema, begin: int, end: int, batch_rows: int) -> Iterator[pa.Table]:
-    block = max(1, _VALUES_IN_BLOCK // kind.values // batch_rows) * batch_rows
+def _tables(kind: Kind, schema: pa.Schema, begin: int, end: int) -> Iterator[pa.Table]:
+    block = max(1, _VALUES_IN_BLOCK // kind.values // kind.batch_rows) * kind.batch_rows
     for first in range(begin, end, block):
         columns = rows_of(kind, np.arange(first, min(first + block, end)))
         yield pa.table([_array(columns[field.name], field.type) for field in schema], schema=schema)
@@ -265,19 +237,3 @@ def _features(kind: Kind) -> Any:
             value = datasets.Value(str(values.dtype))
             features[name] = datasets.List(value) if values.ndim == 2 else value
     return datasets.Features(features)
-
-
-def main() -> None:
-    """Write a dataset from the command line."""
-    parser = argparse.ArgumentParser(prog="python -m tests.bench.generate", description=__doc__.split("\n\n")[0])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--kind", choices=sorted(KINDS), default="state")
-    parser.add_argument("--batch-rows", type=int, help="rows in a record batch; by default as `datasets` writes them")
-    parser.add_argument("--files", type=int, default=1)
-    chosen = parser.parse_args()
-    write(KINDS[chosen.kind](), chosen.folder, chosen.rows, batch_rows=chosen.batch_rows, files=chosen.files)
-
-
-if __name__ == "__main__":
-    main()

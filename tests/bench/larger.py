@@ -67,8 +67,7 @@ def figures(data: Path, rows: int, lance: str | None = None, rounds: int = _ROUN
     """What each contender reaches, in batches a second, bytes read, and parts of what the disk can do."""
     images = data.with_name(f"{data.name}-images")
     for folder, kind, count in ((data, generate.STATE, rows), (images, generate.raw_images(84, 84), rows // 40)):
-        if not (folder / "state.json").exists():
-            generate.write(kind, folder, count, files=16)
+        generate.write(kind, folder, count, files=16)
     peers = [name for name in _PEERS if name == "memmap" or find_spec(name) is not None]
     pythons = dict.fromkeys([*_WAYS, *peers], sys.executable)
     for peer in ("arrays", *(["torchrl"] if "torchrl" in peers else [])):

@@ -51,6 +51,17 @@ class Contender:
     after: Callable[[], Any] | None = None
 
 
+def in_turn(call: Callable[..., Any], *arguments: Sequence[Any]) -> Callable[[int], Any]:
+    """Return a function of the index of a batch that calls ``call`` with the elements at this index, modulo the length.
+
+    Args:
+        call: The function.
+        arguments: For each argument of ``call``, its values in turn, all of the same number.
+    """
+    values = list(zip(*arguments, strict=True))
+    return lambda number: call(*values[number % len(values)])
+
+
 def steady(contender: Contender, waiting: int) -> Contender:
     """Return a copy of a contender that prepares batches in advance; its slices begin without prepared batches.
 

@@ -122,13 +122,11 @@ def contenders(
 def peers(modules: Sequence[str], work: str, *arguments: Any) -> Iterator[Contender | str]:
     """Contenders that the function ``work`` of modules of ``tests.bench.peers`` makes, or notes why they lack."""
     for module in modules:
-        name = module.removeprefix("replay_").removeprefix("of_")
+        name = module.removeprefix("of_")
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                make = getattr(importlib.import_module(f"tests.bench.peers.{module}"), work, None)
-                made = () if make is None else make(*arguments)
-                yield from [made] if isinstance(made, Contender) else made
+                yield from getattr(importlib.import_module(f"tests.bench.peers.{module}"), work)(*arguments)
         except ImportError as error:
             yield f"{name} did not take part: {error}"
         except RuntimeError as error:

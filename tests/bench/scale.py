@@ -87,8 +87,7 @@ def run(folder: Path, rows: int) -> Results:
         data = folder / f"{size.key}-{size.rows}"
         _need(folder, size)
         began = time.perf_counter()
-        if not (data / "state.json").exists():
-            generate.write(generate.STATE, data, size.rows, files=size.files)
+        generate.write(generate.STATE, data, size.rows, files=size.files)
         print(f"{data.name}: written in {time.perf_counter() - began:.0f} s", flush=True)
         results.figures += _cold(data, size)
         results.figures += _first(data, size)

@@ -21,7 +21,7 @@ from tests.bench.floor import pieces as pieces_of_batch
 from tests.bench.measuring import Contender, steady
 from tests.bench.results import Settings, Table, compare, contenders, peers
 
-PEERS = ("of_datasets", "of_torch", "of_flashbax", "of_cpprb", "of_grain")
+PEERS = ("of_datasets", "of_torchrl", "of_torch", "of_flashbax", "of_cpprb", "of_grain")
 NARROW = {"obs_continuous": "float32"}
 # Windows whose places are worked out for the floor, which goes through them again and again.
 _FLOOR_WINDOWS = 20_480
@@ -114,10 +114,7 @@ def store_of(folder: Path) -> DatasetStore:
 def dataset_folder(settings: Settings, kind: generate.Kind = generate.STATE, rows: int = 0, name: str = "") -> Path:
     """A generated dataset, written on first use; by default of all the steps of the datasets of numbers."""
     rows = rows or settings.rows
-    folder = settings.folder / f"{name or kind.name}-{rows}"
-    if not (folder / "state.json").exists():
-        generate.write(kind, folder, rows)
-    return folder
+    return generate.write(kind, settings.folder / f"{name or kind.name}-{rows}", rows)
 
 
 def _state(settings: Settings, batch_size: int, length: int = 64) -> Task:
@@ -184,7 +181,7 @@ def _windows(settings: Settings, task: Task, key: str, title: str, documented: s
     )
     calls["mouse PrefetchBatchifier, 2 workers"] = lambda number: loader.next_batch()
     *ours, last = contenders(calls, first="floor", multiple=task.multiple)
-    found = [one for one in peers(PEERS, "contenders", task) if isinstance(one, str) or _takes_part(one, key, settings)]
+    found = [one for one in peers(PEERS, "windows", task) if isinstance(one, str) or _takes_part(one, key, settings)]
     return compare(settings, key, title, [*ours, steady(last, 4), *found], nbytes=pieces[0].nbytes)
 
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from mouse_core import DatasetStore
-from tests.bench.copies import pieces_of, plain_copies
+from tests.bench.floor import floor, pieces_of
 
 ROWS = 30
 VECTORS = np.arange(3 * ROWS, dtype=np.float32).reshape(ROWS, 3)
@@ -44,4 +44,4 @@ def test_pieces_are_the_stored_values_of_windows(kind: str, cuts: tuple[int, ...
     expected = b"".join(values.astype(np.float32).tobytes() for values in wanted)
     assert b"".join(ctypes.string_at(address, size) for address, size in found) == expected
     assert pieces.nbytes == len(expected)
-    plain_copies([pieces])(5)
+    floor([pieces])(5)

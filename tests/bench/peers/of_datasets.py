@@ -11,7 +11,7 @@ from tests.bench.measuring import Contender
 from tests.bench.workloads import Task
 
 
-def contenders(task: Task) -> Iterator[Contender]:
+def windows(task: Task) -> Iterator[Contender]:
     """A slice a window as Python lists, as arrays, and LeRobot's way of one query a key."""
     yield Contender("datasets, python lists", _slices(task, None, np.asarray))
     yield Contender("datasets, numpy format, a slice a window", _slices(task, "numpy", np.stack))

@@ -11,7 +11,7 @@ from tests.bench.measuring import Contender
 from tests.bench.workloads import Task
 
 
-def contenders(task: Task) -> Iterator[Contender]:
+def windows(task: Task) -> Iterator[Contender]:
     """A window a record, shuffled and batched."""
     import grain
 

@@ -1,9 +1,7 @@
-"""TorchRL's replay buffers, and torch's DataLoader over a map-style dataset."""
+"""torch's DataLoader over a map-style dataset."""
 
 from __future__ import annotations
 
-import logging
-import shutil
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
@@ -14,51 +12,6 @@ import torch
 
 from tests.bench.measuring import Contender, steady
 from tests.bench.workloads import Task
-
-
-def contenders(task: Task) -> Iterator[Contender]:
-    """Slices (or single transitions) from both storages; the DataLoader alone and with two processes."""
-    yield from _torchrl(task)
-    yield from _data_loaders(task)
-
-
-# ---------------------------------------------------------------------- TorchRL
-
-
-def _torchrl(task: Task) -> Iterator[Contender]:
-    try:
-        logging.getLogger("torchrl").setLevel(logging.WARNING)
-        from tensordict import TensorDict
-        from torchrl.data import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer
-        from torchrl.data.replay_buffers.samplers import RandomSampler, SliceSampler
-    except ImportError:
-        return
-    steps = task.batch_size * task.sequence_length
-    for storage_type in (LazyMemmapStorage, LazyTensorStorage):
-        options = {}
-        if storage_type is LazyMemmapStorage:
-            scratch = task.scratch / "torchrl"
-            shutil.rmtree(scratch, ignore_errors=True)
-            options["scratch_dir"] = str(scratch)
-        storage = storage_type(task.rows, **options)
-        if task.sequence_length == 1:
-            sampler, name = RandomSampler(), "RandomSampler"
-        else:
-            # One trajectory, whose bounds are looked for once: the cheapest way to windows over the whole stream.
-            sampler = SliceSampler(
-                slice_len=task.sequence_length, traj_key="trajectory", cache_values=True, strict_length=True
-            )
-            name = "SliceSampler"
-        buffer = ReplayBuffer(storage=storage, sampler=sampler, batch_size=steps)
-        arrays = {key: torch.from_numpy(np.array(values)) for key, values in task.arrays().items()}
-        rows = TensorDict(arrays, [task.rows])
-        if task.sequence_length > 1:
-            rows["trajectory"] = torch.zeros(task.rows, dtype=torch.int64)
-        buffer.extend(rows)
-        yield Contender(f"TorchRL {name}, {storage_type.__name__}", lambda number, buffer=buffer: buffer.sample())
-
-
-# ---------------------------------------------------------------------- DataLoader
 
 
 class _Windows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
@@ -82,13 +35,14 @@ class _Windows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         return self.__dict__ | {"_arrays": {}}
 
 
-def _data_loaders(task: Task) -> Iterator[Contender]:
-    windows = _Windows(task.array_files, task.rows, task.sequence_length)
+def windows(task: Task) -> Iterator[Contender]:
+    """A loader alone, and with two processes."""
+    dataset = _Windows(task.array_files, task.rows, task.sequence_length)
     for workers in (0, 2):
         loader = torch.utils.data.DataLoader(
-            windows,
+            dataset,
             batch_size=task.batch_size,
-            sampler=_Starts(len(windows)),
+            sampler=_Starts(len(dataset)),
             num_workers=workers,
             # A forked child of a process that runs JAX hangs.
             multiprocessing_context="spawn" if workers else None,
